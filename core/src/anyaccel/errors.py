@@ -1,0 +1,140 @@
+"""Every error that anyaccel raises on purpose.
+
+    AnyaccelError
+    ├── UsageError                the request or an argument is wrong                          exit 2
+    │   ├── RequestError          a request does not follow the grammar
+    │   ├── UnknownNameError      a request names nothing that any plug-in knows
+    │   └── MachineError          --machine names no machine, or a recording is damaged
+    ├── PlacementError
+    │   ├── NeverFitsError        the request can never be served on this machine              exit 3
+    │   └── NotFreeError          the request cannot be served now                             exit 4
+    ├── EnvConflictError          the environment of a worker cannot be made                   exit 1
+    ├── CommandNotFoundError      the command to run does not exist                            exit 127
+    ├── CommandNotRunnableError   the command to run cannot be executed                        exit 126
+    └── PluginError               a plug-in is at fault; carries its Problem                   exit 1
+
+    CommandTimeoutError, QueryError   raised inside detection by ProbeContext, for plug-ins to catch
+
+Each class knows its exit code. The text of an error names the subject, the rule, the value and the way out, and is
+fit to be shown to a user as it stands.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from anyaccel.model import Problem
+    from anyaccel.scheduler.reasons import Verdict
+
+
+class AnyaccelError(Exception):
+    """Base of all errors below: ``except anyaccel.AnyaccelError`` catches what anyaccel raises on purpose.
+
+    Attributes:
+        code: Name of the error in JSON output.
+        exit_code: What the command line returns.
+        hint: The way out, when it is not part of the message.
+    """
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(AnyaccelError):
+    """Raised when an argument is wrong."""
+
+    code = "usage"
+    exit_code = 2
+
+
+class RequestError(UsageError):
+    """Raised when a request does not follow the grammar."""
+
+    code = "request"
+
+
+class UnknownNameError(UsageError):
+    """Raised when a request names nothing that any installed plug-in knows."""
+
+    code = "unknown-name"
+
+
+class MachineError(UsageError):
+    """Raised when a machine cannot be found or understood."""
+
+    code = "machine"
+
+
+class PlacementError(AnyaccelError):
+    """Base of the errors that say why a request was not served; carries the verdict."""
+
+    def __init__(self, message: str, *, verdict: Verdict, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.verdict = verdict
+
+
+class NeverFitsError(PlacementError):
+    """Raised when a request can never be served on this machine."""
+
+    code = "never-fits"
+    exit_code = 3
+
+
+class NotFreeError(PlacementError):
+    """Raised when a request fits the machine and the devices are taken now."""
+
+    code = "not-free"
+    exit_code = 4
+
+
+class EnvConflictError(AnyaccelError):
+    """Raised when two vendors set one variable differently, or a mask cannot be written."""
+
+    code = "environment"
+
+
+class CommandNotFoundError(AnyaccelError):
+    """Raised when the command to run does not exist."""
+
+    code = "command-not-found"
+    exit_code = 127
+
+
+class CommandNotRunnableError(AnyaccelError):
+    """Raised when the command to run exists and cannot be executed."""
+
+    code = "command-not-runnable"
+    exit_code = 126
+
+
+class PluginError(AnyaccelError):
+    """Raised when a plug-in is at fault; carries the :class:`~anyaccel.model.Problem`."""
+
+    code = "plugin"
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+class CommandTimeoutError(Exception):
+    """Raised by ``ProbeContext.run`` when a command did not end before its deadline."""
+
+
+class QueryError(Exception):
+    """Raised by ``ProbeContext.query`` on a replayed machine where the recorded query had raised.
+
+    Attributes:
+        kind: Name of the exception's class as it was recorded.
+        value: The exception's ``value`` attribute where it had a number there, such as a library's error code.
+    """
+
+    def __init__(self, kind: str, message: str, value: int | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.value = value

@@ -1,0 +1,155 @@
+"""The contract between anyaccel and a vendor's plug-in, API 1.
+
+Every hook is called for one vendor at a time. *Where* it runs is part of the contract: the hooks that touch the
+machine run in a child process with a deadline and see the machine through their context only; all others are pure
+functions of their arguments and run in the process that schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from anyaccel.model import (
+        ContainerEdits,
+        Detected,
+        Device,
+        EnvContext,
+        EnvEdits,
+        Finding,
+        Fractional,
+        PluginInfo,
+        Product,
+        Stats,
+        Term,
+    )
+    from anyaccel.probe.context import ProbeContext
+
+hookspec = pluggy.HookspecMarker("anyaccel")
+hookimpl = pluggy.HookimplMarker("anyaccel")
+
+
+@hookspec(firstresult=True)
+def anyaccel_info() -> PluginInfo:  # type: ignore[empty-body]
+    """Say who you are.
+
+    Called: once, right after the plug-in was imported. Required. Pure.
+    On error: the plug-in is reported as failed and left out.
+    """
+
+
+@hookspec(firstresult=True)
+def anyaccel_detect(ctx: ProbeContext) -> Detected | None:
+    """Find this vendor's devices on the machine that ``ctx`` shows.
+
+    Called: in a child process, with a deadline. Required. Import the vendor's library only once files or PCI ids
+    show that its hardware may be here, and reach it through ``ctx.query`` alone. Report a device that is there but
+    cannot be used as unhealthy, with the reason; a queried value that is unknown is None.
+
+    Returns:
+        The devices; ``Detected()`` without devices when the driver is here and no device is; None when this vendor
+        is not on this machine.
+    On error: the vendor is reported as failed, with the reason; other vendors are unaffected.
+    """
+
+
+@hookspec(firstresult=True)
+def anyaccel_fractional(device: Device) -> Fractional:  # type: ignore[empty-body]
+    """Say whether several holders may share this device.
+
+    Called: for each detected device, after detection. Required. Pure.
+    On error: the vendor is reported as failed.
+    """
+
+
+@hookspec(firstresult=True)
+def anyaccel_tags(device: Device) -> Sequence[str]:  # type: ignore[empty-body]
+    """Name the accelerator types by which this device can be asked for, most canonical first.
+
+    Called: for each detected device, after detection. Required. Pure. A tag matches ``[A-Za-z0-9._-]+``.
+    On error: the vendor is reported as failed.
+    """
+
+
+@hookspec(firstresult=True)
+def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:  # type: ignore[empty-body]
+    """Make a worker see exactly ``devices``, in this order.
+
+    Called: before each launch. Required. Pure, and total over all subsets of the vendor's devices that
+    ``anyaccel_validate`` accepts; the empty one hides every device. Only variables in ``PluginInfo.env_vars`` may
+    be touched. Write absolute values: a worker's mask replaces the launcher's.
+    On error: the launch is refused, since a missing mask is a hole in the isolation.
+    """
+
+
+@hookspec(firstresult=True)
+def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
+    """Say which of ``devices`` an environment leaves visible: the inverse of ``anyaccel_env``.
+
+    Called: after detection. Optional. Pure.
+
+    Returns:
+        Ids of the visible devices, in the order in which the runtime numbers them; None when nothing is hidden.
+    Default: nothing is hidden.
+    On error: raise ValueError with one sentence for a value that the runtime would not understand; every device of
+    the vendor then counts as hidden.
+    """
+
+
+@hookspec(firstresult=True)
+def anyaccel_validate(request: Term, devices: Sequence[Device]) -> str | None:
+    """Say why the hardware cannot serve this term with exactly these devices.
+
+    Called: for each set of devices that placement considers. Optional. Pure.
+
+    Returns:
+        One sentence that states the rule and the quantities allowed, or None when the set is fine.
+    Default: every set is fine.
+    On error: the request is refused.
+    """
+
+
+@hookspec(firstresult=True)
+def anyaccel_stats(devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:  # type: ignore[empty-body]
+    """Observe the devices now.
+
+    Called: in a child process, with a deadline. Optional.
+
+    Returns:
+        Stats by device id. What the vendor cannot tell is None; a device may be left out.
+    Default: nothing is known.
+    On error: nothing is known, and the problem is reported.
+    """
+
+
+@hookspec(firstresult=True)
+def anyaccel_container(devices: Sequence[Device]) -> ContainerEdits:  # type: ignore[empty-body]
+    """Say what a container or a sandbox needs so that exactly these devices work inside.
+
+    Called: on export and before a confined launch. Optional. Pure.
+    Default: the device nodes of the devices.
+    """
+
+
+@hookspec(firstresult=True)
+def anyaccel_diagnose(ctx: ProbeContext) -> Sequence[Finding]:  # type: ignore[empty-body]
+    """Look for what is wrong with this vendor here: driver, permissions, rival variables, orphaned memory.
+
+    Called: in a child process, with a deadline. Optional.
+
+    Returns:
+        Findings, each with one way out.
+    Default: nothing is found.
+    """
+
+
+@hookspec(firstresult=True)
+def anyaccel_products() -> Sequence[Product]:  # type: ignore[empty-body]
+    """List the products that this plug-in knows.
+
+    Called: for simulation, completion and documentation. Optional. Pure.
+    Default: no product is known.
+    """

@@ -1,0 +1,53 @@
+"""The values that travel through anyaccel: frozen, keyword-only, without behavior on the machine."""
+
+from anyaccel.model.allocation import AGREEMENT, Allocation, EnvContext, EnvEdits, Grant, Share
+from anyaccel.model.device import (
+    UNITS_PER_DEVICE,
+    Detected,
+    Device,
+    Fractional,
+    Health,
+    PluginInfo,
+    Product,
+)
+from anyaccel.model.inventory import Inventory, VendorReport, VendorState
+from anyaccel.model.observation import (
+    ContainerEdits,
+    DeviceProcess,
+    Finding,
+    Mount,
+    Severity,
+    Stats,
+)
+from anyaccel.model.problem import Problem, ProblemKind
+from anyaccel.model.request import Request, Term, format_units
+
+__all__ = [
+    "AGREEMENT",
+    "UNITS_PER_DEVICE",
+    "Allocation",
+    "ContainerEdits",
+    "Detected",
+    "Device",
+    "DeviceProcess",
+    "EnvContext",
+    "EnvEdits",
+    "Finding",
+    "Fractional",
+    "Grant",
+    "Health",
+    "Inventory",
+    "Mount",
+    "PluginInfo",
+    "Problem",
+    "ProblemKind",
+    "Product",
+    "Request",
+    "Severity",
+    "Share",
+    "Stats",
+    "Term",
+    "VendorReport",
+    "VendorState",
+    "format_units",
+]

@@ -1,0 +1,112 @@
+"""What was given to somebody, and what the worker's environment must say about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from anyaccel.model.device import UNITS_PER_DEVICE, Device
+from anyaccel.model.request import Request, Term
+
+AGREEMENT = "by agreement"
+"""What keeps holders of one device apart where no mechanism does: their own restraint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """The part of one device that is held.
+
+    Attributes:
+        device: The device.
+        units: Part in 1/10000; 10000 is the whole device.
+        memory_bytes: Memory that belongs to the part, or None when the device's memory is unknown.
+        enforced_by: Name of the mechanism that holds the holder to its part, or :data:`AGREEMENT`.
+            Empty for a whole device.
+    """
+
+    device: Device
+    units: int = UNITS_PER_DEVICE
+    memory_bytes: int | None = None
+    enforced_by: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the whole device is held."""
+        return self.units == UNITS_PER_DEVICE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What one term of a request got.
+
+    Attributes:
+        term: The term.
+        shares: The devices, in the order in which the worker numbers them.
+    """
+
+    term: Term
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What a request got: one grant per term, or nothing where the request accepts the CPU alone.
+
+    Attributes:
+        id: Identity of the allocation, unique within its scheduler.
+        request: The request that was served.
+        grants: One grant per term, in the request's order; empty on CPU fallback.
+    """
+
+    id: str
+    request: Request
+    grants: tuple[Grant, ...]
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """All shares, term by term."""
+        return tuple(share for grant in self.grants for share in grant.shares)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """All devices, term by term."""
+        return tuple(share.device for share in self.shares)
+
+    @property
+    def cpu(self) -> bool:
+        """Whether the request fell back to the CPU."""
+        return not self.grants
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvContext:
+    """What ``anyaccel_env`` may want to know beside the devices that it is asked for.
+
+    Attributes:
+        devices: All devices of the vendor on the machine, also those that are hidden or given to others.
+        shares: Share of each allocated device, by device id.
+        environ: The environment into which the edits will be merged.
+        mask: Whether a mask should name devices by stable id or by index where the vendor's runtime takes both.
+    """
+
+    devices: tuple[Device, ...]
+    shares: Mapping[str, Share] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    mask: Literal["id", "index"] = "id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvEdits:
+    """Edits to a worker's environment: returned by a plug-in, applied by the launcher.
+
+    Attributes:
+        set: Variables to set.
+        unset: Variables to remove.
+        enforced_by: Name of the mechanism that these edits switch on and that holds a worker to its share;
+            empty when nothing but agreement does.
+    """
+
+    set: Mapping[str, str] = field(default_factory=dict)
+    unset: frozenset[str] = frozenset()
+    enforced_by: str = ""

@@ -1,0 +1,170 @@
+"""What a vendor says about itself and about the devices that it found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+UNITS_PER_DEVICE = 10_000
+"""Quantities are exact integers of 1/10000 of a device, so that shares never drift."""
+
+Attribute = str | int | float | bool
+
+
+class Health(Enum):
+    """Whether a device can be used: unknown and healthy devices are given out, unhealthy ones are not."""
+
+    UNKNOWN = "unknown"
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+
+
+class Fractional(Enum):
+    """Whether several holders may share one device, and who keeps them apart.
+
+    Falsy when the device is given out whole only.
+    """
+
+    NO = "no"
+    """Whole only: the hardware or its runtime admits one holder."""
+    SHARED = "shared"
+    """Several holders by agreement: nothing but their own restraint limits them."""
+    PARTITIONED = "partitioned"
+    """Several holders, kept apart by the hardware."""
+
+    def __bool__(self) -> bool:
+        return self is not Fractional.NO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginInfo:
+    """The identity of a vendor plug-in, the same on every machine.
+
+    Attributes:
+        vendor: Key of the vendor, ``[a-z][a-z0-9_]{0,31}``, equal to the entry point's name.
+        resource: Name under which schedulers count its devices: ``GPU``, ``TPU``, ``NPU`` ...
+        kind: Kind of accelerator in lower case: ``gpu``, ``tpu``, ``npu`` ...
+        env_vars: Every variable that the plug-in may set or unset. A hook that touches another one is refused.
+            Empty when the vendor's runtime cannot be masked.
+        url: Where people find the plug-in's documentation.
+    """
+
+    vendor: str
+    resource: str
+    kind: str
+    env_vars: tuple[str, ...]
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One thing that can be given to a worker: a card, a chip, a core or a partition.
+
+    A plug-in's ``anyaccel_detect`` fills the first group of fields. The core fills the second group from the
+    plug-in's other hooks; what a plug-in puts there is overwritten.
+
+    Attributes:
+        id: Stable identity, unique on the machine, the same after a reboot where the hardware allows it: a UUID or a
+            PCI address, never the index. Printable ASCII without space, comma or quote, at most 128 characters.
+        index: Position in the order in which the vendor's runtime numbers the devices, unique within the vendor.
+        model: The vendor's raw product name.
+        memory_bytes: Memory of the device, or None when unknown.
+        pci_bus_id: PCI address ``dddd:bb:dd.f`` in lower case, or None.
+        numa_node: NUMA node of the host that is nearest, or None when unknown.
+        parent: Id of the physical device that this one is a part of, or None. The parent need not be listed.
+        links: Strength of the connection to other devices by id. Only the order of the numbers counts: higher is
+            better, absent is 0 (only through the host).
+        nodes: Paths of the device nodes that a holder opens.
+        health: Whether the device can be used.
+        health_reason: Why it is unhealthy, with the way out.
+        attributes: Further facts of the vendor's choice, by lower-case name.
+
+        vendor: Key of the vendor whose plug-in reported it, or ``declared``.
+        resource: Resource under which it is counted.
+        kind: Kind of accelerator.
+        tags: Accelerator-type tags, most canonical first.
+        fractional: Whether shares of it can be held.
+        visible: Whether the environment we started in leaves it to us.
+        order: Position in the order in which devices of the vendor are handed out.
+        declared: True when somebody declared it and no plug-in found it.
+    """
+
+    id: str
+    index: int
+    model: str
+    memory_bytes: int | None = None
+    pci_bus_id: str | None = None
+    numa_node: int | None = None
+    parent: str | None = None
+    links: Mapping[str, int] = field(default_factory=dict)
+    nodes: tuple[str, ...] = ()
+    health: Health = Health.UNKNOWN
+    health_reason: str = ""
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+
+    vendor: str = ""
+    resource: str = ""
+    kind: str = ""
+    tags: tuple[str, ...] = ()
+    fractional: Fractional = Fractional.NO
+    visible: bool = True
+    order: int = 0
+    declared: bool = False
+
+    @property
+    def type(self) -> str:
+        """The canonical accelerator type: the first tag, or the model where there is none."""
+        return self.tags[0] if self.tags else self.model
+
+    @property
+    def usable(self) -> bool:
+        """Whether the device may be given out: visible to us and not known to be broken."""
+        return self.visible and self.health is not Health.UNHEALTHY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detected:
+    """What ``anyaccel_detect`` found.
+
+    Attributes:
+        devices: The devices, in any order. Empty means: the driver is here, no device is.
+        driver_version: Version of the kernel driver, or an empty string when unknown.
+        partial: True when some devices could not be read and the rest is usable.
+        notes: Sentences that people should see, such as a warning about the driver.
+    """
+
+    devices: tuple[Device, ...] = ()
+    driver_version: str = ""
+    partial: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A product that a vendor's plug-in knows without having the hardware.
+
+    Products feed simulation, name completion and the documentation.
+
+    Attributes:
+        name: The accelerator-type tag by which people ask for it, equal to the first tag of its devices.
+        model: Raw name that detection would report.
+        memory_bytes: Memory of one device, or None.
+        counts: Numbers of devices that one machine of this product has, smallest first.
+        aliases: Other names by which it is known.
+        id_template: Form of a device's id. ``{uuid}``, ``{index}`` and ``{pci}`` are replaced by the simulation; the
+            result must be unique on the machine, also beside other vendors' devices.
+        node_templates: Forms of the device nodes, with ``{index}``.
+        link: Strength of the connection between any two devices of one machine.
+        attributes: Attributes that detection would report. The plug-in's pure hooks must need no others.
+    """
+
+    name: str
+    model: str
+    memory_bytes: int | None = None
+    counts: tuple[int, ...] = (1,)
+    aliases: tuple[str, ...] = ()
+    id_template: str = "{uuid}"
+    node_templates: tuple[str, ...] = ()
+    link: int = 0
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)

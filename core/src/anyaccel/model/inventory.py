@@ -1,0 +1,73 @@
+"""What is on a machine, and how each vendor's plug-in fared in finding out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from anyaccel.model.device import Device
+from anyaccel.model.problem import Problem
+
+
+class VendorState(Enum):
+    """How a vendor's detection ended. Failed is not absent."""
+
+    OK = "ok"
+    ABSENT = "absent"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VendorReport:
+    """How one vendor's plug-in fared on this machine.
+
+    Attributes:
+        vendor: Key of the vendor.
+        state: Whether it found its hardware, found none, or failed.
+        resource: Resource name of its devices; empty when the plug-in did not get to say.
+        kind: Kind of accelerator; empty likewise.
+        env_vars: Variables that the plug-in owns.
+        distribution: Distribution that ships the plug-in, and
+        version: its version.
+        driver_version: Version of the driver; empty when unknown.
+        partial: Whether some devices could not be read.
+        notes: Sentences that people should see.
+        problem: What went wrong, when the state is failed, or None.
+        seconds: Time that detection took.
+    """
+
+    vendor: str
+    state: VendorState
+    resource: str = ""
+    kind: str = ""
+    env_vars: tuple[str, ...] = ()
+    distribution: str = ""
+    version: str = ""
+    driver_version: str = ""
+    partial: bool = False
+    notes: tuple[str, ...] = ()
+    problem: Problem | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """Everything that was found on one machine.
+
+    Attributes:
+        machine: The machine in words: ``host``, ``sim:...`` or the path of a recording.
+        devices: All devices, hidden and unhealthy ones too, in the order in which they are handed out.
+        vendors: One report per installed plug-in, in the order of their keys.
+    """
+
+    machine: str
+    devices: tuple[Device, ...]
+    vendors: tuple[VendorReport, ...] = ()
+
+    def of_vendor(self, vendor: str) -> tuple[Device, ...]:
+        """The devices of one vendor."""
+        return tuple(device for device in self.devices if device.vendor == vendor)
+
+    def report(self, vendor: str) -> VendorReport | None:
+        """The report of one vendor, or None when no plug-in of that name is installed."""
+        return next((report for report in self.vendors if report.vendor == vendor), None)

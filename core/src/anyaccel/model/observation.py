@@ -1,0 +1,98 @@
+"""What a vendor observes while a machine runs, and what a container needs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from anyaccel.model.device import Health
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceProcess:
+    """A process that uses a device.
+
+    Attributes:
+        pid: Process id as the vendor reports it; inside a container it may be the host's.
+        memory_bytes: Device memory that it holds, or None when unknown.
+    """
+
+    pid: int
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """The state of one device at one moment. What the vendor cannot tell is None, never 0.
+
+    Attributes:
+        memory_used_bytes: Device memory in use.
+        utilization: Share of time that the device was busy, from 0 to 1.
+        temperature_celsius: Temperature in degrees Celsius.
+        power_watts: Power drawn, in watts.
+        health: Whether the device can be used.
+        health_reason: Why not.
+        processes: Processes that use the device, or None when the vendor cannot tell.
+    """
+
+    memory_used_bytes: int | None = None
+    utilization: float | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    health: Health = Health.UNKNOWN
+    health_reason: str = ""
+    processes: tuple[DeviceProcess, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A path of the host that a container needs.
+
+    Attributes:
+        source: Path on the host.
+        target: Path in the container.
+        read_only: Whether the container may write there.
+    """
+
+    source: str
+    target: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerEdits:
+    """What a container or a sandbox needs so that the devices work inside.
+
+    Attributes:
+        nodes: Paths of device nodes, those that all devices share among them.
+        mounts: Files and directories of the host.
+        env: Variables of the container.
+    """
+
+    nodes: tuple[str, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+class Severity(Enum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that somebody should know about this machine, with one way out.
+
+    Attributes:
+        severity: How bad it is.
+        message: What was found, in one sentence.
+        fix: What to do about it, as a command or one sentence; empty when all is well.
+    """
+
+    severity: Severity
+    message: str
+    fix: str = ""

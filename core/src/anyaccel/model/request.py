@@ -1,0 +1,64 @@
+"""What somebody asks for: a request of one or more terms, all of which are served or none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anyaccel.model.device import UNITS_PER_DEVICE
+
+
+def format_units(units: int) -> str:
+    """Write a quantity of 1/10000 devices as an exact decimal: 5000 as ``0.5``, 20000 as ``2``."""
+    whole, rest = divmod(units, UNITS_PER_DEVICE)
+    return f"{whole}.{rest:04d}".rstrip("0") if rest else str(whole)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One term of a request: a quantity of devices that go by one of some names.
+
+    Attributes:
+        names: Alternatives, in order of preference; each is a resource, a vendor or an accelerator-type tag.
+        units: Quantity in 1/10000 of a device: whole devices (a multiple of 10000) or a share of one (less).
+        memory_bytes: Memory that each device, or the share of it, must offer; None when any will do.
+        linked: Whether the devices must be connected to each other directly.
+        mixed: Whether the devices may be of several vendors and types.
+    """
+
+    names: tuple[str, ...]
+    units: int = UNITS_PER_DEVICE
+    memory_bytes: int | None = None
+    linked: bool = False
+    mixed: bool = False
+
+    @property
+    def count(self) -> int:
+        """Number of devices that are touched: the whole devices, or one that is shared."""
+        return max(1, self.units // UNITS_PER_DEVICE)
+
+    @property
+    def fraction(self) -> bool:
+        """Whether a share of one device is asked for."""
+        return self.units < UNITS_PER_DEVICE
+
+    def __str__(self) -> str:
+        options = [f"mem={self.memory_bytes}"] if self.memory_bytes is not None else []
+        options += [name for name in ("linked", "mixed") if getattr(self, name)]
+        return ",".join([f"{'|'.join(self.names)}:{format_units(self.units)}", *options])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Terms that are served together or not at all.
+
+    Attributes:
+        terms: The terms, at least one.
+        else_cpu: Whether running without any device is acceptable where the terms can never be served.
+    """
+
+    terms: tuple[Term, ...]
+    else_cpu: bool = False
+
+    def __str__(self) -> str:
+        text = " ".join(str(term) for term in self.terms)
+        return f"{text},else=cpu" if self.else_cpu else text

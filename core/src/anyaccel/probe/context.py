@@ -1,0 +1,246 @@
+"""The one gate through which a plug-in sees the machine.
+
+Because every fact passes here, any machine can be recorded, replayed and simulated: a plug-in that only uses its
+context works on all of them alike.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from anyaccel.errors import QueryError
+
+PCI_DEVICES = "/sys/bus/pci/devices"
+
+Json = Any
+"""Plain data: None, bool, int, float, str, and lists and string-keyed dicts of these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceNode:
+    """A character or block device node.
+
+    Attributes:
+        path: Where it is.
+        major: Major number.
+        minor: Minor number.
+        readable: Whether this user may open it for reading.
+        writable: Whether this user may open it for writing.
+    """
+
+    path: str
+    major: int
+    minor: int
+    readable: bool = True
+    writable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PciFunction:
+    """A PCI function as sysfs shows it.
+
+    Attributes:
+        address: ``dddd:bb:dd.f`` in lower case.
+        vendor: Vendor id.
+        device: Device id.
+        class_code: Base class and subclass, 16 bits: 0x0302 for a 3D controller.
+        subsystem_vendor: Subsystem vendor id, or None.
+        subsystem_device: Subsystem id, or None.
+        driver: Name of the kernel driver that is bound, or None.
+        numa_node: NUMA node, or None when the firmware does not say.
+        iommu_group: Number of the IOMMU group, or None.
+        bridges: Addresses of the bridges above it, root port first.
+    """
+
+    address: str
+    vendor: int
+    device: int
+    class_code: int
+    subsystem_vendor: int | None = None
+    subsystem_device: int | None = None
+    driver: str | None = None
+    numa_node: int | None = None
+    iommu_group: str | None = None
+    bridges: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandResult:
+    """What a command left behind.
+
+    Attributes:
+        returncode: Exit status; negative for the number of the signal that ended it.
+        stdout: Standard output as text.
+        stderr: Standard error as text.
+    """
+
+    returncode: int
+    stdout: str
+    stderr: str = ""
+
+
+class Facts(Protocol):
+    """Where facts come from: this host, or a recording. Paths are absolute, as the machine's own kernel names them.
+
+    The methods answer what the methods of :class:`ProbeContext` with the same names promise.
+    """
+
+    @property
+    def environ(self) -> Mapping[str, str]: ...
+    def read(self, path: str) -> str | None: ...
+    def glob(self, pattern: str) -> list[str]: ...
+    def readlink(self, path: str) -> str | None: ...
+    def is_dir(self, path: str) -> bool: ...
+    def exists(self, path: str) -> bool: ...
+    def node(self, path: str) -> DeviceNode | None: ...
+    def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None: ...
+    def query(self, name: str, fn: Callable[[], Json]) -> Json: ...
+
+
+class ProbeContext:
+    """A plug-in's view of one machine.
+
+    Attributes:
+        environ: The environment in which detection was asked for. Read it here, never from ``os.environ``.
+        deadline: Moment of ``time.monotonic()`` at which the hook must have answered.
+    """
+
+    def __init__(self, facts: Facts, deadline: float) -> None:
+        self._facts = facts
+        self.environ = facts.environ
+        self.deadline = deadline
+
+    @property
+    def root(self) -> str:
+        """Directory that stands for ``/``; empty on a recording that has no directory."""
+        return getattr(self._facts, "root", "")
+
+    def remaining(self) -> float:
+        """Seconds left until the deadline, never negative."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    def read(self, path: str) -> str | None:
+        """Read a file, at most 1 MiB of it.
+
+        Returns:
+            The text, undecodable bytes replaced; None when there is no such file.
+
+        Raises:
+            OSError: When the file is there and cannot be read.
+        """
+        return self._facts.read(path)
+
+    def read_int(self, path: str) -> int | None:
+        """Read a file that holds one number, decimal or ``0x`` hexadecimal; None when absent or not a number.
+
+        Raises:
+            OSError: When the file is there and cannot be read.
+        """
+        text = self.read(path)
+        try:
+            return int(text.strip(), 0) if text is not None else None
+        except ValueError:
+            return None
+
+    def glob(self, pattern: str) -> list[str]:
+        """List the paths that match a shell pattern, numbers in numeric order: ``/dev/x2`` before ``/dev/x10``."""
+        return self._facts.glob(pattern)
+
+    def readlink(self, path: str) -> str | None:
+        """Read where a symbolic link points, as it is written; None when there is no such link."""
+        return self._facts.readlink(path)
+
+    def exists(self, path: str) -> bool:
+        """Whether anything is at a path."""
+        return self._facts.exists(path)
+
+    def is_dir(self, path: str) -> bool:
+        """Whether a path is a directory."""
+        return self._facts.is_dir(path)
+
+    def node(self, path: str) -> DeviceNode | None:
+        """Look at a device node; None when there is none at the path, or something else is."""
+        return self._facts.node(path)
+
+    def run(self, argv: Sequence[str], timeout: float | None = None) -> CommandResult | None:
+        """Run a vendor's tool, without a shell and without input.
+
+        Args:
+            argv: The command; a name without a slash is looked up in the ``PATH`` of :attr:`environ`.
+            timeout: Seconds that it may take; never more than what is left until the deadline.
+
+        Returns:
+            What it left behind, or None when there is no such command.
+
+        Raises:
+            CommandTimeoutError: When it did not end in time. It has been killed.
+            OSError: When the command is there and cannot be run.
+        """
+        left = self.remaining()
+        return self._facts.run(argv, left if timeout is None else min(timeout, left))
+
+    def query(self, name: str, fn: Callable[[], Json]) -> Json:
+        """Ask a vendor's library, through a function that can be recorded by name and replayed without a call.
+
+        Args:
+            name: Name of the question, unique within the plug-in's vendor; begin it with the library's name.
+            fn: Asks the library and returns plain JSON data.
+
+        Returns:
+            What ``fn`` returned, now or when the machine was recorded.
+
+        Raises:
+            QueryError: When ``fn`` raised; ``kind`` is the name of the exception's class.
+        """
+        return self._facts.query(name, fn)
+
+    def pci(self, vendor: int | None = None, classes: Sequence[int] = ()) -> list[PciFunction]:
+        """List PCI functions in the order of their addresses.
+
+        Args:
+            vendor: Vendor id; None for any.
+            classes: Base class and subclass (16 bits) of which one must match; empty for any.
+        """
+        found = []
+        for path in self.glob(f"{PCI_DEVICES}/*"):
+            vendor_id = self.read_int(f"{path}/vendor")
+            if vendor_id is None or (vendor is not None and vendor_id != vendor):
+                continue
+            class_code = (self.read_int(f"{path}/class") or 0) >> 8
+            if not classes or class_code in classes:
+                found.append(self._pci_function(path, vendor_id, class_code))
+        return found
+
+    def _pci_function(self, path: str, vendor: int, class_code: int) -> PciFunction:
+        address = path.rpartition("/")[2].lower()
+        numa_node = self.read_int(f"{path}/numa_node")
+        above = (self.readlink(path) or "").split("/")[:-1]
+        return PciFunction(
+            address=address,
+            vendor=vendor,
+            device=self.read_int(f"{path}/device") or 0,
+            class_code=class_code,
+            subsystem_vendor=self.read_int(f"{path}/subsystem_vendor"),
+            subsystem_device=self.read_int(f"{path}/subsystem_device"),
+            driver=_name(self.readlink(f"{path}/driver")),
+            numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
+            iommu_group=_name(self.readlink(f"{path}/iommu_group")),
+            bridges=tuple(part for part in above if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", part)),
+        )
+
+
+def _name(link: str | None) -> str | None:
+    return link.rpartition("/")[2] if link else None
+
+
+def ask(fn: Callable[[], Json]) -> Json:
+    """Call a query's function, turning whatever it raises into a :class:`~anyaccel.errors.QueryError`."""
+    try:
+        return fn()
+    except Exception as error:
+        value = getattr(error, "value", None)
+        raise QueryError(type(error).__name__, str(error), value if isinstance(value, int) else None) from error

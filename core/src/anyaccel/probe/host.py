@@ -1,0 +1,105 @@
+"""Facts of the machine that we run on, or of another root directory such as ``/host`` in a container."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
+from anyaccel.errors import CommandTimeoutError, QueryError
+from anyaccel.probe.context import CommandResult, DeviceNode, Json, ask
+
+READ_LIMIT = 1 << 20
+OUTPUT_LIMIT = 8 << 20
+
+
+def natural(path: str) -> tuple[tuple[int, int | str], ...]:
+    """Sort key that compares the numbers in a path as numbers."""
+    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", path) if part)
+
+
+class HostFacts:
+    """Facts below a root directory. Commands and libraries are asked only where the root is this machine's own."""
+
+    def __init__(self, environ: Mapping[str, str], root: str = "/") -> None:
+        self.environ = environ
+        self.root = root
+        self._prefix = root.rstrip("/")
+
+    def read(self, path: str) -> str | None:
+        try:
+            with open(self._prefix + path, "rb", buffering=0) as file:
+                return file.read(READ_LIMIT).decode(errors="replace")
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+
+    def glob(self, pattern: str) -> list[str]:
+        found = glob.glob(glob.escape(self._prefix) + pattern)
+        return sorted((path[len(self._prefix) :] for path in found), key=natural)
+
+    def readlink(self, path: str) -> str | None:
+        try:
+            return os.readlink(self._prefix + path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # something is there, and it is no link
+                return None
+            raise
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(self._prefix + path)
+
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(self._prefix + path)
+
+    def node(self, path: str) -> DeviceNode | None:
+        where = self._prefix + path
+        try:
+            status = os.stat(where)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if not (stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode)):
+            return None
+        return DeviceNode(
+            path=path,
+            major=os.major(status.st_rdev),
+            minor=os.minor(status.st_rdev),
+            readable=os.access(where, os.R_OK),
+            writable=os.access(where, os.W_OK),
+        )
+
+    def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:
+        program = shutil.which(argv[0], path=self.environ.get("PATH", os.defpath))
+        if program is None or self._prefix:
+            return None
+        process = subprocess.Popen(
+            [program, *argv[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**self.environ, "LC_ALL": "C"},
+            start_new_session=True,
+        )
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            # Never wait for it: a process stuck in the kernel ignores even SIGKILL.
+            raise CommandTimeoutError(f"{argv[0]} did not end within {timeout:.1f} s and was killed") from None
+        return CommandResult(
+            returncode=process.returncode,
+            stdout=out[:OUTPUT_LIMIT].decode(errors="replace"),
+            stderr=err[:OUTPUT_LIMIT].decode(errors="replace"),
+        )
+
+    def query(self, name: str, fn: Callable[[], Json]) -> Json:
+        if self._prefix:
+            raise QueryError("NotThisMachine", f"{name}: a library cannot be asked about {self.root}")
+        return ask(fn)

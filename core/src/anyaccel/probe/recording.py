@@ -1,0 +1,245 @@
+"""Record what detection asks of a machine, and answer the same questions from the record.
+
+A recording is a directory with one file, ``machine.json``:
+
+    {"schema": "anyaccel.recording/1",
+     "environ": {"NAME": "value"},
+     "paths": {"/sys/...": {"text": "..."}                     a file
+               "/sys/...": {"link": "../target"}                a symbolic link
+               "/dev/...": {"char": [195, 0], "access": "rw"}   a character device ("block" for a block device)
+               "/opt/...": {"dir": true}                        a directory; those above a path need no entry
+               "/proc/..": {"errno": "EACCES"}}                 something that cannot be read
+     "commands": [{"argv": ["tool", "-x"], "returncode": 0, "stdout": "...", "stderr": ""}
+                  {"argv": ["tool"], "timeout": true}],
+     "queries": {"library/question": {"value": ...}
+                 "library/question": {"error": {"kind": "Class", "message": "...", "value": 9}}}}
+
+What is not in it does not exist on the recorded machine.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from anyaccel.errors import CommandTimeoutError, MachineError, QueryError
+from anyaccel.probe.context import CommandResult, DeviceNode, Facts, Json
+from anyaccel.probe.host import natural
+
+SCHEMA = "anyaccel.recording/1"
+FILE_NAME = "machine.json"
+
+Entry = dict[str, Any]
+
+
+class RecordedFacts:
+    """Facts of a recorded machine."""
+
+    def __init__(self, recording: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> None:
+        if recording.get("schema") != SCHEMA:
+            raise MachineError(
+                f'a recording must say "schema": "{SCHEMA}" (got {recording.get("schema")!r});'
+                " make it with 'anyaccel record DIR'"
+            )
+        self.environ: Mapping[str, str] = recording.get("environ", {}) if environ is None else environ
+        self._paths: dict[str, Entry] = dict(recording.get("paths", {}))
+        self._commands = {tuple(entry["argv"]): entry for entry in recording.get("commands", [])}
+        self._queries: dict[str, Entry] = dict(recording.get("queries", {}))
+        self._directories = {parent for path in self._paths for parent in _parents(path)}
+
+    def read(self, path: str) -> str | None:
+        entry = self._entry(self._resolve(path))
+        text = entry.get("text") if entry else None
+        return str(text) if text is not None else None
+
+    def glob(self, pattern: str) -> list[str]:
+        matches = _matcher(pattern)
+        known = {*self._paths, *self._directories}
+        return sorted((path for path in known if matches(path)), key=natural)
+
+    def readlink(self, path: str) -> str | None:
+        entry = self._paths.get(path)
+        return entry.get("link") if entry else None
+
+    def exists(self, path: str) -> bool:
+        return path in self._paths or path in self._directories
+
+    def is_dir(self, path: str) -> bool:
+        path = self._resolve(path)
+        return path in self._directories or bool(self._paths.get(path, {}).get("dir"))
+
+    def node(self, path: str) -> DeviceNode | None:
+        entry = self._entry(self._resolve(path))
+        numbers = (entry.get("char") or entry.get("block")) if entry else None
+        if not entry or not numbers:
+            return None
+        access = entry.get("access", "rw")
+        return DeviceNode(path=path, major=numbers[0], minor=numbers[1], readable="r" in access, writable="w" in access)
+
+    def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:
+        entry = self._commands.get(tuple(argv))
+        if entry is None:
+            return None
+        if entry.get("timeout"):
+            raise CommandTimeoutError(f"{argv[0]} did not end within {timeout:.1f} s and was killed")
+        return CommandResult(
+            returncode=entry.get("returncode", 0), stdout=entry.get("stdout", ""), stderr=entry.get("stderr", "")
+        )
+
+    def query(self, name: str, fn: Callable[[], Json]) -> Json:  # noqa: ARG002 - replayed without a call
+        answer = self._queries.get(name)
+        if answer is None:
+            raise QueryError("NotRecorded", f"{name}: the recording has no answer")
+        if "error" in answer:
+            error = answer["error"]
+            raise QueryError(error["kind"], error["message"], error.get("value"))
+        return answer["value"]
+
+    def _entry(self, path: str) -> Entry | None:
+        entry = self._paths.get(path)
+        if entry and "errno" in entry:
+            number = getattr(errno, entry["errno"])
+            raise OSError(number, os.strerror(number), path)
+        return entry
+
+    def _resolve(self, path: str) -> str:
+        """Follow the links on a path, as the kernel would: sysfs shows most devices through links."""
+        for _ in range(40):
+            link = next((part for part in [*_parents(path), path] if "link" in self._paths.get(part, {})), None)
+            if link is None or (path != link and path in self._paths):
+                return path
+            target = os.path.join(os.path.dirname(link), self._paths[link]["link"])
+            path = os.path.normpath(target + path[len(link) :])
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
+
+def _parents(path: str) -> Iterator[str]:
+    """The directories above a path, the topmost first."""
+    for match in re.finditer("/", path[1:]):
+        yield path[: match.start() + 1]
+
+
+def _matcher(pattern: str) -> Callable[[str], object]:
+    """Compile a shell pattern in which, as in a shell, ``*`` and ``?`` do not cross a slash."""
+    expression = re.escape(pattern).replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
+    expression = re.sub(
+        r"\\\[(!?)(.*?)\\\]", lambda m: f"[{'^' if m[1] else ''}{m[2].replace(chr(92), '')}]", expression
+    )
+    return re.compile(expression + r"\Z").match
+
+
+class Recorder:
+    """Facts that pass through, and are remembered on the way."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self.root = getattr(facts, "root", "")
+        self.environ = RecordingEnviron(facts.environ)
+        self.paths: dict[str, Entry] = {}
+        self.commands: list[Entry] = []
+        self.queries: dict[str, Entry] = {}
+
+    def recording(self) -> dict[str, Any]:
+        """Everything that was asked so far, in the form of ``machine.json``."""
+        return {
+            "schema": SCHEMA,
+            "environ": dict(sorted(self.environ.asked.items())),
+            "paths": dict(sorted(self.paths.items(), key=lambda item: natural(item[0]))),
+            "commands": self.commands,
+            "queries": dict(sorted(self.queries.items())),
+        }
+
+    def read(self, path: str) -> str | None:
+        try:
+            text = self._facts.read(path)
+        except OSError as error:
+            self.paths[path] = {"errno": errno.errorcode.get(error.errno or 0, "EIO")}
+            raise
+        if text is not None:
+            self.paths.setdefault(path, {})["text"] = text
+        return text
+
+    def glob(self, pattern: str) -> list[str]:
+        found = self._facts.glob(pattern)
+        for path in found:
+            self._look(path)
+        return found
+
+    def readlink(self, path: str) -> str | None:
+        target = self._facts.readlink(path)
+        if target is not None:
+            self.paths[path] = {"link": target}
+        return target
+
+    def exists(self, path: str) -> bool:
+        found = self._facts.exists(path)
+        if found:
+            self._look(path)
+        return found
+
+    def is_dir(self, path: str) -> bool:
+        found = self._facts.is_dir(path)
+        if found:
+            self._look(path)
+        return found
+
+    def node(self, path: str) -> DeviceNode | None:
+        node = self._facts.node(path)
+        if node is not None:
+            access = "r" * node.readable + "w" * node.writable
+            self.paths[path] = {"char": [node.major, node.minor], "access": access}
+        return node
+
+    def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:
+        try:
+            result = self._facts.run(argv, timeout)
+        except CommandTimeoutError:
+            self.commands.append({"argv": list(argv), "timeout": True})
+            raise
+        if result is not None:
+            entry = {"returncode": result.returncode, "stdout": result.stdout, "stderr": result.stderr}
+            self.commands.append({"argv": list(argv), **entry})
+        return result
+
+    def query(self, name: str, fn: Callable[[], Json]) -> Json:
+        try:
+            value = self._facts.query(name, fn)
+        except QueryError as error:
+            self.queries[name] = {"error": {"kind": error.kind, "message": str(error), "value": error.value}}
+            raise
+        self.queries[name] = {"value": value}
+        return value
+
+    def _look(self, path: str) -> None:
+        """Remember that a path is there, and what it is, although nobody has read it."""
+        if path in self.paths or self.node(path) is not None:
+            return
+        target = self._facts.readlink(path)
+        if target is not None:
+            self.paths[path] = {"link": target}
+        elif self._facts.is_dir(path):
+            self.paths[path] = {"dir": True}
+        else:
+            self.paths[path] = {}
+
+
+class RecordingEnviron(Mapping[str, str]):
+    """An environment that remembers which variables somebody asked for."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self.asked: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> str:
+        value = self._environ[name]
+        self.asked[name] = value
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._environ)
+
+    def __len__(self) -> int:
+        return len(self._environ)
