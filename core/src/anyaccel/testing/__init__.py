@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+from anyaccel.model.wire import encode
 from anyaccel.probe.context import ProbeContext
-from anyaccel.probe.recording import RecordedFacts
+from anyaccel.probe.recording import FILE_NAME, RecordedFacts
 
-__all__ = ["context"]
+__all__ = ["context", "describe", "load_recording"]
+
+
+def load_recording(directory: Path) -> dict[str, Any]:
+    """Read the ``machine.json`` of a recording."""
+    recording: dict[str, Any] = json.loads((directory / FILE_NAME).read_text())
+    return recording
 
 
 def context(
@@ -22,3 +33,21 @@ def context(
         seconds: Time until the deadline.
     """
     return ProbeContext(RecordedFacts(recording, environ), time.monotonic() + seconds)
+
+
+def describe(plugin: Any, ctx: ProbeContext) -> dict[str, Any] | None:
+    """Say what a plug-in's pure functions make of a machine, as the data of a recording's ``expected.json``.
+
+    Returns:
+        The detected devices with their tags and whether they may be shared, fields with their default left out;
+        None when the vendor is not on the machine.
+    """
+    detected = plugin.anyaccel_detect(ctx)
+    if detected is None:
+        return None
+    devices = tuple(
+        replace(device, tags=tuple(plugin.anyaccel_tags(device)), fractional=plugin.anyaccel_fractional(device))
+        for device in detected.devices
+    )
+    described: dict[str, Any] = encode(replace(detected, devices=devices))
+    return described

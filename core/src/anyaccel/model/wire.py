@@ -1,0 +1,125 @@
+"""Values as JSON, and back, checked field by field on the way.
+
+What comes from a plug-in, a child process or a file is not trusted: :func:`faults` compares a value with the
+annotation it should satisfy and names every fault at once, and :func:`decode` builds nothing else.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def encode(value: Any) -> Any:
+    """Turn a value into JSON data. Fields that have their default are left out."""
+    if is_dataclass(value):
+        return {
+            field.name: encode(content)
+            for field in fields(value)
+            if (content := getattr(value, field.name)) != _default(field)
+        }
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): encode(content) for key, content in value.items()}
+    if isinstance(value, frozenset):
+        return sorted(value)
+    if isinstance(value, (tuple, list)):
+        return [encode(content) for content in value]
+    return value
+
+
+def decode(kind: type[T], data: Any, where: str = "") -> T:
+    """Build a value from JSON data.
+
+    Args:
+        kind: A dataclass of the model.
+        data: What :func:`encode` made of such a value, from a source that may lie.
+        where: Name of the value in messages.
+
+    Raises:
+        ValueError: When the data has another shape; the message names every fault.
+    """
+    value = _build(kind, data)
+    found = list(faults(value, kind, where or kind.__name__))
+    if found:
+        raise ValueError("; ".join(found))
+    return value  # type: ignore[no-any-return]
+
+
+def faults(value: Any, kind: Any, where: str) -> Iterator[str]:
+    """Name every place where a value does not satisfy an annotation, as ``where must be X (got Y that is a Z)``."""
+    origin = get_origin(kind)
+    if is_dataclass(kind) and isinstance(value, kind):
+        for name, annotation in hints(kind).items():
+            yield from faults(getattr(value, name), annotation, f"{where}.{name}")
+    elif origin in (types.UnionType, Union):
+        if all(next(faults(value, option, where), None) for option in get_args(kind)):
+            yield _mismatch(value, kind, where)
+    elif origin is tuple and isinstance(value, tuple):
+        for position, content in enumerate(value):
+            yield from faults(content, get_args(kind)[0], f"{where}[{position}]")
+    elif origin is frozenset and isinstance(value, frozenset):
+        for content in value:
+            yield from faults(content, get_args(kind)[0], f"{where} item")
+    elif isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
+        key_kind, content_kind = get_args(kind)
+        for key, content in value.items():
+            yield from faults(key, key_kind, f"{where} key")
+            yield from faults(content, content_kind, f"{where}[{key!r}]")
+    elif origin is Literal and value in get_args(kind):
+        return
+    elif not (isinstance(kind, type) and _plainly(value, kind)):
+        yield _mismatch(value, kind, where)
+
+
+@cache
+def hints(kind: type) -> dict[str, Any]:
+    """The resolved annotations of a dataclass's fields."""
+    resolved = get_type_hints(kind)
+    return {field.name: resolved[field.name] for field in fields(kind)}
+
+
+def _plainly(value: Any, kind: type) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _mismatch(value: Any, kind: Any, where: str) -> str:
+    shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."  # noqa: PLR2004
+    name = kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else str(kind).replace("anyaccel.", "")
+    return f"{where} must be {name} (got {shown} that is a {type(value).__name__})"
+
+
+def _build(kind: Any, data: Any) -> Any:
+    """Shape data like an annotation; what does not fit is left as it is, for :func:`faults` to name."""
+    origin = get_origin(kind)
+    if is_dataclass(kind) and isinstance(data, Mapping):
+        known = hints(kind)  # type: ignore[arg-type]
+        try:
+            return kind(**{name: _build(known[name], content) for name, content in data.items()})  # type: ignore[operator]
+        except (KeyError, TypeError):
+            return data
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return next((member for member in kind if member.value == data), data)
+    if origin in (types.UnionType, Union):
+        built = (_build(option, data) for option in get_args(kind))
+        return next((value for value in built if not isinstance(value, (list, dict))), data)
+    if origin in (tuple, frozenset) and isinstance(data, list):
+        return origin(_build(get_args(kind)[0], content) for content in data)
+    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(data, Mapping):
+        return {key: _build(get_args(kind)[1], content) for key, content in data.items()}
+    return data
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
