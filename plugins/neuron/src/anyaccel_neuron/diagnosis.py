@@ -1,0 +1,94 @@
+"""Look for what is wrong with Neuron on a machine, one way out each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from anyaccel.plugin import CommandTimeoutError, Detected, Device, Finding, Health, ProbeContext, Severity
+
+from anyaccel_neuron import environment, neuron_ls, sysfs
+from anyaccel_neuron.detection import detect
+from anyaccel_neuron.health import REPLACE
+
+_HARDWARE_ERROR = re.compile(r"NEURON_HW_ERR=(\w+)[^\n]*?\bnd-id=(\d+)")
+
+
+def diagnose(ctx: ProbeContext) -> list[Finding]:
+    """List findings; none where there is no Neuron device and no driver."""
+    try:
+        detected = detect(ctx)
+    except (RuntimeError, ValueError) as error:
+        return [Finding(severity=Severity.FAIL, message=str(error), fix="install the package aws-neuronx-tools")]
+    if detected is None:
+        return []
+    findings = [*_unfit(detected), *_tools(ctx, detected), *_variables(ctx, detected.devices), *_kernel_log(ctx)]
+    if findings:
+        return findings
+    chips = len({device.parent for device in detected.devices})
+    message = (
+        f"{chips} Neuron devices with {len(detected.devices)} cores, driver {detected.driver_version or 'unknown'}"
+    )
+    return [Finding(severity=Severity.OK, message=message)]
+
+
+def _unfit(detected: Detected) -> Iterator[Finding]:
+    """One finding for each reason, with the chips that it holds for."""
+    chips: dict[str, list[str]] = {}
+    for device in detected.devices:
+        if device.health is Health.UNHEALTHY:
+            named = chips.setdefault(device.health_reason, [])
+            if device.parent and device.parent not in named:
+                named.append(device.parent)
+    for reason, named in chips.items():
+        what, _, fix = reason.partition(": ")
+        yield Finding(severity=Severity.FAIL, message=f"{', '.join(named)}: {what}", fix=fix)
+    if not detected.devices:
+        fix = "pass the device nodes into the container" if detected.notes else "use an inf or trn instance"
+        yield Finding(severity=Severity.WARN, message="the Neuron driver is here and no device is", fix=fix)
+
+
+def _tools(ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
+    problem = neuron_ls.ask(ctx).problem if sysfs.nodes(ctx) else ""
+    if problem:
+        fix = "install or update the package aws-neuronx-tools"
+        yield Finding(severity=Severity.WARN, message=problem.partition(": install")[0], fix=fix)
+    for note in detected.notes:
+        if note != problem:
+            yield Finding(severity=Severity.WARN, message=note.partition(": ")[0], fix=note.partition(": ")[2])
+
+
+def _variables(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
+    environ = ctx.environ
+    try:
+        environment.visible(environ, devices)
+    except ValueError as error:
+        yield Finding(
+            severity=Severity.FAIL, message=str(error), fix=f"unset {environment.VISIBLE_CORES} or correct it"
+        )
+    if environment.VISIBLE_CORES in environ and environment.NUM_CORES in environ:
+        yield Finding(
+            severity=Severity.WARN,
+            message=f"{environment.NUM_CORES} is ignored beside {environment.VISIBLE_CORES}",
+            fix=f"unset {environment.NUM_CORES}",
+        )
+    found = {str(device.attributes["lnc"]) for device in devices if "lnc" in device.attributes}
+    for name in (environment.LNC_CONFIG, environment.LNC_CONFIG_OLD):
+        value = environ.get(name, "").strip()
+        if value and found and value not in found:
+            yield Finding(
+                severity=Severity.WARN,
+                message=f"{name}={value} and the cores here are of size {', '.join(sorted(found))}, so ids differ",
+                fix=f"unset {name}, or configure the machine in {sysfs.LNC_FILE}",
+            )
+
+
+def _kernel_log(ctx: ProbeContext) -> Iterator[Finding]:
+    """Hardware errors that the driver reported, where this user may read the kernel's log."""
+    try:
+        result = ctx.run(["dmesg"], timeout=min(2.0, ctx.remaining() / 2))
+    except (CommandTimeoutError, OSError):
+        return
+    for kind, chip in dict.fromkeys(_HARDWARE_ERROR.findall(result.stdout if result else "")):
+        message = f"the driver reported {kind} on device {chip}"
+        yield Finding(severity=Severity.FAIL, message=message, fix=REPLACE)
