@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""What is on a machine: this one, a recorded one or a simulated one."""

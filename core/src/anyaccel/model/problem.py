@@ -11,8 +11,6 @@ class ProblemKind(Enum):
 
     LOAD = "load"
     """It could not be imported or registered."""
-    INCOMPATIBLE = "incompatible"
-    """It needs another version of anyaccel."""
     RAISED = "raised"
     """A hook raised an exception."""
     TIMEOUT = "timeout"

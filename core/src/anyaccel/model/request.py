@@ -13,6 +13,15 @@ def format_units(units: int) -> str:
     return f"{whole}.{rest:04d}".rstrip("0") if rest else str(whole)
 
 
+def format_memory(memory_bytes: int) -> str:
+    """Write an amount of memory exactly, in the largest binary unit that divides it: ``40GiB``, ``1000B``."""
+    for power, unit in enumerate(("TiB", "GiB", "MiB", "KiB")):
+        size = 1024 ** (4 - power)
+        if memory_bytes and memory_bytes % size == 0:
+            return f"{memory_bytes // size}{unit}"
+    return f"{memory_bytes}B"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
     """One term of a request: a quantity of devices that go by one of some names.
@@ -42,7 +51,7 @@ class Term:
         return self.units < UNITS_PER_DEVICE
 
     def __str__(self) -> str:
-        options = [f"mem={self.memory_bytes}"] if self.memory_bytes is not None else []
+        options = [f"mem={format_memory(self.memory_bytes)}"] if self.memory_bytes is not None else []
         options += [name for name in ("linked", "mixed") if getattr(self, name)]
         return ",".join([f"{'|'.join(self.names)}:{format_units(self.units)}", *options])
 

@@ -15,6 +15,10 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 T = TypeVar("T")
 
+UNIONS = (types.UnionType, Union)
+SHOWN = 60
+"""Characters of a wrong value that a message repeats."""
+
 
 def encode(value: Any) -> Any:
     """Turn a value into JSON data. Fields that have their default are left out."""
@@ -55,28 +59,40 @@ def decode(kind: type[T], data: Any, where: str = "") -> T:
 
 def faults(value: Any, kind: Any, where: str) -> Iterator[str]:
     """Name every place where a value does not satisfy an annotation, as ``where must be X (got Y that is a Z)``."""
-    origin = get_origin(kind)
-    if is_dataclass(kind) and isinstance(value, kind):
-        for name, annotation in hints(kind).items():
-            yield from faults(getattr(value, name), annotation, f"{where}.{name}")
-    elif origin in (types.UnionType, Union):
+    if get_origin(kind) in UNIONS:
         if all(next(faults(value, option, where), None) for option in get_args(kind)):
             yield _mismatch(value, kind, where)
-    elif origin is tuple and isinstance(value, tuple):
-        for position, content in enumerate(value):
-            yield from faults(content, get_args(kind)[0], f"{where}[{position}]")
-    elif origin is frozenset and isinstance(value, frozenset):
-        for content in value:
-            yield from faults(content, get_args(kind)[0], f"{where} item")
-    elif isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, Mapping):
-        key_kind, content_kind = get_args(kind)
-        for key, content in value.items():
-            yield from faults(key, key_kind, f"{where} key")
-            yield from faults(content, content_kind, f"{where}[{key!r}]")
-    elif origin is Literal and value in get_args(kind):
-        return
-    elif not (isinstance(kind, type) and _plainly(value, kind)):
+    elif not _fits(value, kind):
         yield _mismatch(value, kind, where)
+    else:
+        for content, content_kind, place in _parts(value, kind, where):
+            yield from faults(content, content_kind, place)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value itself is of a kind, whatever it holds."""
+    origin = get_origin(kind)
+    if origin is Literal:
+        return value in get_args(kind)
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    accepted = (int, float) if kind is float else origin or kind
+    return isinstance(value, accepted)
+
+
+def _parts(value: Any, kind: Any, where: str) -> Iterator[tuple[Any, Any, str]]:
+    """What a value holds, each with its annotation and its place."""
+    arguments = get_args(kind)
+    if is_dataclass(value):
+        for name, annotation in hints(kind).items():
+            yield getattr(value, name), annotation, f"{where}.{name}"
+    elif isinstance(value, (tuple, frozenset)) and arguments:
+        for position, content in enumerate(value):
+            yield content, arguments[0], f"{where}[{position}]"
+    elif isinstance(value, Mapping) and arguments:
+        for key, content in value.items():
+            yield key, arguments[0], f"{where} key"
+            yield content, arguments[1], f"{where}[{key!r}]"
 
 
 @cache
@@ -86,16 +102,8 @@ def hints(kind: type) -> dict[str, Any]:
     return {field.name: resolved[field.name] for field in fields(kind)}
 
 
-def _plainly(value: Any, kind: type) -> bool:
-    if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, kind)
-
-
 def _mismatch(value: Any, kind: Any, where: str) -> str:
-    shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."  # noqa: PLR2004
+    shown = repr(value) if len(repr(value)) <= SHOWN else repr(value)[:SHOWN] + "..."
     name = kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else str(kind).replace("anyaccel.", "")
     return f"{where} must be {name} (got {shown} that is a {type(value).__name__})"
 
@@ -103,22 +111,24 @@ def _mismatch(value: Any, kind: Any, where: str) -> str:
 def _build(kind: Any, data: Any) -> Any:
     """Shape data like an annotation; what does not fit is left as it is, for :func:`faults` to name."""
     origin = get_origin(kind)
-    if is_dataclass(kind) and isinstance(data, Mapping):
-        known = hints(kind)  # type: ignore[arg-type]
-        try:
-            return kind(**{name: _build(known[name], content) for name, content in data.items()})  # type: ignore[operator]
-        except (KeyError, TypeError):
-            return data
     if isinstance(kind, type) and issubclass(kind, Enum):
         return next((member for member in kind if member.value == data), data)
-    if origin in (types.UnionType, Union):
+    if origin in UNIONS:
         built = (_build(option, data) for option in get_args(kind))
         return next((value for value in built if not isinstance(value, (list, dict))), data)
     if origin in (tuple, frozenset) and isinstance(data, list):
         return origin(_build(get_args(kind)[0], content) for content in data)
-    if isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(data, Mapping):
+    if origin is not None and isinstance(data, Mapping):
         return {key: _build(get_args(kind)[1], content) for key, content in data.items()}
-    return data
+    return _build_dataclass(kind, data) if is_dataclass(kind) and isinstance(data, Mapping) else data
+
+
+def _build_dataclass(kind: Any, data: Mapping[str, Any]) -> Any:
+    known = hints(kind)
+    try:
+        return kind(**{name: _build(known[name], content) for name, content in data.items()})
+    except (KeyError, TypeError):  # an unknown field, or a missing one
+        return data
 
 
 def _default(field: Field[Any]) -> Any:

@@ -20,9 +20,10 @@ What is not in it does not exist on the recorded machine.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from anyaccel.errors import CommandTimeoutError, MachineError, QueryError
@@ -31,19 +32,45 @@ from anyaccel.probe.host import natural
 
 SCHEMA = "anyaccel.recording/1"
 FILE_NAME = "machine.json"
+PARTS: dict[str, type] = {"environ": dict, "paths": dict, "commands": list, "queries": dict}
 
 Entry = dict[str, Any]
 
 
+def load(path: str) -> dict[str, Any]:
+    """Read the file of a recording.
+
+    Raises:
+        MachineError: When it cannot be read, or is no recording.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            recording = json.load(file)
+    except (OSError, ValueError) as error:
+        raise MachineError(
+            f"the recording {path} cannot be read: {error}; make it with 'anyaccel record DIR'"
+        ) from error
+    found = recording.get("schema") if isinstance(recording, dict) else None
+    if found != SCHEMA:
+        raise MachineError(
+            f'the recording {path} must say "schema": "{SCHEMA}" (got {found!r}); make it with \'anyaccel record DIR\''
+        )
+    wrong = [name for name, kind in PARTS.items() if not isinstance(recording.get(name, kind()), kind)]
+    if wrong:
+        kind = PARTS[wrong[0]].__name__
+        raise MachineError(f"the recording {path} is damaged: {wrong[0]!r} must be a {kind}; record the machine again")
+    return recording
+
+
 class RecordedFacts:
-    """Facts of a recorded machine."""
+    """Facts of a recorded machine.
+
+    Args:
+        recording: What :func:`load` read.
+        environ: Another environment than the recorded one.
+    """
 
     def __init__(self, recording: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> None:
-        if recording.get("schema") != SCHEMA:
-            raise MachineError(
-                f'a recording must say "schema": "{SCHEMA}" (got {recording.get("schema")!r});'
-                " make it with 'anyaccel record DIR'"
-            )
         self.environ: Mapping[str, str] = recording.get("environ", {}) if environ is None else environ
         self._paths: dict[str, Entry] = dict(recording.get("paths", {}))
         self._commands = {tuple(entry["argv"]): entry for entry in recording.get("commands", [])}
@@ -243,3 +270,24 @@ class RecordingEnviron(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(self._environ)
+
+
+def merge(recordings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Put what several plug-ins asked of one machine into one recording."""
+    environ: dict[str, str] = {}
+    paths: dict[str, Entry] = {}
+    commands: list[Entry] = []
+    queries: dict[str, Entry] = {}
+    for recording in recordings:
+        environ |= recording["environ"]
+        for path, entry in recording["paths"].items():
+            paths[path] = paths.get(path, {}) | entry
+        commands += [entry for entry in recording["commands"] if entry not in commands]
+        queries |= recording["queries"]
+    return {
+        "schema": SCHEMA,
+        "environ": dict(sorted(environ.items())),
+        "paths": dict(sorted(paths.items(), key=lambda item: natural(item[0]))),
+        "commands": commands,
+        "queries": dict(sorted(queries.items())),
+    }

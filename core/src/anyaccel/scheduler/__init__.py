@@ -1,1 +1,23 @@
-"""Placeholder."""
+"""Who gets which device: the grammar of requests, placement, the queue and the reasons."""
+
+from anyaccel.scheduler.declared import declare, parse_declaration
+from anyaccel.scheduler.demand import Demand
+from anyaccel.scheduler.grammar import parse_request
+from anyaccel.scheduler.placement import Validate, plan
+from anyaccel.scheduler.reasons import Reason, ReasonCode, Verdict
+from anyaccel.scheduler.scheduler import RequestLike, Scheduler, Ticket
+
+__all__ = [
+    "Demand",
+    "Reason",
+    "ReasonCode",
+    "RequestLike",
+    "Scheduler",
+    "Ticket",
+    "Validate",
+    "Verdict",
+    "declare",
+    "parse_declaration",
+    "parse_request",
+    "plan",
+]

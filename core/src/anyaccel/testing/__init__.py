@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,15 +10,14 @@ from typing import Any
 
 from anyaccel.model.wire import encode
 from anyaccel.probe.context import ProbeContext
-from anyaccel.probe.recording import FILE_NAME, RecordedFacts
+from anyaccel.probe.recording import FILE_NAME, RecordedFacts, load
 
 __all__ = ["context", "describe", "load_recording"]
 
 
 def load_recording(directory: Path) -> dict[str, Any]:
     """Read the ``machine.json`` of a recording."""
-    recording: dict[str, Any] = json.loads((directory / FILE_NAME).read_text())
-    return recording
+    return load(str(directory / FILE_NAME))
 
 
 def context(

@@ -1,0 +1,32 @@
+"""Print the variables that make a shell see exactly what a request gets: eval "$(anyaccel env GPU:1)"."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+
+import anyaccel
+from anyaccel.cli import output
+from anyaccel.cli.options import add_launch, add_request, launch_options, warnings_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_request(parser)
+    add_launch(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    launch = anyaccel.prepare(args.request, **launch_options(args))
+    for warning in warnings_of(launch.inventory):
+        output.say(warning)
+    environment = launch.environment
+    if args.json:
+        output.print_json("env/1", {"set": dict(environment.set), "unset": sorted(environment.unset)})
+        return 0
+    for name in sorted(environment.unset):
+        print(f"unset {name}")
+    for name, value in sorted(environment.set.items()):
+        print(f"export {name}={shlex.quote(value)}")
+    return 0

@@ -1,0 +1,53 @@
+"""Arguments that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from anyaccel.model import Inventory
+
+
+def add_request(parser: argparse.ArgumentParser) -> None:
+    """Let a command take a request."""
+    parser.add_argument(
+        "request",
+        nargs="+",
+        metavar="REQUEST",
+        help="a term such as GPU, GPU:2, GPU:0.5, H100|A100:4,linked or GPU:1,mem=40GiB; several are served together",
+    )
+
+
+def add_launch(parser: argparse.ArgumentParser) -> None:
+    """Let a command say how a worker's environment is made."""
+    parser.add_argument(
+        "--mask",
+        choices=("id", "index"),
+        default="id",
+        help="name devices in masks by stable id or by index (default: id)",
+    )
+    parser.add_argument(
+        "--unallocated",
+        choices=("hide", "inherit"),
+        default="hide",
+        help="hide vendors of which nothing was asked for, or leave them as they are (default: hide)",
+    )
+
+
+def launch_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of :func:`anyaccel.prepare` that the command line gave."""
+    return {"mask": args.mask, "unallocated": args.unallocated, **machine_options(args)}
+
+
+def machine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of :func:`anyaccel.survey` that the command line gave."""
+    from anyaccel.scheduler import parse_declaration
+
+    declared = dict(parse_declaration(text) for text in args.declare)
+    return {"machine": args.machine, "declare": declared or None, "timeout": args.probe_timeout}
+
+
+def warnings_of(inventory: Inventory) -> list[str]:
+    """What people should know about an inventory that a command used."""
+    notes = [note for report in inventory.vendors for note in report.notes]
+    return notes + [str(report.problem) for report in inventory.vendors if report.problem is not None]

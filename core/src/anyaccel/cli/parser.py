@@ -1,0 +1,160 @@
+"""Understand a command line, call the command, and turn every error into one message and an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from anyaccel.cli import output
+from anyaccel.errors import AnyaccelError, UsageError
+
+COMMANDS = {
+    "status": "show the accelerators of this machine (what 'anyaccel' alone does)",
+    "run": "run a command that sees exactly the accelerators it asked for",
+    "select": "print the ids of devices that would serve a request, without holding them",
+    "why": "say whether a request fits, why not, and what would",
+    "env": "print the variables that make a shell see what a request gets",
+    "plugins": "list the installed plug-ins and what is wrong with them",
+    "record": "record this machine, so that it can be replayed anywhere",
+}
+DEFAULT = "status"
+EPILOG = """exit status: 0 done, 1 failed, 2 the request or an argument is wrong, 3 the request can never fit on this
+machine, 4 not free now, 126 the command cannot be run, 127 it was not found; 'run' returns the command's own"""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises instead of printing its usage and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse the arguments."""
+        raise UsageError(message, hint=f"see '{self.prog} --help'")
+
+
+def dispatch(arguments: Sequence[str]) -> int:
+    """Run the command that the arguments name."""
+    own, command = _split(arguments)
+    as_json = "--json" in own or "-j" in own
+    try:
+        name, rest = _find_command(own)
+        return _call(name, rest, command)
+    except AnyaccelError as error:
+        output.report_error(error, as_json=as_json)
+        return error.exit_code
+    except BrokenPipeError:  # the reader has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _call(name: str, arguments: list[str], command: list[str] | None) -> int:
+    module = import_module(f"anyaccel.cli.{name}")
+    parser = Parser(
+        prog=f"anyaccel {name}", description=module.__doc__, epilog=EPILOG, parents=[_common()], allow_abbrev=False
+    )
+    module.add_arguments(parser)
+    args = parser.parse_intermixed_args(arguments)
+    if command is not None and name != "run":
+        raise UsageError(f"'--' and a command belong to 'anyaccel run' (got them with {name!r})")
+    if name == "run":
+        args.command = command
+    status: int = module.main(args)
+    return status
+
+
+def _common() -> argparse.ArgumentParser:
+    """Options that every command understands, before or after its name."""
+    common = argparse.ArgumentParser(add_help=False)
+    group = common.add_argument_group("common options")
+    group.add_argument("-j", "--json", action="store_true", help="print JSON")
+    group.add_argument(
+        "--machine",
+        metavar="MACHINE",
+        help="'host', 'sim:PRODUCT:COUNT,...' or a directory that 'anyaccel record' wrote (default: $ANYACCEL_MACHINE,"
+        " or this host)",
+    )
+    group.add_argument(
+        "--declare",
+        metavar="NAME=COUNT",
+        action="append",
+        default=[],
+        help="count this many devices of a resource, whatever was found",
+    )
+    group.add_argument(
+        "--probe-timeout", metavar="SECONDS", type=_seconds, default=10.0, help="time for each vendor (default: 10)"
+    )
+    return common
+
+
+VALUED = ("--machine", "--declare", "--probe-timeout", "--mask", "--unallocated")
+"""Options that may stand before the command and take the next argument as their value."""
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 3600:  # noqa: PLR2004 - also refuses nan
+        raise argparse.ArgumentTypeError(f"must be seconds, more than 0 and at most 3600 (got {text!r})")
+    return value
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Take the command to run, behind ``--``, from our own arguments."""
+    listed = list(arguments)
+    if "--" not in listed:
+        return listed, None
+    at = listed.index("--")
+    return listed[:at], listed[at + 1 :]
+
+
+def _find_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """Find the command's name: the first argument that is neither an option nor the value of one."""
+    value_next = False
+    for position, argument in enumerate(arguments):
+        if value_next or argument.startswith("-"):
+            value_next = not value_next and argument in VALUED
+            continue
+        if argument not in COMMANDS:
+            raise UsageError(
+                f"there is no command {argument!r}; {_close_command(argument)}", hint="see 'anyaccel --help'"
+            )
+        return argument, [*arguments[:position], *arguments[position + 1 :]]
+    if "-h" in arguments or "--help" in arguments:
+        _print_help()
+    if "-V" in arguments or "--version" in arguments:
+        raise UsageError("--version stands alone")
+    return DEFAULT, list(arguments)
+
+
+def _close_command(name: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, COMMANDS, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"the commands are {', '.join(COMMANDS)}"
+
+
+def _print_help() -> NoReturn:
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+    print(
+        f"""usage: anyaccel [OPTIONS] [COMMAND] [REQUEST ...] [-- CMD ...]
+
+Find the accelerators of a machine, hand them out, start commands that see exactly theirs.
+
+commands:
+{commands}
+
+A request is one or more terms such as GPU, GPU:2, GPU:0.5, H100|A100:4,linked, GPU:1,mem=40GiB or TPU:4,else=cpu.
+Options stand before or after the request; see 'anyaccel COMMAND --help' for them.
+
+{EPILOG}"""
+    )
+    raise SystemExit(0)

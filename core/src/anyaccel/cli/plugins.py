@@ -1,0 +1,81 @@
+"""List the installed plug-ins, what they know, and what is wrong with them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from anyaccel.cli import output
+from anyaccel.cli.options import machine_options
+from anyaccel.errors import UsageError
+from anyaccel.inventory.detect import ask, problem_in
+from anyaccel.inventory.machine import parse_machine
+from anyaccel.model import Problem
+from anyaccel.plugins.discovery import Source
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("vendor", nargs="*", metavar="VENDOR", help="show these only, with the details of their faults")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    machine = parse_machine(machine_options(args)["machine"])
+    task = "detect" if args.vendor else "describe"  # with a name given, a fault that only detection shows counts too
+    answers, problems = ask(task, machine, timeout=args.probe_timeout)
+    entries = {
+        vendor: _entry(source, outcome.value or {}, problem_in(source, outcome, f"anyaccel_{task}"))
+        for vendor, (source, outcome) in answers.items()
+    }
+    entries |= {problem.vendor: _entry(Source(vendor=problem.vendor, target=""), {}, problem) for problem in problems}
+    unknown = [vendor for vendor in args.vendor if vendor not in entries]
+    if unknown:
+        raise UsageError(
+            f"no plug-in for {unknown[0]!r} is installed (installed: {', '.join(sorted(entries)) or 'none'});"
+            f" try 'pip install anyaccel-{unknown[0]}'"
+        )
+    chosen = [entries[vendor] for vendor in sorted(args.vendor or entries)]
+    if args.json:
+        output.print_json("plugins/1", {"plugins": chosen})
+        return 0
+    if not chosen:
+        print("No plug-in is installed: install one, for example with 'pip install anyaccel[all]'.")
+        return 0
+    output.print_table(
+        ("VENDOR", "STATE", "RESOURCE", "DISTRIBUTION"),
+        [
+            (
+                entry["vendor"],
+                entry["state"],
+                entry["resource"] or "-",
+                " ".join(filter(None, (entry["distribution"], entry["version"]))) or "-",
+            )
+            for entry in chosen
+        ],
+    )
+    for entry in chosen:
+        if entry["reason"]:
+            output.say(f"{entry['vendor']}: {entry['reason']}")
+        if entry["details"] and args.vendor:
+            output.say(entry["details"])
+    return 0
+
+
+def _entry(source: Source, answer: dict[str, Any], problem: Problem | None) -> dict[str, Any]:
+    info = answer.get("info", {})
+    return {
+        "vendor": source.vendor,
+        "state": "failed" if problem else "ok",
+        "resource": info.get("resource"),
+        "kind": info.get("kind"),
+        "env_vars": info.get("env_vars", []),
+        "url": info.get("url"),
+        "target": source.target or None,
+        "distribution": (problem.distribution if problem else source.distribution) or None,
+        "version": (problem.version if problem else source.version) or None,
+        "hook": problem.hook or None if problem else None,
+        "reason": problem.reason if problem else None,
+        "next_step": problem.next_step or None if problem else None,
+        "details": problem.details or None if problem else None,
+    }

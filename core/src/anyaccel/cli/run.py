@@ -1,0 +1,32 @@
+"""Run a command that sees exactly the accelerators it asked for: anyaccel run REQUEST ... -- CMD ..."""
+
+from __future__ import annotations
+
+import argparse
+
+import anyaccel
+from anyaccel.cli import output
+from anyaccel.cli.options import add_launch, add_request, launch_options, warnings_of
+from anyaccel.errors import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_request(parser)
+    add_launch(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    from anyaccel.launcher.command import replace_process
+
+    if not args.command:
+        raise UsageError("a command to run must follow '--', as in: anyaccel run GPU:1 -- python train.py")
+    launch = anyaccel.prepare(args.request, **launch_options(args))
+    for warning in warnings_of(launch.inventory):
+        output.say(warning)
+    allocation = launch.environment.allocation
+    if allocation.cpu:
+        verdict = anyaccel.open_scheduler(launch.inventory).why(allocation.request)
+        output.say(f"{verdict}; running on the CPU, as else=cpu asks")
+    replace_process(launch, args.command)

@@ -1,0 +1,46 @@
+"""Print the ids of devices that would serve a request, one per line, without holding them."""
+
+from __future__ import annotations
+
+import argparse
+
+import anyaccel
+from anyaccel.cli import output
+from anyaccel.cli.options import add_request, machine_options, warnings_of
+from anyaccel.model import format_units
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_request(parser)
+    parser.add_argument(
+        "--format", choices=("id", "index"), default="id", help="print stable ids or the vendor's indexes (default: id)"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    wanted = anyaccel.parse_request(args.request)
+    inventory = anyaccel.survey(**machine_options(args))
+    allocation = anyaccel.open_scheduler(inventory).allocate(wanted)
+    for warning in warnings_of(inventory):
+        output.say(warning)
+    if args.json:
+        shares = [
+            {
+                "vendor": share.device.vendor,
+                "id": share.device.id,
+                "index": share.device.index,
+                "type": share.device.type,
+                "share": float(format_units(share.units)),
+                "memory_bytes": share.memory_bytes,
+                "enforced_by": share.enforced_by or None,
+            }
+            for share in allocation.shares
+        ]
+        output.print_json("select/1", {"request": str(wanted), "cpu": allocation.cpu, "devices": shares})
+        return 0
+    for device in allocation.devices:
+        print(device.id if args.format == "id" else device.index)
+    output.say("nothing is held: another program may take these devices")
+    return 0

@@ -1,0 +1,151 @@
+"""Show the accelerators of this machine, and how each vendor's plug-in fared in finding them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import anyaccel
+from anyaccel.cli import output
+from anyaccel.cli.options import machine_options
+from anyaccel.model import Device, Health, Inventory, Stats, VendorReport, VendorState, format_units
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--no-stats", action="store_true", help="leave out memory in use, load and temperature")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    inventory = anyaccel.survey(**machine_options(args))
+    observed, problems = ({}, ()) if args.no_stats else anyaccel.stats(inventory, timeout=args.probe_timeout)
+    if args.json:
+        output.print_json("status/1", status_json(inventory, observed))
+        return 0
+    if inventory.devices:
+        _print_devices(inventory, observed)
+    else:
+        _print_nothing_found(inventory)
+    for report in inventory.vendors:
+        for note in report.notes:
+            output.say(note)
+    for problem in (*(report.problem for report in inventory.vendors if report.problem), *problems):
+        output.say(str(problem))
+    return 0
+
+
+def status_json(inventory: Inventory, observed: dict[str, Stats]) -> dict[str, Any]:
+    """The inventory as JSON: base units, null for unknown."""
+    return {
+        "machine": inventory.machine,
+        "vendors": [_vendor_json(report) for report in inventory.vendors],
+        "devices": [_device_json(device, observed.get(device.id, Stats())) for device in inventory.devices],
+    }
+
+
+def _vendor_json(report: VendorReport) -> dict[str, Any]:
+    problem = report.problem
+    return {
+        "vendor": report.vendor,
+        "state": report.state.value,
+        "reason": problem.reason if problem else None,
+        "resource": report.resource or None,
+        "kind": report.kind or None,
+        "distribution": report.distribution or None,
+        "version": report.version or None,
+        "driver_version": report.driver_version or None,
+        "partial": report.partial,
+        "notes": list(report.notes),
+        "problem": None
+        if problem is None
+        else {
+            "kind": problem.kind.value,
+            "hook": problem.hook or None,
+            "next_step": problem.next_step or None,
+        },
+        "seconds": round(report.seconds, 6),
+    }
+
+
+def _device_json(device: Device, seen: Stats) -> dict[str, Any]:
+    health, reason = _health(device, seen)
+    return {
+        "vendor": device.vendor,
+        "id": device.id,
+        "index": device.index,
+        "type": device.type,
+        "tags": list(device.tags),
+        "resource": device.resource,
+        "kind": device.kind or None,
+        "model": device.model,
+        "memory_bytes": device.memory_bytes,
+        "memory_used_bytes": seen.memory_used_bytes,
+        "utilization": seen.utilization,
+        "temperature_celsius": seen.temperature_celsius,
+        "power_watts": seen.power_watts,
+        "processes": None
+        if seen.processes is None
+        else [{"pid": process.pid, "memory_bytes": process.memory_bytes} for process in seen.processes],
+        "visible": device.visible,
+        "health": health.value,
+        "health_reason": reason or None,
+        "fractional": device.fractional.value,
+        "free": 1.0 if device.usable else 0.0,
+        "holders": [],
+        "declared": device.declared,
+        "parent": device.parent,
+        "pci_bus_id": device.pci_bus_id,
+        "numa_node": device.numa_node,
+        "links": dict(device.links),
+        "nodes": list(device.nodes),
+        "attributes": dict(device.attributes),
+    }
+
+
+def _health(device: Device, seen: Stats) -> tuple[Health, str]:
+    """What was seen last counts, unless it says nothing."""
+    if seen.health is Health.UNKNOWN or device.health is Health.UNHEALTHY:
+        return device.health, device.health_reason
+    return seen.health, seen.health_reason
+
+
+def _print_devices(inventory: Inventory, observed: dict[str, Stats]) -> None:
+    rows = []
+    for device in inventory.devices:
+        seen = observed.get(device.id, Stats())
+        health, reason = _health(device, seen)
+        state = reason or health.value if health is Health.UNHEALTHY else "ok" if device.visible else "hidden"
+        used = f"{seen.memory_used_bytes / output.GIB:.1f} / " if seen.memory_used_bytes is not None else ""
+        rows.append(
+            (
+                f"{device.vendor}:{device.index}",
+                device.type,
+                used + output.memory(device.memory_bytes),
+                "-" if seen.utilization is None else f"{seen.utilization:.0%}",
+                "-" if seen.temperature_celsius is None else f"{seen.temperature_celsius:.0f}C",
+                "declared" if device.declared else state,
+                device.id,
+            )
+        )
+    output.print_table(("DEVICE", "TYPE", "MEMORY", "UTIL", "TEMP", "STATE", "ID"), rows)
+    free = sum(10_000 for device in inventory.devices if device.usable)
+    print(f"{len(inventory.devices)} devices, {format_units(free)} free")
+
+
+def _print_nothing_found(inventory: Inventory) -> None:
+    print("No accelerators were found.")
+    if not inventory.vendors:
+        print(
+            "No plug-in is installed, so nothing was probed: install one, for example with 'pip install anyaccel[all]'."
+        )
+    for report in inventory.vendors:
+        print(f"  {report.vendor}: {_why_nothing(report)}")
+
+
+def _why_nothing(report: VendorReport) -> str:
+    if report.state is VendorState.ABSENT:
+        return f"probed in {report.seconds * 1000:.0f} ms, no hardware of this vendor is on the machine"
+    if report.state is VendorState.OK:
+        return "the driver is here and reports no device"
+    return "detection failed, see below"

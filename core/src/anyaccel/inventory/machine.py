@@ -1,0 +1,73 @@
+"""Where facts come from: this host, a recording of a machine, or a simulated one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from anyaccel.errors import MachineError
+from anyaccel.probe.recording import FILE_NAME, load
+
+VARIABLE = "ANYACCEL_MACHINE"
+HOST = "host"
+SIMULATION = "sim:"
+MOST_SIMULATED = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A machine, as ``--machine`` names it.
+
+    Attributes:
+        text: ``host``, ``sim:PRODUCT[:COUNT],...`` or the directory of a recording.
+        recording: Path of the recording's file, or None.
+        products: Simulated products with their counts, in order; empty when nothing is simulated.
+    """
+
+    text: str = HOST
+    recording: str | None = None
+    products: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the machine's devices are made up."""
+        return bool(self.products)
+
+
+def parse_machine(text: str | None = None, environ: Mapping[str, str] | None = None) -> Machine:
+    """Understand the name of a machine.
+
+    Args:
+        text: ``host``, ``sim:H100:8,TPU-V4:4``, or a directory that ``anyaccel record`` wrote; when None, what the
+            variable ``ANYACCEL_MACHINE`` says, or the host.
+        environ: The environment; that of this process when None.
+
+    Raises:
+        MachineError: When it names no machine, or a recording that is damaged.
+    """
+    text = text or (os.environ if environ is None else environ).get(VARIABLE) or HOST
+    if text == HOST:
+        return Machine()
+    if text.startswith(SIMULATION):
+        items = text[len(SIMULATION) :].split(",")
+        return Machine(text=text, products=tuple(_parse_product(item, text) for item in items))
+    path = text if os.path.isfile(text) else os.path.join(text, FILE_NAME)
+    if not os.path.isfile(path):
+        raise MachineError(
+            f"there is no machine {text!r}: it must be 'host', 'sim:PRODUCT:COUNT,...' or a directory with"
+            f" a {FILE_NAME} as 'anyaccel record DIR' writes it"
+        )
+    load(path)  # a damaged recording is the caller's mistake, not every vendor's
+    return Machine(text=os.path.abspath(text), recording=os.path.abspath(path))
+
+
+def _parse_product(item: str, text: str) -> tuple[str, int]:
+    name, colon, count = item.strip().partition(":")
+    number = int(count) if count.isascii() and count.isdigit() and len(count) <= len(str(MOST_SIMULATED)) else 0
+    if not name or (colon and not 1 <= number <= MOST_SIMULATED):
+        raise MachineError(
+            f"a simulated machine is 'sim:PRODUCT:COUNT,...' with counts from 1 to {MOST_SIMULATED}"
+            f" (got {item!r} in {text!r}), for example sim:ACME-1:8"
+        )
+    return name, number if colon else 1

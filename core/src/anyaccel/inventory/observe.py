@@ -1,0 +1,46 @@
+"""Observe devices while the machine runs: memory, load, health, and who uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from anyaccel.inventory.detect import DEADLINE_SECONDS, ask, problem_in
+from anyaccel.inventory.machine import parse_machine
+from anyaccel.model import Inventory, Problem, Stats
+from anyaccel.model.wire import decode, encode
+from anyaccel.plugins.discovery import Source
+
+
+def stats(
+    inventory: Inventory, *, timeout: float = DEADLINE_SECONDS, environ: Mapping[str, str] | None = None
+) -> tuple[dict[str, Stats], tuple[Problem, ...]]:
+    """Observe the devices of an inventory now, each vendor in a guarded process of its own.
+
+    Args:
+        inventory: What was found on the machine.
+        timeout: Seconds that each vendor may take.
+        environ: The environment that the plug-ins see; that of this process when None.
+
+    Returns:
+        Stats by device id, and the problems of vendors that could not tell. A device about which nothing is known has
+        no entry, and a simulated one never has.
+    """
+    machine = parse_machine(inventory.machine, environ)
+    vendors = {device.vendor for device in inventory.devices if not device.declared}
+    if machine.simulated or not vendors:
+        return {}, ()
+    devices = {vendor: [encode(device) for device in inventory.of_vendor(vendor)] for vendor in vendors}
+    answers, _ = ask("stats", machine, timeout=timeout, environ=environ, vendors=vendors, devices=devices)
+    observed: dict[str, Stats] = {}
+    problems = []
+    for source, outcome in answers.values():
+        problem = problem_in(source, outcome, "anyaccel_stats")
+        if problem is not None:
+            problems.append(problem)
+        else:
+            observed.update(_decoded(source, outcome.value["stats"]))
+    return observed, tuple(problems)
+
+
+def _decoded(source: Source, answer: Mapping[str, object]) -> dict[str, Stats]:
+    return {device_id: decode(Stats, data, f"{source.vendor} stats") for device_id, data in answer.items()}

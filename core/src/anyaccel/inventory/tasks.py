@@ -1,0 +1,139 @@
+"""The child side of detection: what runs in the guarded process, for one vendor at a time.
+
+Every function takes and returns JSON data; ``payload`` holds ``source`` and, where the machine is touched, ``machine``,
+``environ`` and ``seconds``.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from anyaccel.errors import PluginError
+from anyaccel.inventory.machine import Machine
+from anyaccel.inventory.simulate import matching, simulate
+from anyaccel.model import Detected, Device, Product
+from anyaccel.model.wire import decode, encode
+from anyaccel.plugins.discovery import Source
+from anyaccel.plugins.vendor import VendorPlugin
+from anyaccel.probe.context import Facts, ProbeContext
+from anyaccel.probe.host import HostFacts
+from anyaccel.probe.recording import RecordedFacts, Recorder, load
+
+Payload = Mapping[str, Any]
+
+
+def detect(payload: Payload) -> dict[str, Any]:
+    """Load a plug-in and find its devices: ``{"info", "detected", "products", "recording", "seconds"}``."""
+    return _guard(payload, _detect)
+
+
+def stats(payload: Payload) -> dict[str, Any]:
+    """Observe the devices in ``payload["devices"]``: ``{"stats": {id: ...}}``."""
+    return _guard(payload, _stats)
+
+
+def diagnose(payload: Payload) -> dict[str, Any]:
+    """Look for what is wrong: ``{"findings": [...]}``."""
+    return _guard(payload, _diagnose)
+
+
+def describe(payload: Payload) -> dict[str, Any]:
+    """Load a plug-in and ask what it knows without a machine: ``{"info", "products"}``."""
+    return _guard(payload, lambda plugin, _: {"products": encode(plugin.products())})
+
+
+def _guard(payload: Payload, answer: Callable[[VendorPlugin, Payload], dict[str, Any]]) -> dict[str, Any]:
+    """Answer, or report the plug-in's fault as ``{"problem": ...}``, with what was known by then."""
+    known: dict[str, Any] = {}
+    try:
+        plugin = VendorPlugin(decode(Source, payload["source"]))
+        known["info"] = encode(plugin.info)
+        return {**known, **answer(plugin, payload)}
+    except PluginError as error:
+        cause = error.__cause__
+        details = "".join(traceback.format_exception(cause)) if cause else ""
+        return {**known, "problem": encode(replace(error.problem, details=details))}
+
+
+def _detect(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
+    start = time.monotonic()
+    machine = decode(Machine, payload["machine"])
+    if machine.simulated:
+        products = plugin.products()
+        wanted = [(found[0], count) for name, count in machine.products if (found := matching(name, products))]
+        detected = simulate(plugin.info.vendor, wanted) if wanted else None
+        answer: dict[str, Any] = {"products": encode(_names(products))}
+        environ = payload["environ"]
+    else:
+        facts = _facts(machine, payload)
+        recorder = Recorder(facts) if payload.get("record") else None
+        detected = plugin.detect(ProbeContext(recorder or facts, start + payload["seconds"]))
+        answer = {"recording": recorder.recording()} if recorder else {}
+        environ = {**facts.environ, **_own_variables(plugin, payload["environ"])}
+    if detected is not None:
+        detected = _complete(plugin, detected, environ)
+    return {**answer, "detected": encode(detected), "seconds": time.monotonic() - start}
+
+
+def _complete(plugin: VendorPlugin, detected: Detected, environ: Mapping[str, str]) -> Detected:
+    """Fill in what the plug-in's pure hooks say about the devices it found."""
+    info = plugin.info
+    devices = [
+        replace(
+            device,
+            vendor=info.vendor,
+            resource=info.resource,
+            kind=info.kind,
+            tags=plugin.tags(device),
+            fractional=plugin.fractional(device),
+            visible=True,
+            declared=False,
+        )
+        for device in sorted(detected.devices, key=lambda device: device.index)
+    ]
+    ids, notes = _visible(plugin, environ, devices)
+    place = {device_id: position for position, device_id in enumerate(ids)}
+    devices.sort(key=lambda device: place.get(device.id, len(devices) + device.index))
+    completed = tuple(replace(device, visible=device.id in place, order=order) for order, device in enumerate(devices))
+    return replace(detected, devices=completed, notes=(*detected.notes, *notes))
+
+
+def _visible(plugin: VendorPlugin, environ: Mapping[str, str], devices: list[Device]) -> tuple[list[str], list[str]]:
+    """Ids that the environment leaves to us, in order. When its value makes no sense, none: only ever narrow."""
+    try:
+        ids, notes = plugin.visible(environ, devices)
+    except PluginError as error:
+        return [], [f"The environment hides every device of {plugin.info.vendor}: {error.problem.reason}"]
+    return [device.id for device in devices] if ids is None else list(ids), notes
+
+
+def _stats(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
+    devices = [decode(Device, device) for device in payload["devices"]]
+    return {"stats": encode(plugin.stats(devices, _context(payload)))}
+
+
+def _diagnose(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
+    return {"findings": encode(plugin.diagnose(_context(payload)))}
+
+
+def _context(payload: Payload) -> ProbeContext:
+    return ProbeContext(_facts(decode(Machine, payload["machine"]), payload), time.monotonic() + payload["seconds"])
+
+
+def _facts(machine: Machine, payload: Payload) -> Facts:
+    if machine.recording is None:
+        return HostFacts(payload["environ"])
+    return RecordedFacts(load(machine.recording))
+
+
+def _own_variables(plugin: VendorPlugin, environ: Mapping[str, str]) -> dict[str, str]:
+    """The vendor's variables of our own environment: they narrow a recorded machine as they would a real one."""
+    return {name: environ[name] for name in plugin.info.env_vars if name in environ}
+
+
+def _names(products: tuple[Product, ...]) -> list[str]:
+    return [name for product in products for name in (product.name, *product.aliases)]

@@ -1,0 +1,71 @@
+"""Start a command that sees exactly the devices it was given."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from anyaccel.errors import CommandNotFoundError, CommandNotRunnableError
+from anyaccel.launcher.launch import Launch, prepare
+
+
+def run(
+    request: str | Sequence[str],
+    command: Sequence[str],
+    *,
+    machine: str | None = None,
+    declare: Mapping[str, int] | None = None,
+    environ: Mapping[str, str] | None = None,
+    **options: Any,
+) -> subprocess.CompletedProcess[Any]:
+    """Run a command on accelerators and wait for it.
+
+    Args:
+        request: What it needs, such as ``"GPU:2"`` or ``["GPU:1", "TPU:4"]``.
+        command: The command and its arguments.
+        machine: The machine; see :func:`anyaccel.detect`.
+        declare: Devices to count by resource name whatever is found; see :func:`anyaccel.declare`.
+        environ: The environment to start from; that of this process when None.
+        options: Further options of :func:`subprocess.run`: ``cwd``, ``input``, ``capture_output``, ``text``,
+            ``timeout``, ``check`` and so on.
+
+    Raises:
+        RequestError, UnknownNameError: When the request is wrong.
+        NeverFitsError, NotFreeError: When it cannot be served.
+        CommandNotFoundError, CommandNotRunnableError: When the command cannot be started.
+    """
+    launch = prepare(request, machine=machine, declare=declare, environ=environ)
+    try:
+        return subprocess.run(
+            list(command), env=dict(launch.environment.values), check=options.pop("check", False), **options
+        )
+    except OSError as error:
+        if error.filename not in (None, command[0]):
+            raise
+        raise _not_started(command[0], error) from error
+
+
+def replace_process(launch: Launch, command: Sequence[str]) -> NoReturn:
+    """Become the command: terminal, signals, exit status and process id are its own from here on.
+
+    Raises:
+        CommandNotFoundError, CommandNotRunnableError: When the command cannot be started.
+    """
+    # Python ignores these two, and what is ignored stays ignored in the command.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], list(command), dict(launch.environment.values))
+    except OSError as error:
+        raise _not_started(command[0], error) from error
+
+
+def _not_started(program: str, error: OSError) -> CommandNotFoundError | CommandNotRunnableError:
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return CommandNotFoundError(f"the command {program!r} was not found; check its name and PATH")
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return CommandNotRunnableError(f"the command {program!r} cannot be run: {reason}; check that it is executable")

@@ -1,0 +1,88 @@
+"""From a request to everything that a launch needs: devices chosen, environment made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from anyaccel.inventory.detect import DEADLINE_SECONDS, ask, detect
+from anyaccel.inventory.machine import Machine
+from anyaccel.launcher.environment import WorkerEnvironment, worker_environment
+from anyaccel.model import Device, Inventory, Request, Term
+from anyaccel.plugins.registry import plugin
+from anyaccel.scheduler import Scheduler, declare as declare_devices, parse_request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Everything that a launch needs.
+
+    Attributes:
+        inventory: What was found on the machine.
+        environment: The environment of the worker; its allocation says what it holds.
+    """
+
+    inventory: Inventory
+    environment: WorkerEnvironment
+
+
+def prepare(
+    request: str | Sequence[str] | Request,
+    *,
+    machine: str | Machine | None = None,
+    declare: Mapping[str, int] | None = None,
+    environ: Mapping[str, str] | None = None,
+    unallocated: Literal["hide", "inherit"] = "hide",
+    mask: Literal["id", "index"] = "id",
+    timeout: float = DEADLINE_SECONDS,
+) -> Launch:
+    """Choose devices for a request and make the environment of its worker.
+
+    Raises:
+        RequestError, UnknownNameError: When the request is wrong.
+        NeverFitsError, NotFreeError: When it cannot be served.
+        EnvConflictError, PluginError: When the environment cannot be made.
+    """
+    wanted = parse_request(request)
+    inventory = survey(machine, declare=declare, environ=environ, timeout=timeout)
+    allocation = open_scheduler(inventory).allocate(wanted)
+    environment = worker_environment(allocation, inventory, environ=environ, unallocated=unallocated, mask=mask)
+    return Launch(inventory=inventory, environment=environment)
+
+
+def survey(
+    machine: str | Machine | None = None,
+    *,
+    declare: Mapping[str, int] | None = None,
+    environ: Mapping[str, str] | None = None,
+    timeout: float = DEADLINE_SECONDS,
+) -> Inventory:
+    """Find what is on a machine, with the devices that somebody declares on top."""
+    inventory = detect(machine, timeout=timeout, environ=environ)
+    return declare_devices(inventory, declare) if declare else inventory
+
+
+def open_scheduler(inventory: Inventory) -> Scheduler:
+    """Make a scheduler that keeps the rules of the vendors' plug-ins."""
+    return Scheduler(inventory, validate=validate, known=KnownNames())
+
+
+def validate(term: Term, devices: Sequence[Device]) -> str | None:
+    """Ask the devices' vendor whether its hardware can serve a term with exactly these devices."""
+    if devices[0].declared:
+        return None
+    return plugin(devices[0].vendor).validate(term, devices)
+
+
+class KnownNames:
+    """Names that installed plug-ins know beside those of the machine; asked for only once somebody iterates."""
+
+    def __iter__(self) -> Iterator[str]:
+        answers, _ = ask("describe", Machine())
+        for _, outcome in answers.values():
+            answer = outcome.value or {}
+            if "info" in answer:
+                yield from (answer["info"]["vendor"], answer["info"]["resource"])
+            for product in answer.get("products", []):
+                yield from (product["name"], *product.get("aliases", []))

@@ -1,0 +1,161 @@
+"""What a hook may return: every value of a plug-in is compared with the contract, all of its faults at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from anyaccel.model import (
+    ContainerEdits,
+    Detected,
+    Device,
+    EnvEdits,
+    Finding,
+    Fractional,
+    PluginInfo,
+    Product,
+    Stats,
+)
+from anyaccel.model.wire import faults
+
+VENDOR = re.compile(r"[a-z][a-z0-9_]{0,31}")
+RESOURCE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+DEVICE_ID = re.compile(r"[!#-&(-+\--~]{1,128}")
+"""Printable ASCII without space, comma and quotes."""
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+NOT_A_VENDORS = re.compile(r"PATH|HOME|USER|SHELL|IFS|LD_.*|PYTHON.*|ANYACCEL_.*")
+"""Variables that no plug-in may own: who sets them decides what code runs."""
+
+
+def info_faults(value: Any, vendor: str) -> Iterator[str]:
+    """Faults of what ``anyaccel_info`` returned."""
+    shape = list(faults(value, PluginInfo, "PluginInfo"))
+    yield from shape
+    if shape:
+        return
+    if value.vendor != vendor:
+        yield (
+            f"PluginInfo.vendor must equal the name of the entry point (got {value.vendor!r}, the entry point is"
+            f" {vendor!r}); change one of the two"
+        )
+    yield from _mismatches(VENDOR, "PluginInfo.vendor", [value.vendor])
+    yield from _mismatches(RESOURCE, "PluginInfo.resource", [value.resource])
+    yield from _mismatches(VARIABLE, "PluginInfo.env_vars", value.env_vars)
+    for name in value.env_vars:
+        if NOT_A_VENDORS.fullmatch(name):
+            yield f"PluginInfo.env_vars must not hold {name!r}: that variable belongs to the system"
+
+
+def detected_faults(value: Any) -> Iterator[str]:
+    """Faults of what ``anyaccel_detect`` returned, None apart."""
+    if isinstance(value, (list, tuple)):
+        yield (
+            f"it must return Detected or None (got a {type(value).__name__}); write"
+            " 'return Detected(devices=tuple(devices))'"
+        )
+        return
+    shape = list(faults(value, Detected, "Detected"))
+    yield from shape
+    if shape:
+        return
+    devices: tuple[Device, ...] = value.devices
+    yield from _mismatches(DEVICE_ID, "Device.id", (device.id for device in devices))
+    yield from _mismatches(
+        PCI_ADDRESS, "Device.pci_bus_id", (d.pci_bus_id for d in devices if d.pci_bus_id is not None)
+    )
+    yield from _repeated("Device.id", [device.id for device in devices])
+    yield from _repeated("Device.index", [device.index for device in devices])
+    for device in devices:
+        if device.index < 0:
+            yield f"Device.index must not be negative (got {device.index} for {device.id!r})"
+        if device.memory_bytes is not None and device.memory_bytes <= 0:
+            yield f"Device.memory_bytes must be positive, or None when unknown (got {device.memory_bytes} for {device.id!r})"
+        for node in device.nodes:
+            if not node.startswith("/"):
+                yield f"Device.nodes must be absolute paths (got {node!r} for {device.id!r})"
+
+
+def fractional_faults(value: Any) -> Iterator[str]:
+    """Faults of what ``anyaccel_fractional`` returned."""
+    if not isinstance(value, Fractional):
+        yield (
+            "it must return Fractional.NO, Fractional.SHARED or Fractional.PARTITIONED"
+            f" (got {value!r} that is a {type(value).__name__})"
+        )
+
+
+def tags_faults(value: Any) -> Iterator[str]:
+    """Faults of what ``anyaccel_tags`` returned."""
+    yield from _sequence_faults(value, "tags")
+    if isinstance(value, (list, tuple)):
+        yield from _mismatches(TAG, "a tag", value)
+
+
+def env_faults(value: Any, owned: Sequence[str]) -> Iterator[str]:
+    """Faults of what ``anyaccel_env`` returned."""
+    shape = list(faults(value, EnvEdits, "EnvEdits"))
+    yield from shape
+    if shape:
+        return
+    for name in sorted({*value.set, *value.unset} - set(owned)):
+        yield f"it may only touch variables that PluginInfo.env_vars lists (got {name!r}); add it there"
+    for name in sorted(value.unset & set(value.set)):
+        yield f"it must not set and unset {name!r} at once"
+    for name, content in value.set.items():
+        if "\0" in content:
+            yield f"the value of {name!r} must not hold a NUL character"
+
+
+def visible_faults(value: Any, devices: Sequence[Device]) -> Iterator[str]:
+    """Faults of what ``anyaccel_visible`` returned, None apart."""
+    yield from _sequence_faults(value, "device ids")
+    if isinstance(value, (list, tuple)):
+        known = {device.id for device in devices}
+        unknown = [repr(item) for item in value if item not in known]
+        if unknown:
+            yield f"it must return ids of the given devices (got {', '.join(unknown)})"
+        yield from _repeated("a visible id", list(value))
+
+
+def reason_faults(value: Any) -> Iterator[str]:
+    """Faults of what ``anyaccel_validate`` returned, None apart."""
+    if not isinstance(value, str) or not value.strip():
+        yield f"it must return a sentence with the rule, or None (got {value!r} that is a {type(value).__name__})"
+
+
+def stats_faults(value: Any) -> Iterator[str]:
+    """Faults of what ``anyaccel_stats`` returned."""
+    yield from faults(value, Mapping[str, Stats], "stats")
+
+
+def container_faults(value: Any) -> Iterator[str]:
+    """Faults of what ``anyaccel_container`` returned."""
+    yield from faults(value, ContainerEdits, "ContainerEdits")
+
+
+def listed_faults(value: Any, kind: type[Finding] | type[Product]) -> Iterator[str]:
+    """Faults of a hook that returns a sequence of findings or products."""
+    yield from _sequence_faults(value, f"{kind.__name__}s")
+    if isinstance(value, (list, tuple)):
+        for position, item in enumerate(value):
+            yield from faults(item, kind, f"{kind.__name__}[{position}]")
+
+
+def _sequence_faults(value: Any, what: str) -> Iterator[str]:
+    if not isinstance(value, (list, tuple)):
+        way_out = f"; write ({value!r},)" if isinstance(value, str) else ""
+        yield f"it must return a list or tuple of {what} (got {value!r} that is a {type(value).__name__}){way_out}"
+
+
+def _mismatches(pattern: re.Pattern[str], what: str, values: Iterable[Any]) -> Iterator[str]:
+    for value in values:
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            yield f"{what} must match {pattern.pattern} (got {value!r})"
+
+
+def _repeated(what: str, values: list[Any]) -> Iterator[str]:
+    for value in sorted({repr(value) for value in values if values.count(value) > 1}):
+        yield f"{what} must be unique (got {value} more than once)"

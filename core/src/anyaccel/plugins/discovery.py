@@ -1,0 +1,87 @@
+"""Find the plug-ins that are installed, without importing any of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from anyaccel.model import Problem, ProblemKind
+
+GROUP = "anyaccel"
+"""Group of the entry points."""
+ALLOW_VARIABLE = "ANYACCEL_PLUGINS"
+DENY_VARIABLE = "ANYACCEL_DISABLE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a vendor's plug-in comes from.
+
+    Attributes:
+        vendor: Key of the vendor: the entry point's name.
+        target: What to import: ``package.module`` or ``package.module:attribute``.
+        distribution: Name of the distribution; empty when it was named by hand.
+        version: Version of the distribution.
+    """
+
+    vendor: str
+    target: str
+    distribution: str = ""
+    version: str = ""
+
+
+def installed(environ: Mapping[str, str] | None = None) -> tuple[list[Source], list[Problem]]:
+    """List the plug-ins to use, by vendor, and the problems that keep others out.
+
+    ``ANYACCEL_PLUGINS`` is a comma list of vendors to keep (``acme,zeta``), or of ``vendor=module`` pairs, which are
+    taken as they stand, without a scan of what is installed. ``ANYACCEL_DISABLE`` is a comma list of vendors to leave
+    out. The first wins over everything, the second over what was found.
+    """
+    environ = os.environ if environ is None else environ
+    allowed = _items(environ.get(ALLOW_VARIABLE, ""))
+    denied = set(_items(environ.get(DENY_VARIABLE, "")))
+    named = [Source(vendor=vendor, target=target) for vendor, _, target in (item.partition("=") for item in allowed)]
+    if named and all(source.target for source in named):
+        return _unique(source for source in named if source.vendor not in denied)
+    keep = {source.vendor for source in named}
+    return _unique(source for source in scan() if source.vendor not in denied and (not keep or source.vendor in keep))
+
+
+def scan() -> Iterable[Source]:
+    """Read the entry points of every installed distribution."""
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=GROUP):
+        dist = point.dist
+        yield Source(
+            vendor=point.name,
+            target=point.value,
+            distribution=dist.name if dist else "",
+            version=dist.version if dist else "",
+        )
+
+
+def _items(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
+
+
+def _unique(sources: Iterable[Source]) -> tuple[list[Source], list[Problem]]:
+    by_vendor: dict[str, list[Source]] = {}
+    for source in sources:
+        rivals = by_vendor.setdefault(source.vendor, [])
+        if source not in rivals:  # the same distribution may be seen twice through two entries of the module path
+            rivals.append(source)
+    alone = [rivals[0] for _, rivals in sorted(by_vendor.items()) if len(rivals) == 1]
+    problems = [_conflict(rivals) for _, rivals in sorted(by_vendor.items()) if len(rivals) > 1]
+    return alone, problems
+
+
+def _conflict(rivals: list[Source]) -> Problem:
+    names = " and ".join(sorted(source.distribution or source.target for source in rivals))
+    return Problem(
+        vendor=rivals[0].vendor,
+        kind=ProblemKind.CONFLICT,
+        reason=f"{names} both claim the vendor {rivals[0].vendor!r}, so neither is used.",
+        next_step=f"Uninstall one, or set {ALLOW_VARIABLE}={rivals[0].vendor}=MODULE to choose.",
+    )

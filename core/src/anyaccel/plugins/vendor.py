@@ -1,0 +1,227 @@
+"""One vendor's plug-in behind typed methods: the only module that calls hooks.
+
+Each vendor has a plug-in manager of its own, so that one hook call reaches one vendor, and a plug-in that fails to
+register leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import pluggy
+
+from anyaccel import hookspecs
+from anyaccel.errors import PluginError
+from anyaccel.model import (
+    ContainerEdits,
+    Detected,
+    Device,
+    EnvContext,
+    EnvEdits,
+    Finding,
+    Fractional,
+    PluginInfo,
+    Problem,
+    ProblemKind,
+    Product,
+    Stats,
+    Term,
+)
+from anyaccel.plugins import contract
+from anyaccel.plugins.discovery import DENY_VARIABLE, Source
+from anyaccel.probe.context import ProbeContext
+
+PREFIX = "anyaccel_"
+REQUIRED = ("anyaccel_info", "anyaccel_detect", "anyaccel_fractional", "anyaccel_tags", "anyaccel_env")
+
+Check = Callable[[Any], Iterator[str]]
+
+
+class VendorPlugin:
+    """A plug-in that has been imported, registered and asked who it is.
+
+    Every method calls one hook, compares the answer with the contract, and raises
+    :class:`~anyaccel.errors.PluginError` when the hook raised or answered something else.
+
+    Attributes:
+        source: Where it comes from.
+        info: What it says about itself.
+    """
+
+    def __init__(self, source: Source, plugin: object | None = None) -> None:
+        """Import and register the plug-in.
+
+        Args:
+            source: Where it comes from.
+            plugin: The plug-in itself when it is at hand; imported when None.
+
+        Raises:
+            PluginError: When it cannot be imported or does not keep the contract.
+        """
+        self.source = source
+        self._manager = pluggy.PluginManager("anyaccel")
+        self._manager.add_hookspecs(hookspecs)
+        self._register(self._import() if plugin is None else plugin)
+        self.info: PluginInfo = self._call("anyaccel_info", lambda value: contract.info_faults(value, source.vendor))
+
+    def implements(self, hook: str) -> bool:
+        """Whether the plug-in has a hook of this name."""
+        return bool(getattr(self._manager.hook, hook).get_hookimpls())
+
+    def detect(self, ctx: ProbeContext) -> Detected | None:
+        """Find the vendor's devices. Touches the machine: never call it in a process that must survive."""
+        return self._call("anyaccel_detect", _unless_none(contract.detected_faults), ctx=ctx)  # type: ignore[no-any-return]
+
+    def fractional(self, device: Device) -> Fractional:
+        """Whether several holders may share the device."""
+        return self._call("anyaccel_fractional", contract.fractional_faults, device=device)  # type: ignore[no-any-return]
+
+    def tags(self, device: Device) -> tuple[str, ...]:
+        """Accelerator-type tags, most canonical first, none twice."""
+        return tuple(dict.fromkeys(self._call("anyaccel_tags", contract.tags_faults, device=device)))
+
+    def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
+        """Edits that make a worker see exactly these devices."""
+        owned = self.info.env_vars
+        return self._call(  # type: ignore[no-any-return]
+            "anyaccel_env", lambda value: contract.env_faults(value, owned), devices=devices, ctx=ctx
+        )
+
+    def visible(
+        self, environ: Mapping[str, str], devices: Sequence[Device]
+    ) -> tuple[tuple[str, ...] | None, list[str]]:
+        """Ids that an environment leaves visible, or None for all, and the warnings that the plug-in gave on the way.
+
+        Raises:
+            PluginError: When the plug-in refuses the environment's value, or is at fault itself.
+        """
+        if not self.implements("anyaccel_visible"):
+            return None, []
+        check = _unless_none(lambda value: contract.visible_faults(value, devices))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            ids = self._call("anyaccel_visible", check, environ=environ, devices=devices)
+        return None if ids is None else tuple(ids), [str(warning.message) for warning in caught]
+
+    def validate(self, request: Term, devices: Sequence[Device]) -> str | None:
+        """Why the hardware cannot serve a term with exactly these devices; None when it can."""
+        check = _unless_none(contract.reason_faults)
+        return self._call("anyaccel_validate", check, default=None, request=request, devices=devices)  # type: ignore[no-any-return]
+
+    def stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
+        """Stats by device id. Touches the machine."""
+        return self._call("anyaccel_stats", contract.stats_faults, default={}, devices=devices, ctx=ctx)  # type: ignore[no-any-return]
+
+    def container(self, devices: Sequence[Device]) -> ContainerEdits:
+        """What a container needs so that exactly these devices work inside."""
+        nodes = tuple(dict.fromkeys(node for device in devices for node in device.nodes))
+        default = ContainerEdits(nodes=nodes)
+        return self._call("anyaccel_container", contract.container_faults, default=default, devices=devices)  # type: ignore[no-any-return]
+
+    def diagnose(self, ctx: ProbeContext) -> tuple[Finding, ...]:
+        """What is wrong with the vendor's devices and driver. Touches the machine."""
+        check: Check = lambda value: contract.listed_faults(value, Finding)  # noqa: E731
+        return tuple(self._call("anyaccel_diagnose", check, default=(), ctx=ctx))
+
+    def products(self) -> tuple[Product, ...]:
+        """The products that the plug-in knows."""
+        check: Check = lambda value: contract.listed_faults(value, Product)  # noqa: E731
+        return tuple(self._call("anyaccel_products", check, default=()))
+
+    def problem(self, kind: ProblemKind, reason: str, hook: str = "", details: str = "") -> Problem:
+        """Describe a fault of this plug-in."""
+        return problem_of(self.source, kind, reason, hook, details)
+
+    def _call(self, hook: str, check: Check, *, default: Any = None, **arguments: Any) -> Any:
+        if not self.implements(hook):
+            return default
+        try:
+            value = getattr(self._manager.hook, hook)(**arguments)
+        except (Exception, SystemExit) as error:
+            reason = f"it raised {_words(error)}"
+            raise PluginError(self.problem(ProblemKind.RAISED, reason, hook)) from error
+        found = list(check(value))
+        if found:
+            raise PluginError(self.problem(ProblemKind.CONTRACT, "; ".join(found) + ".", hook))
+        return value
+
+    def _import(self) -> object:
+        module_name, _, attribute = self.source.target.partition(":")
+        try:
+            found: Any = importlib.import_module(module_name)
+            for name in filter(None, attribute.split(".")):
+                found = getattr(found, name)
+        except (Exception, SystemExit) as error:
+            reason = f"importing {self.source.target!r} raised {_words(error)}"
+            raise PluginError(self.problem(ProblemKind.LOAD, reason)) from error
+        return found  # type: ignore[no-any-return]
+
+    def _register(self, plugin: object) -> None:
+        found = list(_registration_faults(plugin))
+        try:
+            if not found:
+                self._manager.register(plugin, name=self.source.vendor)
+        except (pluggy.PluginValidationError, ValueError) as error:
+            found = [" ".join(str(error).split())]
+        if found:
+            raise PluginError(self.problem(ProblemKind.CONTRACT, "; ".join(found) + "."))
+
+
+def problem_of(source: Source, kind: ProblemKind, reason: str, hook: str = "", details: str = "") -> Problem:
+    """Describe a fault of the plug-in that comes from a source."""
+    return Problem(
+        vendor=source.vendor,
+        kind=kind,
+        reason=reason,
+        distribution=source.distribution,
+        version=source.version,
+        hook=hook,
+        details=details,
+        next_step=(
+            f"Other vendors are unaffected. Run 'anyaccel plugins {source.vendor}' for the details, or set"
+            f" {DENY_VARIABLE}={source.vendor} to leave it out."
+        ),
+    )
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _unless_none(check: Check) -> Check:
+    return lambda value: iter(()) if value is None else check(value)
+
+
+def _registration_faults(plugin: object) -> Iterator[str]:
+    """What is wrong with a plug-in's functions, before any of them is called."""
+    specs = [name for name in vars(hookspecs) if name.startswith(PREFIX)]
+    where = plugin.__name__ if isinstance(plugin, ModuleType) else repr(plugin)
+    names = [name for name in dir(plugin) if name.startswith(PREFIX) and callable(getattr(plugin, name))]
+    for name in names:
+        function = getattr(plugin, name)
+        if name not in specs:
+            if hasattr(function, "anyaccel_impl"):
+                close = difflib.get_close_matches(name, specs, n=1)
+                yield f"{name} is no hook" + (f"; did you mean {close[0]}?" if close else "")
+            continue
+        if not hasattr(function, "anyaccel_impl"):
+            yield f"{name} lacks the decorator @hookimpl (from anyaccel.plugin import hookimpl)"
+        yield from _argument_faults(name, function)
+    for name in REQUIRED:
+        if name not in names:
+            yield f"{where} has no {name}, which is required"
+
+
+def _argument_faults(name: str, function: Callable[..., Any]) -> Iterator[str]:
+    allowed = list(inspect.signature(getattr(hookspecs, name)).parameters)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name not in allowed:
+            yield f"{name} takes {parameter.name!r}, which the hook does not pass; it passes ({', '.join(allowed)})"
+        elif parameter.default is not parameter.empty:
+            yield f"{name} gives {parameter.name!r} a default, so it would never be passed; remove the default"

@@ -1,0 +1,119 @@
+"""The calling side of a guarded call: functions that may hang, crash or exit, run where that costs nothing.
+
+The caller never forks: it may have threads, or a device open. It starts one fresh interpreter, which forks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+BOOTSTRAP = "import sys,json;sys.path[:]=json.loads(sys.argv[1]);from anyaccel.probe.forkserver import main;main()"
+
+START_SECONDS = 20.0
+"""Time that the fresh interpreter itself may take beside its tasks, on a machine under load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came out of one guarded task.
+
+    Attributes:
+        value: What the task returned, as JSON data; None when it failed.
+        fault: ``raised``, ``timeout`` or ``died``; empty when it returned.
+        reason: Why it failed.
+        details: Traceback, and the end of what it had printed.
+    """
+
+    value: Any = None
+    fault: str = ""
+    reason: str = ""
+    details: str = ""
+
+
+class GuardedCall:
+    """One batch of guarded tasks: create it early, since the fresh interpreter starts while the caller goes on.
+
+    Args:
+        preload: Modules that the tasks need, imported once for all of them.
+    """
+
+    def __init__(self, *preload: str) -> None:
+        # -I: the caller's module path is passed on as it is, so nothing else should add to it.
+        argv = [sys.executable, "-I", "-c", BOOTSTRAP, json.dumps(sys.path), *preload]
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,
+        )
+
+    def run(self, tasks: Mapping[str, tuple[str, Any]], seconds: float) -> dict[str, Outcome]:
+        """Run every task at once, each in a process of its own.
+
+        Args:
+            tasks: By key, the function as ``module:name`` and the JSON data that it is called with.
+            seconds: Time that each may take.
+
+        Returns:
+            One outcome per key.
+        """
+        outcomes: dict[str, Outcome] = {}
+        try:
+            self._send(json.dumps({"seconds": seconds, "tasks": tasks}).encode() + b"\n")
+            self._collect(outcomes, len(tasks), time.monotonic() + seconds + START_SECONDS)
+        finally:
+            self.close()
+        lost = Outcome(fault="died", reason="the process that guards it ended before it answered")
+        return {key: outcomes.get(key, lost) for key in tasks}
+
+    def close(self) -> None:
+        """End the interpreter and every task that is left."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        try:
+            self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    def _send(self, data: bytes) -> None:
+        stream = self._process.stdin
+        assert stream is not None  # noqa: S101 - it was asked for
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[stream.write(view) or 0 :]
+        except BrokenPipeError:
+            return  # it has died: every task counts as lost
+
+    def _collect(self, outcomes: dict[str, Outcome], count: int, deadline: float) -> None:
+        stream = self._process.stdout
+        assert stream is not None  # noqa: S101
+        pending = bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(stream, selectors.EVENT_READ)
+            while len(outcomes) < count and selector.select(max(0.0, deadline - time.monotonic())):
+                chunk = os.read(stream.fileno(), 1 << 16)
+                if not chunk:
+                    return
+                *lines, rest = (bytes(pending) + chunk).split(b"\n")
+                pending = bytearray(rest)
+                for line in lines:
+                    answer = json.loads(line)
+                    fault = answer.get("fault", {})
+                    outcomes[answer["key"]] = Outcome(
+                        value=answer.get("value"),
+                        fault=fault.get("kind", ""),
+                        reason=fault.get("reason", ""),
+                        details=fault.get("details", ""),
+                    )

@@ -1,0 +1,80 @@
+"""Devices that somebody declares by number, whatever is found: logical resources, as other schedulers know them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from anyaccel.errors import UsageError
+from anyaccel.model import Device, Fractional, Inventory
+from anyaccel.scheduler.grammar import MAX_DEVICES, NAME, shown
+
+VENDOR = "declared"
+"""Vendor of devices that no plug-in found."""
+
+
+def parse_declaration(text: str) -> tuple[str, int]:
+    """Turn ``GPU=8`` into a resource name and a number of devices.
+
+    Raises:
+        UsageError: When it has another form.
+    """
+    name, equals, number = text.partition("=")
+    digits = len(number) <= len(str(MAX_DEVICES)) and number.isascii() and number.isdecimal()
+    if not (equals and NAME.fullmatch(name) and digits):
+        raise UsageError(f"a declaration must be NAME=NUMBER with a whole number, such as GPU=8 (got {shown(text)})")
+    return _checked(name, int(number))
+
+
+def declare(inventory: Inventory, devices: Mapping[str, int]) -> Inventory:
+    """Make a machine have so many usable devices of some resources.
+
+    Args:
+        inventory: The machine.
+        devices: Number of devices by resource name. Devices beyond the usable ones are made up: they can be shared
+            and have no vendor. Of more usable ones than declared, the first are kept and the others are hidden.
+
+    Raises:
+        UsageError: When a name or a number cannot be declared.
+    """
+    known = list(inventory.devices)
+    for name, number in devices.items():
+        resource, wanted = _checked(name, number)
+        here = [device for device in known if device.resource.lower() == resource.lower()]
+        if here:
+            resource = here[0].resource
+        usable = [device.id for device in here if device.usable]
+        surplus = set(usable[wanted:])
+        known = [replace(device, visible=False) if device.id in surplus else device for device in known]
+        taken = {device.id for device in known}
+        for index in range(wanted - len(usable)):
+            known.append(_made_up(resource, index, taken))
+    return replace(inventory, devices=tuple(known))
+
+
+def _made_up(resource: str, index: int, taken: set[str]) -> Device:
+    device_id = next(
+        candidate
+        for number in range(index, MAX_DEVICES + len(taken))
+        if (candidate := f"{VENDOR}-{resource}-{number}") not in taken
+    )
+    taken.add(device_id)
+    return Device(
+        id=device_id,
+        index=index,
+        order=index,
+        model=f"declared {resource}",
+        vendor=VENDOR,
+        resource=resource,
+        kind=resource.lower(),
+        fractional=Fractional.SHARED,
+        declared=True,
+    )
+
+
+def _checked(name: str, number: int) -> tuple[str, int]:
+    if not NAME.fullmatch(name):
+        raise UsageError(f"a declared resource must be a name such as GPU (got {shown(name)})")
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_DEVICES:
+        raise UsageError(f"{name} must be declared as a whole number from 0 to {MAX_DEVICES} (got {shown(number)})")
+    return name, number

@@ -1,0 +1,317 @@
+"""Finding out why a request does not fit, and which one near to it would."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from anyaccel.model import UNITS_PER_DEVICE, Fractional, Health, Request, Term, VendorState, format_units
+from anyaccel.model.request import format_memory
+from anyaccel.scheduler.placement import Layout, Occupancy, Validate, Wanted, place, vetoed, want
+from anyaccel.scheduler.reasons import Reason, ReasonCode, Verdict
+from anyaccel.scheduler.topology import bits
+
+_SHOWN = 4
+_TRIES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What a verdict is about.
+
+    Attributes:
+        layout: The machine.
+        free: What is free on it now.
+        validate: The vendors' rules.
+        holders: Ids of the allocations that hold a device, by position, with what to call them.
+        ahead: Tickets that came first and want the same devices, with what to call them.
+    """
+
+    layout: Layout
+    free: Occupancy
+    validate: Validate | None
+    holders: Callable[[int], Mapping[str, str]]
+    ahead: Mapping[str, str]
+
+
+def judge(scene: Scene, request: Request) -> Verdict:
+    """Say whether a request fits, why not, and what near to it would.
+
+    Raises:
+        UnknownNameError: When nothing goes by one of its names.
+    """
+    layout = scene.layout
+    empty = Occupancy.empty(layout)
+    wanted = [want(layout, term) for term in request.terms]
+    ever = place(layout, empty, wanted, scene.validate) is not None
+    now = ever and not scene.ahead and place(layout, scene.free, wanted, scene.validate) is not None
+    if now:
+        return Verdict(request=request, fits_now=True, ever_fits=True)
+    reasons = list(_reasons_now(scene, wanted) if ever else _reasons_ever(scene, wanted, empty))
+    return Verdict(
+        request=request,
+        fits_now=False,
+        ever_fits=ever,
+        reasons=tuple(reasons),
+        nearest=None if ever else nearest(scene, request, empty),
+        nearest_now=None if scene.ahead else nearest(scene, request, scene.free),
+    )
+
+
+def _reasons_ever(scene: Scene, wanted: Sequence[Wanted], empty: Occupancy) -> Iterator[Reason]:
+    """Why a request could not be served even if nothing were held."""
+    alone = [each for each in wanted if place(scene.layout, empty, [each], scene.validate) is None]
+    for each in alone:
+        yield from (
+            _shortage(scene, each.term) if each.mask.bit_count() < each.term.count else _form(scene, each, empty.whole)
+        )
+    if not alone:
+        have = _inventory(scene.layout, _union(wanted))
+        yield Reason(code=ReasonCode.TOGETHER, message=f"each term fits alone; together they need more than {have}")
+
+
+def _shortage(scene: Scene, term: Term) -> Iterator[Reason]:
+    """Why there are not enough devices for a term: how many there are, and what disqualifies which."""
+    layout = scene.layout
+    named = layout.named(term)
+    label = _label(layout, term)
+    have = _inventory(layout, named, label) if named else f"no {label}" + _instead(layout)
+    yield Reason(code=ReasonCode.NOT_ENOUGH, message=f"this machine has {have}", term=term, devices=_ids(layout, named))
+    if not named:
+        yield from _failed_vendors(layout, term)
+    left = named
+    for code, describe, faulty in _faults(layout, term):
+        mask = left & faulty
+        if mask:
+            left &= ~faulty
+            yield Reason(code=code, message=describe(mask), term=term, devices=_ids(layout, mask))
+
+
+def _faults(layout: Layout, term: Term) -> Iterator[tuple[ReasonCode, Callable[[int], str], int]]:
+    """What can disqualify a device for a term: code, words for those that it disqualifies, and these devices."""
+
+    def listed(mask: int) -> str:
+        return _listed(_ids(layout, mask))
+
+    yield (
+        ReasonCode.HIDDEN,
+        lambda mask: f"hidden by the environment: {listed(mask)}",
+        layout.mask(lambda device: not device.visible),
+    )
+    yield (
+        ReasonCode.UNHEALTHY,
+        lambda mask: (
+            "unhealthy: "
+            + _listed(
+                [_with(layout.devices[position].id, layout.devices[position].health_reason) for position in bits(mask)]
+            )
+        ),
+        layout.mask(lambda device: device.health is Health.UNHEALTHY),
+    )
+    if term.fraction:
+        yield (
+            ReasonCode.NOT_FRACTIONAL,
+            lambda mask: f"given out whole only: {listed(mask)}",
+            layout.mask(lambda device: device.fractional is Fractional.NO),
+        )
+    if term.memory_bytes is not None:
+        units = min(term.units, UNITS_PER_DEVICE)
+        yield (
+            ReasonCode.MEMORY,
+            lambda mask: _memory(layout, term, mask),
+            layout.mask(
+                lambda device: units * (device.memory_bytes or 0) < (term.memory_bytes or 0) * UNITS_PER_DEVICE
+            ),
+        )
+
+
+def _memory(layout: Layout, term: Term, mask: int) -> str:
+    sizes = [layout.devices[position].memory_bytes or 0 for position in bits(mask)]
+    if not any(sizes):
+        return f"the memory is unknown of {_listed(_ids(layout, mask))}"
+    share = f"{format_units(term.units)} of it" if term.fraction else "it"
+    wanted = format_memory(term.memory_bytes or 0)
+    return f"the largest memory is {format_memory(max(sizes))}, and {share} is less than mem={wanted}"
+
+
+def _form(scene: Scene, wanted: Wanted, whole: int) -> Iterator[Reason]:
+    """Why enough devices are not the right ones: of several types, not linked, or refused by the vendor."""
+    layout, term = scene.layout, wanted.term
+    groups = [group & whole for groups in wanted.choices for group in groups]
+    large = [group for group in groups if group.bit_count() >= term.count]
+    if not large:
+        have = _inventory(layout, wanted.mask & whole)
+        yield Reason(
+            code=ReasonCode.MIXED_TYPES,
+            message=f"no {term.count} of {have} are of one type (the option 'mixed' accepts several)",
+            term=term,
+            devices=_ids(layout, wanted.mask & whole),
+        )
+    elif term.linked and not any(layout.topology.best_set(group, term.count, linked=True) for group in large):
+        have = _inventory(layout, wanted.mask & whole)
+        yield Reason(
+            code=ReasonCode.NOT_LINKED,
+            message=f"no {term.count} of {have} are all linked to each other directly",
+            term=term,
+            devices=_ids(layout, wanted.mask & whole),
+        )
+    else:
+        yield from _vetoes(scene, term, large)
+
+
+def _vetoes(scene: Scene, term: Term, groups: Iterable[int]) -> Iterator[Reason]:
+    quoted = set()
+    for group in groups:
+        chosen = tuple(bits(scene.layout.topology.best_set(group, term.count, linked=term.linked)))
+        text = vetoed(scene.layout, term, chosen, scene.validate)
+        if text and text not in quoted:
+            quoted.add(text)
+            ids = tuple(scene.layout.devices[position].id for position in chosen)
+            yield Reason(code=ReasonCode.VENDOR_RULE, message=text.rstrip("."), term=term, devices=ids)
+
+
+def _failed_vendors(layout: Layout, term: Term) -> Iterator[Reason]:
+    """Failed is not absent: name the vendors whose devices may be the ones asked for."""
+    for report in layout.inventory.vendors:
+        if report.state is VendorState.FAILED and report.problem:
+            yield Reason(
+                code=ReasonCode.VENDOR_FAILED, message=f"detection failed: {str(report.problem).rstrip('.')}", term=term
+            )
+
+
+def _reasons_now(scene: Scene, wanted: Sequence[Wanted]) -> Iterator[Reason]:
+    """Why a request that fits the machine is not served now."""
+    layout, free = scene.layout, scene.free
+    if scene.ahead:
+        yield Reason(
+            code=ReasonCode.WAITING_BEHIND,
+            message=f"waiting for the same devices in front: {_listed(list(scene.ahead.values()))}",
+            devices=_ids(layout, _union(wanted)),
+            holders=tuple(scene.ahead),
+        )
+    alone = [each for each in wanted if place(layout, free, [each], scene.validate) is None]
+    for each in alone:
+        if each.term.fraction or (each.mask & free.whole).bit_count() < each.term.count:
+            yield _taken(scene, [each])
+        else:
+            yield from _form(scene, each, free.whole)
+            yield _taken(scene, [each])
+    if not alone and place(layout, free, wanted, scene.validate) is None:
+        yield _taken(scene, wanted)
+
+
+def _taken(scene: Scene, wanted: Sequence[Wanted]) -> Reason:
+    """Who holds the devices that terms want."""
+    layout, free = scene.layout, scene.free
+    mask = _union(wanted)
+    term = wanted[0].term if len(wanted) == 1 else None
+    held = [position for position in bits(mask) if free.units[position] < UNITS_PER_DEVICE]
+    names = {key: text for position in held for key, text in scene.holders(position).items()}
+    label = _label(layout, term) if term else "devices"
+    total = mask.bit_count()
+    if term and term.fraction:
+        most = format_units(max((free.units[position] for position in bits(mask)), default=0))
+        start = f"no {label} has {format_units(term.units)} free, the most is {most}"
+    else:
+        start = f"{(mask & free.whole).bit_count()} of {total} {label} {'is' if total == 1 else 'are'} free as a whole"
+    by = f"; held by {_listed(list(names.values()))}" if names else ""
+    ids = tuple(layout.devices[position].id for position in held)
+    return Reason(code=ReasonCode.TAKEN, message=start + by, term=term, devices=ids, holders=tuple(names))
+
+
+def nearest(scene: Scene, request: Request, free: Occupancy) -> Request | None:
+    """The nearest request that ``free`` can serve.
+
+    Each term that does not fit alone is changed: a share of a device that is given out whole becomes one device, a
+    quantity that the vendor refuses the next one that it accepts, else fewer devices. Then quantities go down until
+    the terms fit together.
+    """
+
+    def fits(*terms: Term) -> bool:
+        return place(scene.layout, free, [want(scene.layout, term) for term in terms], scene.validate) is not None
+
+    terms = []
+    for term in request.terms:
+        near = next((near for near in _near(scene.layout, free, term) if fits(near)), None)
+        if near is None:
+            return None
+        terms.append(near)
+    for _ in range(_TRIES):
+        if fits(*terms):
+            return replace(request, terms=tuple(terms))
+        index = max(range(len(terms)), key=lambda index: (terms[index].units, index))
+        if terms[index].count > 1:
+            terms[index] = replace(terms[index], units=terms[index].units - UNITS_PER_DEVICE)
+        elif len(terms) > 1:
+            del terms[index]
+        else:
+            return None
+    return None
+
+
+def _near(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
+    """Terms in the order of their distance from ``term``: itself, somewhat more, then less."""
+    yield term
+    available = (want(layout, replace(term, units=UNITS_PER_DEVICE)).mask & free.whole).bit_count()
+    if term.fraction:
+        most = max((free.units[position] for position in bits(want(layout, term).mask)), default=0)
+        if 0 < most < term.units:
+            yield replace(term, units=most)
+        yield from _larger_shares(layout, term)
+        if available:
+            yield replace(term, units=UNITS_PER_DEVICE)
+        return
+    up = range(term.count + 1, min(available, term.count + _TRIES) + 1)
+    below = min(term.count - 1, available)
+    for count in (*up, *range(below, max(0, below - _TRIES), -1)):
+        yield replace(term, units=count * UNITS_PER_DEVICE)
+
+
+def _larger_shares(layout: Layout, term: Term) -> Iterator[Term]:
+    """The smallest shares that have the memory that a term asks for."""
+    if term.memory_bytes is None:
+        return
+    named = layout.named(term) & layout.usable
+    sizes = {layout.devices[position].memory_bytes or 0 for position in bits(named)} - {0}
+    for size in sorted(sizes, reverse=True):
+        units = -(-term.memory_bytes * UNITS_PER_DEVICE // size)
+        if term.units < units < UNITS_PER_DEVICE:
+            yield replace(term, units=units)
+
+
+def _union(wanted: Sequence[Wanted]) -> int:
+    mask = 0
+    for each in wanted:
+        mask |= each.mask
+    return mask
+
+
+def _ids(layout: Layout, mask: int) -> tuple[str, ...]:
+    return tuple(layout.devices[position].id for position in bits(mask))
+
+
+def _label(layout: Layout, term: Term) -> str:
+    return "|".join(layout.names.spelled(name) for name in term.names)
+
+
+def _inventory(layout: Layout, mask: int, label: str = "") -> str:
+    """Count devices: ``2 GPU (2 H100)``, or ``2 H100`` where that says it all."""
+    types = Counter(layout.devices[position].type for position in bits(mask))
+    kinds = ", ".join(f"{count} {type_}" for type_, count in types.items())
+    if not label or list(types) == [label]:
+        return kinds or "no device"
+    return f"{mask.bit_count()} {label} ({kinds})"
+
+
+def _instead(layout: Layout) -> str:
+    return f" (it has {_inventory(layout, layout.mask(lambda _: True))})" if layout.devices else " and no other device"
+
+
+def _with(name: str, note: str) -> str:
+    return f"{name} ({note})" if note else name
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,63 @@
+"""Which devices a name means: a resource, a vendor or an accelerator-type tag, compared without case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from anyaccel.errors import UnknownNameError
+from anyaccel.model import Inventory
+
+
+class Names:
+    """The names of one machine and of the products that somebody here could have.
+
+    Args:
+        inventory: The machine.
+        known: Further names that installed plug-ins know; a request for one of them is no typing error, it just
+            never fits here. They may be costly to find: they are looked at once a name is not on the machine.
+    """
+
+    def __init__(self, inventory: Inventory, known: Iterable[str] = ()) -> None:
+        self._devices: dict[str, int] = {}
+        self._spelled: dict[str, str] = {}
+        self._known = known
+        for position, device in enumerate(inventory.devices):
+            for name in filter(None, (device.resource, device.vendor, *device.tags)):
+                self._devices[name.lower()] = self._devices.get(name.lower(), 0) | 1 << position
+                self._spelled.setdefault(name.lower(), name)
+        for report in inventory.vendors:
+            self._learn((report.resource, report.vendor))
+
+    def devices(self, name: str) -> int:
+        """The positions of the devices that go by a name, as a bit mask; 0 when none on this machine does.
+
+        Raises:
+            UnknownNameError: When no device and no installed plug-in knows the name.
+        """
+        key = name.lower()
+        if key not in self._spelled:
+            self._learn(self._known)
+        if key not in self._spelled:
+            raise UnknownNameError(self._unknown(name))
+        return self._devices.get(key, 0)
+
+    def _learn(self, names: Iterable[str]) -> None:
+        for name in filter(None, names):
+            self._spelled.setdefault(name.lower(), name)
+
+    def spelled(self, name: str) -> str:
+        """The name as its owner spells it."""
+        return self._spelled.get(name.lower(), name)
+
+    def _unknown(self, name: str) -> str:
+        from difflib import get_close_matches
+
+        close = [self._spelled[key] for key in get_close_matches(name.lower(), sorted(self._spelled))]
+        here = [self._spelled[key] for key in sorted(self._devices)]
+        if close:
+            way_out = f"did you mean {' or '.join(close)}?"
+        elif here:
+            way_out = f"on this machine there are {', '.join(here)}."
+        else:
+            way_out = "this machine has no devices; is the vendor's plug-in installed?"
+        return f"unknown name {name!r}: no device and no installed plug-in goes by it; {way_out}"

@@ -1,0 +1,272 @@
+"""Placement: which devices a request gets, as a pure function of a machine and of what is taken there.
+
+A share goes to the fullest device that still has room, before a fresh one is broken. Whole devices go to the
+best-connected set. Several terms are placed together or not at all: a term that took the only device that another one
+could use gives it back and tries the next. The search is bounded by ``PLACEMENTS``; past it the answer is no.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Request, Term
+from anyaccel.scheduler.names import Names
+from anyaccel.scheduler.topology import Topology, bits
+
+PLACEMENTS = 2_000
+"""Tentative placements of terms after which a request counts as impossible to place."""
+
+Validate = Callable[[Term, Sequence[Device]], str | None]
+"""A vendor's rule: why the hardware cannot serve a term with exactly these devices of one vendor, or None."""
+
+
+class Layout:
+    """What is fixed about a machine: its devices by position, their names and their connections.
+
+    Args:
+        inventory: The machine.
+        known: Names that are known though nothing on this machine goes by them.
+    """
+
+    def __init__(self, inventory: Inventory, known: Iterable[str] = ()) -> None:
+        self.inventory = inventory
+        self.devices = inventory.devices
+        self.positions = {device.id: position for position, device in enumerate(self.devices)}
+        self.names = Names(inventory, known)
+        self.topology = Topology(self.devices)
+        self.usable = self.mask(lambda device: device.usable)
+
+    def mask(self, holds: Callable[[Device], bool]) -> int:
+        """The positions of the devices for which something holds, as a bit mask."""
+        return sum(1 << position for position, device in enumerate(self.devices) if holds(device))
+
+    def named(self, term: Term) -> int:
+        """The devices that a term's names mean, whatever state they are in."""
+        mask = 0
+        for name in term.names:
+            mask |= self.names.devices(name)
+        return mask
+
+
+class Occupancy:
+    """How much of each device is free, in 1/10000, by position; kept by level too, so that no decision scans devices.
+
+    Attributes:
+        units: Free units by position.
+        levels: Free units to the mask of the positions that have exactly so much.
+    """
+
+    __slots__ = ("levels", "units")
+
+    def __init__(self, units: Iterable[int]) -> None:
+        self.units = list(units)
+        self.levels: dict[int, int] = {}
+        for position, level in enumerate(self.units):
+            self.levels[level] = self.levels.get(level, 0) | 1 << position
+
+    @classmethod
+    def empty(cls, layout: Layout) -> Occupancy:
+        """A machine on which nothing is taken. Devices that cannot be used have nothing free."""
+        return cls(UNITS_PER_DEVICE if device.usable else 0 for device in layout.devices)
+
+    def copy(self) -> Occupancy:
+        """An occupancy that changes on its own."""
+        twin = Occupancy(())
+        twin.units, twin.levels = self.units.copy(), self.levels.copy()
+        return twin
+
+    @property
+    def whole(self) -> int:
+        """The devices of which nothing is taken."""
+        return self.levels.get(UNITS_PER_DEVICE, 0)
+
+    def take(self, positions: Iterable[int], units: int) -> None:
+        """Take units of each of some devices, or give them back when negative."""
+        for position in positions:
+            old, bit = self.units[position], 1 << position
+            new = old - units
+            left = self.levels[old] ^ bit
+            if left:
+                self.levels[old] = left
+            else:
+                del self.levels[old]
+            self.levels[new] = self.levels.get(new, 0) | bit
+            self.units[position] = new
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A term in the terms of one machine.
+
+    Attributes:
+        term: The term.
+        units: Units of each device: a share, or the whole device.
+        choices: In order of preference, groups of devices as bit masks. Each group alone may serve the term; those
+            of one choice are equally good.
+        mask: All devices of the choices.
+    """
+
+    term: Term
+    units: int
+    choices: tuple[tuple[int, ...], ...]
+    mask: int
+
+
+def want(layout: Layout, term: Term) -> Wanted:
+    """Find the devices that could serve a term.
+
+    Raises:
+        UnknownNameError: When nothing goes by one of the names.
+    """
+    able = able_devices(layout, term)
+    masks = [layout.names.devices(name) & able for name in term.names]
+    together = layout.named(term) & able
+    choices = [_groups(layout, term, mask) for mask in masks]
+    if term.mixed and term.count > 1:
+        choices.append((together,))
+    return Wanted(term=term, units=min(term.units, UNITS_PER_DEVICE), choices=tuple(choices), mask=together)
+
+
+def able_devices(layout: Layout, term: Term) -> int:
+    """The usable devices that have the memory and the divisibility that a term asks for, whatever their names."""
+    units = min(term.units, UNITS_PER_DEVICE)
+    wanted = (term.memory_bytes or 0) * UNITS_PER_DEVICE
+    if not (term.fraction or wanted):
+        return layout.usable
+    return layout.usable & layout.mask(
+        lambda device: (bool(device.fractional) or not term.fraction) and units * (device.memory_bytes or 0) >= wanted
+    )
+
+
+def place(
+    layout: Layout, free: Occupancy, wanted: Sequence[Wanted], validate: Validate | None = None
+) -> tuple[tuple[int, ...], ...] | None:
+    """Find devices for all terms of a request, or for none.
+
+    Args:
+        layout: The machine.
+        free: What is free; left as it is.
+        wanted: The terms.
+        validate: The vendors' rules.
+
+    Returns:
+        Positions of devices, term by term, each in the order in which devices are handed out; None when there are
+        none.
+    """
+    if len(wanted) == 1:
+        return next(((positions,) for positions in _candidates(layout, free, wanted[0], validate)), None)
+    free = free.copy()
+    order = sorted(range(len(wanted)), key=lambda index: _slack(wanted[index]))
+    placed: list[tuple[int, ...]] = [()] * len(wanted)
+    left = PLACEMENTS
+
+    def serve(rank: int) -> bool:
+        nonlocal left
+        if rank == len(order):
+            return True
+        index = order[rank]
+        units = wanted[index].units
+        for positions in _candidates(layout, free, wanted[index], validate):
+            left -= 1
+            if left < 0:
+                return False
+            placed[index] = positions
+            free.take(positions, units)
+            if serve(rank + 1):
+                return True
+            free.take(positions, -units)
+        return False
+
+    return tuple(placed) if serve(0) else None
+
+
+def vetoed(layout: Layout, term: Term, positions: Sequence[int], validate: Validate | None) -> str:
+    """Ask each vendor concerned about a set; the answer is its reason, or empty when all agree."""
+    if validate is None:
+        return ""
+    by_vendor: dict[str, list[Device]] = {}
+    for position in positions:
+        device = layout.devices[position]
+        by_vendor.setdefault(device.vendor, []).append(device)
+    for vendor, devices in by_vendor.items():
+        try:
+            reason = validate(term, devices)
+        except Exception as error:  # noqa: BLE001 -- a faulty rule refuses; it must not strand whoever releases
+            reason = f"the rule of vendor {vendor!r} failed: {type(error).__name__}: {error}"
+        if reason:
+            return reason
+    return ""
+
+
+def _groups(layout: Layout, term: Term, mask: int) -> tuple[int, ...]:
+    """Split devices by vendor and type where a term takes several and all must be alike."""
+    if term.count == 1:
+        return (mask,) if mask else ()
+    groups: dict[tuple[str, str], int] = {}
+    for position in bits(mask):
+        device = layout.devices[position]
+        alike = (device.vendor, device.type)
+        groups[alike] = groups.get(alike, 0) | 1 << position
+    return tuple(group for group in groups.values() if group.bit_count() >= term.count)
+
+
+def _slack(wanted: Wanted) -> tuple[int, bool]:
+    """How much choice a term has: those with least are placed first, and whole devices before shares."""
+    return wanted.mask.bit_count() - wanted.term.count, wanted.term.fraction
+
+
+def _candidates(
+    layout: Layout, free: Occupancy, wanted: Wanted, validate: Validate | None
+) -> Iterator[tuple[int, ...]]:
+    """Sets of devices that could serve a term now and that no vendor vetoes, best first."""
+    for groups in wanted.choices:
+        for positions in _sets(layout, free, wanted, groups):
+            if not vetoed(layout, wanted.term, positions, validate):
+                yield positions
+
+
+def _sets(layout: Layout, free: Occupancy, wanted: Wanted, groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    term, topology = wanted.term, layout.topology
+    if term.count > 1:
+        masks = [group & free.whole for group in groups]
+        if len(masks) > 1:
+            masks.sort(key=lambda mask: _best_value(topology, term, mask), reverse=True)
+        for mask in masks:
+            yield from (tuple(bits(chosen)) for chosen in topology.sets(mask, term.count, linked=term.linked))
+        return
+    for group in groups:
+        if term.fraction:
+            for level in sorted(level for level in free.levels if wanted.units <= level < UNITS_PER_DEVICE):
+                yield from ((position,) for position in bits(free.levels.get(level, 0) & group))
+        yield from ((position,) for position in topology.singles(free.whole & group))
+
+
+def _best_value(topology: Topology, term: Term, mask: int) -> tuple[int, int]:
+    best = topology.best_set(mask, term.count, linked=term.linked)
+    return topology.value(best, mask) if best else (-1, 0)
+
+
+def plan(
+    inventory: Inventory, request: Request, *, taken: Iterable[tuple[str, int]] = (), validate: Validate | None = None
+) -> tuple[tuple[Device, ...], ...] | None:
+    """Place one request on a machine without a scheduler.
+
+    Args:
+        inventory: The machine.
+        request: The request.
+        taken: Device ids with the units of them that are taken.
+        validate: The vendors' rules.
+
+    Returns:
+        Devices, term by term; None when they are not free.
+
+    Raises:
+        UnknownNameError: When nothing goes by one of the names.
+    """
+    layout = Layout(inventory)
+    free = Occupancy.empty(layout)
+    for device_id, units in taken:
+        free.take((layout.positions[device_id],), units)
+    placed = place(layout, free, [want(layout, term) for term in request.terms], validate)
+    return placed and tuple(tuple(layout.devices[position] for position in positions) for positions in placed)

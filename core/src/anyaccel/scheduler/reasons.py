@@ -1,0 +1,127 @@
+"""Why a request fits or does not, as data first and as sentences made from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from anyaccel.model import Request, Term
+
+
+class ReasonCode(Enum):
+    """What stands in a request's way."""
+
+    NOT_ENOUGH = "not-enough"
+    """There are fewer such devices on the machine than are asked for."""
+    VENDOR_FAILED = "vendor-failed"
+    """A vendor's devices could not be detected, so nobody knows what is there."""
+    HIDDEN = "hidden"
+    """The environment we started in hides devices."""
+    UNHEALTHY = "unhealthy"
+    """Devices are there and broken."""
+    MEMORY = "memory"
+    """Devices have less memory than is asked for, or nobody knows how much."""
+    NOT_FRACTIONAL = "not-fractional"
+    """Devices are given out whole only."""
+    MIXED_TYPES = "mixed-types"
+    """There are enough devices, and not enough that are alike."""
+    NOT_LINKED = "not-linked"
+    """There are enough devices, and not enough that are linked to each other."""
+    VENDOR_RULE = "vendor-rule"
+    """The vendor's rule refuses the quantity or the set."""
+    TOGETHER = "together"
+    """Each term fits, and all of them at once do not."""
+    TAKEN = "taken"
+    """Devices are held by somebody."""
+    WAITING_BEHIND = "waiting-behind"
+    """Requests for the same devices came first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """One thing that stands in a request's way.
+
+    Attributes:
+        code: What it is.
+        message: The same in words, as a clause without capital and period.
+        term: The term concerned; None when it is the whole request.
+        devices: Ids of the devices concerned.
+        holders: Ids of the allocations that hold them, or of the tickets that wait in front.
+    """
+
+    code: ReasonCode
+    message: str
+    term: Term | None = None
+    devices: tuple[str, ...] = ()
+    holders: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """The reason as JSON data."""
+        return {
+            "code": self.code.value,
+            "message": self.message,
+            "term": None if self.term is None else str(self.term),
+            "devices": list(self.devices),
+            "holders": list(self.holders),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether a request fits, and why not.
+
+    Attributes:
+        request: The request.
+        fits_now: Whether it would be served if it were made now.
+        ever_fits: Whether it would be served if nothing were held.
+        reasons: What stands in its way; empty when it fits now.
+        nearest: The nearest request that this machine can ever serve; None when there is none, or this one can be.
+        nearest_now: The nearest request that can be served now; None likewise.
+    """
+
+    request: Request
+    fits_now: bool
+    ever_fits: bool
+    reasons: tuple[Reason, ...] = ()
+    nearest: Request | None = None
+    nearest_now: Request | None = None
+
+    @property
+    def cpu(self) -> bool:
+        """Whether the request runs on the CPU instead, since it can never fit and accepts that."""
+        return self.request.else_cpu and not self.ever_fits
+
+    @property
+    def message(self) -> str:
+        """The verdict in one sentence, without the way out."""
+        if self.fits_now:
+            return f"{self.request} fits now."
+        what = "does not fit now" if self.ever_fits else "can never fit"
+        why = "; ".join(reason.message for reason in self.reasons)
+        return f"{self.request} {what}: {why}." + (" It runs on the CPU instead." if self.cpu else "")
+
+    @property
+    def hint(self) -> str:
+        """The way out, or empty."""
+        lines = []
+        if not self.ever_fits and self.nearest:
+            lines.append(f"nearest that fits: {self.nearest}")
+        if self.nearest_now and self.nearest_now != self.nearest:
+            lines.append(f"fits now: {self.nearest_now}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, object]:
+        """The verdict as JSON data, requests in the form that can be asked for again."""
+        return {
+            "request": str(self.request),
+            "fits_now": self.fits_now,
+            "ever_fits": self.ever_fits,
+            "cpu": self.cpu,
+            "message": self.message,
+            "reasons": [reason.to_json() for reason in self.reasons],
+            "nearest": None if self.nearest is None else str(self.nearest),
+            "nearest_now": None if self.nearest_now is None else str(self.nearest_now),
+        }
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, (self.message, self.hint)))

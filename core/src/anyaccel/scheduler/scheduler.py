@@ -1,0 +1,395 @@
+"""The scheduler of one process: who gets which device, who waits, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from threading import Lock
+from typing import TYPE_CHECKING, Literal
+
+from anyaccel.errors import NeverFitsError, NotFreeError
+from anyaccel.model import (
+    AGREEMENT,
+    UNITS_PER_DEVICE,
+    Allocation,
+    Device,
+    Grant,
+    Inventory,
+    Request,
+    Share,
+)
+from anyaccel.scheduler.grammar import parse_request
+from anyaccel.scheduler.placement import Layout, Occupancy, Validate, Wanted, place, want
+from anyaccel.scheduler.queue import Queue
+
+if TYPE_CHECKING:
+    from anyaccel.scheduler.demand import Demand
+    from anyaccel.scheduler.reasons import Verdict
+
+RequestLike = str | Sequence[str] | Request
+"""What a request can be given as: text, texts that form one request, or a value."""
+
+_PLANS = 4_096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """A request in the terms of the machine."""
+
+    request: Request
+    wanted: tuple[Wanted, ...]
+    mask: int
+    ever_fits: bool
+
+
+class Ticket:
+    """A request's place in the queue, until it is placed or cancelled.
+
+    Attributes:
+        id: Identity, unique within the scheduler.
+        request: The request.
+        priority: The higher, the earlier.
+        note: Whose it is, in words.
+        allocation: What the request got, or None as long as it waits.
+        cancelled: Whether it was withdrawn.
+    """
+
+    __slots__ = ("_number", "_on_placed", "_plan", "_scheduler", "allocation", "cancelled", "note", "priority")
+
+    def __init__(  # noqa: PLR0913 -- made by the scheduler alone
+        self,
+        scheduler: Scheduler,
+        plan: _Plan,
+        *,
+        number: int,
+        priority: int,
+        note: str,
+        on_placed: Callable[[Ticket], None] | None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._plan = plan
+        self._number = number
+        self._on_placed = on_placed
+        self.priority = priority
+        self.note = note
+        self.allocation: Allocation | None = None
+        self.cancelled = False
+
+    @property
+    def id(self) -> str:
+        """Identity, unique within the scheduler."""
+        return f"t{self._number}"
+
+    @property
+    def request(self) -> Request:
+        """The request."""
+        return self._plan.request
+
+    def cancel(self) -> bool:
+        """Stop waiting.
+
+        Returns:
+            True when the ticket waited; False when it has its allocation, which then is to be released, or when it
+            was cancelled before.
+        """
+        return self._scheduler._cancel(self)  # noqa: SLF001 -- one class in two halves
+
+    def why(self) -> Verdict:
+        """Say what the ticket waits for."""
+        return self._scheduler._why_ticket(self)  # noqa: SLF001 -- one class in two halves
+
+    def __repr__(self) -> str:
+        state = "cancelled" if self.cancelled else self.allocation.id if self.allocation else "waiting"
+        return f"<Ticket {self.id} {self.request}: {state}>"
+
+
+class Scheduler:
+    """Gives the devices of one machine to requests, exactly and in order. Every method may be called by any thread.
+
+    Args:
+        inventory: The machine.
+        validate: The vendors' rules: called with a term and the devices of one vendor, returns a reason against them
+            or None. Must be a pure function; it is called while the scheduler is locked.
+        known: Names that installed plug-ins know beside those on this machine: a request for one of them never fits,
+            while any other name is an error.
+    """
+
+    def __init__(self, inventory: Inventory, validate: Validate | None = None, known: Iterable[str] = ()) -> None:
+        self._layout = Layout(inventory, known)
+        self._validate = validate
+        self._lock = Lock()
+        self._free = Occupancy.empty(self._layout)
+        self._held: dict[str, Allocation] = {}
+        self._notes: dict[str, str] = {}
+        self._holders: list[dict[str, Allocation]] = [{} for _ in inventory.devices]
+        self._queue: Queue[Ticket] = Queue()
+        self._infeasible: dict[int, Ticket] = {}
+        self._plans: dict[Request, _Plan] = {}
+        self._numbers = count(1)
+
+    @property
+    def inventory(self) -> Inventory:
+        """The machine."""
+        return self._layout.inventory
+
+    def allocate(self, request: RequestLike, *, priority: int = 0, note: str = "") -> Allocation:
+        """Give devices to a request at once.
+
+        Nobody who waits for the same devices with at least this priority is overtaken. With ``else=cpu``, a request
+        that can *never* fit gets an allocation without devices; one that could fit later does not, since falling
+        back while devices are merely busy is rarely meant.
+
+        Args:
+            request: What is asked for.
+            priority: The higher, the earlier.
+            note: Whose it is, in words, for those who find the devices taken.
+
+        Returns:
+            The allocation, to be given back to :meth:`release`.
+
+        Raises:
+            RequestError: When the request does not follow the grammar.
+            UnknownNameError: When nothing goes by one of its names.
+            NeverFitsError: When this machine can never serve it; carries the verdict.
+            NotFreeError: When this machine cannot serve it now; carries the verdict.
+        """
+        plan = self._plan(parse_request(request))
+        with self._lock:
+            allocation = self._try(plan, priority, note)
+            if allocation is None:
+                verdict = self._judge(plan, priority)
+        if allocation is not None:
+            return allocation
+        error = NotFreeError if verdict.ever_fits else NeverFitsError
+        raise error(verdict.message, verdict=verdict, hint=verdict.hint)
+
+    def submit(
+        self,
+        request: RequestLike,
+        *,
+        priority: int = 0,
+        note: str = "",
+        infeasible: Literal["raise", "pend"] = "raise",
+        on_placed: Callable[[Ticket], None] | None = None,
+    ) -> Ticket:
+        """Give devices to a request as soon as it is its turn.
+
+        Args:
+            request: What is asked for.
+            priority: The higher, the earlier.
+            note: Whose it is, in words.
+            infeasible: What becomes of a request that can never fit: an error, or a ticket that stands in nobody's
+                way and counts as demand.
+            on_placed: Called once, with the ticket, when it has its allocation: before this method returns, or later
+                by the thread that made room. The scheduler is not locked then. An exception is logged.
+
+        Raises:
+            RequestError: When the request does not follow the grammar.
+            UnknownNameError: When nothing goes by one of its names.
+            NeverFitsError: When this machine can never serve it and ``infeasible`` is ``raise``.
+        """
+        plan = self._plan(parse_request(request))
+        never = not (plan.ever_fits or plan.request.else_cpu)
+        with self._lock:
+            verdict = self._judge(plan, priority) if never and infeasible == "raise" else None
+            if verdict is None:
+                number = next(self._numbers)
+                ticket = Ticket(self, plan, number=number, priority=priority, note=note, on_placed=on_placed)
+                ticket.allocation = self._try(plan, priority, note)
+                if never:
+                    self._infeasible[number] = ticket
+                elif ticket.allocation is None:
+                    self._queue.add(ticket, priority=priority, number=number, mask=plan.mask)
+        if verdict is not None:
+            raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
+        if ticket.allocation is not None:
+            _notify([ticket])
+        return ticket
+
+    def release(self, allocation: Allocation) -> None:
+        """Take back what an allocation holds, and serve those who waited for it.
+
+        Raises:
+            ValueError: When it is not held: it was released before, or another scheduler gave it.
+        """
+        with self._lock:
+            if self._held.get(allocation.id) is not allocation:
+                raise ValueError(
+                    f"allocation {allocation.id} ({allocation.request}) is not held: it was released before, or "
+                    f"another scheduler gave it"
+                )
+            del self._held[allocation.id]
+            self._notes.pop(allocation.id, None)
+            changed = 0
+            for share in allocation.shares:
+                position = self._layout.positions[share.device.id]
+                self._free.take((position,), -share.units)
+                self._holders[position].pop(allocation.id, None)
+                changed |= 1 << position
+            placed = self._serve(changed)
+        _notify(placed)
+
+    def why(self, request: RequestLike, *, priority: int = 0) -> Verdict:
+        """Say whether a request would be served now or ever, why not, and what near to it would.
+
+        Raises:
+            RequestError: When the request does not follow the grammar.
+            UnknownNameError: When nothing goes by one of its names.
+        """
+        plan = self._plan(parse_request(request))
+        with self._lock:
+            return self._judge(plan, priority)
+
+    def free(self, device_id: str) -> int:
+        """Free units of a device in 1/10000; 0 for one that is hidden or unhealthy.
+
+        Raises:
+            KeyError: When no device has this id.
+        """
+        with self._lock:
+            return self._free.units[self._layout.positions[device_id]]
+
+    def holders(self, device_id: str) -> tuple[Allocation, ...]:
+        """The allocations that hold a device, first to come first.
+
+        Raises:
+            KeyError: When no device has this id.
+        """
+        with self._lock:
+            return tuple(self._holders[self._layout.positions[device_id]].values())
+
+    def pending(self) -> tuple[Ticket, ...]:
+        """Those who wait, first to be served first; after them those who can never be."""
+        with self._lock:
+            return (*self._queue, *self._infeasible.values())
+
+    def demand(self) -> tuple[Demand, ...]:
+        """What those who wait want, by the name that they asked for."""
+        from anyaccel.scheduler.demand import summarize
+
+        with self._lock:
+            feasible = [ticket.request for ticket in self._queue]
+            infeasible = [ticket.request for ticket in self._infeasible.values()]
+        return (
+            *summarize(self._layout, feasible, infeasible=False),
+            *summarize(self._layout, infeasible, infeasible=True),
+        )
+
+    def _plan(self, request: Request) -> _Plan:
+        """Resolve a request against the machine. Needs no lock: it depends on nothing that changes."""
+        found = self._plans.get(request)
+        if found is None:
+            wanted = tuple(want(self._layout, term) for term in request.terms)
+            mask = 0
+            for each in wanted:
+                mask |= each.mask
+            empty = Occupancy.empty(self._layout)
+            ever = place(self._layout, empty, wanted, self._validate) is not None
+            found = _Plan(request=request, wanted=wanted, mask=mask, ever_fits=ever)
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            self._plans[request] = found
+        return found
+
+    def _try(self, plan: _Plan, priority: int, note: str) -> Allocation | None:
+        """Serve a newcomer unless that would overtake somebody."""
+        if not plan.ever_fits:
+            return self._hold(plan, (), note) if plan.request.else_cpu else None
+        if self._queue.blocked(priority=priority, mask=plan.mask):
+            return None
+        return self._place(plan, note)
+
+    def _place(self, plan: _Plan, note: str) -> Allocation | None:
+        placed = place(self._layout, self._free, plan.wanted, self._validate)
+        return None if placed is None else self._hold(plan, placed, note)
+
+    def _hold(self, plan: _Plan, placed: Sequence[Sequence[int]], note: str) -> Allocation:
+        devices = self._layout.devices
+        grants = tuple(
+            Grant(term=each.term, shares=tuple(_share(devices[position], each.units) for position in positions))
+            for each, positions in zip(plan.wanted, placed)  # noqa: B905 -- nothing is placed on the CPU
+        )
+        allocation = Allocation(id=f"a{next(self._numbers)}", request=plan.request, grants=grants)
+        for each, positions in zip(plan.wanted, placed):  # noqa: B905
+            self._free.take(positions, each.units)
+            for position in positions:
+                self._holders[position][allocation.id] = allocation
+        self._held[allocation.id] = allocation
+        if note:
+            self._notes[allocation.id] = note
+        return allocation
+
+    def _serve(self, changed: int) -> list[Ticket]:
+        """Place those whose turn it is; the caller notifies them once the lock is open."""
+        served: list[Ticket] = []
+
+        def serve(ticket: Ticket) -> bool:
+            ticket.allocation = self._place(ticket._plan, ticket.note)  # noqa: SLF001
+            if ticket.allocation is not None:
+                served.append(ticket)
+            return ticket.allocation is not None
+
+        self._queue.serve(changed, serve)
+        return served
+
+    def _cancel(self, ticket: Ticket) -> bool:
+        plan, number = ticket._plan, ticket._number  # noqa: SLF001
+        with self._lock:
+            if self._infeasible.pop(number, None) is not None:
+                ticket.cancelled = True
+                return True
+            if not self._queue.remove(priority=ticket.priority, number=number, mask=plan.mask):
+                return False
+            ticket.cancelled = True
+            placed = self._serve(plan.mask)
+        _notify(placed)
+        return True
+
+    def _why_ticket(self, ticket: Ticket) -> Verdict:
+        with self._lock:
+            return self._judge(ticket._plan, ticket.priority, ticket._number)  # noqa: SLF001
+
+    def _judge(self, plan: _Plan, priority: int, number: int | None = None) -> Verdict:
+        from anyaccel.scheduler.explain import Scene, judge
+
+        later = next(self._numbers) if number is None else number
+        ahead = self._queue.ahead(priority=priority, number=later, mask=plan.mask)
+        scene = Scene(
+            layout=self._layout,
+            free=self._free,
+            validate=self._validate,
+            holders=self._describe_holders,
+            ahead={ticket.id: _named(ticket.id, ticket.note or str(ticket.request)) for ticket in ahead},
+        )
+        return judge(scene, plan.request)
+
+    def _describe_holders(self, position: int) -> dict[str, str]:
+        return {
+            key: _named(key, self._notes.get(key) or str(allocation.request))
+            for key, allocation in self._holders[position].items()
+        }
+
+
+def _share(device: Device, units: int) -> Share:
+    if units == UNITS_PER_DEVICE:
+        return Share(device=device, units=units, memory_bytes=device.memory_bytes)
+    memory = None if device.memory_bytes is None else device.memory_bytes * units // UNITS_PER_DEVICE
+    return Share(device=device, units=units, memory_bytes=memory, enforced_by=AGREEMENT)
+
+
+def _named(key: str, note: str) -> str:
+    return f"{key} ({note})"
+
+
+def _notify(tickets: Iterable[Ticket]) -> None:
+    for ticket in tickets:
+        on_placed = ticket._on_placed  # noqa: SLF001
+        if on_placed is None:
+            continue
+        try:
+            on_placed(ticket)
+        except Exception:  # the thread that made room is not to blame, and the others are to be told
+            import logging
+
+            logging.getLogger("anyaccel").exception("on_placed of %r failed", ticket)

@@ -1,0 +1,258 @@
+"""How well the devices of a machine are connected, and which sets of them are connected best.
+
+Positions of devices are bits of an int, so that "the free ones among those that are linked to this one" is one
+operation however many devices there are. Devices that are connected to everything alike form a *cell*; searching by
+cells instead of devices is what keeps large machines cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import combinations, islice
+
+from anyaccel.model import Device
+
+EXACT_UP_TO = 16
+"""Candidates among which the best-connected set is found exactly; among more it is found greedily."""
+SEARCH_STEPS = 20_000
+"""Steps after which an exact search settles for the best set so far: a few tens of milliseconds."""
+SETS = 512
+"""Sets that are offered to a vendor's rule before the answer is no."""
+
+_SEEDS = 4
+_LINK_LEVELS = 8
+_PCI_GAP = 16
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The positions in a mask, lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def first(mask: int, count: int) -> int:
+    """The lowest ``count`` positions of a mask, as a mask."""
+    return sum(1 << position for position in islice(bits(mask), count))
+
+
+class Topology:
+    """Connections between devices by position: links first, then NUMA nodes, then PCI neighbors.
+
+    Args:
+        devices: The devices, in the order in which they are handed out.
+
+    Attributes:
+        linked: For each position, the mask of positions that are linked to it directly.
+    """
+
+    def __init__(self, devices: Sequence[Device]) -> None:
+        size = len(devices)
+        levels = _link_levels(devices)
+        self.linked = levels[0] if levels else [0] * size
+        numa = _same([device.numa_node for device in devices])
+        pci = _same(_pci_groups(devices))
+        everything = (1 << size) - 1
+        # A connection that all pairs have, or none, tells sets apart nowhere: it costs nothing.
+        self._layers = [
+            (weight, near)
+            for weight, near in (*((1 << 44, level) for level in levels), (1 << 22, numa), (1, pci))
+            if any(near) and any(mask | 1 << position != everything for position, mask in enumerate(near))
+        ]
+        self._closest = sum(weight for weight, _ in self._layers)
+        self._neighborhoods = [*reversed(levels), numa, pci]
+        cells: dict[tuple[int, ...], int] = {}
+        signatures = [
+            tuple(near[position] and near[position] | 1 << position for near in (*levels, numa, pci))
+            for position in range(size)
+        ]
+        for position, signature in enumerate(signatures):
+            cells[signature] = cells.get(signature, 0) | 1 << position
+        self._cells = list(cells.values())
+        self._cell_of = [cells[signature] for signature in signatures]
+
+    def affinity(self, position: int, mask: int) -> int:
+        """How well one device is connected to those of a mask; only comparisons of the number mean anything."""
+        total = 0
+        for weight, near in self._layers:
+            total += weight * (near[position] & mask).bit_count()
+        return total
+
+    def value(self, chosen: int, free: int) -> tuple[int, int]:
+        """How good it is to take ``chosen`` out of ``free``: well connected first, then leaving the rest so."""
+        inside = sum(self.affinity(position, chosen) for position in bits(chosen)) // 2
+        return inside, -sum(self.affinity(position, free) for position in bits(chosen))
+
+    def all_linked(self, chosen: int) -> bool:
+        """Whether every two devices of a mask are linked directly."""
+        return all((self.linked[position] | 1 << position) & chosen == chosen for position in bits(chosen))
+
+    def best_set(self, free: int, count: int, *, linked: bool = False) -> int:
+        """The best-connected ``count`` devices of ``free``, as a mask.
+
+        Equally good sets are told apart by how well connected they leave the rest, then by position.
+
+        Returns:
+            The set, or 0 when there is none, or with ``linked`` none was found in ``SEARCH_STEPS``.
+        """
+        available = free.bit_count()
+        if available < count:
+            return 0
+        if count == 1:
+            return self._loosest(free)
+        if not linked and (available == count or not self._layers):
+            return first(free, count)
+        if available <= EXACT_UP_TO:
+            return self._exact(free, count, linked=linked)
+        return self._greedy(free, count, linked=linked) or (self._exact(free, count, linked=True) if linked else 0)
+
+    def sets(self, free: int, count: int, *, linked: bool = False) -> Iterator[int]:
+        """Sets of ``count`` devices, best first: the best one, neighbors in order, then others, up to ``SETS``."""
+        best = self.best_set(free, count, linked=linked)
+        if not best:
+            return
+        yield best
+        positions = list(bits(free))
+        runs = (positions[start : start + count] for start in range(len(positions) - count + 1))
+        windows = sorted((_mask(run) for run in runs), key=lambda chosen: self.value(chosen, free), reverse=True)
+        others = (_mask(chosen) for chosen in combinations(positions, count))
+        seen = {best}
+        for chosen in (*windows[: SETS - 1], *islice(others, SETS)):
+            if chosen not in seen and len(seen) < SETS and (not linked or self.all_linked(chosen)):
+                seen.add(chosen)
+                yield chosen
+
+    def singles(self, free: int) -> Iterator[int]:
+        """Positions of single devices: first the one that is missed least, then the others in order."""
+        if free:
+            best = self._loosest(free)
+            yield best.bit_length() - 1
+            yield from bits(free & ~best)
+
+    def _loosest(self, free: int) -> int:
+        """The device whose loss breaks the fewest connections between free devices."""
+        if not self._layers:
+            return free & -free
+        lows = [mask & -mask for cell in self._cells if (mask := cell & free)]
+        return min(lows, key=lambda low: (self.affinity(low.bit_length() - 1, free), low))
+
+    def _exact(self, free: int, count: int, *, linked: bool) -> int:
+        """Branch and bound over sets, where devices of one cell are interchangeable."""
+        loss = {position: self.affinity(position, free) for position in bits(free)}
+        scale = sum(loss.values()) + 1  # a set's own connections weigh more than all that it can break
+        lightest = min(loss.values())
+        best, best_value, steps = 0, -(scale**2), SEARCH_STEPS
+
+        def extend(chosen: int, allowed: int, value: int, missing: int) -> None:
+            nonlocal best, best_value, steps
+            if not missing:
+                if value > best_value or not best:
+                    best, best_value = chosen, value
+                return
+            pairs = missing * (count - missing) + missing * (missing - 1) // 2
+            hope = value + pairs * self._closest * scale - missing * lightest
+            while allowed.bit_count() >= missing and steps > 0 and (hope > best_value or not best):
+                steps -= 1
+                low = allowed & -allowed
+                position = low.bit_length() - 1
+                rest = allowed ^ low
+                gain = self.affinity(position, chosen) * scale - loss[position]
+                extend(chosen | low, rest & self.linked[position] if linked else rest, value + gain, missing - 1)
+                allowed &= ~self._cell_of[position]
+
+        extend(0, free, 0, count)
+        return best
+
+    def _greedy(self, free: int, count: int, *, linked: bool) -> int:
+        """Grow sets from a few promising devices, cell by cell, and keep the best."""
+        grown = {self._grow(seed, free, count, linked=linked) for seed in self._seeds(free, count)} - {0}
+        return max(sorted(grown), key=lambda chosen: self.value(chosen, free), default=0)
+
+    def _seeds(self, free: int, count: int) -> list[int]:
+        """Devices to grow a set from: the smallest neighborhoods that can hold the set, then the largest others."""
+
+        def room(position: int) -> tuple[bool, int, int]:
+            near = next((level[position] for level in self._neighborhoods if level[position]), 0)
+            size = (near & free).bit_count() + 1
+            return size < count, size if size >= count else -size, position
+
+        lows = (mask & -mask for cell in self._cells if (mask := cell & free))
+        return sorted((low.bit_length() - 1 for low in lows), key=room)[:_SEEDS]
+
+    def _grow(self, seed: int, free: int, count: int, *, linked: bool) -> int:
+        """Add the nearest cell until there are enough devices; 0 when there never are."""
+        chosen, allowed, position = 0, free, seed
+        while True:
+            cell = self._cell_of[position] & allowed
+            if linked and not self.linked[position] & cell:
+                cell = 1 << position
+            chosen |= first(cell, count - chosen.bit_count())
+            missing = count - chosen.bit_count()
+            if not missing:
+                return chosen
+            allowed &= ~chosen & (self.linked[position] if linked else -1)
+            if allowed.bit_count() < missing:
+                return 0
+            lows = (mask & -mask for cell in self._cells if (mask := cell & allowed))
+            position = max(
+                (low.bit_length() - 1 for low in lows),
+                key=lambda near: (self.affinity(near, chosen), -self.affinity(near, free), -near),
+            )
+
+
+def _mask(positions: Iterable[int]) -> int:
+    mask = 0
+    for position in positions:
+        mask |= 1 << position
+    return mask
+
+
+def _link_levels(devices: Sequence[Device]) -> list[list[int]]:
+    """Who is linked to whom at least so well, by position, for each strength of link on the machine.
+
+    A link that one side reports counts for both. Only the order of strengths counts, so each level weighs the same;
+    on a machine with very many strengths some are merged.
+    """
+    positions = {device.id: position for position, device in enumerate(devices)}
+    strengths = sorted({strength for device in devices for strength in device.links.values() if strength > 0})
+    strengths = strengths[:: -(-len(strengths) // _LINK_LEVELS) or 1]
+    levels = [[0] * len(devices) for _ in strengths]
+    for position, device in enumerate(devices):
+        for other, strength in device.links.items():
+            peer = positions.get(other, position)
+            for least, near in zip(strengths, levels, strict=True):
+                if peer != position and strength >= least:
+                    near[position] |= 1 << peer
+                    near[peer] |= 1 << position
+    return levels
+
+
+def _same(groups: Sequence[Hashable]) -> list[int]:
+    """For each position, the mask of the other positions of its group; None is no group."""
+    masks: dict[Hashable, int] = {}
+    for position, group in enumerate(groups):
+        if group is not None:
+            masks[group] = masks.get(group, 0) | 1 << position
+    return [masks.get(group, 1 << position) & ~(1 << position) for position, group in enumerate(groups)]
+
+
+def _pci_groups(devices: Sequence[Device]) -> list[int | None]:
+    """Number the groups of devices whose PCI buses lie close together, as they do behind one switch."""
+    buses = [_bus(device.pci_bus_id) for device in devices]
+    groups: dict[int | None, int] = {}
+    group, last = 0, -_PCI_GAP
+    for bus in sorted({bus for bus in buses if bus is not None}):
+        group += bus - last >= _PCI_GAP
+        groups[bus] = group
+        last = bus
+    return [groups.get(bus) for bus in buses]
+
+
+def _bus(address: str | None) -> int | None:
+    """The bus of a PCI address as one number, so that buses of two domains are far apart; None when unknown."""
+    try:
+        domain, bus, _ = (address or "").split(":")
+        return int(domain, 16) << 16 | int(bus, 16)
+    except ValueError:
+        return None

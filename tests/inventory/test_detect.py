@@ -1,0 +1,199 @@
+"""Detection: every vendor at once, each at its own risk."""
+
+import contextlib
+import time
+
+import psutil
+import pytest
+
+import anyaccel as aa
+from anyaccel.model import Health, ProblemKind, VendorState
+
+HEAD = """
+from anyaccel.plugin import *
+@hookimpl
+def anyaccel_info(): return PluginInfo(vendor="bad", resource="BPU", kind="bpu", env_vars=("BAD_VISIBLE",))
+@hookimpl
+def anyaccel_fractional(device): return Fractional.NO
+@hookimpl
+def anyaccel_tags(device): return ("BAD-1",)
+@hookimpl
+def anyaccel_env(devices, ctx): return EnvEdits(set={"BAD_VISIBLE": ",".join(d.id for d in devices)})
+@hookimpl
+def anyaccel_detect(ctx):
+"""
+
+FAULTS = {
+    "hangs": ("import time; time.sleep(60)", ProblemKind.TIMEOUT, "it did not answer within 2 s."),
+    "exits at once": ("import os; os._exit(7)", ProblemKind.DIED, "its process ended with exit status 7 before it answered."),
+    "exits politely": ("raise SystemExit(3)", ProblemKind.RAISED, "it raised SystemExit: 3"),
+    "crashes": ("import ctypes; ctypes.string_at(0)", ProblemKind.DIED, "its process was killed by SIGSEGV before it answered."),
+    "raises": ("raise OSError('libbad.so.2: cannot open shared object file')", ProblemKind.RAISED,
+               "it raised OSError: libbad.so.2: cannot open shared object file"),
+    "returns junk": ("return [1]", ProblemKind.CONTRACT,
+                     "it must return Detected or None (got a list); write 'return Detected(devices=tuple(devices))'."),
+    "returns wrong fields": ("return Detected(devices=(Device(id='a b', index=True, model=3),))", ProblemKind.CONTRACT,
+                             "Detected.devices[0].index must be int (got True that is a bool); "
+                             "Detected.devices[0].model must be str (got 3 that is a int)."),
+    "repeats an id": ("return Detected(devices=tuple(Device(id='x', index=i, model='m') for i in (0, 1)))",
+                      ProblemKind.CONTRACT, "Device.id must be unique (got 'x' more than once)."),
+    "repeats an index": ("return Detected(devices=tuple(Device(id=i, index=0, model='m') for i in 'ab'))",
+                         ProblemKind.CONTRACT, "Device.index must be unique (got 0 more than once)."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_vendor_that_fails_costs_only_itself(fault, install, acme, record):
+    body, kind, reason = FAULTS[fault]
+    install("bad", HEAD + "    " + body, distribution="third-party-bad", version="0.3")
+    inventory = aa.detect(record({}, {}), timeout=2)
+    assert [device.id for device in inventory.devices] == ["acme-s0", "acme-s1"]
+    bad = inventory.report("bad")
+    assert bad.state is VendorState.FAILED
+    assert (bad.problem.kind, bad.problem.reason) == (kind, reason)
+    assert (bad.problem.distribution, bad.problem.version) == ("third-party-bad", "0.3")
+    assert bad.problem.hook == "anyaccel_detect"
+    assert "ANYACCEL_DISABLE=bad" in bad.problem.next_step
+    assert inventory.report("acme").state is VendorState.OK
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import os; os._exit(1)", "its process ended with exit status 1 before it answered."),
+        ("import ctypes; ctypes.string_at(0)", "its process was killed by SIGSEGV before it answered."),
+        (
+            "import no_such_module_at_all",
+            "importing 'plug_anyaccel_bad' raised ModuleNotFoundError: No module named 'no_such_module_at_all'",
+        ),
+        ("raise SystemExit('usage: tool')", "importing 'plug_anyaccel_bad' raised SystemExit: usage: tool"),
+        ("def (", "importing 'plug_anyaccel_bad' raised SyntaxError: invalid syntax (plug_anyaccel_bad.py, line 1)"),
+    ],
+)
+def test_a_plugin_that_cannot_be_imported_costs_only_itself(source, reason, install, acme, record):
+    install("bad", source)
+    inventory = aa.detect(record({}), timeout=5)
+    assert inventory.report("bad").problem.reason == reason
+    assert len(inventory.devices) == 1
+
+
+def test_all_vendors_are_asked_at_once(install, acme, record):
+    for number in range(3):
+        name = f"slow{number}"
+        install(name, HEAD.replace('"bad"', f'"{name}"') + "    import time; time.sleep(0.7)")
+    start = time.monotonic()
+    inventory = aa.detect(record({}))
+    assert time.monotonic() - start < 2.0
+    assert [report.state for report in inventory.vendors] == [VendorState.OK, *[VendorState.ABSENT] * 3]
+
+
+def test_output_of_a_plugin_stays_out_of_ours(install, acme, record, capfd):
+    install("bad", HEAD + "    import os; print('noise'); os.system('echo more'); return Detected()")
+    inventory = aa.detect(record({}))
+    assert inventory.report("bad").state is VendorState.OK
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nothing_of_a_vendor_is_loaded_into_this_process(acme, record):
+    import sys
+
+    aa.detect(record({}))
+    assert not [name for name in sys.modules if name.startswith("plug_")]
+
+
+def test_no_process_outlives_a_hang(install, acme, record, tmp_path):
+    pid_file = tmp_path / "pid"
+    install("bad", HEAD + f"    import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)")
+    aa.detect(record({}), timeout=1)
+    pid = int(pid_file.read_text())
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).wait(timeout=2)
+
+
+def test_two_plugins_for_one_vendor_keep_each_other_out(install, acme, record):
+    install("acme", acme.read_text(), distribution="other-acme")
+    inventory = aa.detect(record({}))
+    assert inventory.devices == ()
+    assert inventory.report("acme").problem.reason == (
+        "anyaccel-acme and other-acme both claim the vendor 'acme', so neither is used."
+    )
+
+
+def test_two_vendors_with_one_device_id(install, acme, record):
+    install("bad", HEAD + "    return Detected(devices=(Device(id='acme-s0', index=0, model='m'),))")
+    inventory = aa.detect(record({}))
+    assert [device.vendor for device in inventory.devices] == ["acme"]
+    assert inventory.report("bad").problem.reason == (
+        "the device id 'acme-s0' must be unique on the machine, and acme has it too."
+    )
+
+
+def test_an_unhealthy_device_is_listed_with_its_reason(acme, record):
+    inventory = aa.detect(record({}, {"health": "unhealthy", "reason": "fell off the bus; reboot"}))
+    broken = inventory.devices[1]
+    assert (broken.health, broken.health_reason, broken.usable) == (Health.UNHEALTHY, "fell off the bus; reboot", False)
+
+
+def test_a_mask_decides_what_is_ours_and_in_which_order(acme, record, monkeypatch):
+    monkeypatch.setenv("ACME_VISIBLE", "3,1")
+    inventory = aa.detect(record({}, {}, {}, {}))
+    assert [(device.index, device.visible) for device in inventory.devices] == [
+        (3, True),
+        (1, True),
+        (0, False),
+        (2, False),
+    ]
+
+
+def test_a_mask_that_makes_no_sense_hides_everything(acme, record, monkeypatch):
+    monkeypatch.setenv("ACME_VISIBLE", "nonsense")
+    inventory = aa.detect(record({}))
+    assert not inventory.devices[0].visible
+    assert inventory.report("acme").notes == (
+        "The environment hides every device of acme: it raised ValueError: "
+        "ACME_VISIBLE must be a comma list of ids or indexes (got 'nonsense')",
+    )
+
+
+def test_simulated_devices_are_the_same_each_time_and_carry_the_plugins_own_facts(acme):
+    first, second = aa.detect("sim:acme-one:4,A1"), aa.detect("sim:Acme-One:4,Acme-One")
+    assert first.devices == second.devices
+    assert [device.index for device in first.devices] == [0, 1, 2, 3, 4]
+    device = first.devices[0]
+    assert (device.tags, device.fractional.value, device.memory_bytes) == (("Acme-One", "ACME"), "shared", 16 << 30)
+    assert set(device.links) == {other.id for other in first.devices[1:4]}
+
+
+def test_an_unknown_product_offers_close_ones(acme):
+    with pytest.raises(
+        aa.MachineError, match=r"no installed plug-in knows the product 'Acme-Onee' .*; did you mean Acme-One"
+    ):
+        aa.detect("sim:Acme-Onee:2")
+
+
+@pytest.mark.parametrize(
+    "text", ["sim:", "sim:A1:0", "sim:A1:-1", "sim:A1:1e3", "sim:A1:99999999", "sim:,A1", "sim:A1:²"]
+)
+def test_a_simulation_that_cannot_be_understood_is_refused(text):
+    with pytest.raises(aa.MachineError, match="a simulated machine is"):
+        aa.detect(text)
+
+
+def test_a_directory_that_is_no_recording_is_refused(tmp_path):
+    with pytest.raises(aa.MachineError, match=r"there is no machine .*anyaccel record DIR"):
+        aa.detect(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot be read: Expecting property name"),
+        ("[]", r'must say "schema": "anyaccel.recording/1" \(got None\)'),
+        ('{"schema": "anyaccel.recording/9"}', r"\(got 'anyaccel.recording/9'\)"),
+        ('{"schema": "anyaccel.recording/1", "paths": []}', "is damaged: 'paths' must be a dict"),
+    ],
+)
+def test_a_damaged_recording_is_refused(content, message, tmp_path):
+    (tmp_path / "machine.json").write_text(content)
+    with pytest.raises(aa.MachineError, match=message):
+        aa.detect(str(tmp_path))
