@@ -72,7 +72,7 @@ def _made_up(resource: str, index: int, taken: set[str]) -> Device:
     )
 
 
-def _checked(name: str, number: int) -> tuple[str, int]:
+def _checked(name: str, number: object) -> tuple[str, int]:
     if not NAME.fullmatch(name):
         raise UsageError(f"a declared resource must be a name such as GPU (got {shown(name)})")
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_DEVICES:

@@ -49,12 +49,13 @@ def parse_request(request: str | Sequence[str] | Request) -> Request:
         return _parse_text(request)
     if isinstance(request, Request):
         return _checked(request)
-    if isinstance(request, Sequence) and all(isinstance(text, str) for text in request):
-        return _parse_text(" ".join(request))
-    raise RequestError(
-        f"a request must be text such as 'GPU:2', a list of such texts or a Request "
-        f"(got {shown(request)} that is a {type(request).__name__})"
-    )
+    texts: object = request  # what callers without a type checker may pass
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise RequestError(
+            f"a request must be text such as 'GPU:2', a list of such texts or a Request "
+            f"(got {shown(texts)} that is a {type(texts).__name__})"
+        )
+    return _parse_text(" ".join(texts))
 
 
 @lru_cache(maxsize=256)
@@ -157,10 +158,10 @@ def _parse_size(text: str, size: str) -> int:
             text, f"'mem' must be a number with a unit of B, KB, KiB, MB, MiB, GB, GiB, TB, TiB (got {shown(size)})"
         )
     rest = match[2] or ""
-    bytes_ = -(-int(match[1] + rest) * unit // 10 ** len(rest))
-    if not bytes_:
+    number, parts = int(match[1] + rest), int("1" + "0" * len(rest))
+    if not number:
         _refuse(text, f"'mem' must be more than 0 (got {shown(size)}); leave it out")
-    return bytes_
+    return -(-number * unit // parts)
 
 
 def _checked(request: Request) -> Request:

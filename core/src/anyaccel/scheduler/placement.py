@@ -269,4 +269,6 @@ def plan(
     for device_id, units in taken:
         free.take((layout.positions[device_id],), units)
     placed = place(layout, free, [want(layout, term) for term in request.terms], validate)
-    return placed and tuple(tuple(layout.devices[position] for position in positions) for positions in placed)
+    if placed is None:
+        return None
+    return tuple(tuple(layout.devices[position] for position in positions) for positions in placed)

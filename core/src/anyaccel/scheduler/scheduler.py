@@ -31,6 +31,7 @@ RequestLike = str | Sequence[str] | Request
 """What a request can be given as: text, texts that form one request, or a value."""
 
 _PLANS = 4_096
+_LAST = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,8 +354,8 @@ class Scheduler:
     def _judge(self, plan: _Plan, priority: int, number: int | None = None) -> Verdict:
         from anyaccel.scheduler.explain import Scene, judge
 
-        later = next(self._numbers) if number is None else number
-        ahead = self._queue.ahead(priority=priority, number=later, mask=plan.mask)
+        arrival = _LAST if number is None else number
+        ahead = self._queue.ahead(priority=priority, number=arrival, mask=plan.mask)
         scene = Scene(
             layout=self._layout,
             free=self._free,
