@@ -27,6 +27,5 @@ def main(args: argparse.Namespace) -> int:
         output.say(warning)
     allocation = launch.environment.allocation
     if allocation.cpu:
-        verdict = anyaccel.open_scheduler(launch.inventory).why(allocation.request)
-        output.say(f"{verdict}; running on the CPU, as else=cpu asks")
+        output.say(anyaccel.open_scheduler(launch.inventory).why(allocation.request).message)
     replace_process(launch, args.command)

@@ -8,6 +8,7 @@ from typing import Any
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import machine_options
+from anyaccel.inventory.machine import HOST
 from anyaccel.model import Device, Health, Inventory, Stats, VendorReport, VendorState, format_units
 
 
@@ -23,6 +24,8 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         output.print_json("status/1", status_json(inventory, observed))
         return 0
+    if inventory.machine != HOST:
+        output.say(f"this is not your host but {inventory.machine}")
     if inventory.devices:
         _print_devices(inventory, observed)
     else:

@@ -167,7 +167,7 @@ def _check_products(machine: Machine, answers: Answers) -> None:
         vendor: [str(name) for name in (outcome.value or {}).get("products", [])]
         for vendor, (_, outcome) in answers.items()
     }
-    for name, _ in machine.products:
+    for name in (item.product for item in machine.products):
         makers = [vendor for vendor, names in known.items() if name.casefold() in map(str.casefold, names)]
         if len(makers) > 1:
             raise MachineError(f"{name!r} is a product of {' and '.join(makers)}: set ANYACCEL_PLUGINS to one of them")

@@ -16,18 +16,31 @@ MOST_SIMULATED = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """Some devices of one product.
+
+    Attributes:
+        product: Name or alias of the product.
+        count: Number of devices.
+    """
+
+    product: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """A machine, as ``--machine`` names it.
 
     Attributes:
         text: ``host``, ``sim:PRODUCT[:COUNT],...`` or the directory of a recording.
         recording: Path of the recording's file, or None.
-        products: Simulated products with their counts, in order; empty when nothing is simulated.
+        products: Simulated products, in order; empty when nothing is simulated.
     """
 
     text: str = HOST
     recording: str | None = None
-    products: tuple[tuple[str, int], ...] = ()
+    products: tuple[Simulated, ...] = ()
 
     @property
     def simulated(self) -> bool:
@@ -62,7 +75,7 @@ def parse_machine(text: str | None = None, environ: Mapping[str, str] | None = N
     return Machine(text=os.path.abspath(text), recording=os.path.abspath(path))
 
 
-def _parse_product(item: str, text: str) -> tuple[str, int]:
+def _parse_product(item: str, text: str) -> Simulated:
     name, colon, count = item.strip().partition(":")
     number = int(count) if count.isascii() and count.isdigit() and len(count) <= len(str(MOST_SIMULATED)) else 0
     if not name or (colon and not 1 <= number <= MOST_SIMULATED):
@@ -70,4 +83,4 @@ def _parse_product(item: str, text: str) -> tuple[str, int]:
             f"a simulated machine is 'sim:PRODUCT:COUNT,...' with counts from 1 to {MOST_SIMULATED}"
             f" (got {item!r} in {text!r}), for example sim:ACME-1:8"
         )
-    return name, number if colon else 1
+    return Simulated(product=name, count=number if colon else 1)

@@ -51,7 +51,7 @@ def simulate(vendor: str, wanted: Sequence[tuple[Product, int]]) -> Detected:
                     attributes=product.attributes,
                 )
             )
-    return Detected(devices=tuple(devices), notes=("The devices of this machine are simulated.",))
+    return Detected(devices=tuple(devices))
 
 
 def _device_id(vendor: str, product: Product, index: int) -> str:

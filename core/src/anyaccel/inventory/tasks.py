@@ -64,7 +64,7 @@ def _detect(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
     machine = decode(Machine, payload["machine"])
     if machine.simulated:
         products = plugin.products()
-        wanted = [(found[0], count) for name, count in machine.products if (found := matching(name, products))]
+        wanted = [(found[0], item.count) for item in machine.products if (found := matching(item.product, products))]
         detected = simulate(plugin.info.vendor, wanted) if wanted else None
         answer: dict[str, Any] = {"products": encode(_names(products))}
         environ = payload["environ"]
@@ -97,8 +97,8 @@ def _complete(plugin: VendorPlugin, detected: Detected, environ: Mapping[str, st
     ]
     ids, notes = _visible(plugin, environ, devices)
     place = {device_id: position for position, device_id in enumerate(ids)}
-    devices.sort(key=lambda device: place.get(device.id, len(devices) + device.index))
-    completed = tuple(replace(device, visible=device.id in place, order=order) for order, device in enumerate(devices))
+    ordered = sorted(devices, key=lambda device: place.get(device.id, len(place) + device.index))
+    completed = tuple(replace(device, visible=device.id in place, order=order) for order, device in enumerate(ordered))
     return replace(detected, devices=completed, notes=(*detected.notes, *notes))
 
 
