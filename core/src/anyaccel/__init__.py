@@ -1,49 +1,10 @@
 """Find the accelerators of a machine, hand them out, and start workers that see exactly theirs.
 
-Nothing is imported before it is needed: ``import anyaccel`` costs next to nothing.
+Nothing is imported before it is needed: ``import anyaccel`` costs next to nothing. What type checkers see stands in
+``__init__.pyi``; a test keeps the two alike.
 """
 
-from typing import TYPE_CHECKING
-
 from anyaccel._version import __version__
-
-if TYPE_CHECKING:
-    from anyaccel.errors import (
-        AnyaccelError,
-        CommandNotFoundError,
-        CommandNotRunnableError,
-        EnvConflictError,
-        MachineError,
-        NeverFitsError,
-        NotFreeError,
-        PlacementError,
-        PluginError,
-        RequestError,
-        UnknownNameError,
-        UsageError,
-    )
-    from anyaccel.inventory.detect import detect
-    from anyaccel.inventory.observe import stats
-    from anyaccel.launcher.command import run
-    from anyaccel.launcher.current import current
-    from anyaccel.launcher.environment import WorkerEnvironment, worker_environment
-    from anyaccel.launcher.launch import Launch, open_scheduler, prepare, survey
-    from anyaccel.model import (
-        Allocation,
-        Device,
-        Fractional,
-        Grant,
-        Health,
-        Inventory,
-        Problem,
-        Request,
-        Share,
-        Stats,
-        Term,
-        VendorReport,
-        VendorState,
-    )
-    from anyaccel.scheduler import Demand, Reason, Scheduler, Ticket, Verdict, declare, parse_request
 
 _HOMES = {
     "anyaccel.errors": (
@@ -85,10 +46,7 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [  # noqa: PLE0604, RUF022 - a test keeps it equal to what type checkers see above
-    "__version__",
-    *sorted(_HOME_OF),
-]
+__all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604 - __init__.pyi spells it out for type checkers
 
 
 def __getattr__(name: str) -> object:

@@ -19,8 +19,7 @@ from anyaccel.model import (
     VendorState,
 )
 from anyaccel.model.wire import decode, encode
-from anyaccel.plugins.discovery import Source, installed
-from anyaccel.plugins.vendor import problem_of
+from anyaccel.plugins.discovery import Source, installed, problem_of
 from anyaccel.probe.guard import GuardedCall, Outcome
 
 DEADLINE_SECONDS = 10.0
@@ -50,7 +49,8 @@ def detect(
     answers, problems = ask("detect", where, timeout=timeout, environ=environ)
     if where.simulated:
         _check_products(where, answers)
-    reports, devices = [_report_problem(problem) for problem in problems], []
+    reports = [_report_problem(problem) for problem in problems]
+    devices: list[Device] = []
     for source, outcome in answers.values():
         report, found = _interpret(source, outcome)
         clash = _clash(source, found, devices)

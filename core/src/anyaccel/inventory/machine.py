@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from anyaccel.errors import MachineError
-from anyaccel.probe.recording import FILE_NAME, load
 
 VARIABLE = "ANYACCEL_MACHINE"
 HOST = "host"
@@ -65,6 +64,8 @@ def parse_machine(text: str | None = None, environ: Mapping[str, str] | None = N
     if text.startswith(SIMULATION):
         items = text[len(SIMULATION) :].split(",")
         return Machine(text=text, products=tuple(_parse_product(item, text) for item in items))
+    from anyaccel.probe.recording import FILE_NAME, load
+
     path = text if os.path.isfile(text) else os.path.join(text, FILE_NAME)
     if not os.path.isfile(path):
         raise MachineError(

@@ -1,4 +1,4 @@
-"""The environment of a worker: what every vendor's plug-in says it must hold, merged, and never applied to ourselves."""
+"""The environment of a worker: what the vendors' plug-ins say it must hold, merged, never applied to ourselves."""
 
 from __future__ import annotations
 

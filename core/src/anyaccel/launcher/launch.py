@@ -11,7 +11,8 @@ from anyaccel.inventory.machine import Machine
 from anyaccel.launcher.environment import WorkerEnvironment, worker_environment
 from anyaccel.model import Device, Inventory, Request, Term
 from anyaccel.plugins.registry import plugin
-from anyaccel.scheduler import Scheduler, declare as declare_devices, parse_request
+from anyaccel.scheduler import Scheduler, parse_request
+from anyaccel.scheduler import declare as declare_devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

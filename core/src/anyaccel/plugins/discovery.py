@@ -62,6 +62,23 @@ def scan() -> Iterable[Source]:
         )
 
 
+def problem_of(source: Source, kind: ProblemKind, reason: str, hook: str = "", details: str = "") -> Problem:
+    """Describe a fault of the plug-in that comes from a source."""
+    return Problem(
+        vendor=source.vendor,
+        kind=kind,
+        reason=reason,
+        distribution=source.distribution,
+        version=source.version,
+        hook=hook,
+        details=details,
+        next_step=(
+            f"Other vendors are unaffected. Run 'anyaccel plugins {source.vendor}' for the details, or set"
+            f" {DENY_VARIABLE}={source.vendor} to leave it out."
+        ),
+    )
+
+
 def _items(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 

@@ -6,8 +6,8 @@ import functools
 
 from anyaccel.errors import PluginError
 from anyaccel.model import ProblemKind
-from anyaccel.plugins.discovery import Source, installed
-from anyaccel.plugins.vendor import VendorPlugin, problem_of
+from anyaccel.plugins.discovery import Source, installed, problem_of
+from anyaccel.plugins.vendor import VendorPlugin
 
 
 @functools.cache

@@ -34,7 +34,7 @@ from anyaccel.model import (
     Term,
 )
 from anyaccel.plugins import contract
-from anyaccel.plugins.discovery import DENY_VARIABLE, Source
+from anyaccel.plugins.discovery import Source, problem_of
 from anyaccel.probe.context import ProbeContext
 
 PREFIX = "anyaccel_"
@@ -171,23 +171,6 @@ class VendorPlugin:
             found = [" ".join(str(error).split())]
         if found:
             raise PluginError(self.problem(ProblemKind.CONTRACT, "; ".join(found) + "."))
-
-
-def problem_of(source: Source, kind: ProblemKind, reason: str, hook: str = "", details: str = "") -> Problem:
-    """Describe a fault of the plug-in that comes from a source."""
-    return Problem(
-        vendor=source.vendor,
-        kind=kind,
-        reason=reason,
-        distribution=source.distribution,
-        version=source.version,
-        hook=hook,
-        details=details,
-        next_step=(
-            f"Other vendors are unaffected. Run 'anyaccel plugins {source.vendor}' for the details, or set"
-            f" {DENY_VARIABLE}={source.vendor} to leave it out."
-        ),
-    )
 
 
 def _words(error: BaseException) -> str:

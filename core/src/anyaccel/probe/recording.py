@@ -45,7 +45,7 @@ def load(path: str) -> dict[str, Any]:
     """
     try:
         with open(path, encoding="utf-8") as file:
-            recording = json.load(file)
+            recording: dict[str, Any] = json.load(file)
     except (OSError, ValueError) as error:
         raise MachineError(
             f"the recording {path} cannot be read: {error}; make it with 'anyaccel record DIR'"

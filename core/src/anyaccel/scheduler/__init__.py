@@ -5,7 +5,8 @@ from anyaccel.scheduler.demand import Demand
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.placement import Validate, plan
 from anyaccel.scheduler.reasons import Reason, ReasonCode, Verdict
-from anyaccel.scheduler.scheduler import RequestLike, Scheduler, Ticket
+from anyaccel.scheduler.scheduler import RequestLike, Scheduler
+from anyaccel.scheduler.ticket import Ticket
 
 __all__ = [
     "Demand",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from anyaccel.model import UNITS_PER_DEVICE, Fractional, Health, Request, Term, VendorState, format_units
 from anyaccel.model.request import format_memory
+from anyaccel.scheduler.nearest import nearest
 from anyaccel.scheduler.placement import Layout, Occupancy, Validate, Wanted, place, vetoed, want
 from anyaccel.scheduler.reasons import Reason, ReasonCode, Verdict
 from anyaccel.scheduler.topology import bits
 
 _SHOWN = 4
-_TRIES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,8 @@ def judge(scene: Scene, request: Request) -> Verdict:
         fits_now=False,
         ever_fits=ever,
         reasons=tuple(reasons),
-        nearest=None if ever else nearest(scene, request, empty),
-        nearest_now=None if scene.ahead else nearest(scene, request, scene.free),
+        nearest=None if ever else nearest(layout, empty, request, scene.validate),
+        nearest_now=None if scene.ahead else nearest(layout, scene.free, request, scene.validate),
     )
 
 
@@ -214,70 +214,12 @@ def _taken(scene: Scene, wanted: Sequence[Wanted]) -> Reason:
         most = format_units(max((free.units[position] for position in bits(mask)), default=0))
         start = f"no {label} has {format_units(term.units)} free, the most is {most}"
     else:
-        start = f"{(mask & free.whole).bit_count()} of {total} {label} {'is' if total == 1 else 'are'} free as a whole"
+        partly = sum(free.units[position] > 0 for position in held)
+        start = f"free now: {(mask & free.whole).bit_count()} of {total} {label}"
+        start += f", and {partly} in part" if partly else ""
     by = f"; held by {_listed(list(names.values()))}" if names else ""
     ids = tuple(layout.devices[position].id for position in held)
     return Reason(code=ReasonCode.TAKEN, message=start + by, term=term, devices=ids, holders=tuple(names))
-
-
-def nearest(scene: Scene, request: Request, free: Occupancy) -> Request | None:
-    """The nearest request that ``free`` can serve.
-
-    Each term that does not fit alone is changed: a share of a device that is given out whole becomes one device, a
-    quantity that the vendor refuses the next one that it accepts, else fewer devices. Then quantities go down until
-    the terms fit together.
-    """
-
-    def fits(*terms: Term) -> bool:
-        return place(scene.layout, free, [want(scene.layout, term) for term in terms], scene.validate) is not None
-
-    terms = []
-    for term in request.terms:
-        near = next((near for near in _near(scene.layout, free, term) if fits(near)), None)
-        if near is None:
-            return None
-        terms.append(near)
-    for _ in range(_TRIES):
-        if fits(*terms):
-            return replace(request, terms=tuple(terms))
-        index = max(range(len(terms)), key=lambda index: (terms[index].units, index))
-        if terms[index].count > 1:
-            terms[index] = replace(terms[index], units=terms[index].units - UNITS_PER_DEVICE)
-        elif len(terms) > 1:
-            del terms[index]
-        else:
-            return None
-    return None
-
-
-def _near(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
-    """Terms in the order of their distance from ``term``: itself, somewhat more, then less."""
-    yield term
-    available = (want(layout, replace(term, units=UNITS_PER_DEVICE)).mask & free.whole).bit_count()
-    if term.fraction:
-        most = max((free.units[position] for position in bits(want(layout, term).mask)), default=0)
-        if 0 < most < term.units:
-            yield replace(term, units=most)
-        yield from _larger_shares(layout, term)
-        if available:
-            yield replace(term, units=UNITS_PER_DEVICE)
-        return
-    up = range(term.count + 1, min(available, term.count + _TRIES) + 1)
-    below = min(term.count - 1, available)
-    for count in (*up, *range(below, max(0, below - _TRIES), -1)):
-        yield replace(term, units=count * UNITS_PER_DEVICE)
-
-
-def _larger_shares(layout: Layout, term: Term) -> Iterator[Term]:
-    """The smallest shares that have the memory that a term asks for."""
-    if term.memory_bytes is None:
-        return
-    named = layout.named(term) & layout.usable
-    sizes = {layout.devices[position].memory_bytes or 0 for position in bits(named)} - {0}
-    for size in sorted(sizes, reverse=True):
-        units = -(-term.memory_bytes * UNITS_PER_DEVICE // size)
-        if term.units < units < UNITS_PER_DEVICE:
-            yield replace(term, units=units)
 
 
 def _union(wanted: Sequence[Wanted]) -> int:

@@ -92,10 +92,7 @@ def _parse_names(text: str, names: str) -> tuple[str, ...]:
     for name in found:
         if not NAME.fullmatch(name):
             way_out = f"; ask for GPU:{names}, for example" if _DECIMAL.fullmatch(names) else ""
-            _refuse(
-                text, f"a name must start with a letter and go on with letters, digits and . _ - (got {shown(name)})"
-                f"{way_out}"
-            )  # fmt: skip
+            _refuse(text, f"a name must be a letter, then letters, digits and . _ - (got {shown(name)}){way_out}")
     distinct = {name.lower(): name for name in reversed(found)}
     return tuple(reversed(distinct.values()))
 
@@ -126,7 +123,7 @@ def _units_fault(names: str, units: int) -> str:
     whole, rest = divmod(units, UNITS_PER_DEVICE)
     if whole and rest:
         return (
-            f"more than one device must be a whole number of devices (got {format_units(units)}); "
+            f"a quantity above one device must be whole (got {format_units(units)}); "
             f"ask for {names}:{whole} or {names}:{whole + 1}"
         )
     return ""
@@ -158,10 +155,11 @@ def _parse_size(text: str, size: str) -> int:
             text, f"'mem' must be a number with a unit of B, KB, KiB, MB, MiB, GB, GiB, TB, TiB (got {shown(size)})"
         )
     rest = match[2] or ""
-    number, parts = int(match[1] + rest), int("1" + "0" * len(rest))
+    number, parts = int(match[1] + rest), 10 ** len(rest)
     if not number:
         _refuse(text, f"'mem' must be more than 0 (got {shown(size)}); leave it out")
-    return -(-number * unit // parts)
+    size_bytes: int = -(-number * unit // parts)
+    return size_bytes
 
 
 def _checked(request: Request) -> Request:
@@ -171,8 +169,7 @@ def _checked(request: Request) -> Request:
     for term in request.terms:
         if not term.names or not all(NAME.fullmatch(name) for name in term.names):
             raise RequestError(
-                f"a term's names must start with a letter and go on with letters, digits and . _ - "
-                f"(got {shown(term.names)})"
+                f"a term's names must each be a letter, then letters, digits and . _ - (got {shown(term.names)})"
             )
         fault = _units_fault("|".join(term.names), term.units)
         if fault:

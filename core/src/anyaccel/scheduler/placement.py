@@ -156,8 +156,10 @@ def place(
     """
     if len(wanted) == 1:
         return next(((positions,) for positions in _candidates(layout, free, wanted[0], validate)), None)
+    if not _enough(free, wanted):
+        return None
     free = free.copy()
-    order = sorted(range(len(wanted)), key=lambda index: _slack(wanted[index]))
+    order = sorted(range(len(wanted)), key=lambda index: _choice(wanted[index]))
     placed: list[tuple[int, ...]] = [()] * len(wanted)
     left = PLACEMENTS
 
@@ -211,9 +213,22 @@ def _groups(layout: Layout, term: Term, mask: int) -> tuple[int, ...]:
     return tuple(group for group in groups.values() if group.bit_count() >= term.count)
 
 
-def _slack(wanted: Wanted) -> tuple[int, bool]:
-    """How much choice a term has: those with least are placed first, and whole devices before shares."""
-    return wanted.mask.bit_count() - wanted.term.count, wanted.term.fraction
+def _choice(wanted: Wanted) -> tuple[int, int, bool]:
+    """How much choice a term has: those with least are placed first, then large ones, and whole devices before shares."""
+    return wanted.mask.bit_count(), -wanted.term.count, wanted.term.fraction
+
+
+def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
+    """Whether no set of devices is asked for more than it has: spares most searches that would fail."""
+    for mask in {each.mask for each in wanted}:
+        inside = [each for each in wanted if not each.mask & ~mask]
+        whole = sum(each.term.count for each in inside if not each.term.fraction)
+        shares = sum(each.units for each in inside if each.term.fraction)
+        if whole > (mask & free.whole).bit_count():
+            return False
+        if shares + whole * UNITS_PER_DEVICE > sum(free.units[position] for position in bits(mask)):
+            return False
+    return True
 
 
 def _candidates(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Literal
@@ -20,8 +19,9 @@ from anyaccel.model import (
     Share,
 )
 from anyaccel.scheduler.grammar import parse_request
-from anyaccel.scheduler.placement import Layout, Occupancy, Validate, Wanted, place, want
+from anyaccel.scheduler.placement import Layout, Occupancy, Validate, place, want
 from anyaccel.scheduler.queue import Queue
+from anyaccel.scheduler.ticket import Plan, Ticket, notify
 
 if TYPE_CHECKING:
     from anyaccel.scheduler.demand import Demand
@@ -32,77 +32,7 @@ RequestLike = str | Sequence[str] | Request
 
 _PLANS = 4_096
 _LAST = 1 << 62
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
-    """A request in the terms of the machine."""
-
-    request: Request
-    wanted: tuple[Wanted, ...]
-    mask: int
-    ever_fits: bool
-
-
-class Ticket:
-    """A request's place in the queue, until it is placed or cancelled.
-
-    Attributes:
-        id: Identity, unique within the scheduler.
-        request: The request.
-        priority: The higher, the earlier.
-        note: Whose it is, in words.
-        allocation: What the request got, or None as long as it waits.
-        cancelled: Whether it was withdrawn.
-    """
-
-    __slots__ = ("_number", "_on_placed", "_plan", "_scheduler", "allocation", "cancelled", "note", "priority")
-
-    def __init__(  # noqa: PLR0913 -- made by the scheduler alone
-        self,
-        scheduler: Scheduler,
-        plan: _Plan,
-        *,
-        number: int,
-        priority: int,
-        note: str,
-        on_placed: Callable[[Ticket], None] | None,
-    ) -> None:
-        self._scheduler = scheduler
-        self._plan = plan
-        self._number = number
-        self._on_placed = on_placed
-        self.priority = priority
-        self.note = note
-        self.allocation: Allocation | None = None
-        self.cancelled = False
-
-    @property
-    def id(self) -> str:
-        """Identity, unique within the scheduler."""
-        return f"t{self._number}"
-
-    @property
-    def request(self) -> Request:
-        """The request."""
-        return self._plan.request
-
-    def cancel(self) -> bool:
-        """Stop waiting.
-
-        Returns:
-            True when the ticket waited; False when it has its allocation, which then is to be released, or when it
-            was cancelled before.
-        """
-        return self._scheduler._cancel(self)  # noqa: SLF001 -- one class in two halves
-
-    def why(self) -> Verdict:
-        """Say what the ticket waits for."""
-        return self._scheduler._why_ticket(self)  # noqa: SLF001 -- one class in two halves
-
-    def __repr__(self) -> str:
-        state = "cancelled" if self.cancelled else self.allocation.id if self.allocation else "waiting"
-        return f"<Ticket {self.id} {self.request}: {state}>"
+_ALLOCATIONS = count(1)  # unique in the process, so that no scheduler takes back what another one gave
 
 
 class Scheduler:
@@ -126,7 +56,7 @@ class Scheduler:
         self._holders: list[dict[str, Allocation]] = [{} for _ in inventory.devices]
         self._queue: Queue[Ticket] = Queue()
         self._infeasible: dict[int, Ticket] = {}
-        self._plans: dict[Request, _Plan] = {}
+        self._plans: dict[Request, Plan] = {}
         self._numbers = count(1)
 
     @property
@@ -205,7 +135,7 @@ class Scheduler:
         if verdict is not None:
             raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
         if ticket.allocation is not None:
-            _notify([ticket])
+            notify([ticket])
         return ticket
 
     def release(self, allocation: Allocation) -> None:
@@ -215,29 +145,49 @@ class Scheduler:
             ValueError: When it is not held: it was released before, or another scheduler gave it.
         """
         with self._lock:
-            if self._held.get(allocation.id) is not allocation:
+            held = self._held.pop(allocation.id, None)
+            if held is None:
                 raise ValueError(
                     f"allocation {allocation.id} ({allocation.request}) is not held: it was released before, or "
                     f"another scheduler gave it"
                 )
-            del self._held[allocation.id]
             self._notes.pop(allocation.id, None)
             changed = 0
-            for share in allocation.shares:
+            for share in held.shares:
                 position = self._layout.positions[share.device.id]
                 self._free.take((position,), -share.units)
                 self._holders[position].pop(allocation.id, None)
                 changed |= 1 << position
             placed = self._serve(changed)
-        _notify(placed)
+        notify(placed)
 
-    def why(self, request: RequestLike, *, priority: int = 0) -> Verdict:
+    def cancel(self, ticket: Ticket) -> bool:
+        """Stop waiting; see :meth:`Ticket.cancel`."""
+        with self._lock:
+            waited = self._infeasible.pop(ticket.number, None) is not None
+            placed: list[Ticket] = []
+            if not waited:
+                mask = ticket.plan.mask
+                waited = self._queue.remove(priority=ticket.priority, number=ticket.number, mask=mask)
+                placed = self._serve(mask) if waited else []
+            ticket.cancelled = ticket.cancelled or waited
+        notify(placed)
+        return waited
+
+    def why(self, request: RequestLike | Ticket, *, priority: int = 0) -> Verdict:
         """Say whether a request would be served now or ever, why not, and what near to it would.
+
+        Args:
+            request: What would be asked for, or the ticket of who waits for it.
+            priority: The higher, the earlier; a ticket has its own.
 
         Raises:
             RequestError: When the request does not follow the grammar.
             UnknownNameError: When nothing goes by one of its names.
         """
+        if isinstance(request, Ticket):
+            with self._lock:
+                return self._judge(request.plan, request.priority, request.number)
         plan = self._plan(parse_request(request))
         with self._lock:
             return self._judge(plan, priority)
@@ -277,7 +227,7 @@ class Scheduler:
             *summarize(self._layout, infeasible, infeasible=True),
         )
 
-    def _plan(self, request: Request) -> _Plan:
+    def _plan(self, request: Request) -> Plan:
         """Resolve a request against the machine. Needs no lock: it depends on nothing that changes."""
         found = self._plans.get(request)
         if found is None:
@@ -287,13 +237,13 @@ class Scheduler:
                 mask |= each.mask
             empty = Occupancy.empty(self._layout)
             ever = place(self._layout, empty, wanted, self._validate) is not None
-            found = _Plan(request=request, wanted=wanted, mask=mask, ever_fits=ever)
+            found = Plan(request=request, wanted=wanted, mask=mask, ever_fits=ever)
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
             self._plans[request] = found
         return found
 
-    def _try(self, plan: _Plan, priority: int, note: str) -> Allocation | None:
+    def _try(self, plan: Plan, priority: int, note: str) -> Allocation | None:
         """Serve a newcomer unless that would overtake somebody."""
         if not plan.ever_fits:
             return self._hold(plan, (), note) if plan.request.else_cpu else None
@@ -301,17 +251,17 @@ class Scheduler:
             return None
         return self._place(plan, note)
 
-    def _place(self, plan: _Plan, note: str) -> Allocation | None:
+    def _place(self, plan: Plan, note: str) -> Allocation | None:
         placed = place(self._layout, self._free, plan.wanted, self._validate)
         return None if placed is None else self._hold(plan, placed, note)
 
-    def _hold(self, plan: _Plan, placed: Sequence[Sequence[int]], note: str) -> Allocation:
+    def _hold(self, plan: Plan, placed: Sequence[Sequence[int]], note: str) -> Allocation:
         devices = self._layout.devices
         grants = tuple(
             Grant(term=each.term, shares=tuple(_share(devices[position], each.units) for position in positions))
             for each, positions in zip(plan.wanted, placed)  # noqa: B905 -- nothing is placed on the CPU
         )
-        allocation = Allocation(id=f"a{next(self._numbers)}", request=plan.request, grants=grants)
+        allocation = Allocation(id=f"a{next(_ALLOCATIONS)}", request=plan.request, grants=grants)
         for each, positions in zip(plan.wanted, placed):  # noqa: B905
             self._free.take(positions, each.units)
             for position in positions:
@@ -326,7 +276,7 @@ class Scheduler:
         served: list[Ticket] = []
 
         def serve(ticket: Ticket) -> bool:
-            ticket.allocation = self._place(ticket._plan, ticket.note)  # noqa: SLF001
+            ticket.allocation = self._place(ticket.plan, ticket.note)
             if ticket.allocation is not None:
                 served.append(ticket)
             return ticket.allocation is not None
@@ -334,28 +284,10 @@ class Scheduler:
         self._queue.serve(changed, serve)
         return served
 
-    def _cancel(self, ticket: Ticket) -> bool:
-        plan, number = ticket._plan, ticket._number  # noqa: SLF001
-        with self._lock:
-            if self._infeasible.pop(number, None) is not None:
-                ticket.cancelled = True
-                return True
-            if not self._queue.remove(priority=ticket.priority, number=number, mask=plan.mask):
-                return False
-            ticket.cancelled = True
-            placed = self._serve(plan.mask)
-        _notify(placed)
-        return True
-
-    def _why_ticket(self, ticket: Ticket) -> Verdict:
-        with self._lock:
-            return self._judge(ticket._plan, ticket.priority, ticket._number)  # noqa: SLF001
-
-    def _judge(self, plan: _Plan, priority: int, number: int | None = None) -> Verdict:
+    def _judge(self, plan: Plan, priority: int, number: int = _LAST) -> Verdict:
         from anyaccel.scheduler.explain import Scene, judge
 
-        arrival = _LAST if number is None else number
-        ahead = self._queue.ahead(priority=priority, number=arrival, mask=plan.mask)
+        ahead = self._queue.ahead(priority=priority, number=number, mask=plan.mask)
         scene = Scene(
             layout=self._layout,
             free=self._free,
@@ -381,16 +313,3 @@ def _share(device: Device, units: int) -> Share:
 
 def _named(key: str, note: str) -> str:
     return f"{key} ({note})"
-
-
-def _notify(tickets: Iterable[Ticket]) -> None:
-    for ticket in tickets:
-        on_placed = ticket._on_placed  # noqa: SLF001
-        if on_placed is None:
-            continue
-        try:
-            on_placed(ticket)
-        except Exception:  # the thread that made room is not to blame, and the others are to be told
-            import logging
-
-            logging.getLogger("anyaccel").exception("on_placed of %r failed", ticket)

@@ -114,11 +114,11 @@ class Topology:
             return
         yield best
         positions = list(bits(free))
-        runs = (positions[start : start + count] for start in range(len(positions) - count + 1))
+        runs = (positions[start : start + count] for start in range(min(SETS, len(positions) - count + 1)))
         windows = sorted((_mask(run) for run in runs), key=lambda chosen: self.value(chosen, free), reverse=True)
         others = (_mask(chosen) for chosen in combinations(positions, count))
         seen = {best}
-        for chosen in (*windows[: SETS - 1], *islice(others, SETS)):
+        for chosen in (*windows, *islice(others, SETS)):
             if chosen not in seen and len(seen) < SETS and (not linked or self.all_linked(chosen)):
                 seen.add(chosen)
                 yield chosen

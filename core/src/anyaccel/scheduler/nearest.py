@@ -1,0 +1,72 @@
+"""The request nearest to one that does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from anyaccel.model import UNITS_PER_DEVICE, Request, Term
+from anyaccel.scheduler.placement import Layout, Occupancy, Validate, place, want
+from anyaccel.scheduler.topology import bits
+
+_TRIES = 64
+
+
+def nearest(layout: Layout, free: Occupancy, request: Request, validate: Validate | None) -> Request | None:
+    """The nearest request that ``free`` can serve.
+
+    Each term that does not fit alone is changed: a share of a device that is given out whole becomes one device, a
+    quantity that the vendor refuses the next one that it accepts, else fewer devices. Then quantities go down until
+    the terms fit together.
+    """
+
+    def fits(*terms: Term) -> bool:
+        return place(layout, free, [want(layout, term) for term in terms], validate) is not None
+
+    terms = []
+    for term in request.terms:
+        near = next((near for near in _near(layout, free, term) if fits(near)), None)
+        if near is None:
+            return None
+        terms.append(near)
+    for _ in range(_TRIES):
+        if fits(*terms):
+            return replace(request, terms=tuple(terms))
+        index = max(range(len(terms)), key=lambda index: (terms[index].units, index))
+        if terms[index].count > 1:
+            terms[index] = replace(terms[index], units=terms[index].units - UNITS_PER_DEVICE)
+        elif len(terms) > 1:
+            del terms[index]
+        else:
+            return None
+    return None
+
+
+def _near(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
+    """Terms in the order of their distance from ``term``: itself, somewhat more, then less."""
+    yield term
+    available = (want(layout, replace(term, units=UNITS_PER_DEVICE)).mask & free.whole).bit_count()
+    if term.fraction:
+        most = max((free.units[position] for position in bits(want(layout, term).mask)), default=0)
+        if 0 < most < term.units:
+            yield replace(term, units=most)
+        yield from _larger_shares(layout, term)
+        if available:
+            yield replace(term, units=UNITS_PER_DEVICE)
+        return
+    up = range(term.count + 1, min(available, term.count + _TRIES) + 1)
+    below = min(term.count - 1, available)
+    for count in (*up, *range(below, max(0, below - _TRIES), -1)):
+        yield replace(term, units=count * UNITS_PER_DEVICE)
+
+
+def _larger_shares(layout: Layout, term: Term) -> Iterator[Term]:
+    """The smallest shares that have the memory that a term asks for."""
+    if term.memory_bytes is None:
+        return
+    named = layout.named(term) & layout.usable
+    sizes = {layout.devices[position].memory_bytes or 0 for position in bits(named)} - {0}
+    for size in sorted(sizes, reverse=True):
+        units = -(-term.memory_bytes * UNITS_PER_DEVICE // size)
+        if term.units < units < UNITS_PER_DEVICE:
+            yield replace(term, units=units)
