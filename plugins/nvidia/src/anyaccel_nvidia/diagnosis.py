@@ -1,0 +1,169 @@
+"""What is wrong with NVIDIA's GPUs, driver or settings on a machine, and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from anyaccel.plugin import CommandTimeoutError, Detected, Device, Finding, Health, ProbeContext, QueryError, Severity
+
+from . import detection, files, health, nvml
+from .visibility import MASK, ORDER, in_cuda, visible
+
+_CONTAINER_WORDS = {"all", "none", "void"}
+_RESET_BY = "then 'nvidia-smi -c DEFAULT'"
+
+
+def diagnose(ctx: ProbeContext) -> list[Finding]:
+    """Look at the machine once more, with an eye for faults. Nothing is found where no NVIDIA GPU can be."""
+    if not files.is_present(ctx):
+        return []
+    try:
+        detected = detection.detect(ctx)
+    except (RuntimeError, ValueError) as error:
+        problem, _, fix = str(error).partition(": ")
+        return [Finding(severity=Severity.FAIL, message=f"{problem}.", fix=fix), *_binding(ctx), *_kernel_log(ctx, ())]
+    if detected is None:
+        return []
+    return [
+        *_driver(detected),
+        *_devices(detected.devices),
+        *(_from_note(note) for note in detected.notes),
+        *_excluded(ctx),
+        *_persistence(ctx, detected),
+        *_sharing(detected.devices),
+        *_mask(ctx.environ, detected.devices),
+        *_binding(ctx),
+        *_kernel_log(ctx, detected.devices),
+    ]
+
+
+def _driver(detected: Detected) -> Iterator[Finding]:
+    usable = [device for device in detected.devices if device.health is not Health.UNHEALTHY]
+    if usable and detected.driver_version:
+        message = f"Driver {detected.driver_version} answers; {len(usable)} devices are usable."
+        yield Finding(severity=Severity.OK, message=message)
+
+
+def _devices(devices: Sequence[Device]) -> Iterator[Finding]:
+    for device in devices:
+        if device.health is Health.UNHEALTHY:
+            problem, _, fix = device.health_reason.partition(": ")
+            message = f"{device.model} {device.id}: {problem}."
+            yield Finding(severity=Severity.FAIL if in_cuda(device) else Severity.WARN, message=message, fix=fix)
+
+
+def _from_note(note: str) -> Finding:
+    problem, _, fix = note.rstrip(".").partition(": ")
+    return Finding(severity=Severity.WARN, message=f"{problem}.", fix=fix)
+
+
+def _excluded(ctx: ProbeContext) -> Iterator[Finding]:
+    for card in files.cards(ctx):
+        if card.excluded:
+            yield Finding(
+                severity=Severity.WARN,
+                message=f"The driver was told to leave {card.model} {files.card_id(card)} alone (GPU Excluded: Yes).",
+                fix="remove it from the module option NVreg_ExcludedGpus and reload the driver",
+            )
+
+
+def _persistence(ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
+    indexes = {int(device.attributes["nvml_index"]) for device in detected.devices if "nvml_index" in device.attributes}
+    modes = [facts.get("persistence") for index in sorted(indexes) if (facts := _facts(ctx, index))]
+    if 0 in modes:
+        yield Finding(
+            severity=Severity.WARN,
+            message="Persistence is off: idle GPUs are initialized at each start, one to three seconds each, and forget"
+            " their settings.",
+            fix="systemctl enable --now nvidia-persistenced",
+        )
+
+
+def _facts(ctx: ProbeContext, index: int) -> Mapping[str, Any]:
+    from functools import partial
+
+    try:
+        facts: Mapping[str, Any] = ctx.query(f"nvml/device/{index}", partial(nvml.device, index))
+    except QueryError:
+        return {}
+    return facts
+
+
+def _sharing(devices: Sequence[Device]) -> Iterator[Finding]:
+    for device in devices:
+        mode = str(device.attributes.get("compute_mode", ""))
+        if mode.startswith("exclusive") and "mps_pipe" not in device.attributes:
+            yield Finding(
+                severity=Severity.WARN,
+                message=f"{device.id} is in the compute mode {mode.upper()} without an MPS daemon: it cannot be shared.",
+                fix=f"start 'nvidia-cuda-mps-control -d', or stop its processes, {_RESET_BY}",
+            )
+
+
+def _mask(environ: Mapping[str, str], devices: Sequence[Device]) -> Iterator[Finding]:
+    value = environ.get(MASK)
+    if not value:
+        return
+    try:
+        ids = visible(environ, devices) or []
+    except ValueError as error:
+        problem, _, fix = str(error).rpartition("; ")
+        yield Finding(severity=Severity.WARN, message=f"{problem}.", fix=fix)
+        return
+    entries = [entry.strip() for entry in value.split(",")]
+    if value.strip() in _CONTAINER_WORDS:
+        yield Finding(
+            severity=Severity.WARN,
+            message=f"{MASK}={value} hides every GPU: that word belongs to NVIDIA_VISIBLE_DEVICES.",
+            fix=f"unset {MASK}",
+        )
+    elif len(set(entries)) < len(entries):
+        yield Finding(
+            severity=Severity.WARN,
+            message=f"{MASK}={value!r} names a GPU twice, which hides every GPU.",
+            fix=f"name each GPU once in {MASK}",
+        )
+    elif len(ids) < len(entries) and entries != ["-1"] and value != "NoDevFiles":
+        yield Finding(
+            severity=Severity.WARN,
+            message=f"{MASK}={value!r} leaves {len(ids)} of its {len(entries)} entries visible: CUDA stops at the first"
+            " one that it does not know, and takes one MIG device.",
+            fix=f"write ids from 'nvidia-smi -L' into {MASK}, or indexes with {ORDER}=PCI_BUS_ID",
+        )
+
+
+def _binding(ctx: ProbeContext) -> Iterator[Finding]:
+    try:
+        distributions = ctx.query("nvml/binding", nvml.binding)
+    except QueryError:
+        return
+    if "pynvml" in distributions:
+        yield Finding(
+            severity=Severity.WARN,
+            message="The package pynvml is installed, which is not NVIDIA's and claims the module of nvidia-ml-py.",
+            fix="pip uninstall pynvml && pip install --force-reinstall nvidia-ml-py",
+        )
+    elif "nvidia-ml-py" not in distributions:
+        yield Finding(
+            severity=Severity.WARN,
+            message="The package nvidia-ml-py is not installed: memory, health, links and MIG stay unknown.",
+            fix="pip install nvidia-ml-py",
+        )
+
+
+def _kernel_log(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
+    try:
+        result = ctx.run(["dmesg"], timeout=2)
+    except (CommandTimeoutError, OSError):
+        return
+    if result is None or result.returncode != 0:  # often for root alone
+        return
+    for address, codes in health.xids(result.stdout).items():
+        here = [d for d in devices if d.pci_bus_id and d.pci_bus_id.startswith(address)]
+        for code in health.serious(codes):
+            yield Finding(
+                severity=Severity.FAIL,
+                message=f"The kernel log shows XID {code} for the GPU at {address}{f' ({here[0].id})' if here else ''}.",
+                fix=health.XID_ACTIONS[code],
+            )

@@ -1,0 +1,238 @@
+"""What NVML is asked. Each question runs inside ``ProbeContext.query`` and answers in plain JSON data.
+
+NVML's own answers are kept as they are (bytes, milliwatts, numbers of enumerations), so that a recording shows what
+the driver said; what it means is decided elsewhere. A fact that this GPU or this driver does not offer is None.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from typing import Any
+
+Facts = dict[str, Any]
+
+NOT_FOUND = 6
+NO_PERMISSION = 4
+UNSUPPORTED = {3, 13, 21, 25}
+"""NotSupported, FunctionNotFound, NoData, ArgumentVersionMismatch: this GPU or this driver does not offer the fact."""
+
+_FABRIC_COMPLETED = 3
+_NVLINK_TO_SWITCH = 2
+
+_initialized_in: set[int] = set()
+
+
+def library() -> Any:
+    """The binding, initialized once in each process.
+
+    A pair of init and shutdown per question would initialize idle GPUs again and again, one to three seconds each
+    (NVIDIA Driver Persistence documentation). What a fork copied is not trusted: hence the process id.
+    """
+    import pynvml
+
+    if os.getpid() not in _initialized_in:
+        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
+        _initialized_in.add(os.getpid())
+    return pynvml
+
+
+def system() -> Facts:
+    """Ask for driver, CUDA version (12040 is 12.4) and number of GPUs, those without permission among them."""
+    nvml = library()
+    return {
+        "driver": _text(optional(nvml, "nvmlSystemGetDriverVersion")),
+        "cuda": optional(nvml, "nvmlSystemGetCudaDriverVersion_v2"),
+        "count": nvml.nvmlDeviceGetCount(),
+    }
+
+
+def binding() -> Facts:
+    """Ask which distributions supply the module ``pynvml``."""
+    from importlib.metadata import packages_distributions, version
+
+    return {name: version(name) for name in packages_distributions().get("pynvml", ())}
+
+
+def device(index: int) -> Facts:
+    """Ask for everything about one GPU and its MIG devices. Memory in bytes, compute capability as [major, minor]."""
+    nvml = library()
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    pci = optional(nvml, "nvmlDeviceGetPciInfo", handle)
+    mig = optional(nvml, "nvmlDeviceGetMigMode", handle)
+    memory = _memory(nvml, handle)
+    return {
+        "index": index,
+        "uuid": _text(optional(nvml, "nvmlDeviceGetUUID", handle)),
+        "name": _text(nvml.nvmlDeviceGetName(handle)),
+        "bus_id": _text(pci.busId) if pci is not None else None,
+        "pci_device": f"0x{pci.pciDeviceId:08x}" if pci is not None else None,
+        "minor": optional(nvml, "nvmlDeviceGetMinorNumber", handle),
+        "memory": memory["total"] if memory else None,
+        "compute_mode": optional(nvml, "nvmlDeviceGetComputeMode", handle),
+        "compute_capability": _list(optional(nvml, "nvmlDeviceGetCudaComputeCapability", handle)),
+        "persistence": optional(nvml, "nvmlDeviceGetPersistenceMode", handle),
+        "fabric": _fabric(nvml, handle),
+        "mig": _list(mig),
+        "mig_devices": list(_mig_devices(nvml, handle)) if mig and mig[0] else [],
+        **_health(nvml, handle),
+    }
+
+
+def topology(indexes: list[int]) -> Facts:
+    """Ask how GPUs are connected.
+
+    Returns:
+        ``nvlink``: by index, the number of active links by what is at their other end (a PCI bus id, or ``switch``);
+        ``ancestors``: triples of two indexes and the level of the closest common PCI ancestor.
+    """
+    nvml = library()
+    handles = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in indexes}
+    ancestors = [
+        [one, other, level]
+        for one in indexes
+        for other in indexes
+        if one < other
+        and (level := optional(nvml, "nvmlDeviceGetTopologyCommonAncestor", handles[one], handles[other])) is not None
+    ]
+    return {"nvlink": {str(index): _nvlinks(nvml, handles[index]) for index in indexes}, "ancestors": ancestors}
+
+
+def stats(device_id: str, index: int) -> Facts:
+    """Ask how one GPU or MIG device is doing now. Percent, degrees Celsius, milliwatts, bytes.
+
+    A MIG device has no utilization, temperature and power of its own (NVIDIA MIG User Guide); the temperature is its
+    GPU's.
+
+    Args:
+        device_id: UUID of the GPU or MIG device, or another id where it has none.
+        index: NVML's index, used where the id is no UUID.
+    """
+    nvml = library()
+    is_mig = device_id.startswith("MIG-")
+    if is_mig or device_id.startswith("GPU-"):
+        handle = nvml.nvmlDeviceGetHandleByUUID(device_id)
+    else:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_mig else handle
+    utilization = optional(nvml, "nvmlDeviceGetUtilizationRates", handle)
+    memory = _memory(nvml, handle)
+    return {
+        "memory_used": memory["used"] if memory else None,
+        "utilization": utilization.gpu if utilization is not None else None,
+        "temperature": optional(nvml, "nvmlDeviceGetTemperature", card, nvml.NVML_TEMPERATURE_GPU),
+        "power": None if is_mig else optional(nvml, "nvmlDeviceGetPowerUsage", card),
+        "processes": _processes(nvml, handle),
+        "compute_mode": optional(nvml, "nvmlDeviceGetComputeMode", card),
+        **_health(nvml, card),
+    }
+
+
+def optional(nvml: Any, name: str, *args: Any) -> Any:
+    """Call a function of the binding, or answer None where this GPU, driver or binding does not offer it.
+
+    Each question is wrapped by itself: bindings call versions of functions that older drivers lack.
+    """
+    function = getattr(nvml, name, None)
+    if function is None:
+        return None
+    try:
+        return function(*args)
+    except nvml.NVMLError as error:
+        if error.value in UNSUPPORTED:
+            return None
+        raise
+
+
+def _memory(nvml: Any, handle: Any) -> dict[str, int] | None:
+    """Version 2 keeps what the driver reserves apart; version 1, for older drivers, counts it as used."""
+    version = getattr(nvml, "nvmlMemory_v2", None)
+    memory = optional(nvml, "nvmlDeviceGetMemoryInfo", handle, version) if version else None
+    memory = memory or optional(nvml, "nvmlDeviceGetMemoryInfo", handle)
+    return {"total": memory.total, "used": memory.used} if memory is not None else None
+
+
+def _health(nvml: Any, handle: Any) -> Facts:
+    return {
+        "remapped_rows": _list(optional(nvml, "nvmlDeviceGetRemappedRows", handle)),
+        "retired_pages_pending": optional(nvml, "nvmlDeviceGetRetiredPagesPendingStatus", handle),
+        "recovery_action": _field(nvml, handle, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"),
+    }
+
+
+def _field(nvml: Any, handle: Any, name: str) -> int | None:
+    number = getattr(nvml, name, None)
+    values = optional(nvml, "nvmlDeviceGetFieldValues", handle, [number]) if number is not None else None
+    if not values or values[0].nvmlReturn != 0:
+        return None
+    return int(values[0].value.uiVal)
+
+
+def _fabric(nvml: Any, handle: Any) -> Facts | None:
+    """The NVLink domain that spans machines, such as a GB200 NVL72 rack; None where there is none."""
+    make = getattr(nvml, "c_nvmlGpuFabricInfoV_t", None)
+    info = make() if make else None
+    if info is None or optional(nvml, "nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info)) is None:
+        return None
+    cluster = bytes(info.clusterUuid)
+    if info.state != _FABRIC_COMPLETED or not any(cluster):
+        return None
+    return {"cluster": cluster.hex(), "clique": info.cliqueId}
+
+
+def _mig_devices(nvml: Any, handle: Any) -> Iterator[Facts]:
+    """The MIG devices of a GPU. Slots are sparse, and those of other containers may not be looked at."""
+    for slot in range(optional(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        try:
+            mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
+        except nvml.NVMLError as error:
+            if error.value in {NOT_FOUND, NO_PERMISSION, *UNSUPPORTED}:
+                continue
+            raise
+        memory = _memory(nvml, mig)
+        yield {
+            "uuid": _text(nvml.nvmlDeviceGetUUID(mig)),
+            "name": _text(nvml.nvmlDeviceGetName(mig)),
+            "gpu_instance": optional(nvml, "nvmlDeviceGetGpuInstanceId", mig),
+            "compute_instance": optional(nvml, "nvmlDeviceGetComputeInstanceId", mig),
+            "memory": memory["total"] if memory else None,
+        }
+
+
+def _nvlinks(nvml: Any, handle: Any) -> dict[str, int]:
+    ends: dict[str, int] = {}
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        # A GPU with fewer links calls the next one an invalid argument or not supported.
+        try:
+            if not nvml.nvmlDeviceGetNvLinkState(handle, link):
+                continue
+            if optional(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) == _NVLINK_TO_SWITCH:
+                end = "switch"
+            else:
+                end = _text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId) or "unknown"
+        except nvml.NVMLError:
+            break
+        ends[end] = ends.get(end, 0) + 1
+    return ends
+
+
+def _processes(nvml: Any, handle: Any) -> list[list[int | None]] | None:
+    """Pairs of process id and memory; None when no list can be had. The ids are those of the host."""
+    found: dict[int, int | None] | None = None
+    for kind in ("Compute", "Graphics", "MPSCompute"):
+        for version in ("_v3", "_v2"):
+            listed = optional(nvml, f"nvmlDeviceGet{kind}RunningProcesses{version}", handle)
+            if listed is not None:
+                found = (found or {}) | {process.pid: process.usedGpuMemory for process in listed}
+                break
+    return [[pid, memory] for pid, memory in sorted(found.items())] if found is not None else None
+
+
+def _text(value: Any) -> str | None:
+    """Old bindings answer in bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _list(value: Any) -> list[int] | None:
+    return list(value) if value is not None else None
