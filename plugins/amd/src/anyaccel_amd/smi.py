@@ -1,0 +1,88 @@
+"""The ``amdsmi`` library, asked in a process of its own.
+
+The library may print, hang on a mutex of a dead process, crash, or end its process; together with PyTorch in one
+process it finds no device or frees memory twice (pytorch/pytorch#186516, ROCm/TheRock#4476). Therefore nothing here
+imports it: a fresh interpreter runs ``smi_child.py`` and answers in JSON, and whatever happens to it is an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from anyaccel.plugin import ProbeContext
+
+CHILD = os.path.join(os.path.dirname(__file__), "smi_child.py")
+NOT_INSTALLED = ("ModuleNotFoundError", "NotRecorded", "NotThisMachine")
+"""Kinds of QueryError that mean: there is no library to ask."""
+SHARE_OF_TIME = 0.5
+"""Part of the time left that the library may take: what sysfs says must not be lost with it."""
+
+GRACE = 0.5
+
+
+class SmiDiedError(RuntimeError):
+    """Raised when the library ended its process."""
+
+
+class SmiTimeoutError(RuntimeError):
+    """Raised when the library did not answer in time."""
+
+
+def question(ctx: ProbeContext, name: str) -> Callable[[], Any]:
+    """Make the function that ``ctx.query`` calls: it asks the library ``names``, ``metrics`` or ``version``.
+
+    The function raises an exception named like the one that the library raised, with its error code as ``value``;
+    SmiDiedError when the library ended its process; SmiTimeoutError when it did not answer.
+    """
+    seconds = ctx.remaining() * SHARE_OF_TIME
+    return lambda: _ask(name, seconds)
+
+
+def _ask(name: str, seconds: float) -> Any:
+    if importlib.util.find_spec("amdsmi") is None:
+        raise ModuleNotFoundError("the package amdsmi is not installed")
+    # -P: the directory of the script must not become a place to import from.
+    process = subprocess.Popen(
+        [sys.executable, "-P", CHILD, name],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=GRACE)  # not for ever: a process stuck in the kernel ignores even SIGKILL
+        raise SmiTimeoutError(
+            f"amdsmi did not answer within {seconds:.1f} s; when a killed process left its mutex behind, remove"
+            " /dev/shm/rocm_smi* while no other program uses it (ROCm/rocm_smi_lib#88)"
+        ) from None
+    return _answer(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+
+
+def _answer(status: int, out: str, err: str) -> Any:
+    try:
+        reply = json.loads(out)
+    except ValueError:
+        how = f"with signal {-status}" if status < 0 else f"with status {status}"
+        last = err.strip().rpartition("\n")[2]
+        raise SmiDiedError(f"amdsmi ended its process {how}{': ' + last if last else ''}") from None
+    if "error" in reply:
+        raise _error(reply["error"])
+    return reply["value"]
+
+
+def _error(described: Mapping[str, Any]) -> Exception:
+    """The library's exception under its own name, which a recording keeps."""
+    kind: type[Exception] = type(described["kind"], (RuntimeError,), {"value": described.get("value")})
+    return kind(described["message"])

@@ -1,0 +1,119 @@
+"""Ask ``amdsmi`` one question and print the answer as JSON. Run as a script, in a process that may be lost.
+
+Written against the interface of amdsmi 7.0.2. What the library does not support on a chip is None. Standard output is
+the answer alone: the library prints to it, from Python and from C.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+MISSING = frozenset({0xFFFF, 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
+"""The largest integers stand for no value, as does the text N/A."""
+MIB = 1 << 20
+AGAIN = ("AmdSmiRetryException", "AmdSmiTimeoutException")
+
+
+def names(smi: Any) -> list[dict[str, Any]]:
+    """What the chips are called."""
+    return [
+        {"bdf": _bdf(smi, handle), "market_name": _text(_field(smi.amdsmi_get_gpu_asic_info, "market_name", handle))}
+        for handle in smi.amdsmi_get_processor_handles()
+    ]
+
+
+def metrics(smi: Any) -> list[dict[str, Any]]:
+    """Counters and sensors. Each is asked on its own, so that one that is not supported costs no other."""
+    return [_metrics(smi, handle) for handle in smi.amdsmi_get_processor_handles()]
+
+
+def _metrics(smi: Any, handle: Any) -> dict[str, Any]:
+    used = _number(_field(smi.amdsmi_get_gpu_vram_usage, "vram_used", handle))
+    bad_pages = _call(smi.amdsmi_get_gpu_bad_page_info, handle)
+    sensors, now = smi.AmdSmiTemperatureType, smi.AmdSmiTemperatureMetric.CURRENT
+    readings = (
+        _number(_call(smi.amdsmi_get_temp_metric, handle, kind, now)) for kind in (sensors.JUNCTION, sensors.EDGE)
+    )
+    power = _call(smi.amdsmi_get_power_info, handle) or {}
+    watts = (_number(power.get(name)) for name in ("current_socket_power", "average_socket_power"))
+    return {
+        "bdf": _bdf(smi, handle),
+        "partition": _number(_field(smi.amdsmi_get_gpu_kfd_info, "current_partition_id", handle)),
+        "memory_used_bytes": used * MIB if used is not None else None,
+        "busy_percent": _number(_field(smi.amdsmi_get_gpu_activity, "gfx_activity", handle)),
+        "temperature_celsius": next((value for value in readings if value is not None), None),
+        "power_watts": next((value for value in watts if value is not None), None),
+        "uncorrectable": _number(_field(smi.amdsmi_get_gpu_total_ecc_count, "uncorrectable_count", handle)),
+        "bad_pages": len(bad_pages) if isinstance(bad_pages, list) else None,
+        "bad_page_threshold": _number(_call(smi.amdsmi_get_gpu_bad_page_threshold, handle)),
+    }
+
+
+def version(smi: Any) -> dict[str, Any]:
+    """The library's own version."""
+    found = _call(smi.amdsmi_get_lib_version) or {}
+    parts = [str(found[name]) for name in ("major", "minor", "release") if name in found]
+    return {"library": ".".join(parts)}
+
+
+QUESTIONS: dict[str, Callable[[Any], Any]] = {"names": names, "metrics": metrics, "version": version}
+
+
+def _bdf(smi: Any, handle: Any) -> str:
+    return str(smi.amdsmi_get_gpu_device_bdf(handle)).lower()
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Ask once more when the library is busy; None when it does not know."""
+    for attempt in (1, 2):
+        try:
+            return function(*arguments)
+        except Exception as error:  # noqa: BLE001 - a missing value must not cost the others
+            if attempt == 2 or type(error).__name__ not in AGAIN:  # noqa: PLR2004
+                return None
+    return None
+
+
+def _field(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
+    found = _call(function, *arguments)
+    return found.get(name) if isinstance(found, dict) else None
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value not in MISSING else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value not in ("", "N/A") else None
+
+
+def ask(name: str) -> dict[str, Any]:
+    """Import the library, ask, and shut it down; what it raises becomes data.
+
+    The wheel without ROCm raises KeyError on import, one that does not match ROCm AttributeError.
+    """
+    try:
+        import amdsmi  # type: ignore[import-not-found,unused-ignore]
+
+        amdsmi.amdsmi_init(amdsmi.AmdSmiInitFlags.INIT_AMD_GPUS)
+        try:
+            return {"value": QUESTIONS[name](amdsmi)}
+        finally:
+            amdsmi.amdsmi_shut_down()
+    except Exception as error:  # noqa: BLE001 - described to the caller
+        code = getattr(error, "err_code", None)
+        return {"error": {"kind": type(error).__name__, "message": str(error), "value": code}}
+
+
+if __name__ == "__main__":
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    reply = ask(sys.argv[1])
+    with open(answer, "w") as file:
+        json.dump(reply, file)
+    # The library's destructors may hang or crash after the answer.
+    os._exit(0)
