@@ -85,7 +85,10 @@ def gather(ctx: ProbeContext, *, tpu_seen: bool) -> SliceFacts:
     try:
         _from_metadata(facts, metadata.ask(ctx))
     except QueryError as error:
-        facts.notes.append(f"the metadata server told nothing about the slice: {error}")
+        facts.notes.append(
+            f"the metadata server told nothing about the slice: {error};"
+            " set TPU_ACCELERATOR_TYPE, TPU_WORKER_ID and TPU_NAME where they matter"
+        )
     return facts
 
 
