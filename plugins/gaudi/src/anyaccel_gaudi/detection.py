@@ -21,7 +21,7 @@ _BOARD_SIZE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Reading:
     """What the files of one PCI function say.
 
     Attributes:
@@ -30,6 +30,7 @@ class Finding:
         module: Module id, or None when the files do not say.
         health: Health as far as the files tell.
         reason: Why it cannot be used; the first reason that was met.
+        partial: Whether some of its files could not be read.
     """
 
     function: PciFunction
@@ -37,6 +38,7 @@ class Finding:
     module: int | None = None
     health: Health = Health.UNKNOWN
     reason: str = ""
+    partial: bool = False
 
 
 def detect(ctx: ProbeContext) -> Detected | None:
@@ -55,40 +57,51 @@ def detect(ctx: ProbeContext) -> Detected | None:
     rows, trouble = _ask_tool(ctx, found)
     if trouble:
         notes.append(trouble)
-    found = _settle_modules([_module_from_tool(finding, rows) for finding in found], trouble)
+    found = _settle_modules([_module_from_tool(reading, rows) for reading in found])
     gaudinet = ctx.exists(GAUDINET)
-    devices = [_device(ctx, finding, rows.get(finding.function.address), gaudinet=gaudinet) for finding in found]
+    devices = [_device(ctx, reading, rows.get(reading.function.address), gaudinet=gaudinet) for reading in found]
     return Detected(
         devices=tuple(_connect(_number(devices))),
         driver_version=version,
-        partial=any(finding.module is None for finding in found),
+        partial=any(reading.partial for reading in found),
         notes=tuple(notes),
     )
 
 
-def look(ctx: ProbeContext, function: PciFunction) -> Finding:
+def look(ctx: ProbeContext, function: PciFunction) -> Reading:
     """Read what sysfs and ``/dev`` say about one PCI function; a fault here concerns this device alone."""
     if function.driver != sysfs.DRIVER:
-        return Finding(function=function, health=Health.UNHEALTHY, reason=_unbound(function.driver))
-    node = None
+        return Reading(function=function, health=Health.UNHEALTHY, reason=_unbound(function.driver))
+    node, module, health = None, None, Health.UNKNOWN
+    fault = reason = ""
     try:
         node = sysfs.node_of(ctx, function.address)
-        text = sysfs.attribute(ctx, function.address, node, "module_id")
-        module = int(text) if text is not None and text.isdecimal() and int(text) != NO_MODULE else None
+        module, fault = _module_from_sysfs(ctx, function.address, node)
         health, reason = sysfs.health(sysfs.attribute(ctx, function.address, node, "status"))
     except OSError as error:
-        reason = sysfs.unreadable(error)
-        return Finding(function=function, node=node, health=Health.UNHEALTHY, reason=reason)
-    if text is not None and module is None:
-        health, reason = Health.UNHEALTHY, f"module_id in sysfs must be a number (got {text!r}); reload the driver"
-    reason = reason or _closed(ctx, node)
-    return Finding(
+        fault = fault or sysfs.unreadable(error)
+    reason = fault or reason or _closed(ctx, node)
+    return Reading(
         function=function,
         node=node,
         module=module,
         health=Health.UNHEALTHY if reason else health,
         reason=reason,
+        partial=bool(fault),
     )
+
+
+def _module_from_sysfs(ctx: ProbeContext, address: str, node: sysfs.Node | None) -> tuple[int | None, str]:
+    """Read the module id; None when this driver does not show it. The second value says what is wrong with it."""
+    try:
+        text = sysfs.attribute(ctx, address, node, "module_id")
+    except OSError as error:
+        return None, sysfs.unreadable(error)
+    if text is None:
+        return None, ""
+    if text.isdecimal() and int(text) != NO_MODULE:
+        return int(text), ""
+    return None, f"module_id in sysfs must be the number of a slot (got {text!r}); reload the habanalabs driver"
 
 
 def _unbound(driver: str | None) -> str:
@@ -112,15 +125,15 @@ def _closed(ctx: ProbeContext, node: sysfs.Node | None) -> str:
     return ""
 
 
-def _ask_tool(ctx: ProbeContext, found: Iterable[Finding]) -> tuple[dict[str, smi.Row], str]:
+def _ask_tool(ctx: ProbeContext, found: Iterable[Reading]) -> tuple[dict[str, smi.Row], str]:
     """Ask hl-smi where sysfs left a question open: a module id, or a PCI id that names no product for certain.
 
     Returns:
         Rows by PCI address, and one sentence about what went wrong. What the tool cannot say stays unknown, and
         nothing that the files said is lost with it.
     """
-    bound = [finding for finding in found if finding.function.driver == sysfs.DRIVER]
-    if all(finding.module is not None and finding.function.device in BOARDS for finding in bound):
+    bound = [reading for reading in found if reading.function.driver == sysfs.DRIVER]
+    if all(reading.module is not None and reading.function.device in BOARDS for reading in bound):
         return {}, ""
     try:
         rows = smi.query(ctx, smi.IDENTITY)
@@ -129,38 +142,48 @@ def _ask_tool(ctx: ProbeContext, found: Iterable[Finding]) -> tuple[dict[str, sm
             smi.whole(row, "memory.total")
     except (RuntimeError, ValueError) as error:
         return {}, str(error)
-    return ({}, "hl-smi, which would tell, is not on the PATH") if rows is None else (rows, "")
+    if rows is None:
+        return {}, "sysfs leaves a module id or a product open, and hl-smi is not on the PATH to tell"
+    return rows, ""
 
 
-def _module_from_tool(finding: Finding, rows: Mapping[str, smi.Row]) -> Finding:
-    row = rows.get(finding.function.address)
-    if finding.module is not None or row is None or finding.function.driver != sysfs.DRIVER:
-        return finding
+def _module_from_tool(reading: Reading, rows: Mapping[str, smi.Row]) -> Reading:
+    row = rows.get(reading.function.address)
+    if reading.module is not None or row is None or reading.function.driver != sysfs.DRIVER:
+        return reading
     module = smi.whole(row, "module_id")
-    return replace(finding, module=None if module == NO_MODULE else module)
+    return replace(reading, module=None if module == NO_MODULE else module)
 
 
-def _settle_modules(found: list[Finding], trouble: str) -> list[Finding]:
+def _settle_modules(found: list[Reading]) -> list[Reading]:
     """Mark the devices that no variable can name: those without a module id, and those that share one."""
-    holders = Counter(finding.module for finding in found if finding.module is not None)
-    settled = []
-    for finding in found:
-        if finding.module is not None and holders[finding.module] == 1:
-            settled.append(finding)
-            continue
-        if finding.module is None:
-            fact = "its module id is unknown, so no process can be confined to it"
-        else:
-            fact = f"its module id {finding.module} is claimed by {holders[finding.module]} devices"
-        asked = f" ({trouble})" if trouble else ""
-        way_out = "use a kernel (6.8 or later) or driver that shows module_id in sysfs, or repair hl-smi"
-        reason = finding.reason or f"{fact}{asked}; {way_out}"
-        settled.append(replace(finding, module=None, health=Health.UNHEALTHY, reason=reason))
-    return settled
+    holders = Counter(reading.module for reading in found if reading.module is not None)
+    return [
+        reading
+        if reading.module is not None and holders[reading.module] == 1
+        else replace(
+            reading,
+            module=None,
+            health=Health.UNHEALTHY,
+            reason=reading.reason or _nameless(reading.module, holders),
+            partial=reading.partial or reading.function.driver == sysfs.DRIVER,
+        )
+        for reading in found
+    ]
 
 
-def _device(ctx: ProbeContext, finding: Finding, row: smi.Row | None, *, gaudinet: bool) -> Device:
-    function, node = finding.function, finding.node
+def _nameless(module: int | None, holders: Counter[int]) -> str:
+    fact = "its module id is unknown"
+    if module is not None:
+        fact = f"its module id {module} is that of {holders[module]} devices"
+    return (
+        f"{fact}, so no process can be confined to it; make 'hl-smi -Q bus_id,module_id -f csv' work, or use a kernel"
+        " (6.8 or later) or driver that shows each device's module_id in sysfs"
+    )
+
+
+def _device(ctx: ProbeContext, reading: Reading, row: smi.Row | None, *, gaudinet: bool) -> Device:
+    function, node = reading.function, reading.node
     board = BOARDS.get(function.device)
     row = row or {}
     mebibytes = smi.whole(row, "memory.total") if row else None
@@ -174,18 +197,18 @@ def _device(ctx: ProbeContext, finding: Finding, row: smi.Row | None, *, gaudine
         "serial": row.get("serial"),
         "uuid": row.get("uuid"),
         "gaudinet": GAUDINET if gaudinet else None,
-        UNKNOWN: True if finding.module is None else None,
+        UNKNOWN: True if reading.module is None else None,
     }
     return Device(
         id=f"gaudi-{function.address}",
-        index=-1 if finding.module is None else finding.module,
+        index=-1 if reading.module is None else reading.module,
         model=model,
         memory_bytes=memory or MEMORY.get(generation or ""),
         pci_bus_id=function.address,
         numa_node=function.numa_node,
         nodes=_nodes(ctx, function.address, node),
-        health=finding.health,
-        health_reason=finding.reason,
+        health=reading.health,
+        health_reason=reading.reason,
         attributes={name: value for name, value in facts.items() if value is not None},
     )
 

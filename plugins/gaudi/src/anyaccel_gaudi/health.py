@@ -103,10 +103,10 @@ def _health(ctx: ProbeContext, device: Device, function: PciFunction | None) -> 
     """Look at a device again, by its PCI address: its node's number may have changed since it was detected."""
     if function is None:
         return Health.UNHEALTHY, "it is gone from the PCI bus; look for habanalabs in 'dmesg', then restart the machine"
-    finding = look(ctx, function)
-    if not finding.reason and module_id(device) is None:
+    reading = look(ctx, function)
+    if not reading.reason and module_id(device) is None:
         return Health.UNHEALTHY, device.health_reason
-    return finding.health, finding.reason
+    return reading.health, reading.reason
 
 
 def _processes(answer: object, device: Device) -> tuple[DeviceProcess, ...] | None:

@@ -13,7 +13,7 @@ ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 IDENTITY = ("bus_id", "index", "module_id", "name", "serial", "uuid", "memory.total")
 STATE = ("bus_id", "memory.used", "utilization.aip", "temperature.aip", "power.draw")
 
-_SECONDS = 5.0  # it takes 0.3 to 1 s on a healthy machine
+_SECONDS = 4.0  # it takes 0.3 to 1 s on a healthy machine
 _UNKNOWN = {"", "n/a", "[n/a]", "na", "not supported", "unknown"}
 _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)\s*(?:[A-Za-z%]+)?")
 

@@ -1,0 +1,113 @@
+"""Tags, simulated machines, and which numbers of devices one job may have."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import anyaccel_gaudi as plugin
+import pytest
+from anyaccel.model import Device, EnvContext, Fractional, Term
+from anyaccel_gaudi.modules import links
+from anyaccel_gaudi.products import BOARDS
+
+PRODUCTS = plugin.anyaccel_products()
+HPU = Term(names=("HPU",))
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.name)
+def test_a_simulated_machine_works_with_every_pure_hook(product, simulate) -> None:
+    for count in product.counts:
+        devices = simulate(product, count)
+        for device in devices:
+            assert plugin.anyaccel_tags(device)[0] == product.name
+            assert {*product.aliases} <= {*plugin.anyaccel_tags(device)}
+            assert plugin.anyaccel_fractional(device) is Fractional.NO
+        assert plugin.anyaccel_validate(HPU, devices) is None
+        for size in range(count + 1):
+            for subset in combinations(devices, size):
+                environ = plugin.anyaccel_env(subset, EnvContext(devices=devices)).set
+                assert plugin.anyaccel_visible(environ, devices) == [device.id for device in subset]
+        assert plugin.anyaccel_container(devices).nodes[:2] == ("/dev/accel/accel0", "/dev/accel/accel_controlD0")
+
+
+def test_names_are_those_that_ray_uses() -> None:
+    info = plugin.anyaccel_info()
+
+    assert (info.vendor, info.resource, info.kind) == ("gaudi", "HPU", "hpu")  # upper case: HabanaAI/vllm-fork#297
+    assert [product.name for product in PRODUCTS] == ["Intel-GAUDI", "Intel-GAUDI2", "Intel-GAUDI3"]
+
+
+@pytest.mark.parametrize(
+    ("model", "tag"),
+    [
+        ("HL-200", "Intel-GAUDI"),
+        ("HL-205", "Intel-GAUDI"),
+        ("HL-225", "Intel-GAUDI2"),
+        ("HL-225B", "Intel-GAUDI2"),
+        ("HL-325L", "Intel-GAUDI3"),
+        ("HL-388", "Intel-GAUDI3"),
+        ("HL-1000", "HL-1000"),
+        ("something new", "something-new"),
+    ],
+)
+def test_a_model_name_tells_the_generation_where_the_pci_id_does_not(model: str, tag: str) -> None:
+    assert plugin.anyaccel_tags(Device(id="x", index=0, model=model))[0] == tag
+
+
+@pytest.mark.parametrize(
+    ("pci_id", "generation", "gibibytes"),
+    [
+        (0x1000, "GAUDI", 32),
+        (0x1011, "GAUDI", 32),
+        (0x1020, "GAUDI2", 96),
+        (0x1060, "GAUDI3", 128),
+        (0x1062, "GAUDI3", 128),
+        (0x1063, "GAUDI3", 128),
+    ],
+)
+def test_a_pci_id_tells_generation_and_memory(pci_id: int, generation: str, gibibytes: int) -> None:
+    assert (BOARDS[pci_id].generation, BOARDS[pci_id].memory_bytes >> 30) == (generation, gibibytes)
+
+
+def test_cloud_instances_name_known_products() -> None:
+    assert plugin.INSTANCE_TYPES["dl1.24xlarge"] == ("Intel-GAUDI", 8)
+    known = {product.name: product.counts for product in PRODUCTS}
+    assert all(count in known[tag] for tag, count in plugin.INSTANCE_TYPES.values())
+    assert "dl2q.24xlarge" not in plugin.INSTANCE_TYPES  # another vendor's chips, in spite of the name
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_one_job_has_one_two_four_or_eight_devices(count: int, simulate) -> None:
+    reason = plugin.anyaccel_validate(Term(names=("HPU",), units=count * 10_000), simulate(PRODUCTS[1], count))
+
+    if count in (1, 2, 4, 8):
+        assert reason is None
+    else:
+        assert reason == f"one job can use 1, 2, 4 or 8 HPUs of a machine (got {count}); ask for one of these numbers"
+
+
+def test_a_fraction_is_refused_with_the_drivers_reason(simulate) -> None:
+    reason = plugin.anyaccel_validate(Term(names=("HPU",), units=5_000), simulate(PRODUCTS[1], 1))
+
+    assert reason is not None
+    assert "EBUSY" in reason
+    assert "1, 2, 4 or 8" in reason
+
+
+def test_a_device_whose_module_is_unknown_is_refused() -> None:
+    device = Device(id="gaudi-0000:19:00.0", index=8, model="HL-225", attributes={"module_unknown": True})
+
+    assert "its module id is unknown" in (plugin.anyaccel_validate(HPU, [device]) or "")
+
+
+def test_the_best_linked_groups_are_those_that_the_vendor_recommends() -> None:
+    ranks = links(range(8))
+
+    def best(size: int) -> set[tuple[int, ...]]:
+        groups = list(combinations(range(8), size))
+        strength = [sum(ranks[a][b] for a, b in combinations(group, 2)) for group in groups]
+        return {group for group, total in zip(groups, strength, strict=True) if total == max(strength)}
+
+    assert best(2) == {(0, 1), (2, 3), (4, 5), (6, 7)}
+    assert best(4) == {(0, 1, 2, 3), (4, 5, 6, 7)}
+    assert all(ranks[a][b] == ranks[b][a] > 0 for a, b in combinations(range(8), 2))
