@@ -217,12 +217,14 @@ def _without_driver(
 
 
 def _identified(ctx: ProbeContext, chips: Sequence[Chip]) -> list[Chip]:
-    """Name each chip: by serial number, else by PCI address, else, where nothing lasting is known, by its index."""
+    """Name each chip: by serial number, else by PCI address, else, where neither is known, by its index on the host."""
     serials = [sysfs.serial(ctx, chip.entry) if chip.entry else "" for chip in chips]
-    return [
-        replace(chip, id=f"neuron-{(serials.count(serial) == 1 and serial) or chip.bdf or f'device{chip.index}'}")
-        for chip, serial in zip(chips, serials, strict=True)
-    ]
+    named = []
+    for chip, serial in zip(chips, serials, strict=True):
+        index = chip.entry.index if chip.entry else chip.index
+        lasting = serial if serials.count(serial) == 1 else ""
+        named.append(replace(chip, id=f"neuron-{lasting or chip.bdf or f'device{index}'}"))
+    return named
 
 
 def _devices(ctx: ProbeContext, chips: Sequence[Chip]) -> tuple[Device, ...]:
@@ -233,7 +235,7 @@ def _devices(ctx: ProbeContext, chips: Sequence[Chip]) -> tuple[Device, ...]:
         state, reason = health.verdict(ctx, chip.entry)
         if chip.fault:
             state, reason = Health.UNHEALTHY, chip.fault
-        links = {core: LINKED_CHIP for other in linked[chip.index] for core in cores[other]}
+        links = {core: LINKED_CHIP for other in sorted(linked[chip.index]) for core in cores[other]}
         for position, (core_id, index) in enumerate(zip(cores[chip.index], chip.cores, strict=True)):
             siblings = {core: SAME_CHIP for core in cores[chip.index] if core != core_id}
             devices.append(

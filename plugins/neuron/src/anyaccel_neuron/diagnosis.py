@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 
-from anyaccel.plugin import CommandTimeoutError, Detected, Device, Finding, Health, ProbeContext, Severity
+from anyaccel.plugin import Detected, Device, Finding, Health, ProbeContext, QueryError, Severity
 
-from anyaccel_neuron import environment, neuron_ls, sysfs
+from anyaccel_neuron import environment, sysfs
 from anyaccel_neuron.detection import detect
 from anyaccel_neuron.health import REPLACE
 
@@ -22,7 +25,7 @@ def diagnose(ctx: ProbeContext) -> list[Finding]:
         return [Finding(severity=Severity.FAIL, message=str(error), fix="install the package aws-neuronx-tools")]
     if detected is None:
         return []
-    findings = [*_unfit(detected), *_tools(ctx, detected), *_variables(ctx, detected.devices), *_kernel_log(ctx)]
+    findings = [*_unfit(detected), *_notes(detected), *_variables(ctx, detected.devices), *_kernel_log(ctx)]
     if findings:
         return findings
     chips = len({device.parent for device in detected.devices})
@@ -43,19 +46,16 @@ def _unfit(detected: Detected) -> Iterator[Finding]:
     for reason, named in chips.items():
         what, _, fix = reason.partition(": ")
         yield Finding(severity=Severity.FAIL, message=f"{', '.join(named)}: {what}", fix=fix)
-    if not detected.devices:
-        fix = "pass the device nodes into the container" if detected.notes else "use an inf or trn instance"
+    if not (detected.devices or detected.notes):
+        fix = "use an inf or trn instance, or remove the package aws-neuronx-dkms"
         yield Finding(severity=Severity.WARN, message="the Neuron driver is here and no device is", fix=fix)
 
 
-def _tools(ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
-    problem = neuron_ls.ask(ctx).problem if sysfs.nodes(ctx) else ""
-    if problem:
-        fix = "install or update the package aws-neuronx-tools"
-        yield Finding(severity=Severity.WARN, message=problem.partition(": install")[0], fix=fix)
+def _notes(detected: Detected) -> Iterator[Finding]:
     for note in detected.notes:
-        if note != problem:
-            yield Finding(severity=Severity.WARN, message=note.partition(": ")[0], fix=note.partition(": ")[2])
+        tool = note.startswith("neuron-ls")
+        fix = "install or update the package aws-neuronx-tools" if tool else "pass the device nodes into the container"
+        yield Finding(severity=Severity.WARN, message=note.partition(": install")[0], fix=fix)
 
 
 def _variables(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
@@ -85,10 +85,22 @@ def _variables(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding
 
 def _kernel_log(ctx: ProbeContext) -> Iterator[Finding]:
     """Hardware errors that the driver reported, where this user may read the kernel's log."""
+    path, left = ctx.environ.get("PATH", os.defpath), ctx.remaining()
     try:
-        result = ctx.run(["dmesg"], timeout=min(2.0, ctx.remaining() / 2))
-    except (CommandTimeoutError, OSError):
+        errors = ctx.query("kernel/neuron-errors", lambda: _logged_errors(path, min(2.0, left / 2)))
+    except QueryError:
         return
-    for kind, chip in dict.fromkeys(_HARDWARE_ERROR.findall(result.stdout if result else "")):
+    for kind, chip in errors:
         message = f"the driver reported {kind} on device {chip}"
         yield Finding(severity=Severity.FAIL, message=message, fix=REPLACE)
+
+
+def _logged_errors(path: str, seconds: float) -> list[list[str]]:
+    """Kind and chip of each error. Nothing else of the log may get into a recording: it names hosts and serials."""
+    program = shutil.which("dmesg", path=path)
+    if program is None:
+        raise FileNotFoundError("dmesg is not installed")
+    result = subprocess.run(
+        [program], stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=seconds, errors="replace"
+    )
+    return [list(error) for error in dict.fromkeys(_HARDWARE_ERROR.findall(result.stdout))]

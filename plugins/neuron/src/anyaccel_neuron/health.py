@@ -6,6 +6,7 @@ Sources: "Neuron Sysfs User Guide" for the counters, the Neuron problem detector
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -122,6 +123,8 @@ def _first_line(path: str, seconds: float) -> str:
         os.killpg(process.pid, signal.SIGKILL)
         if process.stdout:
             process.stdout.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one that is stuck in the kernel ignores even SIGKILL
+            process.wait(timeout=1)
 
 
 def _read_line(process: subprocess.Popen[bytes], seconds: float) -> str:

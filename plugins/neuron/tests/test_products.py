@@ -1,0 +1,100 @@
+"""Products, tags and instance types."""
+
+import re
+
+import anyaccel_neuron
+import pytest
+from anyaccel.plugin import Device, EnvContext, Term
+
+PRODUCTS = anyaccel_neuron.anyaccel_products()
+NAMED = {alias: product for product in PRODUCTS for alias in product.aliases}
+
+
+def simulate(product, count):
+    return tuple(
+        Device(
+            id=product.id_template.format(uuid=f"u{index}", index=index, pci=f"0000:00:{index:02x}.0"),
+            index=index,
+            model=product.model,
+            memory_bytes=product.memory_bytes,
+            attributes=product.attributes,
+        )
+        for index in range(count)
+    )
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.aliases[-1])
+def test_a_simulated_core_has_the_tags_of_its_product(product):
+    tags = anyaccel_neuron.anyaccel_tags(simulate(product, 1)[0])
+    assert tags[0] == product.name == "aws-neuron-core"
+    assert set(product.aliases) <= set(tags)
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", tag) for tag in tags)
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.aliases[-1])
+def test_a_simulated_machine_goes_through_the_pure_hooks(product):
+    devices = simulate(product, product.counts[-1])
+    edits = anyaccel_neuron.anyaccel_env(devices, EnvContext(devices=devices))
+    assert len(anyaccel_neuron.anyaccel_visible(edits.set, devices)) == len(devices)
+    assert anyaccel_neuron.anyaccel_validate(Term(names=("x",), units=len(devices) * 10_000), devices) is None
+    nodes = anyaccel_neuron.anyaccel_container(devices).nodes
+    assert len(nodes) * product.attributes["cores_per_device"] == len(devices)
+    assert not anyaccel_neuron.anyaccel_fractional(devices[0])
+    assert len({device.id for device in devices}) == len(devices)
+
+
+def test_no_two_products_share_an_alias():
+    assert len(NAMED) == sum(len(product.aliases) for product in PRODUCTS)
+
+
+@pytest.mark.parametrize(
+    ("alias", "gib", "counts"),
+    [
+        ("inferentia", 2, (4, 16, 64)),
+        ("inf2", 16, (2, 12, 24)),
+        ("trainium1", 16, (2, 32)),
+        ("trainium2", 24, (4, 64)),
+        ("trainium2-lnc1", 12, (8, 128)),
+        ("trn3", 36, (16, 64)),
+    ],
+)
+def test_products_have_the_memory_and_shapes_of_the_documentation(alias, gib, counts):
+    assert (NAMED[alias].memory_bytes, NAMED[alias].counts) == (gib << 30, counts)
+
+
+@pytest.mark.parametrize(("instance_type", "entry"), anyaccel_neuron.INSTANCE_TYPES.items())
+def test_instance_types_are_machines_of_a_product(instance_type, entry):
+    tag, count = entry
+    product = NAMED[tag]
+    assert count in product.counts
+    assert instance_type.startswith(product.attributes["family"])
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "cores"),
+    [
+        # The seven that Ray counts (ray/_private/accelerators/neuron.py), and those that it does not know.
+        ("trn1.2xlarge", 2),
+        ("trn1.32xlarge", 32),
+        ("trn1n.32xlarge", 32),
+        ("inf2.xlarge", 2),
+        ("inf2.8xlarge", 2),
+        ("inf2.24xlarge", 12),
+        ("inf2.48xlarge", 24),
+        ("inf1.24xlarge", 64),
+        ("trn2.3xlarge", 4),
+        ("trn2.48xlarge", 64),
+    ],
+)
+def test_instance_types_have_rays_counts_where_ray_knows_them(instance_type, cores):
+    assert anyaccel_neuron.INSTANCE_TYPES[instance_type][1] == cores
+
+
+def test_a_core_of_an_unknown_chip_has_the_common_tag_only():
+    device = Device(id="neuron-x-nc0", index=0, model="NeuronDevice", attributes={"cores_per_device": 2})
+    assert anyaccel_neuron.anyaccel_tags(device) == ("aws-neuron-core",)
+
+
+def test_the_resource_is_rays():
+    info = anyaccel_neuron.anyaccel_info()
+    assert (info.vendor, info.resource, info.kind) == ("neuron", "neuron_cores", "neuron")
