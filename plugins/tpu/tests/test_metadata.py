@@ -13,7 +13,7 @@ V4 = {
     "attributes/accelerator-type": "v4-16",
     "attributes/instance-id": "my-slice",
     "attributes/agent-worker-number": "1",
-    "attributes/tpu-env": "ACCELERATOR_TYPE: 'v4-16'\nTOPOLOGY: '2x2x2'\nCONSUMER_PROJECT_ID: 'secret'\nWORKER_ID: '1'\n",
+    "attributes/tpu-env": "ACCELERATOR_TYPE: 'v4-16'\nTOPOLOGY: '2x2x2'\nPROJECT_ID: 'secret'\nWORKER_ID: '1'\n",
     "maintenance-event": "NONE",
 }
 

@@ -65,8 +65,8 @@ def _partly(devices: Sequence[Device], total: int) -> str | None:
     if generation is not None and not generation.counts:
         return f"the bounds of {generation.model} are not published: take all {total} chips of the host"
     if count > 1 and (count, total) not in ((2, 4), (4, 8)):
-        legal = {2: "1 or 2", 4: "1, 2 or 4", 8: "1, 4 or 8"}.get(total, "1")
-        return f"a process takes {legal} chips of a TPU host with {total}, not {count}"
+        legal = {2: "1 or 2 chips", 4: "1, 2 or 4 chips", 8: "1, 4 or 8 chips"}.get(total, "1 chip")
+        return f"a process takes {legal} of a TPU host with {total}, not {count}"
     start = indexes[0]
     if start % count or indexes != list(range(start, start + count)):
         sets = " or ".join(_csv(range(first, first + count)) for first in range(0, total, count))
