@@ -73,8 +73,9 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "chip_count", "core_count", "first", "model", "gib"), SHAPES)
-def test_chips_and_cores_are_both_counted(name, chip_count, core_count, first, model, gib):
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape[0])
+def test_chips_and_cores_are_both_counted(shape):
+    name, chip_count, core_count, first, model, gib = shape
     devices = detect(name).devices
     by_chip = chips(devices)
     assert (len(by_chip), len(devices)) == (chip_count, core_count)
