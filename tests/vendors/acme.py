@@ -56,7 +56,7 @@ def anyaccel_fractional(device: Device) -> Fractional:
 
 @hookimpl
 def anyaccel_tags(device: Device) -> Sequence[str]:
-    return (device.model.replace(" ", "-"), "ACME")
+    return (device.model.replace(" ", "-"), *(("A1",) if device.model == "Acme One" else ()), "ACME")
 
 
 @hookimpl

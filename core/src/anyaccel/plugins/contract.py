@@ -72,7 +72,7 @@ def detected_faults(value: Any) -> Iterator[str]:
         if device.index < 0:
             yield f"Device.index must not be negative (got {device.index} for {device.id!r})"
         if device.memory_bytes is not None and device.memory_bytes <= 0:
-            yield f"Device.memory_bytes must be positive, or None if unknown (got {device.memory_bytes} for {device.id!r})"
+            yield f"Device.memory_bytes must be positive or None (got {device.memory_bytes} for {device.id!r})"
         for node in device.nodes:
             if not node.startswith("/"):
                 yield f"Device.nodes must be absolute paths (got {node!r} for {device.id!r})"

@@ -148,7 +148,7 @@ class VendorPlugin:
             raise PluginError(self.problem(ProblemKind.RAISED, reason, hook)) from error
         found = list(check(value))
         if found:
-            raise PluginError(self.problem(ProblemKind.CONTRACT, "; ".join(found) + ".", hook))
+            raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found), hook))
         return value
 
     def _import(self) -> object:
@@ -160,7 +160,7 @@ class VendorPlugin:
         except (Exception, SystemExit) as error:
             reason = f"importing {self.source.target!r} raised {_words(error)}"
             raise PluginError(self.problem(ProblemKind.LOAD, reason)) from error
-        return found  # type: ignore[no-any-return]
+        return found
 
     def _register(self, plugin: object) -> None:
         found = list(_registration_faults(plugin))
@@ -170,7 +170,12 @@ class VendorPlugin:
         except (pluggy.PluginValidationError, ValueError) as error:
             found = [" ".join(str(error).split())]
         if found:
-            raise PluginError(self.problem(ProblemKind.CONTRACT, "; ".join(found) + "."))
+            raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found)))
+
+
+def _sentence(found: Sequence[str]) -> str:
+    text = "; ".join(found)
+    return text if text.endswith("?") else f"{text}."
 
 
 def _words(error: BaseException) -> str:

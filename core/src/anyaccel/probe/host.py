@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import os
@@ -11,12 +12,15 @@ import signal
 import stat
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from typing import BinaryIO
 
 from anyaccel.errors import CommandTimeoutError, QueryError
 from anyaccel.probe.context import CommandResult, DeviceNode, Json, ask
 
 READ_LIMIT = 1 << 20
 OUTPUT_LIMIT = 8 << 20
+GRACE_SECONDS = 0.5
+"""How long a killed command is waited for: one that is stuck in the kernel ignores even SIGKILL."""
 
 
 def natural(path: str) -> tuple[tuple[int, int | str], ...]:
@@ -79,27 +83,31 @@ class HostFacts:
         program = shutil.which(argv[0], path=self.environ.get("PATH", os.defpath))
         if program is None or self._prefix:
             return None
-        process = subprocess.Popen(
-            [program, *argv[1:]],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**self.environ, "LC_ALL": "C"},
-            start_new_session=True,
-        )
-        try:
-            out, err = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            # Never wait for it: a process stuck in the kernel ignores even SIGKILL.
-            raise CommandTimeoutError(f"{argv[0]} did not end within {timeout:.1f} s and was killed") from None
-        return CommandResult(
-            returncode=process.returncode,
-            stdout=out[:OUTPUT_LIMIT].decode(errors="replace"),
-            stderr=err[:OUTPUT_LIMIT].decode(errors="replace"),
-        )
+        # Files rather than pipes: what the tool leaves running may keep them open, and we do not wait for it.
+        with open(os.memfd_create("stdout"), "w+b") as out, open(os.memfd_create("stderr"), "w+b") as err:
+            process = subprocess.Popen(
+                [program, *argv[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**self.environ, "LC_ALL": "C"},
+                start_new_session=True,
+            )
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(GRACE_SECONDS)
+                raise CommandTimeoutError(f"{argv[0]} did not end within {timeout:.1f} s and was killed") from None
+            return CommandResult(returncode=process.returncode, stdout=_text(out), stderr=_text(err))
 
     def query(self, name: str, fn: Callable[[], Json]) -> Json:
         if self._prefix:
             raise QueryError("NotThisMachine", f"{name}: a library cannot be asked about {self.root}")
         return ask(fn)
+
+
+def _text(file: BinaryIO) -> str:
+    file.seek(0)
+    return file.read(OUTPUT_LIMIT).decode(errors="replace")

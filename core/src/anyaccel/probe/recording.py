@@ -45,7 +45,7 @@ def load(path: str) -> dict[str, Any]:
     """
     try:
         with open(path, encoding="utf-8") as file:
-            recording: dict[str, Any] = json.load(file)
+            recording: Any = json.load(file)
     except (OSError, ValueError) as error:
         raise MachineError(
             f"the recording {path} cannot be read: {error}; make it with 'anyaccel record DIR'"
@@ -59,7 +59,8 @@ def load(path: str) -> dict[str, Any]:
     if wrong:
         kind = PARTS[wrong[0]].__name__
         raise MachineError(f"the recording {path} is damaged: {wrong[0]!r} must be a {kind}; record the machine again")
-    return recording
+    checked: dict[str, Any] = recording
+    return checked
 
 
 class RecordedFacts:

@@ -130,9 +130,10 @@ def _memory(layout: Layout, term: Term, mask: int) -> str:
     sizes = [layout.devices[position].memory_bytes or 0 for position in bits(mask)]
     if not any(sizes):
         return f"the memory is unknown of {_listed(_ids(layout, mask))}"
-    share = f"{format_units(term.units)} of it" if term.fraction else "it"
-    wanted = format_memory(term.memory_bytes or 0)
-    return f"the largest memory is {format_memory(max(sizes))}, and {share} is less than mem={wanted}"
+    largest, wanted = max(sizes), term.memory_bytes or 0
+    share = largest * term.units // UNITS_PER_DEVICE
+    part = f", {format_units(term.units)} of it {format_memory(share)}" if term.fraction else ""
+    return f"the largest memory is {format_memory(largest)}{part}, less than mem={format_memory(wanted)}"
 
 
 def _form(scene: Scene, wanted: Wanted, whole: int) -> Iterator[Reason]:
@@ -215,8 +216,8 @@ def _taken(scene: Scene, wanted: Sequence[Wanted]) -> Reason:
         start = f"no {label} has {format_units(term.units)} free, the most is {most}"
     else:
         partly = sum(free.units[position] > 0 for position in held)
-        start = f"free now: {(mask & free.whole).bit_count()} of {total} {label}"
-        start += f", and {partly} in part" if partly else ""
+        start = f"{(mask & free.whole).bit_count()} of {total} {label} free"
+        start += f", {partly} in part" if partly else ""
     by = f"; held by {_listed(list(names.values()))}" if names else ""
     ids = tuple(layout.devices[position].id for position in held)
     return Reason(code=ReasonCode.TAKEN, message=start + by, term=term, devices=ids, holders=tuple(names))

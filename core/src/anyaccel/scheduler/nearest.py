@@ -43,30 +43,48 @@ def nearest(layout: Layout, free: Occupancy, request: Request, validate: Validat
 
 
 def _near(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
-    """Terms in the order of their distance from ``term``: itself, somewhat more, then less."""
+    """Terms in the order of their distance from ``term``: itself, somewhat more, less, then with less memory."""
     yield term
-    available = (want(layout, replace(term, units=UNITS_PER_DEVICE)).mask & free.whole).bit_count()
     if term.fraction:
         most = max((free.units[position] for position in bits(want(layout, term).mask)), default=0)
         if 0 < most < term.units:
             yield replace(term, units=most)
         yield from _larger_shares(layout, term)
-        if available:
-            yield replace(term, units=UNITS_PER_DEVICE)
-        return
-    up = range(term.count + 1, min(available, term.count + _TRIES) + 1)
-    below = min(term.count - 1, available)
-    for count in (*up, *range(below, max(0, below - _TRIES), -1)):
-        yield replace(term, units=count * UNITS_PER_DEVICE)
+        yield replace(term, units=UNITS_PER_DEVICE)
+    else:
+        room = _room(layout, free, term)
+        below = min(term.count - 1, room)
+        for count in (
+            *range(term.count + 1, min(room, term.count + _TRIES) + 1),
+            *range(below, max(0, below - _TRIES), -1),
+        ):
+            yield replace(term, units=count * UNITS_PER_DEVICE)
+    if term.memory_bytes is not None:
+        for size in _sizes(layout, term):
+            share = size * min(term.units, UNITS_PER_DEVICE) // UNITS_PER_DEVICE
+            if 0 < share < term.memory_bytes:
+                yield replace(term, memory_bytes=share)
+
+
+def _room(layout: Layout, free: Occupancy, term: Term) -> int:
+    """How many devices a term could get at most, were it not for the vendor's rule."""
+    mask = want(layout, replace(term, units=UNITS_PER_DEVICE)).mask & free.whole
+    if term.linked:
+        return max(((layout.topology.linked[position] & mask).bit_count() + 1 for position in bits(mask)), default=0)
+    choices = want(layout, replace(term, units=2 * UNITS_PER_DEVICE)).choices
+    groups = ((group & free.whole).bit_count() for choice in choices for group in choice)
+    return max(groups, default=min(mask.bit_count(), 1))
 
 
 def _larger_shares(layout: Layout, term: Term) -> Iterator[Term]:
     """The smallest shares that have the memory that a term asks for."""
-    if term.memory_bytes is None:
-        return
-    named = layout.named(term) & layout.usable
-    sizes = {layout.devices[position].memory_bytes or 0 for position in bits(named)} - {0}
-    for size in sorted(sizes, reverse=True):
-        units = -(-term.memory_bytes * UNITS_PER_DEVICE // size)
+    for size in _sizes(layout, term):
+        units = -(-(term.memory_bytes or 0) * UNITS_PER_DEVICE // size)
         if term.units < units < UNITS_PER_DEVICE:
             yield replace(term, units=units)
+
+
+def _sizes(layout: Layout, term: Term) -> list[int]:
+    """The amounts of memory that the devices of a term have, largest first."""
+    named = layout.named(term) & layout.usable
+    return sorted({layout.devices[position].memory_bytes or 0 for position in bits(named)} - {0}, reverse=True)

@@ -81,6 +81,10 @@ class Occupancy:
         """The devices of which nothing is taken."""
         return self.levels.get(UNITS_PER_DEVICE, 0)
 
+    def total(self, mask: int) -> int:
+        """Units that are free on all devices of a mask together."""
+        return sum(level * (mask & positions).bit_count() for level, positions in self.levels.items())
+
     def take(self, positions: Iterable[int], units: int) -> None:
         """Take units of each of some devices, or give them back when negative."""
         for position in positions:
@@ -214,7 +218,7 @@ def _groups(layout: Layout, term: Term, mask: int) -> tuple[int, ...]:
 
 
 def _choice(wanted: Wanted) -> tuple[int, int, bool]:
-    """How much choice a term has: those with least are placed first, then large ones, and whole devices before shares."""
+    """Who goes first: terms with the least choice, then large ones, and whole devices before shares."""
     return wanted.mask.bit_count(), -wanted.term.count, wanted.term.fraction
 
 
@@ -226,7 +230,7 @@ def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
         shares = sum(each.units for each in inside if each.term.fraction)
         if whole > (mask & free.whole).bit_count():
             return False
-        if shares + whole * UNITS_PER_DEVICE > sum(free.units[position] for position in bits(mask)):
+        if shares + whole * UNITS_PER_DEVICE > free.total(mask):
             return False
     return True
 

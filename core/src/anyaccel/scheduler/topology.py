@@ -19,6 +19,7 @@ SEARCH_STEPS = 20_000
 SETS = 512
 """Sets that are offered to a vendor's rule before the answer is no."""
 
+_CELLS = 256
 _SEEDS = 4
 _LINK_LEVELS = 8
 _PCI_GAP = 16
@@ -134,8 +135,8 @@ class Topology:
         """The device whose loss breaks the fewest connections between free devices."""
         if not self._layers:
             return free & -free
-        lows = [mask & -mask for cell in self._cells if (mask := cell & free)]
-        return min(lows, key=lambda low: (self.affinity(low.bit_length() - 1, free), low))
+        lows = (mask & -mask for cell in self._cells if (mask := cell & free))
+        return min(islice(lows, _CELLS), key=lambda low: (self.affinity(low.bit_length() - 1, free), low))
 
     def _exact(self, free: int, count: int, *, linked: bool) -> int:
         """Branch and bound over sets, where devices of one cell are interchangeable."""
@@ -170,12 +171,13 @@ class Topology:
         return max(sorted(grown), key=lambda chosen: self.value(chosen, free), default=0)
 
     def _seeds(self, free: int, count: int) -> list[int]:
-        """Devices to grow a set from: the smallest neighborhoods that can hold the set, then the largest others."""
+        """Devices to grow a set from: the best connected, in the smallest neighborhoods that can hold the set."""
 
-        def room(position: int) -> tuple[bool, int, int]:
-            near = next((level[position] for level in self._neighborhoods if level[position]), 0)
-            size = (near & free).bit_count() + 1
-            return size < count, size if size >= count else -size, position
+        def room(position: int) -> tuple[bool, int, int, int]:
+            near = ((rank, level[position]) for rank, level in enumerate(self._neighborhoods) if level[position])
+            rank, mask = next(near, (len(self._neighborhoods), 0))
+            size = (mask & free).bit_count() + 1
+            return size < count, rank, size if size >= count else -size, position
 
         lows = (mask & -mask for cell in self._cells if (mask := cell & free))
         return sorted((low.bit_length() - 1 for low in lows), key=room)[:_SEEDS]

@@ -1,0 +1,115 @@
+"""Commands: they see exactly what they were given, and nothing stands between them and the terminal."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+import anyaccel as aa
+
+SHOW = [sys.executable, "-c", "import os; print(os.environ['ACME_VISIBLE'])"]
+CLI = [sys.executable, "-m", "anyaccel", "--machine", "sim:Acme-Whole:4", "run", "APU:2", "--"]
+
+
+def test_a_command_sees_its_devices(acme):
+    done = aa.run("APU:2", SHOW, machine="sim:Acme-Whole:4", capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "acme-0,acme-1\n")
+
+
+def test_options_of_subprocess_run_work(acme, tmp_path):
+    done = aa.run("APU", ["sh", "-c", "pwd; cat; exit 3"], machine="sim:A1", cwd=tmp_path, input=b"in", stdout=-1)
+    assert (done.returncode, done.stdout.decode()) == (3, f"{tmp_path}\nin")
+    with pytest.raises(subprocess.CalledProcessError):
+        aa.run("APU", ["false"], machine="sim:A1", check=True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        aa.run("APU", ["sleep", "9"], machine="sim:A1", timeout=0.1)
+
+
+def test_a_command_that_is_not_there(acme):
+    with pytest.raises(aa.CommandNotFoundError, match="the command 'no-such' was not found"):
+        aa.run("APU", ["no-such"], machine="sim:A1")
+    with pytest.raises(aa.CommandNotRunnableError, match="the command '/etc/passwd' cannot be run: Permission denied"):
+        aa.run("APU", ["/etc/passwd"], machine="sim:A1")
+    with pytest.raises(FileNotFoundError, match="/no/such/dir"):
+        aa.run("APU", ["true"], machine="sim:A1", cwd="/no/such/dir")
+
+
+def test_a_worker_knows_what_it_holds(acme):
+    code = "import anyaccel; a = anyaccel.current(); print([d.id for d in a.devices], a.shares[0].units, a.request)"
+    done = aa.run("A1:0.25", [sys.executable, "-c", code], machine="sim:A1", capture_output=True, text=True)
+    (device,) = aa.detect("sim:A1").devices
+    assert done.stdout == f"['{device.id}'] 2500 A1:0.25\n"
+    assert aa.current() is None
+    assert aa.current({}) is None
+
+
+def test_nonsense_in_the_variable_is_refused():
+    for text in ("{", "[]", '{"id": 1}'):
+        with pytest.raises(aa.UsageError, match="ANYACCEL_ALLOCATION must hold what the launcher wrote"):
+            aa.current({"ANYACCEL_ALLOCATION": text})
+
+
+def test_inside_a_worker_only_its_devices_are_handed_out(acme):
+    inner = [*CLI[:3], "--json"]
+    outer = subprocess.run([*CLI, *inner], capture_output=True, text=True, check=True)
+    found = json.loads(outer.stdout)
+    assert found["machine"] == "sim:Acme-Whole:4"
+    assert [device["id"] for device in found["devices"] if device["visible"]] == ["acme-0", "acme-1"]
+
+
+@pytest.mark.parametrize(("code", "status"), [("exit 0", 0), ("exit 41", 41), ("kill -9 $$", -9), ("kill -15 $$", -15)])
+def test_the_exit_status_is_the_commands_own(code, status, acme):
+    assert subprocess.run([*CLI, "sh", "-c", code], check=False).returncode == status
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_signals_reach_the_command(number, acme, tmp_path):
+    code = f"""
+import pathlib, signal, sys, time
+signal.signal({int(number)}, lambda *_: sys.exit(77))
+pathlib.Path({str(tmp_path / "ready")!r}).touch()
+time.sleep(30)
+"""
+    process = subprocess.Popen([*CLI, sys.executable, "-c", code])
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert process.wait(10) == 77
+
+
+def test_nothing_stands_between_the_command_and_its_parent(acme):
+    process = subprocess.Popen([*CLI, "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 10
+    while psutil.Process(process.pid).name() != "cat" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    own = psutil.Process(process.pid)
+    assert (own.name(), own.children()) == ("cat", [])
+    process.stdin.close()
+    assert process.wait(10) == 0
+
+
+def test_the_terminal_is_the_commands_own(acme):
+    main, side = pty.openpty()
+    code = "import os, sys; print(sys.stdin.isatty(), sys.stdout.isatty(), os.tcgetpgrp(0) == os.getpgrp(), input())"
+    process = subprocess.Popen(
+        [*CLI, sys.executable, "-c", code], stdin=side, stdout=side, stderr=side, start_new_session=True,
+        preexec_fn=lambda: __import__("fcntl").ioctl(0, 0x540E, 0),  # TIOCSCTTY: make it the controlling terminal
+    )  # fmt: skip
+    os.close(side)
+    os.write(main, b"typed\n")
+    assert process.wait(20) == 0
+    printed = os.read(main, 4096).decode()
+    os.close(main)
+    assert "True True True typed" in printed
+
+
+def test_ignored_signals_are_not_handed_on(acme):
+    shell = ["sh", "-c", "cat /proc/$$/status | grep SigIgn"]
+    ignored = subprocess.run([*CLI, *shell], capture_output=True, text=True, check=True).stdout.split()[1]
+    assert not int(ignored, 16) & (1 << (signal.SIGPIPE - 1))

@@ -1,0 +1,126 @@
+"""The environment of a worker: every vendor's edits merged, the unallocated hidden, nothing applied to ourselves."""
+
+import os
+
+import pytest
+
+import anyaccel as aa
+from anyaccel.errors import PluginError
+
+RIVAL = """
+from anyaccel.plugin import *
+@hookimpl
+def anyaccel_info(): return PluginInfo(vendor="rival", resource="RPU", kind="rpu", env_vars=("RIVAL", "ACME_VISIBLE", "ACME_ORDER"))
+@hookimpl
+def anyaccel_detect(ctx):
+    {detect}
+@hookimpl
+def anyaccel_fractional(device): return Fractional.PARTITIONED
+@hookimpl
+def anyaccel_tags(device): return ("R1",)
+@hookimpl
+def anyaccel_env(devices, ctx):
+    {env}
+@hookimpl
+def anyaccel_products(): return [Product(name="R1", model="R", memory_bytes=100, id_template="rival-{{index}}")]
+"""
+PLAIN = 'return EnvEdits(set={"RIVAL": ",".join(d.id for d in devices)}, enforced_by="R-cap" if ctx.shares else "")'
+
+
+@pytest.fixture
+def rival(install):
+    def rival(env=PLAIN, detect="return Detected()"):
+        install("rival", RIVAL.format(env=env, detect=detect), distribution="rival")
+
+    return rival
+
+
+def environment(request, machine, **options):
+    return aa.prepare(request, machine=machine, **options).environment
+
+
+def test_a_worker_sees_exactly_what_it_was_given(acme):
+    made = environment("APU:2", "sim:Acme-Whole:4", environ={"X": "1", "ACME_ORDER": "wild"})
+    assert made.values["ACME_VISIBLE"] == made.values["ANYACCEL_DEVICES"] == "acme-0,acme-1"
+    assert made.unset == {"ACME_ORDER"}
+    assert "ACME_ORDER" not in made.values
+    assert made.values["X"] == "1"
+    assert "ACME_VISIBLE" not in os.environ
+
+
+def test_masks_name_indexes_on_demand(acme):
+    assert environment("APU:2", "sim:Acme-Whole:4", mask="index").values["ACME_VISIBLE"] == "0,1"
+
+
+def test_two_vendors_serve_one_request(acme, rival):
+    rival()
+    made = environment(["APU:1", "R1:2"], "sim:Acme-Whole:4,R1:4")
+    assert (made.values["ACME_VISIBLE"], made.values["RIVAL"]) == ("acme-0", "rival-0,rival-1")
+    assert made.values["ANYACCEL_DEVICES"] == "acme-0,rival-0,rival-1"
+
+
+def test_vendors_of_which_nothing_was_given_are_hidden(acme, rival):
+    rival()
+    machine = "sim:Acme-Whole:4,R1:4"
+    assert environment("APU", machine).values["RIVAL"] == ""
+    inherited = environment("APU", machine, unallocated="inherit", environ={"RIVAL": "rival-3"})
+    assert inherited.values["RIVAL"] == "rival-3"
+
+
+def test_a_vendor_whose_detection_failed_is_hidden_too(acme, rival, record):
+    rival(detect="raise OSError('library too old')")
+    assert environment("APU", record({})).values["RIVAL"] == ""
+
+
+def test_a_vendor_that_is_not_here_leaves_the_environment_alone(acme, rival, record):
+    rival(detect="return None")
+    assert "RIVAL" not in environment("APU", record({})).values
+
+
+def test_two_vendors_that_set_one_variable_differently_are_refused(acme, rival):
+    rival(env='return EnvEdits(set={"ACME_VISIBLE": "mine"})')
+    with pytest.raises(aa.EnvConflictError) as caught:
+        environment(["APU", "R1"], "sim:Acme-Whole:4,R1:4")
+    assert str(caught.value) == (
+        "acme and rival set the variable ACME_VISIBLE differently ('acme-0' and 'mine'), so one worker cannot hold "
+        "this combination; ask for their devices in separate commands"
+    )
+
+
+def test_a_value_wins_over_the_wish_to_have_none(acme, rival):
+    rival(env='return EnvEdits(set={"ACME_ORDER": "pci"})')  # which acme unsets
+    assert environment(["APU", "R1"], "sim:Acme-Whole:4,R1:4").values["ACME_ORDER"] == "pci"
+
+
+def test_no_mask_no_launch(acme, rival):
+    rival(env='raise ValueError("no idea")')
+    with pytest.raises(
+        PluginError, match=r"rival 1.2.3 \(vendor 'rival'\): anyaccel_env: it raised ValueError: no idea"
+    ):
+        environment("APU", "sim:Acme-Whole:4,R1:4")
+
+
+def test_every_share_says_what_enforces_it(acme, rival):
+    rival()
+    made = environment(["A1:0.5", "R1:0.25"], "sim:A1:1,R1:1")
+    assert [share.enforced_by for share in made.allocation.shares] == ["by agreement", "R-cap"]
+    assert [share.memory_bytes for share in made.allocation.shares] == [8 << 30, 25]
+    assert "ANYACCEL_MEMORY_LIMIT" not in made.values  # two limits are no limit
+    assert environment("A1:0.5", "sim:A1:1,R1:1").values["ANYACCEL_MEMORY_LIMIT"] == str(8 << 30)
+
+
+def test_a_stale_limit_is_not_inherited(acme):
+    made = environment("A1:1", "sim:A1:1", environ={"ANYACCEL_MEMORY_LIMIT": "5"})
+    assert made.unset == {"ANYACCEL_MEMORY_LIMIT"}
+    assert "ANYACCEL_MEMORY_LIMIT" not in made.values
+
+
+def test_declared_devices_set_no_vendor_variable(acme):
+    made = environment("FPGA:2", "sim:Acme-Whole:1", declare={"FPGA": 4})
+    assert made.values["ANYACCEL_DEVICES"] == "declared-FPGA-0,declared-FPGA-1"
+    assert made.values["ACME_VISIBLE"] == ""
+
+
+def test_a_large_allocation_fits_into_a_variable(acme):
+    made = environment("A1:256,mixed", "sim:A1:256")
+    assert max(map(len, made.values.values())) < 131_072  # the kernel's limit for one variable

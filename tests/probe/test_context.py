@@ -1,0 +1,204 @@
+"""The gate through which a plug-in sees a machine: the same answers from a host, another root and a recording."""
+
+import errno
+import json
+import os
+import time
+
+import pytest
+
+from anyaccel.errors import CommandTimeoutError, QueryError
+from anyaccel.probe.context import DeviceNode, ProbeContext
+from anyaccel.probe.host import HostFacts, natural
+from anyaccel.probe.recording import RecordedFacts, Recorder, merge
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A tree that looks like sysfs, with two PCI functions behind a bridge."""
+    for address, vendor, numa in (("0000:0a:00.0", "0x1234", "1"), ("0000:0b:00.0", "0x9999", "-1")):
+        real = tmp_path / f"sys/devices/pci0000:00/0000:00:01.0/{address}"
+        real.mkdir(parents=True)
+        for name, text in {"vendor": vendor, "device": "0x00ab", "class": "0x030200", "numa_node": numa}.items():
+            (real / name).write_text(text + "\n")
+        (real / "driver").symlink_to("../../../../bus/pci/drivers/acme")
+        (real / "iommu_group").symlink_to("../../../../kernel/iommu_groups/7")
+        link = tmp_path / f"sys/bus/pci/devices/{address}"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(f"../../../devices/pci0000:00/0000:00:01.0/{address}")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/junk").write_bytes(b"\xff\xfe text")
+    return str(tmp_path)
+
+
+def contexts(root):
+    """The machine below a root, and a replay of all that is asked of it."""
+    recorder = Recorder(HostFacts({"A": "1"}, root))
+    live = ProbeContext(recorder, time.monotonic() + 5)
+    return live, lambda: ProbeContext(RecordedFacts(json.loads(json.dumps(recorder.recording()))), time.monotonic() + 5)
+
+
+def test_pci_functions_are_found_by_vendor_and_class(root):
+    live, replay = contexts(root)
+    for context in (lambda: live, replay):
+        ctx = context()
+        (found,) = ctx.pci(vendor=0x1234, classes=(0x0300, 0x0302))
+        assert (found.address, found.device, found.class_code) == ("0000:0a:00.0", 0xAB, 0x0302)
+        assert (found.driver, found.iommu_group, found.numa_node) == ("acme", "7", 1)
+        assert found.bridges == ("0000:00:01.0",)
+        assert ctx.pci(vendor=0x1234, classes=(0x0106,)) == []
+        assert [each.numa_node for each in ctx.pci()] == [1, None]
+
+
+def test_a_replay_gives_the_same_answers_as_the_machine(root):
+    live, replay = contexts(root)
+
+    def ask(ctx):
+        return (
+            ctx.read("/proc/junk"),
+            ctx.read("/no/such"),
+            ctx.read("/proc"),
+            ctx.read_int("/proc/junk"),
+            ctx.glob("/sys/bus/pci/devices/*"),
+            ctx.glob("/sys/bus/pci/devices/0000:0[a-a]*/vendor"),
+            ctx.glob("/sys/bus/pci/devices/0000:0[!a]*/vendor"),
+            ctx.readlink("/sys/bus/pci/devices/0000:0a:00.0"),
+            ctx.readlink("/proc/junk"),
+            ctx.exists("/proc"),
+            ctx.exists("/nowhere"),
+            ctx.is_dir("/sys/bus"),
+            ctx.node("/proc/junk"),
+            ctx.environ.get("A"),
+            ctx.environ.get("B"),
+        )
+
+    first = ask(live)
+    assert first[0] == "\ufffd\ufffd text"
+    assert ask(replay()) == first
+
+
+def test_a_recording_holds_only_what_was_asked(root):
+    recorder = Recorder(HostFacts({"ASKED": "1", "SECRET": "2"}, root))
+    ctx = ProbeContext(recorder, time.monotonic() + 5)
+    ctx.read("/proc/junk")
+    assert ctx.environ.get("ASKED") == "1"
+    recording = recorder.recording()
+    assert recording["environ"] == {"ASKED": "1"}
+    assert list(recording["paths"]) == ["/proc/junk"]
+
+
+def test_a_device_node_is_known_by_its_numbers():
+    recorder = Recorder(HostFacts({}))
+    ctx = ProbeContext(recorder, time.monotonic() + 5)
+    assert ctx.node("/dev/null") == DeviceNode(path="/dev/null", major=1, minor=3)
+    assert ctx.node("/etc/passwd") is None
+    assert RecordedFacts(recorder.recording()).node("/dev/null") == ctx.node("/dev/null")
+
+
+def test_a_file_that_may_not_be_read_is_not_absent(root):
+    recorded = RecordedFacts({"paths": {"/proc/secret": {"errno": "EACCES"}}})
+    with pytest.raises(PermissionError) as caught:
+        recorded.read("/proc/secret")
+    assert (caught.value.errno, caught.value.filename) == (errno.EACCES, "/proc/secret")
+
+
+def test_paths_lead_through_recorded_links():
+    recorded = RecordedFacts(
+        {
+            "paths": {
+                "/sys/class/acme/a0": {"link": "../../devices/x/a0"},
+                "/sys/devices/x/a0/serial": {"text": "7"},
+                "/loop": {"link": "/loop"},
+            }
+        }
+    )
+    assert recorded.read("/sys/class/acme/a0/serial") == "7"
+    assert recorded.is_dir("/sys/class/acme/a0")
+    with pytest.raises(OSError, match="Too many levels"):
+        recorded.read("/loop")
+
+
+def test_numbers_in_paths_are_sorted_as_numbers():
+    assert sorted(["/dev/x10", "/dev/x2", "/dev/x"], key=natural) == ["/dev/x", "/dev/x2", "/dev/x10"]
+
+
+def test_a_command_runs_without_a_shell_and_without_input(tmp_path):
+    tool = tmp_path / "tool"
+    tool.write_text('#!/bin/sh\ncat\necho "$1"; echo err >&2; exit 3\n')
+    tool.chmod(0o755)
+    recorder = Recorder(HostFacts({"PATH": f"{tmp_path}:{os.environ['PATH']}"}))
+    ctx = ProbeContext(recorder, time.monotonic() + 5)
+    result = ctx.run(["tool", "$HOME; x"])
+    assert (result.returncode, result.stdout, result.stderr) == (3, "$HOME; x\n", "err\n")
+    assert ctx.run(["no-such-tool"]) is None
+    replay = RecordedFacts(recorder.recording())
+    assert replay.run(["tool", "$HOME; x"], 1) == result
+    assert replay.run(["tool", "other"], 1) is None
+
+
+def test_a_command_that_hangs_is_killed_with_its_children(tmp_path):
+    tool = tmp_path / "tool"
+    tool.write_text("#!/bin/sh\nsleep 60 & echo $! > $1; wait\n")
+    tool.chmod(0o755)
+    recorder = Recorder(HostFacts(os.environ))
+    ctx = ProbeContext(recorder, time.monotonic() + 5)
+    with pytest.raises(CommandTimeoutError, match=r"did not end within 0.5 s and was killed"):
+        ctx.run([str(tool), str(tmp_path / "pid")], timeout=0.5)
+    child = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline and os.path.exists(f"/proc/{child}"):
+        with open(f"/proc/{child}/stat") as file:
+            if file.read().rpartition(")")[2].split()[0] == "Z":
+                break
+        time.sleep(0.01)
+    else:
+        assert not os.path.exists(f"/proc/{child}")
+    with pytest.raises(CommandTimeoutError):
+        RecordedFacts(recorder.recording()).run([str(tool), str(tmp_path / "pid")], 1)
+
+
+class LibraryError(Exception):
+    """An error with a number, as vendor libraries raise it."""
+
+    def __init__(self, value):
+        super().__init__(f"code {value}")
+        self.value = value
+
+
+def test_a_query_is_asked_once_and_replayed_without_a_call():
+    recorder = Recorder(HostFacts({}))
+    ctx = ProbeContext(recorder, time.monotonic() + 5)
+    assert ctx.query("lib/count", lambda: {"count": 2}) == {"count": 2}
+
+    def fails():
+        raise LibraryError(18)
+
+    with pytest.raises(QueryError) as live:
+        ctx.query("lib/broken", fails)
+    replay = ProbeContext(RecordedFacts(recorder.recording()), time.monotonic() + 5)
+    assert replay.query("lib/count", lambda: pytest.fail("called")) == {"count": 2}
+    with pytest.raises(QueryError) as replayed:
+        replay.query("lib/broken", lambda: pytest.fail("called"))
+    for caught in (live, replayed):
+        assert (caught.value.kind, caught.value.value, str(caught.value)) == ("LibraryError", 18, "code 18")
+    with pytest.raises(QueryError, match="the recording has no answer"):
+        replay.query("lib/other", lambda: 1)
+
+
+def test_libraries_and_commands_answer_for_this_machine_only(tmp_path):
+    ctx = ProbeContext(HostFacts(os.environ, str(tmp_path)), time.monotonic() + 5)
+    assert ctx.run(["true"]) is None
+    with pytest.raises(QueryError, match="cannot be asked about"):
+        ctx.query("lib/x", lambda: 1)
+
+
+def test_recordings_of_several_plugins_become_one():
+    first = {"environ": {"A": "1"}, "paths": {"/x": {}}, "commands": [{"argv": ["t"]}], "queries": {"q": {"value": 1}}}
+    second = {"environ": {"B": "2"}, "paths": {"/x": {"text": "t"}}, "commands": [{"argv": ["t"]}], "queries": {}}
+    assert merge([first, second]) == {
+        "schema": "anyaccel.recording/1",
+        "environ": {"A": "1", "B": "2"},
+        "paths": {"/x": {"text": "t"}},
+        "commands": [{"argv": ["t"]}],
+        "queries": {"q": {"value": 1}},
+    }

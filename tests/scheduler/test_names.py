@@ -1,0 +1,46 @@
+"""What names mean."""
+
+import pytest
+from anyaccel.errors import UnknownNameError
+from anyaccel.model import VendorReport, VendorState
+from anyaccel.scheduler.names import Names
+from small_machines import chips, gpus, machine
+
+
+def test_a_name_is_a_resource_a_vendor_or_a_tag_in_any_case():
+    names = Names(machine(gpus(2), chips(1)))
+    assert names.devices("gpu") == names.devices("ACME") == names.devices("h100") == 0b011
+    assert names.devices("TPU") == 0b100
+    assert names.spelled("h100") == "H100"
+
+
+def test_a_known_name_means_no_device_and_is_not_unknown():
+    inventory = machine(gpus(1))
+    report = VendorReport(vendor="other", resource="NPU", state=VendorState.ABSENT)
+    names = Names(type(inventory)(machine="m", devices=inventory.devices, vendors=(report,)), known=["A100"])
+    assert names.devices("a100") == names.devices("npu") == names.devices("other") == 0
+
+
+def test_known_names_are_looked_at_only_when_needed():
+    def known():
+        pytest.fail("asked for")
+        yield ""
+
+    assert Names(machine(gpus(1)), known()).devices("GPU") == 1
+
+
+NOBODY = "unknown name 'H10O': no device and no installed plug-in goes by it; "
+
+
+@pytest.mark.parametrize(
+    ("inventory", "way_out"),
+    [
+        (machine(gpus(1)), "did you mean H100?"),
+        (machine(chips(1)), "on this machine there are CHIP-V5, tensor, TPU."),
+        (machine(), "this machine has no devices; is the vendor's plug-in installed?"),
+    ],
+)
+def test_an_unknown_name_offers_close_ones(inventory, way_out):
+    with pytest.raises(UnknownNameError) as refused:
+        Names(inventory).devices("H10O")
+    assert str(refused.value) == NOBODY + way_out
