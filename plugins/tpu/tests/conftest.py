@@ -141,6 +141,7 @@ class MetadataServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = -1  # headers and body in one packet
 
             def do_GET(self) -> None:
                 outer.requests.append((self.path, self.headers.get("Metadata-Flavor")))

@@ -130,7 +130,7 @@ def test_a_pci_device_id_that_is_no_number_fails_and_says_so(tree):
 def test_hidden_pci_groups_count_by_vendor_and_device(tree):
     tree.group("0", "0000:00:04.0", "0x006f")
     tree.group("1", "0000:00:05.0", "0x0042")
-    tree.group("96", "0000:01:00.0", "0xc2d5", vendor="0x15b3")
+    tree.group("96", "0000:01:00.0", "0x006f", vendor="0x15b3")
     tree.node("/dev/vfio/0", "/dev/vfio/1", "/dev/vfio/7", "/dev/vfio/96", "/dev/vfio/vfio", "/dev/vfio/devices")
     (chip,) = tree.detect().devices
     assert (chip.id, chip.nodes) == ("tpu-0000:00:04.0", ("/dev/vfio/0",))
