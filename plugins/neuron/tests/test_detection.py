@@ -148,6 +148,13 @@ def test_ids_of_the_tool_are_taken_as_they_are(machine):
     assert [device.index for device in detect(machine).devices] == [26, 27]
 
 
+def test_ids_that_are_counted_never_meet_those_of_the_tool(machine):
+    machine.chip(0)
+    machine.chip(1)
+    machine.tool(TOOL, 'echo \'[{"neuron_device": 0, "nc_count": 2, "neuroncore_ids": [2, 3]}]\'\n')
+    assert [device.index for device in detect(machine).devices] == [2, 3, 4, 5]
+
+
 def test_chips_without_a_node_are_not_ours_whatever_the_tool_lists(machine):
     machine.chip(0)
     chips = [{"neuron_device": index, "nc_count": 2} for index in range(16)]
