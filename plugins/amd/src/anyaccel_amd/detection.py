@@ -220,9 +220,12 @@ def _notes(topology: kfd.Topology, functions: Mapping[str, PciFunction]) -> Iter
             f"{topology.denied} GPU nodes of the host are closed to this container. The others are numbered from 0,"
             " as ROCm does."
         )
+    foreign: dict[str, list[str]] = {}
     for function in functions.values():
         if function.driver not in (None, "amdgpu"):
-            yield f"The GPU at {function.address} belongs to the driver {function.driver} and is not used."
+            foreign.setdefault(str(function.driver), []).append(function.address)
+    for driver, addresses in foreign.items():
+        yield f"The driver {driver} has the GPUs at {', '.join(addresses)}: they are somebody else's and left out."
 
 
 def _number(ctx: ProbeContext, card: str, name: str) -> int | None:

@@ -6,6 +6,7 @@ the answer alone: the library prints to it, from Python and from C.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -73,7 +74,8 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
         except Exception as error:  # noqa: BLE001 - a missing value must not cost the others
-            if attempt == 2 or type(error).__name__ not in AGAIN:  # noqa: PLR2004
+            busy = type(error).__name__ in AGAIN or "STATUS_BUSY" in str(error)
+            if attempt == 2 or not busy:  # noqa: PLR2004
                 return None
     return None
 
@@ -97,8 +99,7 @@ def ask(name: str) -> dict[str, Any]:
     The wheel without ROCm raises KeyError on import, one that does not match ROCm AttributeError.
     """
     try:
-        import amdsmi  # type: ignore[import-not-found,unused-ignore]
-
+        amdsmi: Any = importlib.import_module("amdsmi")
         amdsmi.amdsmi_init(amdsmi.AmdSmiInitFlags.INIT_AMD_GPUS)
         try:
             return {"value": QUESTIONS[name](amdsmi)}

@@ -24,23 +24,23 @@ def stats(devices: Sequence[Device], ctx: ProbeContext) -> dict[str, Stats]:
     return {device.id: _stats(ctx, device, more) for device in seen}
 
 
-def _stats(ctx: ProbeContext, device: Device, more: Mapping[tuple[str, int], Facts]) -> Stats:
+def _stats(ctx: ProbeContext, device: Device, more: Mapping[str, Facts]) -> Stats:
     card = health.card_of(device)
     where = f"{health.PCI}/{card}"
     whole = device.parent is None
-    partition = device.attributes.get("partition", 0)
-    facts = more.get((card, partition if isinstance(partition, int) else 0), {})
+    of_card = more.get(card, {})
+    facts = of_card if whole else {}
     busy = _number(ctx, f"{where}/gpu_busy_percent") if whole else None
-    busy = facts.get("busy_percent") if busy is None and whole else busy
+    busy = facts.get("busy_percent") if busy is None else busy
     used = _number(ctx, f"{where}/mem_info_vram_used") if whole else _used_by_banks(ctx, device)
     power = _power(ctx, where) if whole else None
     temperature = _temperature(ctx, where)
-    problem = _problem(ctx, device, facts)
+    problem = _problem(ctx, device, of_card)
     return Stats(
         memory_used_bytes=facts.get("memory_used_bytes") if used is None else used,
         utilization=busy / 100 if busy is not None and 0 <= busy <= 100 else None,  # noqa: PLR2004 - percent
         temperature_celsius=facts.get("temperature_celsius") if temperature is None else temperature,
-        power_watts=facts.get("power_watts") if power is None and whole else power,
+        power_watts=facts.get("power_watts") if power is None else power,
         health=Health.UNHEALTHY if problem else Health.HEALTHY,
         health_reason=problem,
         processes=_processes(ctx, device.attributes.get("kfd_gpu_id")),
@@ -56,23 +56,27 @@ def _problem(ctx: ProbeContext, device: Device, facts: Facts) -> str:
     return found or health.worn_out(facts)
 
 
-def _from_library(ctx: ProbeContext, devices: Iterable[Device]) -> dict[tuple[str, int], Facts]:
-    """Ask amdsmi, which may take seconds, only where sysfs lacks something: a sensor, or the limit of bad pages."""
+def _from_library(ctx: ProbeContext, devices: Iterable[Device]) -> dict[str, Facts]:
+    """Ask amdsmi about whole cards, only where sysfs lacks something: it may take seconds.
+
+    Returns:
+        Its answers by PCI address. Those about partitions are left out: chips differ in what they mean there.
+    """
     if not any(_needs_library(ctx, device) for device in devices):
         return {}
     try:
         answer = ctx.query("amdsmi/metrics", smi.question(ctx, "metrics"))
     except QueryError:
         return {}  # 'anyaccel doctor' asks the library as well, and says what is wrong with it
-    return {(entry["bdf"], entry["partition"] or 0): entry for entry in answer}
+    return {entry["bdf"]: entry for entry in answer if not entry["partition"]}
 
 
 def _needs_library(ctx: ProbeContext, device: Device) -> bool:
+    """Whether a sensor is missing, or pages are retired and only the library knows how many may be."""
     where = f"{health.PCI}/{health.card_of(device)}"
-    if device.parent is not None:
-        return False
-    worn = bool((_text(ctx, f"{where}/{BAD_PAGES}") or "").strip())
-    return worn or _number(ctx, f"{where}/gpu_busy_percent") is None
+    if (_text(ctx, f"{where}/{BAD_PAGES}") or "").strip():
+        return True
+    return device.parent is None and _number(ctx, f"{where}/gpu_busy_percent") is None
 
 
 def _used_by_banks(ctx: ProbeContext, device: Device) -> int | None:
