@@ -12,12 +12,6 @@ from anyaccel_ascend import files, npu_smi, partitions
 from anyaccel_ascend.npu_smi import MappedChip, ShownChip, Table, ToolFailureError
 from anyaccel_ascend.products import ASCEND_310P, ASCEND_910C, LINK_STRENGTH, PCI_DEVICES, Generation, identify
 
-UNUSABLE = {
-    "Alarm": "npu-smi reports a major fault (Alarm)",
-    "Critical": "npu-smi reports a critical fault",
-    "UNKNOWN": "npu-smi cannot read its health",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -167,8 +161,8 @@ def _device(
     reasons = [files.node_fault(ctx, number)] if number is not None else []
     if row is None:
         reasons.append("npu-smi lists it and cannot read it; see dmesg, and reset it with 'npu-smi set -t reset'")
-    elif row.health in UNUSABLE:
-        reasons.append(f"{UNUSABLE[row.health]}; see 'npu-smi info -t health -i {chip.card}' and reset the card")
+    else:
+        reasons.append(row.fault)
     reason = next((text for text in reasons if text), "")
     partition = number is not None and number >= files.FIRST_VNPU
     parent = name if known.template or partition else None

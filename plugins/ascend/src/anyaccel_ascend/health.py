@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from anyaccel.plugin import Device, Finding, Health, ProbeContext, Severity, Stats
 
 from anyaccel_ascend import environment, files, npu_smi
-from anyaccel_ascend.detection import UNUSABLE, detect
+from anyaccel_ascend.detection import detect
 from anyaccel_ascend.npu_smi import ShownChip, Table, ToolFailureError
 
 
@@ -50,8 +50,8 @@ def _stats(row: ShownChip, table: Table) -> Stats:
         utilization=row.utilization,
         temperature_celsius=row.temperature_celsius,
         power_watts=row.power_watts,
-        health=Health.UNHEALTHY if row.health in UNUSABLE else Health.HEALTHY,
-        health_reason=f"{UNUSABLE[row.health]}; see 'npu-smi info -t health'" if row.health in UNUSABLE else "",
+        health=Health.UNHEALTHY if row.fault else Health.HEALTHY,
+        health_reason=row.fault,
         processes=processes,
     )
 

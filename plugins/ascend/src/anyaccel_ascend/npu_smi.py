@@ -31,6 +31,11 @@ CAUSES = {
     -9013: "the driver does not allow this inside a container; ask on the host",
 }
 """Return codes of the driver's management interface (DCMI) and of npu-smi; the exit status is the code modulo 256."""
+FAULTS = {
+    "Alarm": "npu-smi reports a major fault (Alarm)",
+    "Critical": "npu-smi reports a critical fault",
+    "UNKNOWN": "npu-smi cannot read its health",
+}
 
 
 class ToolFailureError(Exception):
@@ -71,6 +76,14 @@ class ShownChip:
     utilization: float | None = None
     temperature_celsius: float | None = None
     power_watts: float | None = None
+
+    @property
+    def fault(self) -> str:
+        """Why the chip cannot be used; empty when it can, as with a minor fault (Warning)."""
+        if self.health in ("OK", "Warning"):
+            return ""
+        what = FAULTS.get(self.health, f"npu-smi reports the health {self.health!r}")
+        return f"{what}; see 'npu-smi info -t health -i {self.card}' and reset the card"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +296,10 @@ def _values(header: Sequence[Sequence[str]], cells: Sequence[str]) -> dict[str, 
         words = _VALUE.findall(cell)
         if labels[-1:] == ["Name"]:
             words = [*words[: len(labels) - 1], " ".join(words[len(labels) - 1 :])]
-        if len(words) != len(labels):
+        if labels == ["Health"] and not words:
+            words = ["UNKNOWN"]
+        usages = [word for label, word in zip(labels, words, strict=False) if "Usage(" in label]
+        if len(words) != len(labels) or any("/" not in word and word not in ("NA", "-") for word in usages):
             raise _row_error("info", " | ".join(cells), f"have one value for each of {', '.join(labels)}")
         values.update(zip(labels, words, strict=True))
     if len(cells) != len(header):
@@ -318,8 +334,11 @@ def _chip(upper: Mapping[str, str], lower: Mapping[str, str], row: str) -> Shown
 
 
 def _pair(text: str | None) -> tuple[int | None, int | None]:
-    words = [int(word) if word.isdigit() else None for word in re.split(r"\s*/\s*", text or "/")]
-    return words[0], words[-1]
+    used, _, total = (text or "").partition("/")
+    return (
+        int(used) if used.strip().isdigit() else None,
+        int(total) if total.strip().isdigit() else None,
+    )
 
 
 def _float(text: str | None) -> float | None:

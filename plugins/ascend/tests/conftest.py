@@ -1,0 +1,71 @@
+"""Machines for the tests: recorded ones, and a tree of files with a real executable in the place of npu-smi."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import anyaccel_ascend
+import pytest
+from anyaccel.plugin import CommandResult, Detected, Device, ProbeContext
+from anyaccel.probe.host import HostFacts
+from anyaccel.testing import context, load_recording
+
+RECORDINGS = Path(__file__).parent.parent / "recordings"
+
+
+@pytest.fixture(scope="session")
+def recorded() -> Callable[..., ProbeContext]:
+    def show(name: str, environ: Mapping[str, str] | None = None) -> ProbeContext:
+        return context(load_recording(RECORDINGS / name), environ=environ)
+
+    return show
+
+
+@pytest.fixture(scope="session")
+def detected(recorded) -> Callable[[str], Detected]:
+    def detect(name: str) -> Detected:
+        found = anyaccel_ascend.anyaccel_detect(recorded(name))
+        assert found is not None
+        return found
+
+    return detect
+
+
+@pytest.fixture(scope="session")
+def devices(detected) -> Callable[[str], tuple[Device, ...]]:
+    return lambda name: detected(name).devices
+
+
+class FilesAndTool(HostFacts):
+    """Files below a directory; commands of this machine, which a recording of files alone could not run."""
+
+    def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:
+        return HostFacts(self.environ).run(argv, timeout)
+
+
+@pytest.fixture
+def machine(tmp_path) -> Callable[..., ProbeContext]:
+    """A tree with 910B4 cards, and an executable ``npu-smi`` whose text is given; None leaves it out."""
+
+    def build(script: str | None, *, cards: int = 2, nodes: int | None = None, seconds: float = 10.0) -> ProbeContext:
+        root = tmp_path / "root"
+        for number in range(cards):
+            function = root / f"sys/bus/pci/devices/0000:0{number + 1}:00.0"
+            function.mkdir(parents=True)
+            for name, text in {"vendor": "0x19e5", "device": "0xd802", "class": "0x120000", "numa_node": "0"}.items():
+                (function / name).write_text(f"{text}\n")
+        (root / "dev").mkdir(parents=True, exist_ok=True)
+        for name in ("davinci_manager", *(f"davinci{number}" for number in range(cards if nodes is None else nodes))):
+            (root / "dev" / name).symlink_to("/dev/null")  # a character device, as the real ones are
+        tools = tmp_path / "bin"
+        tools.mkdir()
+        if script is not None:
+            (tools / "npu-smi").write_text(script)
+            (tools / "npu-smi").chmod(0o755)
+        environ = {"PATH": f"{tools}:{os.defpath}"}
+        return ProbeContext(FilesAndTool(environ, str(root)), time.monotonic() + seconds)
+
+    return build
