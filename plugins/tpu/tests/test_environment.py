@@ -1,9 +1,12 @@
 """Masks and bounds: what each legal set of chips gets, and reading it back."""
 
+from dataclasses import replace
 from itertools import combinations
 
+import anyaccel
 import anyaccel_tpu
 import pytest
+from anyaccel.model import Inventory
 from anyaccel.plugin import EnvContext, Term
 from anyaccel_tpu import environment
 from hypothesis import HealthCheck, given, settings
@@ -253,3 +256,40 @@ def test_reading_back_works_on_top_of_any_environment(chips, host, bits, environ
     edits = anyaccel_tpu.anyaccel_env(picked[::-1] if backwards else picked, EnvContext(devices=devices))
     assert edits == anyaccel_tpu.anyaccel_env(picked, EnvContext(devices=devices))
     _reads_back(devices, picked, environ)
+
+
+def _scheduler(devices):
+    """The core's own scheduler over these chips, with this plug-in's rules."""
+    named = tuple(
+        replace(
+            device,
+            vendor="tpu",
+            resource="TPU",
+            kind="tpu",
+            tags=tuple(anyaccel_tpu.anyaccel_tags(device)),
+            order=device.index,
+        )
+        for device in devices
+    )
+    return anyaccel.Scheduler(Inventory(machine="test", devices=named), anyaccel_tpu.anyaccel_validate)
+
+
+@pytest.mark.parametrize(
+    ("name", "requests", "expected"),
+    [
+        ("v3-8", ["TPU:1", "TPU:2", "TPU:1"], [[0], [2, 3], [1]]),
+        ("v3-8", ["TPU:2", "TPU:2"], [[0, 1], [2, 3]]),
+        ("v4-8-node-gone", ["TPU:2", "TPU:1"], [[0, 1], [3]]),
+        ("v5litepod-8", ["TPU:1", "TPU:4", "TPU:1"], [[0], [4, 5, 6, 7], [1]]),
+        ("v5litepod-8", ["TPU:8"], [[0, 1, 2, 3, 4, 5, 6, 7]]),
+    ],
+)
+def test_placement_finds_the_legal_rectangles(detected, name, requests, expected):
+    scheduler = _scheduler(detected(name))
+    assert [[device.index for device in scheduler.allocate(text).devices] for text in requests] == expected
+
+
+def test_placement_never_splits_a_rectangle(detected):
+    verdict = _scheduler(detected("v4-8-node-gone")).why("TPU:3")
+    assert not verdict.ever_fits
+    assert str(verdict.nearest) == "TPU:2"
