@@ -22,7 +22,8 @@ def gpus(
 ) -> tuple[Device, ...]:
     """Devices that are alike; ``links`` is one strength for all pairs, or a strength for some."""
     ids = [f"{tag.lower()}-{index}" for index in range(count)]
-    pairs = dict.fromkeys(combinations(range(count), 2), links) if isinstance(links, int) else links
+    pairs = dict.fromkeys(combinations(range(count if links else 0), 2), links) if isinstance(links, int) else links
+    peers = {(a, b): strength for (a, b), strength in pairs.items() if strength}
     return tuple(
         Device(
             id=ids[index],
@@ -36,7 +37,7 @@ def gpus(
             memory_bytes=memory_bytes,
             numa_node=None if numa is None else index // numa,
             fractional=fractional,
-            links={ids[b]: strength for (a, b), strength in pairs.items() if a == index and strength},
+            links={ids[b]: strength for (a, b), strength in peers.items() if a == index},
         )
         for index in range(count)
     )

@@ -187,6 +187,10 @@ class Scheduler:
         """
         if isinstance(request, Ticket):
             with self._lock:
+                if request.allocation is not None and not request.allocation.cpu:
+                    from anyaccel.scheduler.reasons import Verdict
+
+                    return Verdict(request=request.request, fits_now=True, ever_fits=True)
                 return self._judge(request.plan, request.priority, request.number)
         plan = self._plan(parse_request(request))
         with self._lock:
