@@ -229,9 +229,7 @@ def _links(ctx: ProbeContext, found: Sequence[Facts]) -> dict[str, dict[str, int
         answer = ctx.query("nvml/topology", partial(nvml.topology, list(whole)))
     except QueryError:  # unknown is no fault (NVIDIA/go-gpuallocator#17)
         return {}
-    strength: dict[tuple[int, int], int] = {
-        (a, b): LINK_BY_ANCESTOR.get(level, 0) for a, b, level in answer["ancestors"]
-    }
+    strength = {(one, other): LINK_BY_ANCESTOR.get(level, 0) for one, other, level in answer["ancestors"]}
     nvlinks = {int(index): ends for index, ends in answer["nvlink"].items()}
     buses = {index: facts["bus_id"] for index, facts in whole.items()}
     links: dict[str, dict[str, int]] = {facts["uuid"]: {} for facts in whole.values()}

@@ -96,7 +96,7 @@ def _sharing(devices: Sequence[Device]) -> Iterator[Finding]:
         if mode.startswith("exclusive") and "mps_pipe" not in device.attributes:
             yield Finding(
                 severity=Severity.WARN,
-                message=f"{device.id} is in the compute mode {mode.upper()} without an MPS daemon: it cannot be shared.",
+                message=f"{device.id} is in the compute mode {mode.upper()}, no MPS daemon runs: it cannot be shared.",
                 fix=f"start 'nvidia-cuda-mps-control -d', or stop its processes, {_RESET_BY}",
             )
 
@@ -160,10 +160,10 @@ def _kernel_log(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Findin
     if result is None or result.returncode != 0:  # often for root alone
         return
     for address, codes in health.xids(result.stdout).items():
-        here = [d for d in devices if d.pci_bus_id and d.pci_bus_id.startswith(address)]
+        here = [f" ({d.id})" for d in devices if d.pci_bus_id and d.pci_bus_id.startswith(address)]
         for code in health.serious(codes):
             yield Finding(
                 severity=Severity.FAIL,
-                message=f"The kernel log shows XID {code} for the GPU at {address}{f' ({here[0].id})' if here else ''}.",
+                message=f"The kernel log shows XID {code} for the GPU at {address}{''.join(here[:1])}.",
                 fix=health.XID_ACTIONS[code],
             )

@@ -89,7 +89,7 @@ def _number(text: str | None, above: float, most: float) -> float | None:
 
 def fractional(device: Device) -> Fractional:
     """Whether several may share a device. Shares are by agreement, unless an MPS daemon enforces them."""
-    return Fractional.NO if _exclusive(device) else Fractional.SHARED
+    return Fractional.SHARED if in_cuda(device) and not _exclusive(device) else Fractional.NO
 
 
 def validate(term: Term, devices: Sequence[Device]) -> str | None:

@@ -142,7 +142,7 @@ def unusable(card: Card, index: int, reason: str) -> Device:
     return Device(
         id=card_id(card),
         index=index,
-        model=card.model or f"NVIDIA GPU {card.function.device:04x}",
+        model=card.model or f"NVIDIA Device {card.function.device:04x}",
         pci_bus_id=card.function.address,
         numa_node=card.function.numa_node,
         nodes=(card.node,) if card.node else (),
@@ -193,7 +193,7 @@ def _device(ctx: ProbeContext, card: Card, index: int) -> Device:
     return Device(
         id=card_id(card),
         index=index,
-        model=card.model or f"NVIDIA GPU {card.function.device:04x}",
+        model=card.model or f"NVIDIA Device {card.function.device:04x}",
         pci_bus_id=card.function.address,
         numa_node=card.function.numa_node,
         nodes=(card.node,) if card.node else (),
@@ -209,8 +209,8 @@ def _notes(ctx: ProbeContext, found: list[Card], mine: list[Card], why: str) -> 
         yield f"NVML could not be asked ({why}), so memory, health, links and MIG are unknown."
     if hidden:
         yield (
-            f"{len(hidden)} NVIDIA GPUs are on the PCI bus without a device node here: this container was not given"
-            " them, or the driver has not made its nodes yet ('nvidia-modprobe -u -c=0' does)."
+            f"NVIDIA GPUs ({len(hidden)}) are on the PCI bus without a device node here: ask for them when starting the"
+            " container, or let 'nvidia-modprobe -u -c=0' make the nodes."
         )
     if not found and is_tegra(ctx):
         yield f"This is a Tegra board and NVML could not be asked ({why}): its GPU is not listed; update JetPack."

@@ -103,14 +103,11 @@ def _numbers(*spans: int | tuple[int, int]) -> Iterator[int]:
         yield from (span,) if isinstance(span, int) else range(span[0], span[1] + 1)
 
 
-_RESTART_APPLICATION = "restart the application"
+_RESTART = "restart the application"
 _RESET = "reset the GPU: 'nvidia-smi --gpu-reset'"
 XID_ACTIONS: Mapping[int, str] = {
-    **dict.fromkeys(
-        _numbers(8, 11, 13, 25, 31, 32, (39, 41), 60, (68, 72), (75, 77), 80, (82, 86), 88, 89, 94),
-        _RESTART_APPLICATION,
-    ),
-    **dict.fromkeys(_numbers((96, 105), (126, 135), 139), _RESTART_APPLICATION),
+    **dict.fromkeys(_numbers(8, 11, 13, 25, 31, 32, (39, 41), 60, (68, 72), (75, 77), 80, (82, 86), 88, 89), _RESTART),
+    **dict.fromkeys(_numbers(94, (96, 105), (126, 135), 139), _RESTART),
     **dict.fromkeys(_numbers(46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158), _RESET),
     48: "an uncorrectable memory error: reset the GPU, and have it replaced when it repeats",
     74: "an NVLink error: reset the GPU, and check its NVLink bridge or switch when it repeats",
@@ -121,7 +118,7 @@ XID_ACTIONS: Mapping[int, str] = {
 }
 """What NVIDIA's XID catalog advises. Codes that ask for nothing are left out."""
 
-SERIOUS_XIDS = frozenset(XID_ACTIONS) - {code for code, action in XID_ACTIONS.items() if action == _RESTART_APPLICATION}
+SERIOUS_XIDS = frozenset(XID_ACTIONS) - {code for code, action in XID_ACTIONS.items() if action == _RESTART}
 """XIDs that are the GPU's fault and not the application's."""
 
 

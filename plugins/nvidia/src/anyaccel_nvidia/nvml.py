@@ -30,7 +30,7 @@ def library() -> Any:
     A pair of init and shutdown per question would initialize idle GPUs again and again, one to three seconds each
     (NVIDIA Driver Persistence documentation). What a fork copied is not trusted: hence the process id.
     """
-    import pynvml
+    import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     if os.getpid() not in _initialized_in:
         pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)

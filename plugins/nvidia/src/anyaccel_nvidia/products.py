@@ -48,7 +48,7 @@ def _mig(family: str, card: str, profile: str, memory_mib: int, most: int) -> Pr
 
 _CARDS = (
     # Hopper and Blackwell. Products of one name are told apart by their aliases; the first is meant without one.
-    _gpu("H100", "NVIDIA H100 80GB HBM3", 81559 * _MIB, link=NVLINK, aliases=("H100-80GB-HBM3", "H100-SXM")),
+    _gpu("H100", "NVIDIA H100 80GB HBM3", 81559 * _MIB, link=NVLINK, aliases=("H100-80GB-HBM3",)),
     _gpu("H100", "NVIDIA H100 PCIe", 80 * _GIB, aliases=("H100-PCIe",)),
     _gpu("H100", "NVIDIA H100 NVL", 94 * _GIB, aliases=("H100-NVL",)),
     _gpu("H200", "NVIDIA H200", 143771 * _MIB, link=NVLINK),
@@ -59,9 +59,9 @@ _CARDS = (
     _gpu("GH200", "NVIDIA GH200 480GB", 96 * _GIB, _ONE, aliases=("GH200-480GB",)),
     _gpu("GH200", "NVIDIA GH200 144G HBM3e", 144 * _GIB, _TWO, link=NVLINK, aliases=("GH200-144G-HBM3e",)),
     _gpu("B200", "NVIDIA B200", 180 * _GIB, link=NVLINK),
-    _gpu("B300", "NVIDIA B300 SXM6 AC", 270 * _GIB, link=NVLINK, aliases=("B300-SXM6-AC",)),
+    _gpu("B300", "NVIDIA B300 SXM6 AC", 268 * _GIB, link=NVLINK, aliases=("B300-SXM6-AC",)),
     _gpu("GB200", "NVIDIA GB200", 186 * _GIB, _FOUR, link=NVLINK),
-    _gpu("GB300", "NVIDIA GB300", 279 * _GIB, _FOUR, link=NVLINK),
+    _gpu("GB300", "NVIDIA GB300", 277 * _GIB, _FOUR, link=NVLINK),
     _gpu(
         "RTX-PRO-6000",
         "NVIDIA RTX PRO 6000 Blackwell Server Edition",

@@ -46,7 +46,7 @@ def tags(device: Device) -> tuple[str, ...]:
         suffixes = [f"MIG-{profile}", "MIG"] if profile else ["MIG"]
         found = [f"{family}-{suffixes[0]}", f"{model}-{suffixes[0]}", *suffixes]
     else:
-        found = [family, model, *_memory_tags(family, device.memory_bytes)]
+        found = [family, model, *_memory_tags(family, device.memory_bytes), family.removeprefix("GeForce-")]
     return tuple(dict.fromkeys(cleaned for tag in found if (cleaned := _clean(tag)))) or ("NVIDIA",)
 
 

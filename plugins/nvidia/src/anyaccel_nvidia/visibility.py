@@ -71,7 +71,7 @@ def _read(entries: Sequence[str], find: Callable[[str], Device | None]) -> list[
 
 
 def _by_number(entry: str, devices: Sequence[Device]) -> Device | None:
-    """CUDA reads a number as C's strtoul does, so that ``1gpu`` is 1. On a GPU with MIG it means the first MIG device."""
+    """CUDA reads a number as C's strtoul does: ``1gpu`` is 1. On a GPU with MIG it means the first MIG device."""
     match = _NUMBER.match(entry)
     number = int(match[0]) if match else -1
     return next((device for device in devices if nvml_index(device) == number), None)

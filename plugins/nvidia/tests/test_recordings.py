@@ -1,0 +1,30 @@
+"""Every recorded machine is described as its ``expected.json`` says."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import anyaccel_nvidia as plugin
+from anyaccel.testing import context, describe, load_recording
+
+RECORDINGS = sorted((Path(__file__).parent.parent / "recordings").iterdir())
+
+
+@pytest.mark.parametrize("directory", RECORDINGS, ids=lambda directory: directory.name)
+def test_a_recorded_machine_is_described_as_expected(directory):
+    described = describe(plugin, context(load_recording(directory)))
+    assert described == json.loads((directory / "expected.json").read_text())
+
+
+@pytest.mark.parametrize("directory", RECORDINGS, ids=lambda directory: directory.name)
+def test_indexes_count_from_zero_and_ids_are_unique(directory):
+    detected = plugin.anyaccel_detect(context(load_recording(directory)))
+    devices = detected.devices if detected else ()
+    assert [device.index for device in devices] == list(range(len(devices)))
+    assert len({device.id for device in devices}) == len(devices)
+
+
+def test_a_replay_loads_no_vendor_library():
+    assert "pynvml" not in sys.modules
