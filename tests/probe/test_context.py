@@ -77,6 +77,14 @@ def test_a_replay_gives_the_same_answers_as_the_machine(root):
     assert ask(replay()) == first
 
 
+def test_a_function_without_a_device_id_is_no_silent_zero(root):
+    with open(f"{root}/sys/bus/pci/devices/0000:0a:00.0/device", "w") as file:
+        file.write("junk")
+    ctx = ProbeContext(HostFacts({}, root), time.monotonic() + 5)
+    with pytest.raises(ValueError, match=r"0000:0a:00.0/device must hold a PCI id such as 0x1234 \(got 'junk'\)"):
+        ctx.pci(vendor=0x1234)
+
+
 def test_a_recording_holds_only_what_was_asked(root):
     recorder = Recorder(HostFacts({"ASKED": "1", "SECRET": "2"}, root))
     ctx = ProbeContext(recorder, time.monotonic() + 5)
@@ -108,12 +116,15 @@ def test_paths_lead_through_recorded_links():
             "paths": {
                 "/sys/class/acme/a0": {"link": "../../devices/x/a0"},
                 "/sys/devices/x/a0/serial": {"text": "7"},
+                "/sys/devices/x/a0/driver": {"link": "../../bus/acme"},
                 "/loop": {"link": "/loop"},
             }
         }
     )
     assert recorded.read("/sys/class/acme/a0/serial") == "7"
     assert recorded.is_dir("/sys/class/acme/a0")
+    assert recorded.exists("/sys/class/acme/a0/serial")
+    assert recorded.readlink("/sys/class/acme/a0/driver") == "../../bus/acme"
     with pytest.raises(OSError, match="Too many levels"):
         recorded.read("/loop")
 

@@ -118,7 +118,9 @@ def _print_devices(inventory: Inventory, observed: dict[str, Stats]) -> None:
     for device in inventory.devices:
         seen = observed.get(device.id, Stats())
         health, reason = _health(device, seen)
-        state = reason or health.value if health is Health.UNHEALTHY else "ok" if device.visible else "hidden"
+        state = health.value if health is Health.UNHEALTHY else "ok" if device.visible else "hidden"
+        if health is Health.UNHEALTHY:
+            output.say(f"{device.vendor}:{device.index} is unhealthy: {reason or 'the vendor gives no reason'}")
         used = f"{seen.memory_used_bytes / output.GIB:.1f} / " if seen.memory_used_bytes is not None else ""
         rows.append(
             (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 import zlib
 from collections.abc import Iterable, Sequence
 
@@ -55,6 +54,8 @@ def simulate(vendor: str, wanted: Sequence[tuple[Product, int]]) -> Detected:
 
 
 def _device_id(vendor: str, product: Product, index: int) -> str:
+    import uuid
+
     made_up = uuid.uuid5(uuid.NAMESPACE_OID, f"{vendor}/{product.name}/{index}")
     return product.id_template.format(uuid=made_up, index=index, pci=_pci_address(vendor, index))
 

@@ -7,14 +7,12 @@ Every function takes and returns JSON data; ``payload`` holds ``source`` and, wh
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from anyaccel.errors import PluginError
 from anyaccel.inventory.machine import Machine
-from anyaccel.inventory.simulate import matching, simulate
 from anyaccel.model import Detected, Device, Product
 from anyaccel.model.wire import decode, encode
 from anyaccel.plugins.discovery import Source
@@ -54,6 +52,8 @@ def _guard(payload: Payload, answer: Callable[[VendorPlugin, Payload], dict[str,
         known["info"] = encode(plugin.info)
         return {**known, **answer(plugin, payload)}
     except PluginError as error:
+        import traceback
+
         cause = error.__cause__
         details = "".join(traceback.format_exception(cause)) if cause else ""
         return {**known, "problem": encode(replace(error.problem, details=details))}
@@ -63,6 +63,8 @@ def _detect(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
     start = time.monotonic()
     machine = decode(Machine, payload["machine"])
     if machine.simulated:
+        from anyaccel.inventory.simulate import matching, simulate
+
         products = plugin.products()
         wanted = [(found[0], item.count) for item in machine.products if (found := matching(item.product, products))]
         detected = simulate(plugin.info.vendor, wanted) if wanted else None

@@ -204,6 +204,10 @@ class ProbeContext:
         Args:
             vendor: Vendor id; None for any.
             classes: Base class and subclass (16 bits) of which one must match; empty for any.
+
+        Raises:
+            OSError: When sysfs shows a function and does not let us read it.
+            ValueError: When the device id of a function is no number.
         """
         found = []
         for path in self.glob(f"{PCI_DEVICES}/*"):
@@ -222,7 +226,7 @@ class ProbeContext:
         return PciFunction(
             address=address,
             vendor=vendor,
-            device=self.read_int(f"{path}/device") or 0,
+            device=self._pci_id(f"{path}/device"),
             class_code=class_code,
             subsystem_vendor=self.read_int(f"{path}/subsystem_vendor"),
             subsystem_device=self.read_int(f"{path}/subsystem_device"),
@@ -231,6 +235,13 @@ class ProbeContext:
             iommu_group=_name(self.readlink(f"{path}/iommu_group")),
             bridges=tuple(part for part in above if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", part)),
         )
+
+    def _pci_id(self, path: str) -> int:
+        """Read an id that every PCI function has: without it nobody can tell what the function is."""
+        number = self.read_int(path)
+        if number is None:
+            raise ValueError(f"{path} must hold a PCI id such as 0x1234 (got {self.read(path)!r})")
+        return number
 
 
 def _name(link: str | None) -> str | None:

@@ -19,7 +19,6 @@ import selectors
 import signal
 import sys
 import time
-import traceback
 from typing import Any
 
 ANSWER_LIMIT = 64 << 20
@@ -143,6 +142,8 @@ def _perform(function: str, payload: Any, pipe: int, output: int, seconds: float
         value = getattr(importlib.import_module(module), name)(payload)
         answer = json.dumps({"value": value})
     except BaseException as error:  # noqa: BLE001 - SystemExit of a vendor's tool is no reason to vanish
+        import traceback
+
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         fault = {"kind": "raised", "reason": reason, "details": traceback.format_exc()}
         answer = json.dumps({"fault": fault})

@@ -7,10 +7,8 @@ import errno
 import glob
 import os
 import re
-import shutil
 import signal
 import stat
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import BinaryIO
 
@@ -80,6 +78,9 @@ class HostFacts:
         )
 
     def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:
+        import shutil
+        import subprocess
+
         program = shutil.which(argv[0], path=self.environ.get("PATH", os.defpath))
         if program is None or self._prefix:
             return None

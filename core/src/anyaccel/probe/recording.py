@@ -89,11 +89,12 @@ class RecordedFacts:
         return sorted((path for path in known if matches(path)), key=natural)
 
     def readlink(self, path: str) -> str | None:
-        entry = self._paths.get(path)
+        directory, _, name = path.rpartition("/")
+        entry = self._paths.get(path) or self._paths.get(f"{self._resolve(directory)}/{name}")
         return entry.get("link") if entry else None
 
     def exists(self, path: str) -> bool:
-        return path in self._paths or path in self._directories
+        return any(known in self._paths or known in self._directories for known in (path, self._resolve(path)))
 
     def is_dir(self, path: str) -> bool:
         path = self._resolve(path)
