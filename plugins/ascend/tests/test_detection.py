@@ -237,3 +237,39 @@ def test_vnpus_whose_template_only_root_may_read_are_still_devices():
     found = plugin.anyaccel_detect(context(recording)).devices
     assert [device.memory_bytes for device in found[8:]] == [None] * 4
     assert plugin.anyaccel_tags(found[8])[-1] == "vnpu"
+
+
+def test_a_physical_number_that_nobody_tells_stays_unknown():
+    """A card is lost and its node is still there: which of the nodes is whose, only root could say."""
+    recording = load_recording(RECORDINGS / "910a-card-dropped")
+    recording["paths"]["/dev/davinci3"] = {"char": [236, 3]}
+    found = plugin.anyaccel_detect(context(recording)).devices
+    assert {device.nodes for device in found} == {()}
+    assert not any("phy_id" in device.attributes for device in found)
+    assert [device.index for device in found if device.health is Health.HEALTHY] == [0, 1, 2, 3, 5, 6]
+
+
+def test_root_knows_the_physical_number_in_that_case():
+    recording = load_recording(RECORDINGS / "910a-card-dropped")
+    recording["paths"]["/dev/davinci3"] = {"char": [236, 3]}
+    addresses = [device.pci_bus_id for device in plugin.anyaccel_detect(context(recording)).devices]
+    for address, number in zip(addresses, (0, 1, 2, 4, 5, 6, 7, 3), strict=True):
+        for name, value in (("dev_id", number), ("davinci_dev_num", 1)):
+            recording["paths"][f"/sys/bus/pci/devices/{address}/{name}"] = {"text": f"{value}\n"}
+    found = plugin.anyaccel_detect(context(recording)).devices
+    assert [device.nodes for device in found[:4]] == [(f"/dev/davinci{number}",) for number in (0, 1, 2, 4)]
+
+
+def test_partner_cards_count_and_virtual_functions_only_where_they_are_alone():
+    recording = load_recording(RECORDINGS / "910b4-no-driver")
+    base = "/sys/bus/pci/devices"
+    recording["paths"][f"{base}/0000:42:00.0/vendor"] = {"text": "0x203f\n"}
+    extra = {"vendor": "0x19e5", "device": "0xd805", "class": "0x120000"}
+    recording["paths"] |= {f"{base}/0000:42:00.1/{name}": {"text": f"{text}\n"} for name, text in extra.items()}
+    ids = [device.id for device in plugin.anyaccel_detect(context(recording)).devices]
+    assert "ascend-0000:42:00.0" in ids
+    assert "ascend-0000:42:00.1" not in ids
+    alone = {path: entry for path, entry in recording["paths"].items() if "0000:42:00.1" in path}
+    assert [device.id for device in plugin.anyaccel_detect(context({**recording, "paths": alone})).devices] == [
+        "ascend-0000:42:00.1"
+    ]

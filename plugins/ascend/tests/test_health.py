@@ -54,12 +54,14 @@ def test_vnpus_of_a_host_have_no_stats_of_their_own(recorded):
 @pytest.mark.parametrize(
     ("name", "severity", "words"),
     [
-        ("910b4-8npu", Severity.OK, "8 NPUs"),
+        ("910b4-8npu", Severity.OK, "NPUs: 8"),
         ("910b4-occupied", Severity.FAIL, "occupied"),
         ("910b4-no-driver", Severity.FAIL, "driver is not loaded"),
         ("910a-card-dropped", Severity.FAIL, "lost it"),
         ("910b2-faults", Severity.WARN, "driver package"),
         ("910b4-vnpu-host", Severity.WARN, "split into"),
+        ("driver-without-npu", Severity.WARN, "no NPU is on the PCI bus"),
+        ("910b4-container-without-npus", Severity.WARN, "not mounted into this container"),
         ("910b4-no-npu-smi", Severity.WARN, "npu-smi is not here"),
     ],
 )

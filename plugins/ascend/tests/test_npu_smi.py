@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from anyaccel_ascend import npu_smi
+from anyaccel_ascend import npu_smi, npu_table
 
 MIB = 1 << 20
 TABLE = """\
@@ -46,7 +46,7 @@ DASHES = """\
 
 
 def test_a_published_table_is_read():
-    table = npu_smi.parse_table(TABLE)
+    table = npu_table.parse_table(TABLE)
     assert table.version == "25.5.3"
     assert [chip.bus_id for chip in table.chips] == ["0000:c1:00.0", "0000:01:00.0"]
     assert [chip.memory_bytes for chip in table.chips] == [32768 * MIB] * 2
@@ -57,25 +57,25 @@ def test_a_published_table_is_read():
 
 
 def test_a_wider_table_with_another_column_is_read():
-    table = npu_smi.parse_table(WIDE)
+    table = npu_table.parse_table(WIDE)
     assert table.chips[0].temperature_celsius == 32
     assert [(held.pid, held.memory_bytes) for held in table.processes[0, 0]] == [(1406630, 21835 * MIB)]
 
 
 def test_full_usage_without_a_blank_and_missing_power_are_read():
-    (chip,) = npu_smi.parse_table(DASHES).chips
+    (chip,) = npu_table.parse_table(DASHES).chips
     assert (chip.memory_used_bytes, chip.memory_bytes, chip.power_watts) == (10763 * MIB, 10763 * MIB, None)
 
 
 def test_error_codes_of_the_sensor_are_no_temperature():
-    table = npu_smi.parse_table(TABLE.replace("47   ", "32765"))
+    table = npu_table.parse_table(TABLE.replace("47   ", "32765"))
     assert [chip.temperature_celsius for chip in table.chips] == [None, 48]
 
 
 @pytest.mark.parametrize("gone", ["| 0     910B4", "| 0                         | 0000:C1"])
 def test_a_chip_of_which_half_is_missing_does_not_hide_the_others(gone):
     text = "".join(line for line in TABLE.splitlines(keepends=True) if not line.startswith(gone))
-    table = npu_smi.parse_table(text)
+    table = npu_table.parse_table(text)
     assert [chip.card for chip in table.chips] == [1]
     assert table.partial
 
@@ -92,12 +92,12 @@ def test_a_chip_of_which_half_is_missing_does_not_hide_the_others(gone):
 def test_a_row_that_does_not_fit_its_header_is_an_error_that_shows_it(old, new):
     assert old in TABLE
     with pytest.raises(ValueError, match=r"a row of 'npu-smi info' must .* \(got .*\); report this output"):
-        npu_smi.parse_table(TABLE.replace(old, new, 1))
+        npu_table.parse_table(TABLE.replace(old, new, 1))
 
 
 @pytest.mark.parametrize(("health", "words"), [("Offline", "'Offline'"), ("       ", "cannot read its health")])
 def test_a_health_that_is_new_or_missing_makes_one_chip_unusable(health, words):
-    chips = npu_smi.parse_table(TABLE.replace("| OK     ", f"| {health}", 1)).chips
+    chips = npu_table.parse_table(TABLE.replace("| OK     ", f"| {health}", 1)).chips
     assert words in chips[0].fault
     assert chips[1].fault == ""
 

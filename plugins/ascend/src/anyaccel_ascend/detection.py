@@ -4,38 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from anyaccel.plugin import Detected, Device, Health, PciFunction, ProbeContext
+from anyaccel.plugin import Detected, Device, Health, ProbeContext
 
-from anyaccel_ascend import files, npu_smi, partitions
-from anyaccel_ascend.npu_smi import MappedChip, ShownChip, Table, ToolFailureError
-from anyaccel_ascend.products import ASCEND_310P, ASCEND_910C, LINK_STRENGTH, PCI_DEVICES, Generation, identify
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What the files show.
-
-    Attributes:
-        functions: PCI functions by address.
-        nodes: Numbers in ``/dev/davinci<N>``.
-        container: Whether we are in a container.
-        common: Attributes that all devices get.
-    """
-
-    functions: dict[str, PciFunction]
-    nodes: list[int]
-    container: bool
-    common: dict[str, str]
-
-    def generation(self, address: str | None = None) -> Generation | None:
-        """Generation of a function, or the one that all functions have; None when unknown."""
-        function = self.functions.get(address or "")
-        if function:
-            return PCI_DEVICES[function.device]
-        known = {PCI_DEVICES[function.device] for function in self.functions.values()}
-        return known.pop() if len(known) == 1 else None
+from anyaccel_ascend import fallback, files, npu_smi, partitions
+from anyaccel_ascend.fallback import Machine, device_id
+from anyaccel_ascend.npu_smi import MappedChip, ToolFailureError
+from anyaccel_ascend.npu_table import ShownChip, Table, parse_table
+from anyaccel_ascend.products import ASCEND_910C, LINK_STRENGTH, identify
 
 
 def detect(ctx: ProbeContext) -> Detected | None:
@@ -59,15 +36,15 @@ def detect(ctx: ProbeContext) -> Detected | None:
         },
     )
     if not nodes:
-        return replace(_without_nodes(machine), driver_version=version)
+        return replace(fallback.without_nodes(machine), driver_version=version)
     try:
         mapping = npu_smi.ask(ctx, "NPU ID", "info", "-m")
         shown = npu_smi.ask(ctx, "Bus-Id", "info") if mapping else None
     except ToolFailureError as failure:
-        return replace(_failed(machine, str(failure)), driver_version=version)
+        return replace(fallback.failed(machine, str(failure)), driver_version=version)
     if mapping is None or shown is None:
-        return replace(_by_files(ctx, machine), driver_version=version)
-    table = npu_smi.parse_table(shown.stdout)
+        return replace(fallback.by_files(ctx, machine), driver_version=version)
+    table = parse_table(shown.stdout)
     chips, unavailable = npu_smi.parse_mapping(mapping.stdout)
     found = _by_tool(ctx, machine, chips, table)
     notes = list(found.notes)
@@ -77,17 +54,6 @@ def detect(ctx: ProbeContext) -> Detected | None:
         notes.append(f"npu-smi warns: {table.warning}. Reinstall the Ascend driver.")
     partial = found.partial or table.partial or bool(unavailable or mapping.returncode or shown.returncode)
     return replace(found, driver_version=version or table.version, partial=partial, notes=tuple(notes))
-
-
-def device_id(address: str | None, chip: int, number: int, generation: Generation | None) -> str:
-    """Identity of a chip: its PCI address, with the chip on it where a function can carry two.
-
-    Without PCI, as on pods with a unified bus, the number of its node takes its place: unlike the runtime's number
-    it stays when another card is lost, and is the same inside a container.
-    """
-    if address is None:
-        return f"ascend-davinci{number}"
-    return f"ascend-{address}-{chip}" if generation is ASCEND_310P else f"ascend-{address}"
 
 
 def _by_tool(ctx: ProbeContext, machine: Machine, mapping: Sequence[MappedChip], table: Table) -> Detected:
@@ -106,7 +72,7 @@ def _by_tool(ctx: ProbeContext, machine: Machine, mapping: Sequence[MappedChip],
     devices = _linked(ctx, devices)
     if not machine.container and len(unclaimed) > len(unread):
         lost = [machine.functions[address] for address in unclaimed]
-        devices += [_lost(machine, function, len(devices) + place) for place, function in enumerate(lost)]
+        devices += [fallback.lost(machine, function, len(devices) + place) for place, function in enumerate(lost)]
     devices = partitions.split(ctx, devices)
     notes = [f"{device.id}: {device.attributes['warning']}." for device in devices if "warning" in device.attributes]
     return Detected(devices=tuple(devices), partial=bool(unread), notes=tuple(notes))
@@ -223,106 +189,3 @@ def _linked(ctx: ProbeContext, devices: Sequence[Device]) -> list[Device]:
         if row in names
     }
     return [replace(device, links=links.get(device.id, {})) for device in devices]
-
-
-def _unusable(machine: Machine, function: PciFunction, index: int, reason: str) -> Device:
-    generation = PCI_DEVICES[function.device]
-    return Device(
-        id=device_id(function.address, 0, 0, generation),
-        index=index,
-        model=generation.tag,
-        pci_bus_id=function.address,
-        numa_node=function.numa_node,
-        health=Health.UNHEALTHY,
-        health_reason=reason,
-        attributes={
-            **machine.common,
-            "soc": generation.tag,
-            "family": generation.family,
-            "family_tag": generation.tag,
-            "addressable": False,
-        },
-    )
-
-
-def _lost(machine: Machine, function: PciFunction, index: int) -> Device:
-    reason = "it is on the PCI bus and the driver has lost it; see dmesg, and power-cycle the machine"
-    if function.driver == "vfio-pci":
-        reason = "it is bound to vfio-pci, for a virtual machine; unbind it there to use it here"
-    return _unusable(machine, function, index, reason)
-
-
-def _without_nodes(machine: Machine) -> Detected:
-    """NPUs on the PCI bus without a single node: not mounted into a container, or without a driver."""
-    count = len(machine.functions)
-    if machine.container:
-        note = (
-            f"The {count} NPUs of this host are not mounted into this container; start it with --runtime=ascend and"
-            " -e ASCEND_VISIBLE_DEVICES=0, or with --device /dev/davinci0 and the control nodes."
-        )
-        return Detected(notes=(note,))
-    reason = "the Ascend driver is not loaded; install it, or see dmesg"
-    devices = [
-        _lost(machine, function, index)
-        if function.driver == "vfio-pci"
-        else _unusable(machine, function, index, reason)
-        for index, function in enumerate(machine.functions.values())
-    ]
-    return Detected(devices=tuple(devices))
-
-
-def _failed(machine: Machine, reason: str) -> Detected:
-    """NPUs of which npu-smi says that it cannot tell: listed, and not given out."""
-    devices = [_unusable(machine, function, index, reason) for index, function in enumerate(machine.functions.values())]
-    if machine.container or not devices:  # PCI shows the whole host there
-        devices = [
-            replace(_from_node(machine, number, index), health=Health.UNHEALTHY, health_reason=reason)
-            for index, number in enumerate(machine.nodes)
-        ]
-    return Detected(devices=tuple(devices), partial=True)
-
-
-def _by_files(ctx: ProbeContext, machine: Machine) -> Detected:
-    """NPUs of a machine without npu-smi: as many as there are nodes, numbered in the order of the nodes.
-
-    Which node belongs to which PCI function is known to root alone, or where there is one function; elsewhere the
-    node has to serve as identity.
-    """
-    addresses = {
-        number: address for address in machine.functions if (number := files.kernel_number(ctx, address)) is not None
-    }
-    if len(machine.functions) == len(machine.nodes) == 1:
-        addresses = {machine.nodes[0]: next(iter(machine.functions))}
-    devices = []
-    for index, number in enumerate(machine.nodes):
-        device = _from_node(machine, number, index, addresses.get(number))
-        fault = files.node_fault(ctx, number)
-        devices.append(replace(device, health=Health.UNHEALTHY, health_reason=fault) if fault else device)
-    note = (
-        "npu-smi is not here: memory, health and exact models are unknown."
-        " Add its directory to PATH, or mount /usr/local/bin/npu-smi and /usr/local/dcmi into the container."
-    )
-    return Detected(devices=tuple(devices), partial=True, notes=(note,))
-
-
-def _from_node(machine: Machine, number: int, index: int, address: str | None = None) -> Device:
-    generation = machine.generation(address)
-    known = identify(generation.tag if generation else "", generation)
-    function = machine.functions.get(address or "")
-    partition = number >= files.FIRST_VNPU
-    return Device(
-        id=device_id(address, 0, number, known.generation),
-        index=index,
-        model=known.generation.tag,
-        pci_bus_id=address,
-        numa_node=function.numa_node if function else None,
-        parent=f"ascend-davinci{(number - files.FIRST_VNPU) // files.VNPUS_PER_DEVICE}" if partition else None,
-        nodes=(f"/dev/davinci{number}",),
-        attributes={
-            **machine.common,
-            "soc": known.soc,
-            "family": known.generation.family,
-            "family_tag": known.generation.tag,
-            "phy_id": number,
-        },
-    )

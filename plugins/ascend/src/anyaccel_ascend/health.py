@@ -8,7 +8,8 @@ from anyaccel.plugin import Device, Finding, Health, ProbeContext, Severity, Sta
 
 from anyaccel_ascend import environment, files, npu_smi
 from anyaccel_ascend.detection import detect
-from anyaccel_ascend.npu_smi import ShownChip, Table, ToolFailureError
+from anyaccel_ascend.npu_smi import ToolFailureError
+from anyaccel_ascend.npu_table import ShownChip, Table, parse_table
 
 
 def stats(devices: Sequence[Device], ctx: ProbeContext) -> dict[str, Stats]:
@@ -28,7 +29,7 @@ def stats(devices: Sequence[Device], ctx: ProbeContext) -> dict[str, Stats]:
         raise RuntimeError(str(failure)) from None
     if answer is None:
         return {}
-    table = npu_smi.parse_table(answer.stdout)
+    table = parse_table(answer.stdout)
     shown = {(chip.card, chip.chip): chip for chip in table.chips}
     found = {}
     for device in devices:
@@ -71,11 +72,12 @@ def diagnose(ctx: ProbeContext) -> list[Finding]:
         severity = Severity.WARN if "is split into" in reason else Severity.FAIL
         findings.append(Finding(severity=severity, message=f"{', '.join(ids)}: {what or reason}.", fix=fix))
     findings += _variables(ctx, detected.devices)
+    if not detected.devices and not findings:
+        message = "The Ascend driver is installed, and no NPU is on the PCI bus."
+        findings.append(Finding(severity=Severity.WARN, message=message, fix="See 'lspci -d 19e5:' and dmesg."))
     if not findings:
-        count = len(detected.devices)
-        findings.append(
-            Finding(severity=Severity.OK, message=f"{count} NPUs, driver {detected.driver_version or '?'}.")
-        )
+        message = f"NPUs: {len(detected.devices)}, driver {detected.driver_version or 'of unknown version'}."
+        findings.append(Finding(severity=Severity.OK, message=message))
     return findings
 
 
