@@ -46,7 +46,7 @@ def detect(ctx: ProbeContext) -> Detected | None:
         ValueError: When sysfs shows a function of Google's with a device id that is no number.
     """
     notes: list[str] = []
-    chips = group(_pci(ctx)) or group(_behind_vfio(ctx, notes))
+    chips = group(ctx.pci(GOOGLE)) or group(_behind_vfio(ctx, notes))
     accel = [] if chips else _accel_nodes(ctx)
     if not chips and (_pci_shown(ctx) or not (accel or notes or ctx.environ.get("TPU_ACCELERATOR_TYPE"))):
         return None
@@ -114,18 +114,6 @@ def links(index: int, count: int) -> dict[int, int]:
         for other in range(count)
         if other != index
     }
-
-
-def _pci(ctx: ProbeContext) -> list[PciFunction]:
-    functions = ctx.pci(GOOGLE)
-    for function in functions:
-        if function.device == 0:
-            raise ValueError(
-                f"/sys/bus/pci/devices/{function.address}/device must hold a PCI device id such as 0x006f"
-                f" (got {ctx.read(f'/sys/bus/pci/devices/{function.address}/device')!r});"
-                f" look at it with 'lspci -nn -s {function.address}'"
-            )
-    return functions
 
 
 def _behind_vfio(ctx: ProbeContext, notes: list[str]) -> list[PciFunction]:
