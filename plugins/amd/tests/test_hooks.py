@@ -1,0 +1,181 @@
+"""Products, tags, validation, containers, and the package as it is installed."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from string import Formatter
+
+import anyaccel_amd
+import pytest
+from anyaccel.plugin import Device, EnvContext, Fractional, Product, Term
+from anyaccel.plugins.contract import container_faults, info_faults, listed_faults, reason_faults, tags_faults
+from anyaccel_amd import products
+
+PRODUCTS = anyaccel_amd.anyaccel_products()
+RAY = {
+    0x66A1: "AMD-Instinct-MI50",
+    0x738C: "AMD-Instinct-MI100",
+    0x7408: "AMD-Instinct-MI250X",
+    0x740C: "AMD-Instinct-MI250X-MI250",
+    0x740F: "AMD-Instinct-MI210",
+    0x74A0: "AMD-Instinct-MI300A",
+    0x74A1: "AMD-Instinct-MI300X-OAM",
+    0x74A2: "AMD-Instinct-MI308X-OAM",
+    0x74A5: "AMD-Instinct-MI325X-OAM",
+    0x74A9: "AMD-Instinct-MI300X-HF",
+    0x75A0: "AMD-Instinct-MI350X-OAM",
+    0x75A3: "AMD-Instinct-MI355X-OAM",
+    0x6798: "AMD-Radeon-R9-200-HD-7900",
+    0x6799: "AMD-Radeon-HD-7900",
+    0x679A: "AMD-Radeon-HD-7900",
+    0x679B: "AMD-Radeon-HD-7900",
+}
+
+
+def device(device_id, revision=None, **more):
+    attributes = {"device_id": f"0x{device_id:04x}", **more.pop("attributes", {})}
+    if revision is not None:
+        attributes["revision"] = f"0x{revision:02x}"
+    return Device(id="amd-0", index=0, model="", attributes=attributes, **more)
+
+
+def simulated(product, index):
+    values = {"index": index, "pci": f"0000:{index + 1:02x}:00.0", "uuid": f"u{index}"}
+    return Device(
+        id=product.id_template.format(**values),
+        index=index,
+        model=product.model,
+        memory_bytes=product.memory_bytes,
+        attributes=product.attributes,
+    )
+
+
+def tags(found):
+    result = anyaccel_amd.anyaccel_tags(found)
+    assert list(tags_faults(result)) == []
+    return result
+
+
+@pytest.mark.parametrize(("device_id", "tag"), RAY.items())
+def test_the_first_tag_is_rays(device_id, tag):
+    assert tags(device(device_id))[0] == tag
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.name)
+def test_a_simulated_product_goes_by_its_name(product):
+    found = [simulated(product, index) for index in range(product.counts[-1])]
+    for one in found:
+        assert tags(one)[0] == product.name
+        assert set(product.aliases) <= set(tags(one))
+        assert anyaccel_amd.anyaccel_fractional(one) is Fractional.SHARED
+    assert len({one.id for one in found}) == len(found)
+    edits = anyaccel_amd.anyaccel_env(found[:1], EnvContext(devices=tuple(found)))
+    assert anyaccel_amd.anyaccel_visible(edits.set, found) == [found[0].id]
+    assert anyaccel_amd.anyaccel_validate(Term(names=("GPU",)), found) is None
+
+
+def test_products_have_names_of_their_own():
+    assert list(listed_faults(PRODUCTS, Product)) == []
+    names = [name.lower() for product in PRODUCTS for name in (product.name, *product.aliases)]
+    assert len(names) == len(set(names))
+    fields = {
+        f for p in PRODUCTS for t in (p.id_template, *p.node_templates) for _, f, _, _ in Formatter().parse(t) if f
+    }
+    assert fields == {"pci", "index"}
+
+
+def test_every_instance_type_is_of_a_known_product():
+    shapes = {product.name: product.counts for product in PRODUCTS}
+    for tag, count in anyaccel_amd.INSTANCE_TYPES.values():
+        assert count in shapes[tag]
+
+
+@pytest.mark.parametrize(
+    ("device_id", "parent"),
+    [(0x74B5, 0x74A1), (0x74B9, 0x74A5), (0x74B6, 0x74A2), (0x74BC, 0x74A8), (0x74BD, 0x74A9), (0x75B0, 0x75A0)],
+)
+def test_a_virtual_function_goes_by_the_name_of_its_card(device_id, parent):
+    assert tags(device(device_id)) == tags(device(parent))
+
+
+@pytest.mark.parametrize(
+    ("device_id", "revision", "tag"),
+    [
+        (0x66A1, 0x02, "AMD-Instinct-MI50"),
+        (0x66A1, 0x06, "AMD-Radeon-Pro-VII"),
+        (0x744C, 0xC8, "AMD-Radeon-RX-7900-XTX"),
+        (0x744C, 0xCC, "AMD-Radeon-RX-7900-XT"),
+        (0x744C, 0x00, "AMD-744c"),
+        (0x744C, None, "AMD-744c"),
+        (0x7550, 0xC3, "AMD-Radeon-RX-9070"),
+        (0x1586, 0xC1, "AMD-Radeon-8060S"),
+        (0xFFFF, None, "AMD-ffff"),
+        (0x00FF, None, "AMD-00ff"),
+    ],
+)
+def test_the_revision_decides_where_an_id_stands_for_several(device_id, revision, tag):
+    assert tags(device(device_id, revision))[0] == tag
+
+
+def test_names_that_programs_use_stay_usable():
+    assert "AMD-Instinct-MI50" in tags(device(0x66A1, 0x06))  # what Ray calls a Radeon Pro VII
+    assert "AMD-Instinct-MI308X" in tags(device(0x74A2))  # Ray's constant, which its own detection never gives
+    assert "MI250X" in tags(device(0x740C, 0x01))
+
+
+def test_a_partition_has_its_profile_and_a_whole_card_has_none():
+    modes = {"gfx": "gfx942", "compute_mode": "cpx", "memory_mode": "nps4"}
+    assert tags(device(0x74A1, attributes=modes, parent="amd-0"))[-2:] == ("gfx942", "cpx_nps4")
+    assert tags(device(0x74A1, attributes=modes))[-1] == "gfx942"
+
+
+def test_an_integrated_gpu_is_given_out_beside_a_card_by_name_alone(detected):
+    card, inside = detected("rx7900xtx-beside-610m").devices
+    assert anyaccel_amd.anyaccel_validate(Term(names=("GPU",)), [card]) is None
+    for name in ("GPU", "amd"):
+        reason = anyaccel_amd.anyaccel_validate(Term(names=(name,)), [inside])
+        assert list(reason_faults(reason)) == []
+        assert "ask for AMD-Radeon-610M" in reason
+    for name in ("610m", "AMD-Radeon-610M", "gfx1036"):
+        assert anyaccel_amd.anyaccel_validate(Term(names=(name,)), [inside]) is None
+    (alone,) = detected("610m-alone").devices
+    assert anyaccel_amd.anyaccel_validate(Term(names=("GPU",)), [alone]) is None
+
+
+def test_a_gpu_without_number_is_not_given_out(detected):
+    devices = detected("mi300x-8gpu-driver-missing").devices
+    reason = anyaccel_amd.anyaccel_validate(Term(names=("GPU",)), devices[:1])
+    assert "has no number in ROCm's runtime" in reason
+
+
+def test_partitions_of_several_cards_may_work_together(detected):
+    devices = detected("mi300x-8gpu-cpx").devices
+    assert anyaccel_amd.anyaccel_validate(Term(names=("GPU",), units=120_000), devices[:12]) is None
+
+
+def test_a_fraction_is_shared_by_agreement_and_nothing_else_is_claimed(gpus):
+    assert anyaccel_amd.anyaccel_fractional(gpus[0]) is Fractional.SHARED
+    assert anyaccel_amd.anyaccel_validate(Term(names=("GPU",), units=5_000), gpus[:1]) is None
+    assert anyaccel_amd.anyaccel_env(gpus[:1], EnvContext(devices=tuple(gpus))).enforced_by == ""
+
+
+def test_a_container_gets_the_shared_node_once_and_no_mask(detected):
+    devices = detected("mi308x-8gpu-cpx").devices
+    edits = anyaccel_amd.anyaccel_container([devices[4], devices[0]])
+    assert list(container_faults(edits)) == []
+    assert edits.nodes == ("/dev/kfd", "/dev/dri/renderD136", "/dev/dri/renderD128")
+    assert edits.env == {}
+    assert anyaccel_amd.anyaccel_container([]).nodes == ()
+
+
+def test_the_package_is_found_by_its_entry_point():
+    (point,) = entry_points(group="anyaccel", name="amd")
+    assert point.value == "anyaccel_amd"
+    info = anyaccel_amd.anyaccel_info()
+    assert list(info_faults(info, point.name)) == []
+    assert (info.resource, info.kind) == ("GPU", "gpu")
+
+
+def test_the_table_names_each_id_and_revision_once():
+    keys = [(row.device_id, row.revision) for row in products.chips()]
+    assert len(keys) == len(set(keys))
