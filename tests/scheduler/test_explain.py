@@ -202,14 +202,19 @@ def test_a_long_list_of_holders_is_cut():
     assert len(reason.holders) == len(reason.devices) == 8
 
 
-def test_a_vendor_that_failed_is_named_since_its_devices_may_be_there():
+def test_a_vendor_that_failed_is_named_where_its_devices_may_be_meant():
     problem = Problem(vendor="tensor", kind=ProblemKind.TIMEOUT, reason="it did not answer.")
-    report = VendorReport(vendor="tensor", resource="TPU", state=VendorState.FAILED, problem=problem)
-    verdict = Scheduler(replace(machine(gpus(1)), vendors=(report,))).why("TPU:1")
-    assert str(verdict) == (
+    failed = VendorReport(vendor="tensor", resource="TPU", state=VendorState.FAILED, problem=problem)
+    absent = VendorReport(vendor="other", resource="NPU", state=VendorState.ABSENT)
+    scheduler = Scheduler(replace(machine(gpus(1)), vendors=(absent, failed)), known=["CHIP-V9"])
+    assert str(scheduler.why("TPU:1")) == (
         "TPU:1 can never fit: this machine has no TPU (it has 1 H100); "
         "detection failed: vendor 'tensor': it did not answer."
     )
+    codes = {
+        text: [reason.code.value for reason in scheduler.why(text).reasons] for text in ("NPU", "CHIP-V9", "GPU:2")
+    }
+    assert codes == {"NPU": ["not-enough"], "CHIP-V9": ["not-enough", "vendor-failed"], "GPU:2": ["not-enough"]}
 
 
 def test_a_verdict_is_json():

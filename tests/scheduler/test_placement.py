@@ -136,9 +136,16 @@ def test_an_unknown_name_is_an_error():
         placed(machine(gpus(1)), "H100|H10O:1")
 
 
+def test_shares_of_one_request_fill_devices_exactly():
+    shares = " ".join(["GPU:0.5", "GPU:0.4", "GPU:0.6", "GPU:0.5"] * 4)
+    assert placed(machine(gpus(8)), shares)
+    assert placed(machine(gpus(8)), shares + " GPU:0.0001") is None
+
+
 def test_a_search_that_explodes_ends():
-    links = {(index, index + 1): 1 for index in range(23)}
-    assert placed(machine(gpus(24, links=links)), " ".join(["GPU:3,linked"] * 8)) is None
+    links = {(index, index + 1): 1 for index in range(1, 23)}
+    assert placed(machine(gpus(24, links=links)), " ".join(["GPU:2,linked"] * 12)) is None
+    assert placed(machine(gpus(40)), "GPU:20", validate=lambda term, devices: "never") is None
 
 
 term_texts = st.builds(

@@ -174,11 +174,13 @@ def _vetoes(scene: Scene, term: Term, groups: Iterable[int]) -> Iterator[Reason]
 
 def _failed_vendors(layout: Layout, term: Term) -> Iterator[Reason]:
     """Failed is not absent: name the vendors whose devices may be the ones asked for."""
-    for report in layout.inventory.vendors:
+    names = {name.lower() for name in term.names}
+    reports = layout.inventory.vendors
+    meant = [report for report in reports if names & {report.vendor.lower(), report.resource.lower()}]
+    for report in meant or reports:
         if report.state is VendorState.FAILED and report.problem:
-            yield Reason(
-                code=ReasonCode.VENDOR_FAILED, message=f"detection failed: {str(report.problem).rstrip('.')}", term=term
-            )
+            message = f"detection failed: {str(report.problem).rstrip('.')}"
+            yield Reason(code=ReasonCode.VENDOR_FAILED, message=message, term=term)
 
 
 def _reasons_now(scene: Scene, wanted: Sequence[Wanted]) -> Iterator[Reason]:
@@ -239,7 +241,7 @@ def _label(layout: Layout, term: Term) -> str:
 
 
 def _inventory(layout: Layout, mask: int, label: str = "") -> str:
-    """Count devices: ``2 GPU (2 H100)``, or ``2 H100`` where that says it all."""
+    """Count devices: ``2 GPU (2 X1)``, or ``2 X1`` where that says it all."""
     types = Counter(layout.devices[position].type for position in bits(mask))
     kinds = ", ".join(f"{count} {type_}" for type_, count in types.items())
     if not label or list(types) == [label]:

@@ -58,7 +58,7 @@ class Topology:
         # A connection that all pairs have, or none, tells sets apart nowhere: it costs nothing.
         self._layers = [
             (weight, near)
-            for weight, near in (*((1 << 44, level) for level in levels), (1 << 22, numa), (1, pci))
+            for weight, near in (*((1 << 60, level) for level in levels), (1 << 30, numa), (1, pci))
             if any(near) and any(mask | 1 << position != everything for position, mask in enumerate(near))
         ]
         self._closest = sum(weight for weight, _ in self._layers)
