@@ -60,7 +60,8 @@ def _by_tool(ctx: ProbeContext, machine: Machine, mapping: Sequence[MappedChip],
     numbered = _logic_ids(mapping)
     shown = {(chip.card, chip.chip): chip for chip in table.chips}
     phys = _phys(ctx, machine, numbered, shown)
-    unclaimed = [address for address in machine.functions if address not in {chip.bus_id for chip in table.chips}]
+    claimed = {row.bus_id for chip in numbered if (row := shown.get((chip.card, chip.chip)))}
+    unclaimed = [address for address in machine.functions if address not in claimed]
     unread = [chip for chip in numbered if (chip.card, chip.chip) not in shown]
     alone = unclaimed[0] if len(unclaimed) == len(unread) == 1 and not machine.container else None
     devices = []
