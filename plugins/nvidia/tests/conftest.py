@@ -6,9 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import anyaccel_nvidia as plugin
+import pytest
 from anyaccel.model.wire import decode
 from anyaccel.plugin import Detected, Device, Health
 from anyaccel.testing import context, load_recording

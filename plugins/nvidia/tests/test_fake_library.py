@@ -2,9 +2,8 @@
 
 import time
 
-import pytest
-
 import anyaccel_nvidia as plugin
+import pytest
 from anyaccel.plugin import Fractional, Health, Severity
 from anyaccel.testing import context
 

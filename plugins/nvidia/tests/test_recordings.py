@@ -4,9 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
-
 import anyaccel_nvidia as plugin
+import pytest
 from anyaccel.testing import context, describe, load_recording
 
 RECORDINGS = sorted((Path(__file__).parent.parent / "recordings").iterdir())

@@ -2,9 +2,8 @@
 
 import re
 
-import pytest
-
 import anyaccel_nvidia as plugin
+import pytest
 from anyaccel.plugin import Device
 from anyaccel_nvidia.tags import ray_tag
 

@@ -21,11 +21,17 @@ _SKIPPED = ("DGX Display", "NVIDIA DGX Display")
 _UNIFIED = ("NVIDIA GB10", "Orin", "NVIDIA Thor")
 """Integrated GPUs that share the host's memory and report none of their own."""
 
-_NO_BINDING = {"ModuleNotFoundError": "the package nvidia-ml-py is not installed"}
 _NOT_ASKED = {
-    "NotThisMachine": "the machine is looked at from outside",
-    "NotRecorded": "the recording has no answer of NVML",
+    "ModuleNotFoundError": ("the package nvidia-ml-py is not installed", "pip install nvidia-ml-py"),
+    "NotThisMachine": ("the machine is looked at from outside", "detect on the machine itself"),
+    "NotRecorded": ("the recording has no answer of NVML", "record the machine again"),
 }
+"""Where NVML is not at fault, by what the query raised: why it was not asked, and the way out."""
+_NO_LIBRARY = (
+    "the driver's library libnvidia-ml.so.1 is not here",
+    "install it, or start the container with the driver capability 'utility'",
+)
+_NO_MODULE = ("the kernel module is not loaded", "modprobe nvidia")
 
 
 def detect(ctx: ProbeContext) -> Detected | None:
@@ -66,15 +72,11 @@ def detect(ctx: ProbeContext) -> Detected | None:
 
 def _without_nvml(ctx: ProbeContext, error: QueryError) -> Detected | None:
     """Answer from the files where NVML is not there; where it is there and fails, fail."""
-    if error.value == health.LIBRARY_NOT_FOUND:
-        why = "the driver's library libnvidia-ml.so.1 is not here; containers need the driver capability 'utility'"
-    elif error.value == health.DRIVER_NOT_LOADED:
-        why = "the kernel module is not loaded"
-    else:
-        why = _NO_BINDING.get(error.kind) or _NOT_ASKED.get(error.kind, "")
-    if not why:
+    by_value = {health.LIBRARY_NOT_FOUND: _NO_LIBRARY, health.DRIVER_NOT_LOADED: _NO_MODULE}
+    known = by_value.get(error.value or 0) or _NOT_ASKED.get(error.kind)
+    if known is None:
         raise RuntimeError(health.driver_reason(error)) from error
-    detected = files.inventory(ctx, why)
+    detected = files.inventory(ctx, *known)
     if error.value == health.DRIVER_NOT_LOADED and any("driver" not in d.attributes for d in detected.devices):
         raise RuntimeError(
             "NVML says that the kernel module is not loaded, while device nodes and a bound driver are here:"
@@ -166,7 +168,7 @@ def _memory(ctx: ProbeContext, facts: Facts) -> tuple[int | None, bool]:
 
 def host_memory(ctx: ProbeContext, key: str) -> int | None:
     """A line of ``/proc/meminfo`` in bytes, or None."""
-    for line in (ctx.read("/proc/meminfo") or "").splitlines():
+    for line in files.read(ctx, "/proc/meminfo").splitlines():
         name, _, value = line.partition(":")
         if name == key:
             return int(value.split()[0]) * 1024
@@ -181,7 +183,7 @@ def _mps_pipe(ctx: ProbeContext) -> str | None:
 
 def _mig_capabilities(ctx: ProbeContext) -> dict[str, str]:
     """Device nodes that open an instance, by the name that the driver's table gives it."""
-    lines = (ctx.read("/proc/driver/nvidia-caps/mig-minors") or "").splitlines()
+    lines = files.read(ctx, "/proc/driver/nvidia-caps/mig-minors").splitlines()
     rows = (line.split() for line in lines)
     return {row[0]: f"/dev/nvidia-caps/nvidia-cap{row[1]}" for row in rows if len(row) > 1 and row[1].isdecimal()}
 

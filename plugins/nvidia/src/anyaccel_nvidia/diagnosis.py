@@ -20,9 +20,11 @@ def diagnose(ctx: ProbeContext) -> list[Finding]:
         return []
     try:
         detected = detection.detect(ctx)
-    except (RuntimeError, ValueError) as error:
+    except RuntimeError as error:
         problem, _, fix = str(error).partition(": ")
         return [Finding(severity=Severity.FAIL, message=f"{problem}.", fix=fix), *_binding(ctx), *_kernel_log(ctx, ())]
+    except (OSError, ValueError) as error:
+        return [Finding(severity=Severity.FAIL, message=f"{error}.", fix="report this with 'anyaccel record DIR'")]
     if detected is None:
         return []
     return [

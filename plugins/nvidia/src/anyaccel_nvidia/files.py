@@ -40,12 +40,17 @@ class Card:
     node: str | None = None
 
 
+def read(ctx: ProbeContext, path: str) -> str:
+    """Text of a file that detection can do without; empty when it is absent or may not be read."""
+    try:
+        return ctx.read(path) or ""
+    except OSError:
+        return ""
+
+
 def is_tegra(ctx: ProbeContext) -> bool:
     """Whether this is a Jetson or another Tegra board, whose GPU is on no PCI bus."""
-    try:
-        family = ctx.read("/sys/devices/soc0/family") or ""
-    except OSError:
-        family = ""
+    family = read(ctx, "/sys/devices/soc0/family")
     return family.startswith("Tegra") or any(ctx.exists(path) for path in _TEGRA)
 
 
@@ -86,11 +91,7 @@ def pci_address(bus_id: str) -> str:
 
 def driver_version(ctx: ProbeContext) -> str:
     """Version of the loaded kernel module, or an empty string."""
-    try:
-        text = ctx.read(f"{DRIVER}/version") or ""
-    except OSError:
-        return ""
-    match = re.search(r"NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
+    match = re.search(r"NVRM version:.*?\s(\d+\.\d+(?:\.\d+)?)\s", read(ctx, f"{DRIVER}/version"))
     return match[1] if match else ""
 
 
@@ -101,11 +102,8 @@ def cards(ctx: ProbeContext) -> list[Card]:
 
 def _card(ctx: ProbeContext, function: PciFunction) -> Card:
     path = f"{DRIVER}/gpus/{function.address}/information"
-    try:
-        text = ctx.read(path) or ""
-    except OSError:  # some hosts let only root read it (ray-project/ray#28064)
-        text = ""
-    values = {key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in text.splitlines())}
+    lines = read(ctx, path).splitlines()  # some hosts let only root read it (ray-project/ray#28064)
+    values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     minor = values.get("Device Minor", "")
     if minor and not minor.isdecimal():
         raise ValueError(f"{path}: 'Device Minor' must be a number (got {minor!r}); reload the driver, or report this")
@@ -162,12 +160,13 @@ def foreign_reason(card: Card) -> str:
     return f"the driver {driver!r} has it, which CUDA cannot use: install NVIDIA's driver and bind the GPU to it"
 
 
-def inventory(ctx: ProbeContext, why: str) -> Detected:
+def inventory(ctx: ProbeContext, why: str, way_out: str) -> Detected:
     """List the GPUs from files alone: names, identities and nodes, but neither memory nor health.
 
     Args:
         ctx: The machine.
-        why: Why NVML was not asked, in words that follow "NVML could not be asked".
+        why: Why NVML was not asked.
+        way_out: How it can be asked.
     """
     found = [card for card in cards(ctx) if not card.excluded]
     mine = [card for card in found if not foreign(card) and given(ctx, card)]
@@ -178,7 +177,7 @@ def inventory(ctx: ProbeContext, why: str) -> Detected:
         devices=tuple(devices),
         driver_version=driver_version(ctx),
         partial=bool(mine),
-        notes=tuple(_notes(ctx, found, mine, why)),
+        notes=tuple(_notes(ctx, found, mine, why, way_out)),
     )
 
 
@@ -203,14 +202,14 @@ def _device(ctx: ProbeContext, card: Card, index: int) -> Device:
     )
 
 
-def _notes(ctx: ProbeContext, found: list[Card], mine: list[Card], why: str) -> Iterator[str]:
+def _notes(ctx: ProbeContext, found: list[Card], mine: list[Card], why: str, way_out: str) -> Iterator[str]:
     hidden = [card for card in found if not foreign(card) and card not in mine]
     if mine:
-        yield f"NVML could not be asked ({why}), so memory, health, links and MIG are unknown."
+        yield f"NVML could not be asked ({why}), so memory, health, links and MIG are unknown: {way_out}."
     if hidden:
         yield (
             f"NVIDIA GPUs ({len(hidden)}) are on the PCI bus without a device node here: ask for them when starting the"
             " container, or let 'nvidia-modprobe -u -c=0' make the nodes."
         )
     if not found and is_tegra(ctx):
-        yield f"This is a Tegra board and NVML could not be asked ({why}): its GPU is not listed; update JetPack."
+        yield f"This is a Tegra board and NVML could not be asked ({why}), so its GPU is not listed: update JetPack."

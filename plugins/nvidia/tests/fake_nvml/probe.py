@@ -18,7 +18,7 @@ from anyaccel.probe.recording import Recorder
 class Overlay(HostFacts):
     """Files of another root, libraries of this process."""
 
-    def query(self, name, fn):  # noqa: ARG002 - the signature is HostFacts'
+    def query(self, name, fn):
         return ask(fn)
 
 

@@ -1,0 +1,260 @@
+"""Detection from files, where NVML is not there, and what is told apart from what."""
+
+from pathlib import Path
+
+import anyaccel_nvidia as plugin
+import pytest
+from anyaccel.plugin import Health
+from anyaccel.probe.context import ProbeContext
+from anyaccel.probe.host import HostFacts
+from anyaccel.testing import context, load_recording
+from anyaccel_nvidia import files
+
+RECORDINGS = Path(__file__).parent.parent / "recordings"
+UUID = "GPU-3291dfa4-fcc4-0110-615b-c894a0d7c689"
+
+
+def card(address, driver="nvidia", class_code="0x030200"):
+    base = f"/sys/bus/pci/devices/{address}"
+    paths = {f"{base}/vendor": {"text": "0x10de"}, f"{base}/class": {"text": class_code}}
+    paths[f"{base}/device"] = {"text": "0x27b8"}
+    return paths | ({f"{base}/driver": {"link": f"../drivers/{driver}"}} if driver else {})
+
+
+def information(address, text):
+    return {f"/proc/driver/nvidia/gpus/{address}/information": {"text": text}}
+
+
+def fault(kind, value=None):
+    error = {"kind": kind, "message": kind} | ({"value": value} if value is not None else {})
+    return {"nvml/system": {"error": error}}
+
+
+NO_LIBRARY = fault("NVMLError_LibraryNotFound", 12)
+NO_MODULE = fault("NVMLError_DriverNotLoaded", 9)
+ONE = "0000:70:00.0"
+NODE = {"/dev/nvidia0": {"char": [195, 0]}, "/dev/nvidiactl": {"char": [195, 255]}}
+
+
+def test_nothing_is_asked_where_no_nvidia_gpu_can_be(recorded):
+    """An NVSwitch, an audio function and another vendor's VGA adapter are no GPUs."""
+    assert plugin.anyaccel_detect(recorded("no-nvidia-gpu")) is None
+
+
+def test_wsl_without_an_nvidia_gpu_is_absent(machine):
+    assert plugin.anyaccel_detect(machine({"/dev/dxg": {"char": [10, 125]}}, NO_LIBRARY)) is None
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/dev/dxg",
+        "/dev/nvidiactl",
+        "/dev/nvidia3",
+        "/proc/driver/nvidia/version",
+        "/etc/nv_tegra_release",
+        "/sys/class/tegra-firmware/x",
+    ],
+)
+def test_nvml_is_tried_wherever_a_sign_of_the_driver_is(machine, path):
+    system = {"driver": "560.94", "cuda": None, "count": 0}
+    detected = plugin.anyaccel_detect(machine({path: {"text": ""}}, {"nvml/system": {"value": system}}))
+    assert detected.devices == ()
+    assert detected.driver_version == "560.94"
+
+
+def test_a_tegra_board_without_nvml_says_so(machine):
+    detected = plugin.anyaccel_detect(machine({"/sys/devices/soc0/family": {"text": "Tegra\n"}}, NO_LIBRARY))
+    assert detected.devices == ()
+    assert "Tegra" in detected.notes[0]
+
+
+def test_without_the_binding_the_files_tell_identity_and_node(devices_of):
+    (device,) = devices_of("l4-1gpu-no-binding")
+    assert (device.id, device.model, device.pci_bus_id) == (UUID, "NVIDIA L4", ONE)
+    assert device.nodes == ("/dev/nvidia0",)
+    assert (device.memory_bytes, device.health) == (None, Health.UNKNOWN)
+
+
+def test_another_root_is_looked_at_by_its_files(tmp_path):
+    for path, text in {
+        f"sys/bus/pci/devices/{ONE}/vendor": "0x10de",
+        f"sys/bus/pci/devices/{ONE}/class": "0x030200",
+        f"sys/bus/pci/devices/{ONE}/device": "0x27b8",
+        f"proc/driver/nvidia/gpus/{ONE}/information": f"GPU UUID: \t {UUID}\nDevice Minor: \t 0\n",
+        "dev/nvidia0": "",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    (tmp_path / f"sys/bus/pci/devices/{ONE}/driver").symlink_to("../drivers/nvidia")
+    detected = plugin.anyaccel_detect(ProbeContext(HostFacts({}, str(tmp_path)), float("inf")))
+    assert [device.id for device in detected.devices] == [UUID]
+    assert "from outside" in detected.notes[0]
+
+
+def test_gpus_that_were_not_given_to_the_container_are_no_devices(recorded):
+    detected = plugin.anyaccel_detect(recorded("container-without-gpu"))
+    assert detected.devices == ()
+    assert "(2)" in detected.notes[0]
+
+
+def test_gpus_of_other_drivers_are_listed_unhealthy(devices_of):
+    nouveau, vfio = devices_of("no-driver-vfio-and-nouveau")
+    assert {nouveau.health, vfio.health} == {Health.UNHEALTHY}
+    assert (nouveau.id, vfio.id) == ("nvidia-0000:01:00.0", "nvidia-0000:41:00.0")
+    assert "nouveau" in nouveau.health_reason
+    assert "vfio-pci" in vfio.health_reason
+
+
+def test_a_gpu_of_another_driver_beside_nvmls_comes_last(machine):
+    facts = dict.fromkeys(("memory", "compute_mode", "compute_capability", "fabric", "mig", "minor"))
+    facts |= {"index": 0, "uuid": UUID, "name": "NVIDIA L4", "bus_id": "00000000:70:00.0", "pci_device": "0x27b810de"}
+    queries = {
+        "nvml/system": {"value": {"driver": "550.54", "cuda": None, "count": 1}},
+        "nvml/device/0": {"value": {**facts, "mig_devices": []}},
+    }
+    paths = card("0000:01:00.0", "vfio-pci") | card(ONE) | card("0000:90:00.0")  # the last: another container's
+    devices = plugin.anyaccel_detect(machine(paths, queries)).devices
+    assert [(device.id, device.index) for device in devices] == [(UUID, 0), ("nvidia-0000:01:00.0", 1)]
+
+
+def test_an_excluded_gpu_is_no_device_and_is_reported(machine):
+    ctx = machine(card(ONE) | NODE | information(ONE, f"GPU UUID: {UUID}\nGPU Excluded: \t Yes\n"), NO_LIBRARY)
+    assert plugin.anyaccel_detect(ctx) is None or not plugin.anyaccel_detect(ctx).devices
+
+
+def test_information_that_only_root_may_read_leaves_the_pci_address_as_identity(machine):
+    paths = card(ONE) | NODE | {f"/proc/driver/nvidia/gpus/{ONE}/information": {"errno": "EACCES"}}
+    (device,) = plugin.anyaccel_detect(machine(paths, NO_LIBRARY)).devices
+    assert (device.id, device.nodes) == (f"nvidia-{ONE}", ())
+
+
+def test_a_uuid_that_is_not_known_yet_is_no_uuid(machine):
+    text = "GPU UUID: \t GPU-????????-????-????-????-????????????\nDevice Minor: \t 0\n"
+    (device,) = plugin.anyaccel_detect(machine(card(ONE) | NODE | information(ONE, text), NO_LIBRARY)).devices
+    assert device.id == f"nvidia-{ONE}"
+
+
+def test_the_minor_number_is_read_and_not_assumed(machine):
+    paths = card(ONE) | information(ONE, f"GPU UUID: {UUID}\nDevice Minor: 5\n") | {"/dev/nvidia5": {"char": [195, 5]}}
+    (device,) = plugin.anyaccel_detect(machine(paths, NO_LIBRARY)).devices
+    assert (device.index, device.nodes) == (0, ("/dev/nvidia5",))
+
+
+def test_a_node_without_permission_makes_a_gpu_unhealthy(machine):
+    node = {"/dev/nvidia0": {"char": [195, 0], "access": ""}}
+    paths = card(ONE) | node | information(ONE, f"GPU UUID: {UUID}\nDevice Minor: 0\n")
+    (device,) = plugin.anyaccel_detect(machine(paths, NO_LIBRARY)).devices
+    assert device.health is Health.UNHEALTHY
+    assert "/dev/nvidia0" in device.health_reason
+
+
+def test_a_gpu_with_mig_instances_is_not_offered_whole_when_nvml_is_missing(machine):
+    paths = card(ONE) | NODE | information(ONE, f"GPU UUID: {UUID}\nDevice Minor: 0\n")
+    paths["/proc/driver/nvidia/capabilities/gpu0/mig/gi1/access"] = {"text": "DeviceFileMinor: 12\n"}
+    (device,) = plugin.anyaccel_detect(machine(paths, NO_LIBRARY)).devices
+    assert device.health is Health.UNHEALTHY
+    assert "MIG" in device.health_reason
+
+
+@pytest.mark.parametrize("text", ["GPU UUID: banana\n", f"GPU UUID: {UUID[:-1]}\n", "Device Minor: zero\n"])
+def test_malformed_information_is_an_error_that_names_file_and_value(machine, text):
+    with pytest.raises(ValueError, match=rf"/proc/driver/nvidia/gpus/{ONE}/information: .*\(got '"):
+        plugin.anyaccel_detect(machine(card(ONE) | NODE | information(ONE, text), NO_LIBRARY))
+
+
+def test_a_module_that_nvml_misses_while_it_is_there_is_an_error(machine):
+    paths = card(ONE) | NODE | information(ONE, f"GPU UUID: {UUID}\nDevice Minor: 0\n")
+    with pytest.raises(RuntimeError, match="modprobe nvidia"):
+        plugin.anyaccel_detect(machine(paths, NO_MODULE))
+
+
+def test_a_foreign_module_by_the_name_of_the_binding_is_an_error(machine):
+    with pytest.raises(RuntimeError, match="AttributeError"):
+        plugin.anyaccel_detect(machine(card(ONE) | NODE, fault("AttributeError")))
+
+
+def test_a_lost_gpu_that_no_file_can_name_has_an_identity_of_its_own(machine):
+    queries = {
+        "nvml/system": {"value": {"driver": "550.54", "cuda": None, "count": 1}},
+        "nvml/device/0": {"error": {"kind": "NVMLError_GpuIsLost", "message": "GPU is lost", "value": 15}},
+    }
+    detected = plugin.anyaccel_detect(machine(NODE, queries))
+    (device,) = detected.devices
+    assert detected.partial
+    assert (device.id, device.health) == ("nvidia-unidentified-0", Health.UNHEALTHY)
+
+
+def test_the_lost_gpu_of_eight_keeps_its_uuid_and_the_others_their_links(devices_of):
+    devices = devices_of("h100-8gpu-one-lost")
+    assert [device.health is Health.HEALTHY for device in devices] == [True] * 3 + [False] + [True] * 4
+    assert devices[3].id == "GPU-00000000-0000-0000-0000-000000000004"
+    assert len(devices[0].links) == 6
+
+
+def test_a_missing_topology_is_no_fault(machine):
+    facts = dict.fromkeys(("memory", "compute_mode", "compute_capability", "fabric", "mig", "minor", "pci_device"))
+    queries = {"nvml/system": {"value": {"driver": "550.54", "cuda": None, "count": 2}}}
+    for index in range(2):
+        own = {"index": index, "uuid": UUID[:-1] + str(index), "name": "NVIDIA L4", "bus_id": f"00000000:0{index}:00.0"}
+        queries[f"nvml/device/{index}"] = {"value": {**facts, **own, "mig_devices": []}}
+    queries["nvml/topology"] = {"error": {"kind": "NVMLError_Unknown", "message": "", "value": 999}}
+    assert [device.links for device in plugin.anyaccel_detect(machine(NODE, queries)).devices] == [{}, {}]
+
+
+def test_a_display_adapter_of_a_dgx_station_is_skipped(machine):
+    facts = dict.fromkeys(("memory", "compute_mode", "compute_capability", "fabric", "mig", "minor", "pci_device"))
+    facts |= {"index": 0, "uuid": UUID, "name": "NVIDIA DGX Display", "bus_id": "00000000:01:00.0", "mig_devices": []}
+    system = {"driver": "550.54", "cuda": None, "count": 1}
+    queries = {"nvml/system": {"value": system}, "nvml/device/0": {"value": facts}}
+    assert plugin.anyaccel_detect(machine(NODE, queries)).devices == ()
+
+
+def test_links_count_nvlinks_and_switches_but_no_path_through_the_host(devices_of):
+    nvswitch, pcie = devices_of("h100-8gpu-nvswitch"), devices_of("rtx4090-8gpu")
+    assert {weight for device in nvswitch for weight in device.links.values()} == {1800}
+    assert all(len(device.links) == 7 for device in nvswitch)
+    assert not any(device.links for device in pcie)
+    assert [device.numa_node for device in nvswitch] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_integrated_gpus_offer_the_hosts_memory_and_say_so(devices_of):
+    (device,) = devices_of("gb10-1gpu")
+    assert device.memory_bytes == 125_571_016 * 1024
+    assert device.attributes["unified_memory"] is True
+
+
+@pytest.mark.parametrize(
+    ("bus_id", "address"),
+    [
+        ("00000000:0C:00.0", "0000:0c:00.0"),
+        ("0000:0C:00.0", "0000:0c:00.0"),
+        ("00000008:01:00.0", "0008:01:00.0"),
+        ("00010000:01:00.0", "10000:01:00.0"),
+    ],
+)
+def test_bus_ids_are_written_as_sysfs_writes_them(bus_id, address):
+    assert files.pci_address(bus_id) == address
+
+
+def test_a_malformed_bus_id_is_an_error():
+    with pytest.raises(ValueError, match=r"00000000:0C:00\.0 \(got 'PCI:1'\)"):
+        files.pci_address("PCI:1")
+
+
+def test_the_nodes_of_a_mig_device_are_its_gpus_and_two_capabilities(devices_of):
+    nodes = devices_of("h100-1gpu-mig")[1].nodes
+    assert nodes == ("/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22")
+
+
+@pytest.mark.parametrize("path", ["/proc/driver/nvidia-caps/mig-minors", "/proc/driver/nvidia/version"])
+def test_a_file_that_may_not_be_read_costs_its_own_fact_only(path):
+    recording = load_recording(RECORDINGS / "h100-1gpu-mig")
+    recording["paths"][path] = {"errno": "EACCES"}
+    assert len(plugin.anyaccel_detect(context(recording)).devices) == 4
+
+
+def test_two_compute_instances_of_one_gpu_instance_are_two_devices(devices_of):
+    first, second, *_ = devices_of("h200-1gpu-mig")
+    assert first.attributes["gpu_instance"] == second.attributes["gpu_instance"]
+    assert first.id != second.id

@@ -1,0 +1,269 @@
+"""CUDA_VISIBLE_DEVICES both ways, and shares."""
+
+from dataclasses import replace
+
+import anyaccel_nvidia as plugin
+import pytest
+from anyaccel.plugin import Device, EnvContext, Fractional, Share, Term
+from hypothesis import given
+from hypothesis import strategies as st
+
+FULL = "GPU-8c7c9c30-f12f-20bf-e14e-d3c4c965af32"
+OTHERS = (
+    "GPU-7f57f032-34ab-a064-c37c-7a4f75601cc5",
+    "GPU-7e3f822b-8c5f-95a5-b379-8dfdeefd7758",
+    "GPU-3291dfa4-fcc4-0110-615b-c894a0d7c689",
+)
+IDS = (FULL, *OTHERS)
+FOUR = tuple(
+    Device(id=uuid, index=n, model="NVIDIA H100 80GB HBM3", memory_bytes=80 << 30) for n, uuid in enumerate(IDS)
+)
+
+VECTORS = {
+    "": [],
+    "-1": [],
+    "0,2,-1,1": [0, 2],
+    "0,7,1": [0],
+    "0,0": [],
+    "0,1,2,3,0": [],
+    " 0 , 1 ": [0, 1],
+    "1gpu2,2ampere": [1, 2],
+    "1.5": [1],
+    "0x1": [0],
+    "0;1": [0],
+    "0 1": [0],
+    "+1": [1],
+    "0,,1": [0],
+    ",0": [],
+    "0,": [0],
+    "all": [],
+    "none": [],
+    "void": [],
+    "NoDevFiles": [],
+    "3,1,2": [3, 1, 2],
+    FULL: [0],
+    FULL.lower(): [],
+    "GPU-8": [0],
+    "GPU-7": [],
+    "GPU-7f,GPU-3": [1, 3],
+    "GPU-": [],
+    "gpu": [],
+    f"{FULL},GPU-7,GPU-3": [0],
+    f"0,{FULL}": [0],
+    f"{FULL},0": [0],
+    f"{FULL},{FULL}": [],
+    f"{FULL},GPU-8": [],
+    f"{OTHERS[2]}, {FULL}": [3, 0],
+    "GPU-ffffffff-0000-0000-0000-000000000000": [],
+    "MIG-377e0049-554c-540b-93c6-d0976f8426cb": [],
+}
+
+
+@pytest.mark.parametrize(("value", "indexes"), VECTORS.items())
+def test_a_mask_is_read_as_cuda_reads_it(value, indexes):
+    assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": value}, FOUR) == [IDS[index] for index in indexes]
+
+
+def test_an_unset_mask_hides_nothing_and_the_containers_variable_is_no_mask():
+    assert plugin.anyaccel_visible({}, FOUR) is None
+    assert plugin.anyaccel_visible({"NVIDIA_VISIBLE_DEVICES": "none"}, FOUR) is None
+
+
+def test_numbers_are_nvmls_and_not_positions_in_our_list():
+    """Minor numbers and gaps must not matter (microsoft/pai#1667)."""
+    moved = [replace(device, attributes={"nvml_index": 3 - n}) for n, device in enumerate(FOUR)]
+    assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": "0"}, moved) == [IDS[3]]
+
+
+@pytest.mark.parametrize(
+    ("value", "first"),
+    [
+        ("MIG-377e0049-554c-540b-93c6-d0976f8426cb", 0),
+        ("MIG-f39aa248-6f1b-5769-b119-8d650bb34b27,MIG-377e0049-554c-540b-93c6-d0976f8426cb", 1),
+        ("MIG-GPU-7f57f032-34ab-a064-c37c-7a4f75601cc5/9/0", 1),
+        ("MIG-f39", 1),
+        ("0", 0),
+        ("0,1", 0),
+        ("1,0", 2),
+        ("1", 2),
+        ("GPU-8c7c9c30-f12f-20bf-e14e-d3c4c965af32", 2),
+        ("GPU-7f57f032-34ab-a064-c37c-7a4f75601cc5", None),
+        ("MIG-377e0049-554c-540b-93c6-d0976f8426cb,MIG-377e0049-554c-540b-93c6-d0976f8426cb", None),
+        ("MIG-GPU-7f57f032-34ab-a064-c37c-7a4f75601cc5/1/0", None),
+    ],
+)
+def test_one_process_sees_one_mig_device(devices_of, value, first):
+    devices = devices_of("a100-2gpu-mig-mixed")
+    expected = [] if first is None else [devices[first].id]
+    assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": value}, devices) == expected
+
+
+def test_an_index_of_a_gpu_with_mig_and_no_mig_device_names_nothing(devices_of):
+    assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": "0"}, devices_of("a100-1gpu-mig-empty")) == []
+
+
+def test_indexes_on_a_mixed_machine_need_the_order_variable(devices_of):
+    devices = devices_of("mixed-3gpu-modes")
+    with pytest.raises(ValueError, match=r"fastest first.*CUDA_DEVICE_ORDER=PCI_BUS_ID"):
+        plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": "1"}, devices)
+    ordered = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert plugin.anyaccel_visible(ordered, devices) == [devices[1].id]
+    assert set(plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": "2,0,1"}, devices)) == {d.id for d in devices}
+    assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": ""}, devices) == []
+    assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": devices[2].id}, devices) == [devices[2].id]
+
+
+def test_a_gpu_of_another_driver_has_no_cuda_index(machine):
+    paths = {
+        f"/sys/bus/pci/devices/0000:01:00.0/{name}": {"text": text}
+        for name, text in {"vendor": "0x10de", "class": "0x030000", "device": "0x2684"}.items()
+    }
+    ctx = machine(paths, {"nvml/system": {"error": {"kind": "NVMLError_DriverNotLoaded", "message": "", "value": 9}}})
+    devices = plugin.anyaccel_detect(ctx).devices
+    assert len(devices) == 1
+    assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": "0"}, devices) == []
+    assert "kernel driver" in plugin.anyaccel_validate(Term(names=("GPU",)), devices)
+    with pytest.raises(ValueError, match="modprobe nvidia"):
+        plugin.anyaccel_env(devices, EnvContext(devices=devices))
+
+
+@given(st.permutations(range(4)), st.integers(1, 4), st.sampled_from(["id", "index"]))
+def test_a_worker_sees_exactly_its_gpus_in_order(order, size, mask):
+    chosen = [FOUR[index] for index in order[:size]]
+    edits = plugin.anyaccel_env(chosen, EnvContext(devices=FOUR, mask=mask))
+    assert plugin.anyaccel_visible(edits.set, FOUR) == [device.id for device in chosen]
+    assert edits.set["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert set(edits.set) | edits.unset <= set(plugin.anyaccel_info().env_vars)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a100-2gpu-mig-mixed", "h100-1gpu-mig", "mixed-3gpu-modes", "jetson-orin", "h100-8gpu-one-lost", "wsl2-1gpu"],
+)
+@pytest.mark.parametrize("mask", ["id", "index"])
+def test_each_device_of_a_recorded_machine_can_be_given_alone(devices_of, name, mask):
+    devices = devices_of(name)
+    for device in devices:
+        edits = plugin.anyaccel_env([device], EnvContext(devices=devices, mask=mask))
+        found = plugin.anyaccel_visible(edits.set, devices)
+        assert found == [device.id]
+
+
+@pytest.mark.parametrize("mask", ["id", "index"])
+def test_no_device_is_an_explicit_empty_mask(mask):
+    edits = plugin.anyaccel_env((), EnvContext(devices=FOUR, mask=mask))
+    assert edits.set == {"CUDA_VISIBLE_DEVICES": ""}
+    assert plugin.anyaccel_visible(edits.set, FOUR) == []
+
+
+def test_masks_are_absolute_whatever_the_launcher_inherited():
+    ctx = EnvContext(devices=FOUR, environ={"CUDA_VISIBLE_DEVICES": "2,3"}, mask="index")
+    assert plugin.anyaccel_env(FOUR[3:], ctx).set["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+def test_ids_are_written_in_full_and_indexes_are_nvmls():
+    ctx = EnvContext(devices=FOUR)
+    assert plugin.anyaccel_env(FOUR[:2], ctx).set["CUDA_VISIBLE_DEVICES"] == f"{IDS[0]},{IDS[1]}"
+    moved = [replace(device, attributes={"nvml_index": 7 - n}) for n, device in enumerate(FOUR)]
+    edits = plugin.anyaccel_env(moved[:2], EnvContext(devices=tuple(moved), mask="index"))
+    assert edits.set == {"CUDA_VISIBLE_DEVICES": "7,6", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def test_a_device_without_uuid_is_masked_by_index(devices_of):
+    devices = devices_of("jetson-orin")
+    assert plugin.anyaccel_env(devices, EnvContext(devices=devices)).set["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_a_mig_device_is_masked_by_its_full_id_alone(devices_of):
+    devices = devices_of("h100-1gpu-mig")
+    for mask in ("id", "index"):
+        ctx = EnvContext(devices=devices, mask=mask)
+        assert plugin.anyaccel_env(devices[1:2], ctx).set["CUDA_VISIBLE_DEVICES"] == devices[1].id
+
+
+def test_mig_devices_are_never_given_together(devices_of):
+    devices = devices_of("a100-2gpu-mig-mixed")
+    term = Term(names=("GPU",), units=20_000)
+    for pair in (devices[:2], devices[1:]):
+        assert "1 MIG device per worker" in plugin.anyaccel_validate(term, pair)
+        with pytest.raises(ValueError, match="one process sees one MIG device"):
+            plugin.anyaccel_env(pair, EnvContext(devices=devices))
+    assert plugin.anyaccel_validate(term, FOUR[:2]) is None
+
+
+def share(device, units, memory_bytes=None):
+    return {device.id: Share(device=device, units=units, memory_bytes=memory_bytes)}
+
+
+def test_a_share_by_agreement_caps_the_frameworks_that_take_everything():
+    edits = plugin.anyaccel_env(FOUR[:1], EnvContext(devices=FOUR, shares=share(FOUR[0], 2_500, 20 << 30)))
+    assert edits.set == {
+        "CUDA_VISIBLE_DEVICES": IDS[0],
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.25",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    }
+    assert edits.unset == {"XLA_CLIENT_MEM_FRACTION"}, "JAX refuses to start with both"
+    assert edits.enforced_by == ""
+
+
+def test_a_whole_gpu_is_not_capped():
+    edits = plugin.anyaccel_env(FOUR[:1], EnvContext(devices=FOUR, shares=share(FOUR[0], 10_000, 80 << 30)))
+    assert set(edits.set) == {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "value"),
+    [
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": ".2"}, "0.2"),
+        ({"XLA_CLIENT_MEM_FRACTION": "0.1"}, "0.1"),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9"}, "0.3333"),
+        ({"XLA_PYTHON_CLIENT_MEM_FRACTION": "much"}, "0.3333"),
+    ],
+)
+def test_a_tighter_cap_of_the_user_stays(environ, value):
+    device = replace(FOUR[0], memory_bytes=None)
+    ctx = EnvContext(devices=(device,), shares=share(device, 3_333), environ=environ)
+    assert plugin.anyaccel_env([device], ctx).set["XLA_PYTHON_CLIENT_MEM_FRACTION"] == value
+
+
+def served(device):
+    return replace(device, attributes={"mps_pipe": "/run/mps", "compute_mode": "exclusive_process"})
+
+
+@pytest.mark.parametrize(
+    ("units", "inherited", "threads"), [(2_500, None, "25"), (3_333, None, "33"), (5_000, "50", "25"), (100, None, "1")]
+)
+def test_an_mps_daemon_holds_a_worker_to_its_share(units, inherited, threads):
+    device = served(FOUR[1])
+    environ = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": inherited} if inherited else {}
+    ctx = EnvContext(devices=(device,), shares=share(device, units, 20 << 30), environ=environ, mask="index")
+    edits = plugin.anyaccel_env([device], ctx)
+    assert edits.enforced_by == "CUDA MPS"
+    assert edits.set["CUDA_MPS_PIPE_DIRECTORY"] == "/run/mps"
+    assert edits.set["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == threads
+    assert edits.set["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M"
+    assert edits.set["CUDA_VISIBLE_DEVICES"] == IDS[1], "the daemon may have renumbered the indexes"
+
+
+def test_an_exclusive_gpu_is_given_whole_only():
+    alone = replace(FOUR[0], attributes={"compute_mode": "exclusive_process"})
+    half = Term(names=("GPU",), units=5_000)
+    assert plugin.anyaccel_fractional(alone) is Fractional.NO
+    assert "EXCLUSIVE_PROCESS" in plugin.anyaccel_validate(half, [alone])
+    assert plugin.anyaccel_validate(Term(names=("GPU",)), [alone]) is None
+    assert plugin.anyaccel_fractional(served(FOUR[0])) is Fractional.SHARED
+    assert plugin.anyaccel_validate(half, [served(FOUR[0])]) is None
+    assert plugin.anyaccel_validate(half, FOUR[:1]) is None
+
+
+def test_a_prohibited_gpu_admits_nobody(devices_of):
+    device = devices_of("mixed-3gpu-modes")[1]
+    assert not device.usable
+    assert plugin.anyaccel_fractional(device) is Fractional.NO
+    assert "PROHIBITED" in plugin.anyaccel_validate(Term(names=("GPU",), units=5_000), [device])
+
+
+def test_an_mps_share_is_at_least_a_percent():
+    assert "0.01" in plugin.anyaccel_validate(Term(names=("GPU",), units=99), [served(FOUR[0])])
+    assert plugin.anyaccel_validate(Term(names=("GPU",), units=99), FOUR[:1]) is None

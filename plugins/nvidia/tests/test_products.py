@@ -1,0 +1,56 @@
+"""Products: simulated devices behave like detected ones."""
+
+import anyaccel_nvidia as plugin
+import pytest
+from anyaccel.inventory.simulate import matching, simulate
+from anyaccel.plugin import EnvContext, Fractional
+
+PRODUCTS = plugin.anyaccel_products()
+RAY_CONSTANTS = {
+    *("V100", "P100", "T4", "P4", "K80", "A10G", "L4", "L40S", "A100", "A100-40G", "A100-80G"),
+    *("H100", "H200", "H20", "B200", "B300", "GB200", "GB300", "RTX-PRO-6000"),
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.model)
+def test_a_simulated_product_goes_by_its_name_and_its_aliases(product):
+    (device,) = simulate("nvidia", [(product, 1)]).devices
+    tags = plugin.anyaccel_tags(device)
+    assert tags[0] == product.name
+    assert set(product.aliases) <= set(tags)
+    assert plugin.anyaccel_fractional(device) is Fractional.SHARED
+
+
+@pytest.mark.parametrize("name", sorted(RAY_CONSTANTS))
+def test_every_name_that_ray_knows_can_be_simulated(name):
+    product = matching(name, PRODUCTS)[0]
+    (device,) = simulate("nvidia", [(product, 1)]).devices
+    assert name in plugin.anyaccel_tags(device)
+
+
+def test_names_and_aliases_mean_one_product_each():
+    models = [product.model for product in PRODUCTS]
+    assert len(set(models)) == len(models)
+    aliases = [alias for product in PRODUCTS for alias in product.aliases]
+    assert len(set(aliases)) == len(aliases)
+    assert not set(aliases) & {product.name for product in PRODUCTS}
+
+
+def test_a_simulated_mixed_machine_is_masked_like_a_real_one():
+    products = [(matching(name, PRODUCTS)[0], count) for name, count in {"H100": 3, "T4": 2, "A100-40G": 1}.items()]
+    devices = simulate("nvidia", products).devices
+    assert len({device.id for device in devices}) == 6
+    for mask in ("id", "index"):
+        for chosen in (devices[4:2:-1], devices, devices[5:]):
+            edits = plugin.anyaccel_env(chosen, EnvContext(devices=devices, mask=mask))
+            assert plugin.anyaccel_visible(edits.set, devices) == [device.id for device in chosen]
+
+
+def test_a_simulated_mig_device_is_given_alone():
+    devices = simulate("nvidia", [(matching("A100-MIG-1g.5gb", PRODUCTS)[0], 7)]).devices
+    for device in devices:
+        edits = plugin.anyaccel_env([device], EnvContext(devices=devices))
+        assert plugin.anyaccel_visible(edits.set, devices) == [device.id]
+    from anyaccel.plugin import Term
+
+    assert plugin.anyaccel_validate(Term(names=("GPU",), units=20_000), devices[:2])
