@@ -20,7 +20,7 @@ class Names:
     def __init__(self, inventory: Inventory, known: Iterable[str] = ()) -> None:
         self._devices: dict[str, int] = {}
         self._spelled: dict[str, str] = {}
-        self._known = known
+        self._known: Iterable[str] = known
         for position, device in enumerate(inventory.devices):
             for name in filter(None, (device.resource, device.vendor, *device.tags)):
                 self._devices[name.lower()] = self._devices.get(name.lower(), 0) | 1 << position
@@ -37,6 +37,7 @@ class Names:
         key = name.lower()
         if key not in self._spelled:
             self._learn(self._known)
+            self._known = ()
         if key not in self._spelled:
             raise UnknownNameError(self._unknown(name))
         return self._devices.get(key, 0)
