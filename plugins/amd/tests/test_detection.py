@@ -175,9 +175,37 @@ def test_a_virtual_function_on_its_host_is_left_to_the_guest(recorded):
 
 def test_a_function_that_pci_has_is_a_card_and_no_partition(recorded):
     extra = {f"{PCI}/0000:03:00.1/{name}": text for name, text in (("vendor", "0x1002"), ("class", "0x030000"))}
+    extra[f"{PCI}/0000:03:00.1/device"] = "0x73df"
     extra[f"{NODES}/1/properties"] = "simd_count 80\nlocation_id 769\ndrm_render_minor 128\ndevice_id 29663\n"
     extra[f"{PCI}/0000:03:00.1/driver"] = {"link": "../../../bus/pci/drivers/amdgpu"}
     assert detect(recorded("rx6750xt-1gpu", extra)).devices[0].id == "amd-0000:03:00.1"
+
+
+def test_a_partition_without_a_mode_to_be_seen_is_a_partition(recorded):
+    changes = {f"{NODES}/{node}/properties": {"errno": "EPERM"} for node in range(2, 65) if node != 5}
+    changes |= {f"{PCI}/0000:05:00.0/current_{kind}_partition": None for kind in ("compute", "memory")}
+    (device,) = detect(recorded("mi300x-8gpu-cpx", changes)).devices
+    assert (device.id, device.parent) == ("amd-0000:05:00.0/3", "amd-0000:05:00.0")
+
+
+@pytest.mark.parametrize(
+    ("location", "domain", "address"),
+    [(6400, None, "0000:19:00.0"), (0xFF << 8 | 0x1F << 3, 0xFFFF, "ffff:ff:1f.0"), (37632, 0, "0000:93:00.0")],
+)
+def test_a_place_is_read_as_the_kernel_packs_it(recorded, location, domain, address):
+    text = f"simd_count 4\ndrm_render_minor 128\nlocation_id {location}\n"
+    text += f"domain {domain}\n" if domain is not None else ""
+    assert detect(recorded("mi25-1gpu", {f"{NODES}/1/properties": text})).devices[0].pci_bus_id == address
+
+
+@pytest.mark.parametrize(
+    ("version", "gfx"),
+    [(90402, "gfx942"), (90010, "gfx90a"), (110000, "gfx1100"), (90500, "gfx950"), (100301, "gfx1031")],
+)
+def test_a_gfx_name_ends_in_a_hexadecimal_step(recorded, version, gfx):
+    text = f"simd_count 4\ndrm_render_minor 128\nlocation_id 6400\ngfx_target_version {version}\n"
+    (device,) = detect(recorded("mi25-1gpu", {f"{NODES}/1/properties": text})).devices
+    assert device.attributes["gfx"] == gfx
 
 
 def test_partition_numbers_in_the_upper_bits_are_understood(recorded):

@@ -77,6 +77,7 @@ def test_a_partition_has_its_own_memory_and_not_the_cards_load(recorded):
         f"{CARD}/mem_info_vram_used": "9999\n",
         f"{bank}/properties": "heap_type 1\nsize_in_bytes 25753026560\n",
         f"{bank}/used_memory": "1048576\n",
+        f"{NODES}/4/mem_banks/0/properties": "heap_type 1\nsize_in_bytes 25753026560\n",
     }
     found = stats(recorded("mi300x-8gpu-cpx", changes))
     own, other = found["amd-0000:05:00.0/1"], found["amd-0000:05:00.0/2"]

@@ -58,7 +58,7 @@ def _place(node: kfd.Node, functions: Mapping[str, PciFunction]) -> tuple[str, i
     address = f"{domain:04x}:{bus:02x}:{slot:02x}"
     if node.partition:
         return f"{address}.{node.function}", node.partition
-    if node.function and f"{address}.{node.function}" not in functions:
+    if f"{address}.{node.function}" not in functions:
         return f"{address}.0", node.function
     return f"{address}.{node.function}", 0
 
