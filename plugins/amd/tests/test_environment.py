@@ -142,19 +142,20 @@ def test_a_slurm_step_sees_its_gpus(detected):
 def test_the_mask_is_written_for_hip_and_opencl_and_taken_from_below(gpus):
     edits = anyaccel_amd.anyaccel_env([gpus[2], gpus[0]], EnvContext(devices=tuple(gpus)))
     assert edits.set == {HIP: "2,0", OPENCL: "2,0"}
-    assert edits.unset == {ROCR}
+    assert edits.unset == {ROCR, CUDA}
     assert edits.enforced_by == ""
 
 
 def test_nothing_is_hidden_by_an_empty_text(gpus):
-    edits = anyaccel_amd.anyaccel_env([], EnvContext(devices=tuple(gpus), environ={CUDA: "0"}))
-    assert edits.set == {HIP: "-1", CUDA: "-1", OPENCL: "-1", ROCR: ""}
+    edits = anyaccel_amd.anyaccel_env([], EnvContext(devices=tuple(gpus)))
+    assert edits.set == {HIP: "-1", OPENCL: "-1", ROCR: ""}
     assert seen(edits.set, gpus) == []
 
 
-def test_the_rival_is_set_to_the_same_text_where_somebody_set_it(gpus):
-    edits = anyaccel_amd.anyaccel_env([gpus[1]], EnvContext(devices=tuple(gpus), environ={CUDA: "0,1"}))
-    assert edits.set[CUDA] == edits.set[HIP] == "1"
+def test_a_rival_that_differs_is_taken_away(gpus):
+    environ = {CUDA: "0,1"}
+    edits = anyaccel_amd.anyaccel_env([gpus[1]], EnvContext(devices=tuple(gpus), environ=environ))
+    assert apply(environ, edits) == {HIP: "1", OPENCL: "1"}
 
 
 def test_the_rival_belongs_to_the_other_vendor_where_its_devices_are(detected):
@@ -169,7 +170,7 @@ def test_the_rival_belongs_to_the_other_vendor_where_its_devices_are(detected):
 def test_the_mask_below_hip_is_written_on_request(gpus):
     environ = {"ANYACCEL_AMD_MASK": "rocr", CUDA: "0"}
     edits = anyaccel_amd.anyaccel_env([gpus[3], gpus[1]], EnvContext(devices=tuple(gpus), environ=environ))
-    assert edits.set == {ROCR: "3,1", HIP: "0,1", CUDA: "0,1", OPENCL: "0,1"}
+    assert edits.set == {ROCR: "3,1", HIP: "0,1", OPENCL: "0,1"}
     assert seen(apply(environ, edits), gpus) == ["gpu3", "gpu1"]
 
 

@@ -48,26 +48,24 @@ def edits(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
     if way not in ("hip", "rocr"):
         raise ValueError(f"{MASK} must be 'hip' or 'rocr' (got {way!r}); unset it for 'hip'")
     absolute = ",".join(str(device.index) for device in devices)
+    rivals = _rivals(devices, ctx)
     if not devices:
-        return EnvEdits(set={HIP: NONE, ROCR: "", OPENCL: NONE, **_cuda(NONE, devices, ctx)})
+        return EnvEdits(set={HIP: NONE, ROCR: "", OPENCL: NONE}, unset=rivals)
     if way == "rocr":
         relative = ",".join(str(number) for number in range(len(devices)))
         # Ray refuses to start where ROCR is set and HIP is not (ray-project/ray#53737).
-        return EnvEdits(set={ROCR: absolute, HIP: relative, OPENCL: relative, **_cuda(relative, devices, ctx)})
-    return EnvEdits(
-        set={HIP: absolute, OPENCL: absolute, **_cuda(absolute, devices, ctx)},
-        unset=frozenset({ROCR}),
-    )
+        return EnvEdits(set={ROCR: absolute, HIP: relative, OPENCL: relative}, unset=rivals)
+    return EnvEdits(set={HIP: absolute, OPENCL: absolute}, unset=rivals | {ROCR})
 
 
-def _cuda(text: str, devices: Sequence[Device], ctx: EnvContext) -> dict[str, str]:
-    """Repeat the mask in the variable of another vendor where it is set, and its owner is not on the machine.
+def _rivals(devices: Sequence[Device], ctx: EnvContext) -> frozenset[str]:
+    """Take away the variable of another vendor, unless that vendor has a card here: then it is its owner's.
 
-    HIP ignores it beside its own variable, and vLLM refuses to start when the two differ. Where nobody has set it,
-    it is left to its owner: a machine may hold both vendors' devices.
+    HIP ignores it beside its own variable. vLLM refuses to start when the two differ, and fills it in where it is not
+    set. It is never set here, since two vendors that set one variable differently cannot be given to one worker.
     """
     beside = any(device.attributes.get("beside_cuda") for device in [*ctx.devices, *devices])
-    return {CUDA: text} if CUDA in ctx.environ and not beside else {}
+    return frozenset() if beside else frozenset({CUDA})
 
 
 def visible(environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] | None:
