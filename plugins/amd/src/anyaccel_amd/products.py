@@ -61,10 +61,10 @@ TABLE = """
 73bf c3     | Radeon-RX-6800           | Radeon RX 6800           | gfx1030 | 16           | 1 2 4   | RX-6800
 73df c0     | Radeon-RX-6750-XT        | Radeon RX 6750 XT        | gfx1031 | 12           | 1 2 4   | RX-6750-XT
 7460/7461   | Radeon-Pro-V710          | Radeon Pro V710          | gfx1101 | 28           | 1 2 4   | V710
-1586 c1     | Radeon-8060S             | Radeon 8060S             | gfx1151 | -            | 1       | 8060S
-1586 c2     | Radeon-8050S             | Radeon 8050S             | gfx1151 | -            | 1       | 8050S
-150e c1     | Radeon-890M              | Radeon 890M              | gfx1150 | -            | 1       | 890M
-164e d8     | Radeon-610M              | Radeon 610M              | gfx1036 | -            | 1       | 610M
+1586 c1     | Radeon-8060S             | Radeon 8060S             | gfx1151 | -            | 1       | Radeon-8060S
+1586 c2     | Radeon-8050S             | Radeon 8050S             | gfx1151 | -            | 1       | Radeon-8050S
+150e c1     | Radeon-890M              | Radeon 890M              | gfx1150 | -            | 1       | Radeon-890M
+164e d8     | Radeon-610M              | Radeon 610M              | gfx1036 | -            | 1       | Radeon-610M
 6798        | Radeon-R9-200-HD-7900    | Radeon R9 200 / HD 7900  |         | -            | 1       |
 6799        | Radeon-HD-7900           | Radeon HD 7900           |         | -            | 1       |
 679a        | Radeon-HD-7900           | Radeon HD 7900           |         | -            | 1       |
