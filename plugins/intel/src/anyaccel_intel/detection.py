@@ -123,8 +123,6 @@ def _sort(function: PciFunction, found: Survey, ctx: ProbeContext, dead: frozens
 
 def _gpu(function: PciFunction, physical: str | None, ctx: ProbeContext) -> Gpu:
     path = f"{PCI}/{function.address}"
-    if not function.device:
-        raise ValueError(f"{path}/device must be a PCI device id (got {(ctx.read(f'{path}/device') or '').strip()!r})")
     integrated = _integrated(function, ctx)
     nodes = tuple(
         f"/dev/dri/{name}"

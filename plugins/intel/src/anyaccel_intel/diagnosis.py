@@ -77,7 +77,7 @@ def _environment(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Findi
         name = MASK if str(error).startswith(MASK) else SELECTOR
         yield Finding(severity=Severity.FAIL, message=str(error), fix=f"correct or unset {name}")
         return
-    if chosen and any(term.negative for term in selector.parse(chosen)):
+    if chosen and any(term.negative for term in selector.parse(chosen).terms):
         yield Finding(
             severity=Severity.WARN,
             message=f"{SELECTOR} discards devices, and by number that hides the whole backend ({chosen!r})",

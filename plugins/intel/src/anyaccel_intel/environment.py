@@ -101,14 +101,14 @@ def _selector(chosen: str | None, shown: Sequence[int], *, preload: bool) -> str
         return None
     others: list[str] = []
     try:
-        terms = selector.parse(chosen)
+        parsed = selector.parse(chosen)
     except ValueError:
         pass  # every SYCL program would end with an exception
     else:
         whole = {(position, None) for position in range(len(shown))}
-        if whole <= set(selector.admitted(terms, shown, preload_filter=preload)):
+        if whole <= set(selector.admitted(parsed, shown, preload_filter=preload)):
             return None
-        others = [term.text for term in terms if not term.negative and term.backend not in ("*", "level_zero")]
+        others = [term.text for term in parsed.terms if not term.negative and term.backend not in ("*", "level_zero")]
     return ";".join([f"level_zero:{','.join(str(position) for position in range(len(shown)))}", *others])
 
 

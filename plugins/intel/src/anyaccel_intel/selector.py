@@ -16,7 +16,9 @@ from itertools import pairwise
 from typing import NoReturn
 
 BACKENDS = ("*", "level_zero", "opencl", "cuda", "hip", "native_cpu", "host", "offload")
+LOADED = ("*", "level_zero", "opencl", "cuda", "hip", "native_cpu", "offload")
 TYPES = ("cpu", "gpu", "host")
+GAP = re.compile(r"^;|;;|[:,],")
 INT_MAX = 2**31 - 1
 WILDCARD = -1
 LEVELS = 3
@@ -54,7 +56,20 @@ class Term:
     text: str
 
 
-def parse(value: str) -> tuple[Term, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selector:
+    """A parsed selector.
+
+    Attributes:
+        terms: Its terms.
+        text: The value as it was written.
+    """
+
+    terms: tuple[Term, ...]
+    text: str
+
+
+def parse(value: str) -> Selector:
     """Parse a value of ``ONEAPI_DEVICE_SELECTOR``.
 
     Raises:
@@ -63,14 +78,14 @@ def parse(value: str) -> tuple[Term, ...]:
     if not value:
         _refuse(value, "must not be empty; unset it, or name devices, for example level_zero:0")
     terms = tuple(_term(value, text) for text in value.split(";") if text)
-    signs = [term.negative for term in terms]
+    signs = [term.negative for term in terms if term.targets]
     if signs != sorted(signs):
         _refuse(value, "must name discarding terms (!backend:devices) after all accepting ones")
-    return terms
+    return Selector(terms=terms, text=value)
 
 
 def admitted(
-    terms: Sequence[Term],
+    selector: Selector,
     sub_devices: Sequence[int],
     *,
     backend: str = "level_zero",
@@ -80,7 +95,7 @@ def admitted(
     """Say what a selector leaves of the devices of one backend.
 
     Args:
-        terms: The parsed selector.
+        selector: The parsed selector.
         sub_devices: Number of sub-devices of each device of the backend, in the runtime's order; 0 or 1 where a device
             cannot be divided.
         backend: Name of the backend.
@@ -92,37 +107,31 @@ def admitted(
     Returns:
         Pairs of a device's position and a sub-device's number, or None for the whole device.
     """
-    mine = [term for term in terms if term.backend in ("*", backend)]
-    if not terms or (preload_filter and not _loaded(terms, mine)):
+    mine = [term for term in selector.terms if term.backend in ("*", backend)]
+    if preload_filter and not _loaded(selector, mine):
         return []
-    accepting = [term for term in mine if not term.negative]
-    discarded = {
-        position
-        for term in mine
-        if term.negative
-        for target in term.targets
-        for position in range(len(sub_devices))
-        if _names(target, position, kind)
-    }
+    accepted = [target for term in mine if not term.negative for target in term.targets]
+    discarded = [target for term in mine if term.negative for target in term.targets]
+    if all(term.negative for term in selector.terms if term.targets) and any(term.targets for term in selector.terms):
+        accepted = [Target(path=(WILDCARD,))]  # what discards only accepts the rest
     found: dict[tuple[int, int | None], None] = {}
     for position, count in enumerate(sub_devices):
-        if position in discarded:
+        if any(_names(target, position, kind) for target in discarded):
             continue
-        if not any(not term.negative for term in terms):
-            found[position, None] = None
-        for target in (target for term in accepting for target in term.targets):
+        for target in accepted:
             if _names(target, position, kind):
                 found.update(dict.fromkeys((position, part) for part in _parts(target, count)))
     return list(found)
 
 
-def _loaded(terms: Sequence[Term], mine: Sequence[Term]) -> bool:
+def _loaded(selector: Selector, mine: Sequence[Term]) -> bool:
     """Whether the loader loads a backend, given the terms that concern it."""
-    if any(term.text.lstrip("!").partition(":")[0] != term.backend for term in terms):
-        return True  # its parser knows lower case only, and gives up
+    names = [term.text.lstrip("!").partition(":")[0] for term in selector.terms]
+    if GAP.search(selector.text) or not all(name in LOADED for name in names):
+        return True  # its parser knows fewer names, in lower case, and no gaps; it gives up on anything else
     if any(term.negative and any(_by_number(target) for target in term.targets) for term in mine):
         return False
-    accepting = [term for term in terms if not term.negative]
+    accepting = [term for term in selector.terms if not term.negative]
     return not accepting or any(target.plain for term in mine if not term.negative for target in term.targets)
 
 
@@ -170,7 +179,7 @@ def _target(value: str, item: str) -> Target:
     if top in TYPES:
         if below:
             _refuse(value, f"must name sub-devices of a number or of *, not of a device type (got {item!r})")
-        return Target(type=top, plain=item == top)
+        return Target(type=top, plain=item == top and top != "host")
     path = tuple(WILDCARD if part == "*" else _number(value, part) for part in (top, *below))
     if any(upper == WILDCARD != lower for upper, lower in pairwise(path)):
         _refuse(value, f"must not number the sub-devices of * (got {item!r})")

@@ -110,21 +110,16 @@ def parse_matrix(text: str) -> dict[tuple[Place, Place], int]:
         ValueError: When the table is damaged or holds a word that nobody knows.
     """
     rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.strip()]
-    columns = _places(re.findall(r"GPU \d+(?:/\d+)?", "|".join(rows[0]) if rows else ""))
+    columns = _places(rows[0][:-1] if rows else [])
+    if len(rows) != len(columns) + 1 or rows[0][-1] != "CPU Affinity":
+        raise ValueError(f"xpu-smi topology -m must have a line and a column for each GPU (got {len(rows) - 1} lines)")
     found: dict[tuple[Place, Place], int] = {}
-    for row in rows[1:]:
-        label, cells = _split(row)
-        if len(cells) < len(columns):
-            raise ValueError(f"xpu-smi topology -m must have {len(columns)} cells for {label} (got {len(cells)})")
+    for label, *cells in rows[1:]:
+        if len(cells) != len(columns) + 1:
+            raise ValueError(f"xpu-smi topology -m must have {len(columns)} GPUs for {label} (got {len(cells) - 1})")
         here = _places([label])[0]
-        for place, word in zip(columns, cells, strict=False):
-            found[here, place] = _word(word)
+        found.update({(here, place): _word(word) for place, word in zip(columns, cells, strict=False)})
     return found
-
-
-def _split(row: Sequence[str]) -> tuple[str, list[str]]:
-    """Separate a line's label from its cells, the last of which says the processors."""
-    return row[0], list(row[1:-1]) if len(row) > 1 else []
 
 
 def _places(labels: Sequence[str]) -> list[Place]:

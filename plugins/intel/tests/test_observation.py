@@ -1,0 +1,119 @@
+"""What GPUs are doing: files, counters that move, and a process that holds a device."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import anyaccel_intel as plugin
+import pytest
+from anyaccel.plugin import DeviceProcess, Health
+from anyaccel_intel import observation
+
+ADDRESS = "0000:00:10.0"
+PATH = f"/sys/bus/pci/devices/{ADDRESS}"
+
+
+def test_memory_and_temperature_come_from_sysfs(machine, devices):
+    changes = {
+        f"{PATH}/hwmon/hwmon3/temp2_input": {"text": "56000\n"},
+        f"{PATH}/hwmon/hwmon3/temp3_input": {"text": "61000\n"},
+    }
+    (stats,) = plugin.anyaccel_stats(devices("b580-in-vm"), machine("b580-in-vm", changes=changes)).values()
+    assert stats.memory_used_bytes == 31457280
+    assert stats.temperature_celsius == 61.0
+    assert stats.health is Health.HEALTHY
+    assert (stats.power_watts, stats.utilization, stats.processes) == (None, None, None)
+
+
+def test_what_nobody_tells_is_unknown_and_not_zero(machine, devices):
+    found = devices("flex140-uhd770")
+    for stats in plugin.anyaccel_stats(found, machine("flex140-uhd770")).values():
+        assert stats == type(stats)()
+
+
+def test_hot_and_wedged_cards_are_unhealthy_with_the_reason(machine, devices):
+    hot = {f"{PATH}/hwmon/hwmon3/temp2_input": {"text": "104000\n"}}
+    (stats,) = plugin.anyaccel_stats(devices("b580-in-vm"), machine("b580-in-vm", changes=hot)).values()
+    assert (stats.health, stats.health_reason) == (Health.UNHEALTHY, "it has 104 degrees Celsius; let it cool down")
+    (stats,) = plugin.anyaccel_stats(devices("b580-wedged"), machine("b580-wedged")).values()
+    assert stats.health is Health.UNHEALTHY
+
+
+def test_rates_and_processes_are_replayed_from_a_recording(machine, devices):
+    queries = {
+        "sysfs/rates": {"value": {ADDRESS: {"power_watts": 91.5, "utilization": 0.25}}},
+        "proc/fdinfo": {"value": {ADDRESS: {"4711": 1 << 20, "12": None}}},
+    }
+    (stats,) = plugin.anyaccel_stats(devices("b580-in-vm"), machine("b580-in-vm", queries=queries)).values()
+    assert (stats.power_watts, stats.utilization) == (91.5, 0.25)
+    assert stats.processes == (DeviceProcess(pid=12), DeviceProcess(pid=4711, memory_bytes=1 << 20))
+
+
+def test_tiles_count_the_memory_of_their_own_tile(machine, devices):
+    changes = {
+        f"/sys/bus/pci/devices/0000:1a:00.0/tile{tile}/vram0/used_bytes": {"text": f"{tile + 1}000\n"}
+        for tile in (0, 1)
+    }
+    found = devices("max1550-4card")
+    stats = plugin.anyaccel_stats(found[:3], machine("max1550-4card", changes=changes))
+    assert [each.memory_used_bytes for each in stats.values()] == [1000, 2000, None]
+
+
+def test_rates_are_measured_over_one_interval_for_all_cards(tmp_path):
+    cards = ("0000:03:00.0", "0000:04:00.0")
+    energy = [tmp_path / card / "hwmon/hwmon0/energy1_input" for card in cards]
+    idle = tmp_path / cards[1] / "tile0/gt0/gtidle/idle_residency_ms"
+    for path in (*energy, idle):
+        path.parent.mkdir(parents=True)
+        path.write_text("1000000\n")
+
+    def draw() -> None:
+        time.sleep(0.05)
+        energy[0].write_text("31000000\n")
+        idle.write_text("1000050\n")
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    start = time.monotonic()
+    rates = observation.sample(cards, root=str(tmp_path), interval=0.2)
+    seconds = time.monotonic() - start
+    thread.join()
+    assert 30 / (seconds + 0.05) <= rates[cards[0]]["power_watts"] <= 150
+    assert "utilization" not in rates[cards[0]]
+    assert "power_watts" not in rates[cards[1]]
+    assert 0.7 <= rates[cards[1]]["utilization"] <= 0.95
+
+
+def test_cards_without_counters_cost_no_time(tmp_path):
+    start = time.monotonic()
+    assert observation.sample(["0000:03:00.0"], root=str(tmp_path), interval=5) == {}
+    assert time.monotonic() - start < 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "size"),
+    [
+        ("drm-resident-vram0:\t3072 KiB\n", 3 << 20),
+        ("drm-resident-local0:\t5 MiB\n", 5 << 20),
+        ("drm-resident-vram0:\t4096\n", 4096),
+        ("drm-resident-system0:\t4096 KiB\n", None),
+    ],
+)
+def test_holders_are_counted_once_per_client(lines, size, tmp_path):
+    process = tmp_path / "4711"
+    for kind in ("fd", "fdinfo"):
+        (process / kind).mkdir(parents=True)
+    for descriptor in ("3", "4"):  # duplicated: the same client
+        os.symlink("/dev/dri/renderD128", process / "fd" / descriptor)
+        (process / "fdinfo" / descriptor).write_text(
+            f"pos:\t0\ndrm-driver:\txe\ndrm-pdev:\t0000:03:00.0\ndrm-client-id:\t9\n{lines}"
+        )
+    os.symlink("/tmp/file", process / "fd" / "5")
+    found = observation.holders(["0000:03:00.0", "0000:04:00.0"], proc=str(tmp_path))
+    assert found == {"0000:03:00.0": {"4711": size}, "0000:04:00.0": {}}
+
+
+def test_this_very_machine_can_be_looked_through():
+    assert isinstance(observation.holders(["0000:03:00.0"]), dict)
