@@ -160,7 +160,11 @@ def test_simulated_devices_are_the_same_each_time_and_carry_the_plugins_own_fact
     assert first.devices == second.devices
     assert [device.index for device in first.devices] == [0, 1, 2, 3, 4]
     device = first.devices[0]
-    assert (device.tags, device.fractional.value, device.memory_bytes) == (("Acme-One", "A1", "ACME"), "shared", 16 << 30)
+    assert (device.tags, device.fractional.value, device.memory_bytes) == (
+        ("Acme-One", "A1", "ACME"),
+        "shared",
+        16 << 30,
+    )
     assert set(device.links) == {other.id for other in first.devices[1:4]}
 
 

@@ -21,12 +21,13 @@ _HOMES = {
         "UnknownNameError",
         "UsageError",
     ),
+    "anyaccel.inventory.declared": ("declare",),
     "anyaccel.inventory.detect": ("detect",),
     "anyaccel.inventory.observe": ("stats",),
     "anyaccel.launcher.command": ("run",),
     "anyaccel.launcher.current": ("current",),
     "anyaccel.launcher.environment": ("WorkerEnvironment", "worker_environment"),
-    "anyaccel.launcher.launch": ("Launch", "open_scheduler", "prepare", "survey"),
+    "anyaccel.launcher.launch": ("Launch", "open_scheduler", "prepare"),
     "anyaccel.model": (
         "Allocation",
         "Device",
@@ -42,7 +43,7 @@ _HOMES = {
         "VendorReport",
         "VendorState",
     ),
-    "anyaccel.scheduler": ("Demand", "Reason", "Scheduler", "Ticket", "Verdict", "declare", "parse_request"),
+    "anyaccel.scheduler": ("Demand", "Reason", "Scheduler", "Ticket", "Verdict", "parse_request"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

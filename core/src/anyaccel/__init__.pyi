@@ -11,6 +11,7 @@ from anyaccel.errors import PluginError as PluginError
 from anyaccel.errors import RequestError as RequestError
 from anyaccel.errors import UnknownNameError as UnknownNameError
 from anyaccel.errors import UsageError as UsageError
+from anyaccel.inventory.declared import declare as declare
 from anyaccel.inventory.detect import detect as detect
 from anyaccel.inventory.observe import stats as stats
 from anyaccel.launcher.command import run as run
@@ -20,7 +21,6 @@ from anyaccel.launcher.environment import worker_environment as worker_environme
 from anyaccel.launcher.launch import Launch as Launch
 from anyaccel.launcher.launch import open_scheduler as open_scheduler
 from anyaccel.launcher.launch import prepare as prepare
-from anyaccel.launcher.launch import survey as survey
 from anyaccel.model import Allocation as Allocation
 from anyaccel.model import Device as Device
 from anyaccel.model import Fractional as Fractional
@@ -39,5 +39,4 @@ from anyaccel.scheduler import Reason as Reason
 from anyaccel.scheduler import Scheduler as Scheduler
 from anyaccel.scheduler import Ticket as Ticket
 from anyaccel.scheduler import Verdict as Verdict
-from anyaccel.scheduler import declare as declare
 from anyaccel.scheduler import parse_request as parse_request

@@ -40,11 +40,13 @@ def launch_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def machine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments of :func:`anyaccel.survey` that the command line gave."""
-    from anyaccel.scheduler import parse_declaration
+    """The keyword arguments of :func:`anyaccel.detect` that the command line gave."""
+    options = {"machine": args.machine, "timeout": args.probe_timeout}
+    if args.declare:
+        from anyaccel.inventory.declared import parse_declaration
 
-    declared = dict(parse_declaration(text) for text in args.declare)
-    return {"machine": args.machine, "declare": declared or None, "timeout": args.probe_timeout}
+        options["declare"] = dict(parse_declaration(text) for text in args.declare)
+    return options
 
 
 def warnings_of(inventory: Inventory) -> list[str]:

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    inventory = anyaccel.survey(**machine_options(args))
+    inventory = anyaccel.detect(**machine_options(args))
     observed, problems = ({}, ()) if args.no_stats else anyaccel.stats(inventory, timeout=args.probe_timeout)
     if args.json:
         output.print_json("status/1", status_json(inventory, observed))

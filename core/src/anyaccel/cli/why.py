@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     wanted = anyaccel.parse_request(args.request)
-    inventory = anyaccel.survey(**machine_options(args))
+    inventory = anyaccel.detect(**machine_options(args))
     verdict = anyaccel.open_scheduler(inventory).why(wanted)
     for warning in warnings_of(inventory):
         output.say(warning)

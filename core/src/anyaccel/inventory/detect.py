@@ -29,7 +29,11 @@ Answers = dict[str, tuple[Source, Outcome]]
 
 
 def detect(
-    machine: str | Machine | None = None, *, timeout: float = DEADLINE_SECONDS, environ: Mapping[str, str] | None = None
+    machine: str | Machine | None = None,
+    *,
+    declare: Mapping[str, int] | None = None,
+    timeout: float = DEADLINE_SECONDS,
+    environ: Mapping[str, str] | None = None,
 ) -> Inventory:
     """Find the accelerators of a machine.
 
@@ -39,6 +43,7 @@ def detect(
     Args:
         machine: This host when None (or what ``ANYACCEL_MACHINE`` names), a simulation such as ``sim:H100:8``, or the
             directory of a recording.
+        declare: Number of devices by resource name to count whatever is found; see :func:`anyaccel.declare`.
         timeout: Seconds that each vendor may take; all run at once.
         environ: The environment whose variables count; that of this process when None.
 
@@ -56,9 +61,13 @@ def detect(
         clash = _clash(source, found, devices)
         reports.append(_report_problem(clash) if clash else report)
         devices += [] if clash else found
-    return Inventory(
-        machine=where.text, devices=tuple(devices), vendors=tuple(sorted(reports, key=lambda report: report.vendor))
-    )
+    reports.sort(key=lambda report: report.vendor)
+    inventory = Inventory(machine=where.text, devices=tuple(devices), vendors=tuple(reports))
+    if declare:
+        from anyaccel.inventory.declared import declare as add_declared
+
+        return add_declared(inventory, declare)
+    return inventory
 
 
 def ask(

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from anyaccel import plugin as author  # noqa: F401 - what every plug-in imports
 from anyaccel.errors import PluginError
 from anyaccel.inventory.machine import Machine
-from anyaccel.model import Detected, Device, Product
-from anyaccel.model.wire import decode, encode
+from anyaccel.model import Detected, Device, PluginInfo, Product
+from anyaccel.model.wire import decode, encode, hints
 from anyaccel.plugins.discovery import Source
 from anyaccel.plugins.vendor import VendorPlugin
 from anyaccel.probe.context import Facts, ProbeContext
@@ -22,6 +23,10 @@ from anyaccel.probe.host import HostFacts
 from anyaccel.probe.recording import RecordedFacts, Recorder, load
 
 Payload = Mapping[str, Any]
+
+# What every task needs is made ready once, in the process that all of them are forked from.
+for kind in (Source, Machine, PluginInfo, Detected, Device):
+    hints(kind)
 
 
 def detect(payload: Payload) -> dict[str, Any]:

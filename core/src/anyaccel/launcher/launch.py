@@ -12,7 +12,6 @@ from anyaccel.launcher.environment import WorkerEnvironment, worker_environment
 from anyaccel.model import Device, Inventory, Request, Term
 from anyaccel.plugins.registry import plugin
 from anyaccel.scheduler import Scheduler, parse_request
-from anyaccel.scheduler import declare as declare_devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +45,10 @@ def prepare(
         EnvConflictError, PluginError: When the environment cannot be made.
     """
     wanted = parse_request(request)
-    inventory = survey(machine, declare=declare, environ=environ, timeout=timeout)
+    inventory = detect(machine, declare=declare, environ=environ, timeout=timeout)
     allocation = open_scheduler(inventory).allocate(wanted)
     environment = worker_environment(allocation, inventory, environ=environ, unallocated=unallocated, mask=mask)
     return Launch(inventory=inventory, environment=environment)
-
-
-def survey(
-    machine: str | Machine | None = None,
-    *,
-    declare: Mapping[str, int] | None = None,
-    environ: Mapping[str, str] | None = None,
-    timeout: float = DEADLINE_SECONDS,
-) -> Inventory:
-    """Find what is on a machine, with the devices that somebody declares on top."""
-    inventory = detect(machine, timeout=timeout, environ=environ)
-    return declare_devices(inventory, declare) if declare else inventory
 
 
 def open_scheduler(inventory: Inventory) -> Scheduler:

@@ -1,6 +1,5 @@
 """Who gets which device: the grammar of requests, placement, the queue and the reasons."""
 
-from anyaccel.scheduler.declared import declare, parse_declaration
 from anyaccel.scheduler.demand import Demand
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.placement import Validate, plan
@@ -17,8 +16,6 @@ __all__ = [
     "Ticket",
     "Validate",
     "Verdict",
-    "declare",
-    "parse_declaration",
     "parse_request",
     "plan",
 ]

@@ -81,15 +81,22 @@ def _shortage(scene: Scene, term: Term) -> Iterator[Reason]:
     if not named:
         yield from _failed_vendors(layout, term)
     left = named
-    for code, describe, faulty in _faults(layout, term):
+    for code, describe, faulty in _faults(scene, term):
         mask = left & faulty
         if mask:
             left &= ~faulty
             yield Reason(code=code, message=describe(mask), term=term, devices=_ids(layout, mask))
 
 
-def _faults(layout: Layout, term: Term) -> Iterator[tuple[ReasonCode, Callable[[int], str], int]]:
+def _rule(scene: Scene, term: Term, mask: int) -> str:
+    """What the vendor's rule says about one of some devices, in parentheses; empty when it says nothing."""
+    said = vetoed(scene.layout, term, list(bits(mask))[:1], scene.validate)
+    return f" ({said})" if said else ""
+
+
+def _faults(scene: Scene, term: Term) -> Iterator[tuple[ReasonCode, Callable[[int], str], int]]:
     """What can disqualify a device for a term: code, words for those that it disqualifies, and these devices."""
+    layout = scene.layout
 
     def listed(mask: int) -> str:
         return _listed(_ids(layout, mask))
@@ -112,7 +119,7 @@ def _faults(layout: Layout, term: Term) -> Iterator[tuple[ReasonCode, Callable[[
     if term.fraction:
         yield (
             ReasonCode.NOT_FRACTIONAL,
-            lambda mask: f"given out whole only: {listed(mask)}",
+            lambda mask: f"given out whole only: {listed(mask)}" + _rule(scene, term, mask),
             layout.mask(lambda device: device.fractional is Fractional.NO),
         )
     if term.memory_bytes is not None:

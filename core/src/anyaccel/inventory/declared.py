@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
 from anyaccel.errors import UsageError
 from anyaccel.model import Device, Fractional, Inventory
-from anyaccel.scheduler.grammar import MAX_DEVICES, NAME, shown
 
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
+MOST = 65_536
+"""Devices of one resource: more would make a scheduler slow, and nobody has them."""
 VENDOR = "declared"
 """Vendor of devices that no plug-in found."""
 
@@ -20,9 +23,9 @@ def parse_declaration(text: str) -> tuple[str, int]:
         UsageError: When it has another form.
     """
     name, equals, number = text.partition("=")
-    digits = len(number) <= len(str(MAX_DEVICES)) and number.isascii() and number.isdecimal()
+    digits = len(number) <= len(str(MOST)) and number.isascii() and number.isdecimal()
     if not (equals and NAME.fullmatch(name) and digits):
-        raise UsageError(f"a declaration must be NAME=NUMBER with a whole number, such as GPU=8 (got {shown(text)})")
+        raise UsageError(f"a declaration must be NAME=NUMBER with a whole number, such as GPU=8 (got {text!r:.60})")
     return _checked(name, int(number))
 
 
@@ -55,7 +58,7 @@ def declare(inventory: Inventory, devices: Mapping[str, int]) -> Inventory:
 def _made_up(resource: str, index: int, taken: set[str]) -> Device:
     device_id = next(
         candidate
-        for number in range(index, MAX_DEVICES + len(taken))
+        for number in range(index, MOST + len(taken))
         if (candidate := f"{VENDOR}-{resource}-{number}") not in taken
     )
     taken.add(device_id)
@@ -74,7 +77,7 @@ def _made_up(resource: str, index: int, taken: set[str]) -> Device:
 
 def _checked(name: str, number: object) -> tuple[str, int]:
     if not NAME.fullmatch(name):
-        raise UsageError(f"a declared resource must be a name such as GPU (got {shown(name)})")
-    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_DEVICES:
-        raise UsageError(f"{name} must be declared as a whole number from 0 to {MAX_DEVICES} (got {shown(number)})")
+        raise UsageError(f"a declared resource must be a name such as GPU (got {name!r:.60})")
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST:
+        raise UsageError(f"{name} must be declared as a whole number from 0 to {MOST} (got {number!r:.60})")
     return name, number

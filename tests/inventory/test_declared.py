@@ -2,7 +2,8 @@
 
 import pytest
 from anyaccel.errors import UsageError
-from anyaccel.scheduler import Scheduler, declare, parse_declaration
+from anyaccel.inventory.declared import declare, parse_declaration
+from anyaccel.scheduler import Scheduler
 from small_machines import gpus, machine
 
 
@@ -43,7 +44,7 @@ def test_text_of_another_form(text):
 
 @pytest.mark.parametrize("number", [-1, 1.5, True, "8", 10**7])
 def test_a_number_that_cannot_be(number):
-    with pytest.raises(UsageError, match="GPU must be declared as a whole number from 0 to 1000000"):
+    with pytest.raises(UsageError, match="GPU must be declared as a whole number from 0 to 65536"):
         declare(machine(), {"GPU": number})
 
 
