@@ -85,7 +85,7 @@ def findings(ctx, severity):
 def test_a_sound_machine_has_nothing_but_good_news(recorded):
     (finding,) = plugin.anyaccel_diagnose(recorded("h100-8gpu-nvswitch"))
     assert finding.severity is Severity.OK
-    assert "8 devices" in finding.message
+    assert "usable devices: 8" in finding.message
 
 
 def test_nothing_is_found_where_no_nvidia_gpu_is(recorded):

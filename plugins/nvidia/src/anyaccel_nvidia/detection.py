@@ -82,9 +82,9 @@ def _without_nvml(ctx: ProbeContext, error: QueryError) -> Detected | None:
             "NVML says that the kernel module is not loaded, while device nodes and a bound driver are here:"
             " reload it ('modprobe nvidia') or start the container with /dev/nvidiactl"
         ) from error
-    if not detected.devices and not detected.notes and not detected.driver_version:
-        return None  # WSL without an NVIDIA GPU, stale device nodes
-    return detected
+    if detected.devices or detected.notes or detected.driver_version or files.functions(ctx):
+        return detected
+    return None  # WSL without an NVIDIA GPU, stale device nodes
 
 
 def _ask_each(ctx: ProbeContext, count: int) -> tuple[list[Facts], dict[int, QueryError]]:

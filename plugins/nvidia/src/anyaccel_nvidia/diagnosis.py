@@ -43,7 +43,7 @@ def diagnose(ctx: ProbeContext) -> list[Finding]:
 def _driver(detected: Detected) -> Iterator[Finding]:
     usable = [device for device in detected.devices if device.health is not Health.UNHEALTHY]
     if usable and detected.driver_version:
-        message = f"Driver {detected.driver_version} answers; {len(usable)} devices are usable."
+        message = f"Driver {detected.driver_version} answers; usable devices: {len(usable)}."
         yield Finding(severity=Severity.OK, message=message)
 
 
@@ -145,12 +145,6 @@ def _binding(ctx: ProbeContext) -> Iterator[Finding]:
             severity=Severity.WARN,
             message="The package pynvml is installed, which is not NVIDIA's and claims the module of nvidia-ml-py.",
             fix="pip uninstall pynvml && pip install --force-reinstall nvidia-ml-py",
-        )
-    elif "nvidia-ml-py" not in distributions:
-        yield Finding(
-            severity=Severity.WARN,
-            message="The package nvidia-ml-py is not installed: memory, health, links and MIG stay unknown.",
-            fix="pip install nvidia-ml-py",
         )
 
 

@@ -18,6 +18,9 @@ NO_PERMISSION = 4
 UNSUPPORTED = {3, 13, 21, 25}
 """NotSupported, FunctionNotFound, NoData, ArgumentVersionMismatch: this GPU or this driver does not offer the fact."""
 
+_RECOVERY_ACTION = 230
+"""``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``, which bindings before 12.570 do not name."""
+_FABRIC_VERSION = 2 << 24 | 36
 _FABRIC_COMPLETED = 3
 _NVLINK_TO_SWITCH = 2
 
@@ -157,28 +160,39 @@ def _health(nvml: Any, handle: Any) -> Facts:
     return {
         "remapped_rows": _list(optional(nvml, "nvmlDeviceGetRemappedRows", handle)),
         "retired_pages_pending": optional(nvml, "nvmlDeviceGetRetiredPagesPendingStatus", handle),
-        "recovery_action": _field(nvml, handle, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"),
+        "recovery_action": _field(nvml, handle, _RECOVERY_ACTION),
     }
 
 
-def _field(nvml: Any, handle: Any, name: str) -> int | None:
-    number = getattr(nvml, name, None)
-    values = optional(nvml, "nvmlDeviceGetFieldValues", handle, [number]) if number is not None else None
+def _field(nvml: Any, handle: Any, number: int) -> int | None:
+    values = optional(nvml, "nvmlDeviceGetFieldValues", handle, [number])
     if not values or values[0].nvmlReturn != 0:
         return None
     return int(values[0].value.uiVal)
 
 
+class _FabricInfo(ctypes.Structure):
+    """``nvmlGpuFabricInfo_v2_t``. Bindings before 13.580 declare the cluster as text, and fail to decode it."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("cluster", ctypes.c_uint8 * 16),
+        ("status", ctypes.c_uint),
+        ("clique", ctypes.c_uint32),
+        ("state", ctypes.c_uint),
+        ("health", ctypes.c_uint32),
+    )
+
+
 def _fabric(nvml: Any, handle: Any) -> Facts | None:
     """The NVLink domain that spans machines, such as a GB200 NVL72 rack; None where there is none."""
-    make = getattr(nvml, "c_nvmlGpuFabricInfoV_t", None)
-    info = make() if make else None
-    if info is None or optional(nvml, "nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info)) is None:
+    info = _FabricInfo(version=_FABRIC_VERSION)
+    if optional(nvml, "nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info)) is None:
         return None
-    cluster = bytes(info.clusterUuid)
+    cluster = bytes(info.cluster)
     if info.state != _FABRIC_COMPLETED or not any(cluster):
         return None
-    return {"cluster": cluster.hex(), "clique": info.cliqueId}
+    return {"cluster": cluster.hex(), "clique": info.clique}
 
 
 def _mig_devices(nvml: Any, handle: Any) -> Iterator[Facts]:
