@@ -1,0 +1,111 @@
+"""The distributions as a user gets them: built, looked into, and installed into an empty environment."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+VENDORS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
+FOLDERS = {"anyaccel": ROOT / "core"} | {f"anyaccel_{vendor}": ROOT / "plugins" / vendor for vendor in VENDORS}
+QUIET = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+
+pytestmark = [pytest.mark.xdist_group("packaging"), pytest.mark.timeout(300)]
+
+
+def check(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def dist(tmp_path_factory):
+    """A folder with the sdist of every distribution, and the wheel that was built from the sdist."""
+    out = tmp_path_factory.mktemp("dist")
+
+    def build(folder):
+        check(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, folder, env=QUIET)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(build, FOLDERS.values()))
+    return out
+
+
+@pytest.fixture(scope="session")
+def bin_of_user(dist, tmp_path_factory):
+    """An environment in which somebody installed anyaccel[nvidia,tpu] from that folder, and nothing else."""
+    where = tmp_path_factory.mktemp("user") / "venv"
+    venv.create(where, with_pip=True)
+    pip = [where / "bin" / "python", "-m", "pip", "install", "--quiet", "--find-links", dist]
+    check(*pip, "anyaccel[nvidia,tpu]", env=QUIET, cwd=where)
+    return where / "bin"
+
+
+@pytest.fixture
+def bare(bin_of_user, tmp_path):
+    """Run a command of that environment, away from the source."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("ANYACCEL_", "PYTHON"))}
+
+    def run(command, *arguments):
+        return check(bin_of_user / command, *arguments, cwd=tmp_path, env=environ)
+
+    return run
+
+
+def members(dist, name):
+    (wheel,) = dist.glob(f"{name}-[0-9]*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.namelist()
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_wheel_holds_the_package_and_nothing_else(dist, name):
+    inside = members(dist, name)
+    assert {part.split("/")[0].split("-")[0] for part in inside} == {name}
+    assert f"{name}/py.typed" in inside
+    assert [part for part in inside if part.endswith(".dist-info/licenses/LICENSE")]
+    source = FOLDERS[name] / "src"
+    wanted = {str(path.relative_to(source)) for path in source.rglob("*") if path.suffix in {".py", ".pyi"}}
+    assert {part for part in inside if part.endswith((".py", ".pyi"))} == wanted
+    assert not [part for part in inside if "tests/" in part or "recordings/" in part]
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_an_sdist_holds_what_a_packager_tests_with(dist, vendor):
+    (sdist,) = dist.glob(f"anyaccel_{vendor}-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = archive.getnames()
+    for wanted in ("/recordings/", "/tests/test_", "/README.md", "/LICENSE", f"/src/anyaccel_{vendor}/"):
+        assert any(wanted in name for name in names), wanted
+
+
+def test_extras_bring_the_plugins_that_were_asked_for(bare):
+    lines = bare("anyaccel", "plugins").splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["nvidia", "ok", "GPU", "anyaccel-nvidia", "0.1.0"],
+        ["tpu", "ok", "TPU", "anyaccel-tpu", "0.1.0"],
+    ]
+
+
+def test_the_installed_command_gives_devices_to_a_program(bare):
+    out = bare("anyaccel", "--machine", "sim:H100:8", "run", "H100:2", "--", "printenv", "CUDA_VISIBLE_DEVICES")
+    assert len(out.split(",")) == 2
+    out = bare("anyaccel", "--machine", "sim:TPU-V4:4", "run", "TPU:4", "--", "printenv", "ANYACCEL_DEVICES")
+    assert len(out.split(",")) == 4
+
+
+def test_the_installed_library_finds_devices(bare):
+    code = "import anyaccel; print(len(anyaccel.detect('sim:H100:8,TPU-V4:4').devices))"
+    assert bare("python", "-W", "error", "-c", code) == "12\n"
+
+
+def test_a_recording_of_this_checkout_is_replayed(bare):
+    recording = ROOT / "plugins" / "nvidia" / "recordings" / "h100-8gpu-nvswitch"
+    assert "8 devices" in bare("anyaccel", "--machine", str(recording))

@@ -1,0 +1,69 @@
+"""What is written down once per plug-in agrees with the folders in plugins/."""
+
+import re
+import tomllib
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+VENDORS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
+
+
+def project(folder):
+    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+
+
+def tox_section(name):
+    parser = ConfigParser(interpolation=None)
+    parser.read(ROOT / "tox.ini")
+    return parser[name]
+
+
+def test_every_plugin_is_an_extra_of_the_core():
+    extras = project("core")["optional-dependencies"]
+    for vendor in VENDORS:
+        assert extras[vendor] == [f"anyaccel-{vendor}>=0.1,<0.2"]
+    assert extras["all"] == [f"anyaccel[{','.join(VENDORS)}]"]
+
+
+def test_every_plugin_has_its_tox_environment():
+    assert f"{{{','.join(VENDORS)}}}" in tox_section("tox")["env_list"]
+    names = re.findall(r"^(\w+): TESTS = plugins/(\w+)/tests$", tox_section("testenv")["set_env"], re.MULTILINE)
+    assert names == [(vendor, vendor) for vendor in VENDORS]
+    names = re.findall(r"^(\w+),docs,together: -e plugins/(\w+)$", tox_section("testenv")["deps"], re.MULTILINE)
+    assert names == [(vendor, vendor) for vendor in VENDORS]
+
+
+def test_every_plugin_is_in_the_table_of_support():
+    rows = re.findall(r"^\| \[[^]]+\]\(plugins/(\w+)/README\.md\) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == VENDORS
+
+
+def test_every_plugin_has_an_owner():
+    owned = re.findall(r"^/plugins/(\w+)/ @", (ROOT / "CODEOWNERS").read_text(), re.MULTILINE)
+    assert sorted(owned) == VENDORS
+
+
+@pytest.mark.parametrize("vendor", VENDORS)
+def test_a_plugin_is_described_alike(vendor):
+    core, plugin = project("core"), project(f"plugins/{vendor}")
+    assert plugin["name"] == f"anyaccel-{vendor}"
+    assert plugin["entry-points"]["anyaccel"] == {vendor: f"anyaccel_{vendor}"}
+    assert "anyaccel>=0.1,<0.2" in plugin["dependencies"]
+    for key in ("requires-python", "license", "license-files", "authors", "readme"):
+        assert plugin[key] == core[key], key
+    pythons = [line for line in core["classifiers"] if "Python :: 3." in line]
+    assert [line for line in plugin["classifiers"] if "Python :: 3." in line] == pythons
+    folder = ROOT / "plugins" / vendor
+    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert (folder / "src" / f"anyaccel_{vendor}" / "py.typed").is_file()
+    assert list(folder.glob("recordings/*/machine.json"))
+    assert list(folder.glob("tests/test_*.py"))
+    assert len((folder / "README.md").read_text().splitlines()) > 20
+
+
+def test_the_changelog_knows_the_version():
+    version = re.search(r'"(.+)"', (ROOT / "core/src/anyaccel/_version.py").read_text())[1]
+    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()

@@ -1,0 +1,154 @@
+"""What must hold for the core's source as a whole: no vendor in it, small modules, rooms that look one way only."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyaccel
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "core" / "src" / "anyaccel"
+MODULES = sorted(SOURCE.rglob("*.py"))
+MOST_LINES = 350
+
+VENDOR_WORDS = re.compile(
+    r"""(?ix)
+    (?<![a-z]) (?:
+        nvidia | nvml | nvlink | cuda | geforce
+        | amd(?!64) | rocm | rocr | hip | hsa | radeon | instinct
+        | intel | xpu | oneapi | level.?zero | sycl
+        | habana | hpu | gaudi | hls | synapseai
+        | aws | amazon | neuron | trainium | inferentia
+        | google | gke | libtpu | jax
+        | huawei | ascend | davinci | cann
+    ) (?![a-z])
+    | [a-z]+-(?:smi|ls)\b | \b[a-z]+_VISIBLE_[A-Z]+
+    | 0x(?:10de|1002|8086|1da3|1d0f|1ae0|19e5)
+    """
+)
+
+ROOMS = {
+    "_version": "",
+    "errors": "model scheduler",
+    "model": "errors",
+    "hookspecs": "model probe",
+    "probe": "model errors",
+    "plugin": "model errors hookspecs probe",
+    "plugins": "model errors hookspecs probe plugin",
+    "inventory": "model errors hookspecs probe plugin plugins",
+    "scheduler": "model errors inventory",
+    "launcher": "model errors plugins inventory scheduler",
+    "engines": "model errors inventory scheduler launcher",
+    "exports": "model errors plugins inventory",
+}
+"""What each room may import, besides itself and ``_version``, also for types. Everything else may import all rooms."""
+LAST_ROOMS = {"__init__", "__main__", "cli", "testing"}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def module_of(path: Path) -> str:
+    return ".".join(("anyaccel", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module of ours that a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name for name in names if name.split(".")[0] == "anyaccel")
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if room_of(path) != "testing"], ids=name_of)
+def test_no_vendor_is_named_in_the_core(path):
+    found = [
+        f"{name_of(path)}:{number}: {match[0]!r}"
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for match in VENDOR_WORDS.finditer(line)
+    ]
+    assert found == []
+
+
+def test_the_pattern_knows_a_vendor_when_it_sees_one():
+    for word in ("CUDA_VISIBLE_DEVICES", "an AMD card", "npu-smi", "0x10de", "ROCR_VISIBLE_DEVICES", "HIP", "AWS"):
+        assert VENDOR_WORDS.search(word), word
+    for word in ("amd64", "intelligible", "ship", "GPU:2", "TPU:4", "H100|A100", "scanned", "lawsuit"):
+        assert not VENDOR_WORDS.search(word), word
+
+
+def test_modules_stay_small():
+    sizes = {name_of(path): len(path.read_text().splitlines()) for path in MODULES}
+    assert {name: lines for name, lines in sizes.items() if lines > MOST_LINES} == {}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_rooms_import_only_what_stands_before_them(path):
+    room = room_of(path)
+    if room in LAST_ROOMS:
+        return
+    assert room in ROOMS, f"give the new room {room!r} its place in ROOMS"
+    allowed = {room, "_version", *ROOMS[room].split()}
+    seen = {name.split(".")[1] for name in imports(path)}
+    assert seen - allowed == set()
+
+
+def test_what_is_for_tests_is_never_imported_by_the_rest():
+    users = [
+        name_of(path)
+        for path in MODULES
+        if room_of(path) != "testing" and any(name.startswith("anyaccel.testing") for name in imports(path))
+    ]
+    assert users == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_every_module_can_be_imported_first(path):
+    code = "import sys, importlib; importlib.import_module(sys.argv[1])"
+    if path.name == "__main__.py":
+        code = "import sys, importlib.util; assert importlib.util.find_spec(sys.argv[1])"  # to import it is to run it
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, module_of(path)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_importing_anyaccel_loads_nothing_else_of_ours():
+    code = (
+        "import sys, anyaccel; print(*sorted(name for name in sys.modules if name.startswith(('anyaccel', 'pluggy'))))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.split() == ["anyaccel", "anyaccel._version"]
+
+
+def test_type_checkers_see_the_names_that_are_there():
+    stub = ast.parse((SOURCE / "__init__.pyi").read_text())
+    seen = {
+        alias.asname: f"{node.module}"
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+    }
+    assert sorted(seen) == sorted(anyaccel.__all__)
+    for name, module in seen.items():
+        assert getattr(anyaccel, name) is getattr(sys.modules[module], name)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'anyaccel' has no attribute 'nonsense'"):
+        anyaccel.nonsense  # noqa: B018
+    assert set(anyaccel.__all__) <= set(dir(anyaccel))
