@@ -187,6 +187,8 @@ ENVIRONS = st.fixed_dictionaries(
 def test_any_subset_comes_back_from_any_environment(data, found, environ):
     chosen = data.draw(st.lists(st.sampled_from(found), unique_by=lambda device: device.id))
     edits = plugin.anyaccel_env(tuple(chosen), EnvContext(devices=found, environ=environ))
+    assert not set("! ").intersection(edits.set.get(SELECTOR, ""))
+    assert "-" not in edits.set[MASK]
     merged = {name: value for name, value in environ.items() if name not in edits.unset} | dict(edits.set)
     assert plugin.anyaccel_visible(merged, found) == [
         device.id for device in sorted(chosen, key=lambda device: device.index)

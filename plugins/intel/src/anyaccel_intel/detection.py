@@ -14,11 +14,11 @@ from anyaccel.plugin import Detected, Device, Health, PciFunction, ProbeContext
 
 from anyaccel_intel import layout, topology
 from anyaccel_intel.affinity import MASK
-from anyaccel_intel.drivers import DRIVERS, Fault, fault_of, wedged
-from anyaccel_intel.products import BY_ID, GIB
+from anyaccel_intel.capacity import memory_of, number, tiles_of
+from anyaccel_intel.drivers import DRIVERS, PCI, Fault, fault_of, wedged
+from anyaccel_intel.products import BY_ID
 from anyaccel_intel.runtime import completed
 
-PCI = "/sys/bus/pci/devices"
 INTEL = 0x8086
 DISPLAY = (0x0300, 0x0301, 0x0302, 0x0380)  # VGA: Arc and integrated; display: Flex and Max; 3D
 RIVALS = (0x10DE, 0x1002)  # makers of discrete GPUs beside which an integrated one is no compute device
@@ -133,8 +133,8 @@ def _gpu(function: PciFunction, physical: str | None, ctx: ProbeContext) -> Gpu:
     return Gpu(
         function=function,
         integrated=integrated,
-        memory_bytes=None if integrated else _memory(function, physical, ctx),
-        tiles=_tiles(function, integrated, ctx),
+        memory_bytes=None if integrated else memory_of(function, physical, ctx),
+        tiles=tiles_of(function, integrated, ctx),
         parent=physical,
         nodes=tuple(sorted(nodes, reverse=True)),
         fault=fault_of(function, nodes, split or 0, ctx),
@@ -152,40 +152,6 @@ def _integrated(function: PciFunction, ctx: ProbeContext) -> bool:
     if not function.address.startswith("0000:00:02."):
         return False
     return not re.search(r"^flags\s*:.*\bhypervisor\b", ctx.read("/proc/cpuinfo") or "", re.MULTILINE)
-
-
-def _memory(function: PciFunction, physical: str | None, ctx: ProbeContext) -> int | None:
-    """Memory of a card: what its driver says, else what the product has. The size of a PCI window is no measure."""
-    path = f"{PCI}/{function.address}"
-    tiles = [number(ctx, each) for each in ctx.glob(f"{path}/tile*/vram0/total_bytes")]
-    local = [number(ctx, each) for each in ctx.glob(f"{path}/drm/card*/lmem_total_bytes")]
-    told = sum(size for size in (tiles or local) if size)
-    model = BY_ID.get(function.device)
-    if told:
-        return told
-    if physical:
-        return _quota(function, physical, ctx)
-    return model.memory_gib[0] * GIB if model and len(model.memory_gib) == 1 else None
-
-
-def _quota(function: PciFunction, physical: str, ctx: ProbeContext) -> int | None:
-    """Memory that a virtual function was given, by the files of its physical function."""
-    for link in ctx.glob(f"{PCI}/{physical}/virtfn*"):
-        if (ctx.readlink(link) or "").rpartition("/")[2].lower() == function.address:
-            which = int(link.rpartition("virtfn")[2]) + 1
-            quotas = ctx.glob(f"{PCI}/{physical}/drm/card*/prelim_iov/vf{which}/gt*/lmem_quota")
-            return sum(number(ctx, quota) or 0 for quota in quotas) or None
-    return None
-
-
-def _tiles(function: PciFunction, integrated: bool, ctx: ProbeContext) -> int:
-    """Tiles of a card. An integrated GPU has one; its second ``gt`` is for media."""
-    if integrated:
-        return 1
-    path = f"{PCI}/{function.address}"
-    shown = ctx.glob(f"{path}/tile[0-9]*") or ctx.glob(f"{path}/drm/card*/gt/gt[0-9]*")
-    model = BY_ID.get(function.device)
-    return len(shown) or (model.tiles if model else 1)
 
 
 def _set_integrated_aside(found: Survey, ctx: ProbeContext) -> None:
@@ -266,20 +232,6 @@ def _numbered(ctx: ProbeContext, devices: Sequence[Device], found: Survey) -> li
     ordered = layout.units(layout.cards(devices, pci_order=pci_order))
     ahead = len(found.unlisted) if pci_order else 0
     return [replace(device, index=index) for index, (_, _, device) in enumerate(ordered, ahead)]
-
-
-def number(ctx: ProbeContext, path: str) -> int | None:
-    """Read a file that must hold a number that is not negative; None when there is no such file.
-
-    Raises:
-        ValueError: When something else is in it.
-    """
-    text = ctx.read(path)
-    if text is None:
-        return None
-    if not text.strip().isdigit():
-        raise ValueError(f"{path} must hold a number (got {text.strip()[:40]!r})")
-    return int(text)
 
 
 def _module_version(ctx: ProbeContext, drivers: Iterable[str]) -> str:

@@ -8,8 +8,8 @@ from anyaccel.plugin import Detected, Device, Finding, Health, ProbeContext, Sev
 
 from anyaccel_intel import affinity, runtime, selector
 from anyaccel_intel.affinity import MASK
-from anyaccel_intel.detection import PCI, Gpu, detect, survey
-from anyaccel_intel.drivers import BY_PATH
+from anyaccel_intel.detection import Gpu, detect, survey
+from anyaccel_intel.drivers import BY_PATH, PCI
 from anyaccel_intel.environment import SELECTOR, visible
 
 SMALL_BAR = 256 << 20

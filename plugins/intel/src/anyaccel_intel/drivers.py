@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from anyaccel.plugin import CommandTimeoutError, PciFunction, ProbeContext
 
+PCI = "/sys/bus/pci/devices"
 DRIVERS = ("i915", "xe")
 BY_PATH = "/dev/dri/by-path"
 DMESG_SECONDS = 2.0
@@ -47,7 +48,7 @@ def fault_of(function: PciFunction, nodes: Sequence[str], split: int, ctx: Probe
         return fault
     if split:
         text = f"it is divided into {split} virtual functions, which are given out in its place"
-        cure = f"write 0 to /sys/bus/pci/devices/{function.address}/sriov_numvfs to use it whole"
+        cure = f"write 0 to {PCI}/{function.address}/sriov_numvfs to use it whole"
         return Fault(text, cure, counted=True)
     return None
 

@@ -10,9 +10,8 @@ from typing import Any
 
 from anyaccel.plugin import Device, DeviceProcess, Health, ProbeContext, QueryError, Stats
 
-from anyaccel_intel.drivers import DRIVERS, wedged
+from anyaccel_intel.drivers import DRIVERS, PCI, wedged
 
-PCI = "/sys/bus/pci/devices"
 INTERVAL_SECONDS = 0.1
 HOT_CELSIUS = 100.0  # above this, Intel's Kubernetes device plug-in takes a GPU out of service
 RESIDENT = ("drm-resident-vram0", "drm-resident-local0", "drm-resident-vram1", "drm-resident-local1")
