@@ -19,6 +19,7 @@ COMMANDS = {
     "why": "say whether a request fits, why not, and what would",
     "env": "print the variables that make a shell see what a request gets",
     "plugins": "list the installed plug-ins and what is wrong with them",
+    "doctor": "look for what is wrong, and say what to do about it",
     "record": "record this machine, so that it can be replayed anywhere",
 }
 DEFAULT = "status"

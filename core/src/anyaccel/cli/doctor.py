@@ -1,0 +1,54 @@
+"""Look for what is wrong - plug-ins, drivers, permissions, variables - and say what to do about it, one fix each.
+
+Exit status: 0 when all is well, 1 when there is a warning or a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from anyaccel.cli import output
+from anyaccel.cli.options import machine_options
+from anyaccel.inventory.diagnose import Diagnosis, diagnose
+from anyaccel.inventory.machine import HOST
+from anyaccel.model import Severity
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("-q", "--quiet", action="store_true", help="leave out what is well")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    options = machine_options(args)
+    inventory, found = diagnose(options["machine"], timeout=options["timeout"])
+    wrong = [diagnosis for diagnosis in found if diagnosis.finding.severity is not Severity.OK]
+    shown = wrong if args.quiet else found
+    if args.json:
+        findings = [
+            {
+                "vendor": diagnosis.vendor or None,
+                "severity": diagnosis.finding.severity.value,
+                "message": diagnosis.finding.message,
+                "fix": diagnosis.finding.fix or None,
+            }
+            for diagnosis in shown
+        ]
+        output.print_json("doctor/1", {"machine": inventory.machine, "well": not wrong, "findings": findings})
+    else:
+        if inventory.machine != HOST:
+            output.say(f"this is not your host but {inventory.machine}")
+        for diagnosis in shown:
+            print(line(diagnosis))
+    return 1 if wrong else 0
+
+
+def line(diagnosis: Diagnosis) -> str:
+    """One finding as people read it: ``warn  what was found  ->  what to do``."""
+    finding = diagnosis.finding
+    message = " ".join(finding.message.split()).rstrip(".")
+    if diagnosis.vendor.casefold() not in message.casefold():
+        message = f"{diagnosis.vendor}: {message}"
+    fix = " ".join(finding.fix.split())
+    return f"{finding.severity.value:<4}  {message}" + (f"  ->  {fix}" if fix else "")

@@ -1,0 +1,280 @@
+"""Look for what is wrong on a machine: with plug-ins, devices, permissions and masks, and what the vendors find."""
+
+from __future__ import annotations
+
+import operator
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from anyaccel.inventory.detect import DEADLINE_SECONDS, ask, detect, problem_in
+from anyaccel.inventory.machine import HOST, Machine, parse_machine
+from anyaccel.inventory.observe import stats
+from anyaccel.model import (
+    Device,
+    Finding,
+    Health,
+    Inventory,
+    Problem,
+    Severity,
+    Stats,
+    VendorReport,
+    VendorState,
+)
+from anyaccel.model.wire import decode
+from anyaccel.probe.host import HostFacts
+from anyaccel.probe.recording import RecordedFacts, load
+
+ORPHANED_SHARE = 0.05
+"""Part of a device's memory that drivers and firmware may keep for themselves without any process."""
+_ORDER = (Severity.FAIL, Severity.WARN, Severity.OK)
+_COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """One finding, and whom it is about.
+
+    Attributes:
+        vendor: Key of the vendor; empty when it is about the machine or the installation.
+        finding: What was found, and the way out.
+    """
+
+    vendor: str
+    finding: Finding
+
+
+def diagnose(
+    machine: str | Machine | None = None,
+    *,
+    timeout: float = DEADLINE_SECONDS,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[Inventory, tuple[Diagnosis, ...]]:
+    """Look for what is wrong with the accelerators of a machine.
+
+    The vendors' own diagnosis runs in guarded processes, like detection. A simulated machine has nothing that could
+    be diagnosed, apart from the plug-ins themselves; of a recording only what was recorded is known.
+
+    Args:
+        machine: See :func:`anyaccel.detect`.
+        timeout: Seconds that each vendor may take for each of detection, observation and diagnosis.
+        environ: The environment whose variables count; that of this process when None.
+
+    Returns:
+        What was detected, and the findings: failures first, then warnings, then what is well.
+
+    Raises:
+        MachineError: When ``machine`` names no machine.
+    """
+    environ = dict(os.environ if environ is None else environ)
+    where = machine if isinstance(machine, Machine) else parse_machine(machine, environ)
+    inventory = detect(where, timeout=timeout, environ=environ)
+    found = [] if where.simulated else _ask_vendors(where, inventory, timeout, environ)
+    if where.text == HOST:
+        found += _observe(inventory, timeout, environ)
+    if where.recording is not None:
+        environ = load(where.recording).get("environ", {}) | environ
+    for report in inventory.vendors:
+        said = [diagnosis.finding for diagnosis in found if diagnosis.vendor == report.vendor]
+        own = [*_of_vendor(report, inventory, environ), *_nodes(where, inventory.of_vendor(report.vendor))]
+        found += [
+            Diagnosis(vendor=report.vendor, finding=finding)
+            for finding, names in own
+            if not any(_repeats(finding, names, other) for other in said)
+        ]
+    if not inventory.vendors:
+        fix = "install one, for example with 'pip install anyaccel[all]'"
+        message = "no plug-in is installed, so nothing was probed"
+        found.append(Diagnosis(vendor="", finding=Finding(severity=Severity.WARN, message=message, fix=fix)))
+    found.sort(key=lambda diagnosis: (_ORDER.index(diagnosis.finding.severity), diagnosis.vendor))
+    return inventory, tuple(found)
+
+
+def _ask_vendors(machine: Machine, inventory: Inventory, timeout: float, environ: Mapping[str, str]) -> list[Diagnosis]:
+    """What the plug-ins that work find themselves."""
+    working = [report.vendor for report in inventory.vendors if not _unusable(report)]
+    if not working:
+        return []
+    answers, _ = ask("diagnose", machine, timeout=timeout, environ=environ, vendors=working)
+    found: list[Diagnosis] = []
+    for vendor, (source, outcome) in answers.items():
+        problem = problem_in(source, outcome, "anyaccel_diagnose")
+        if problem is not None:
+            found.append(_of_problem(problem))
+            continue
+        findings = [decode(Finding, data, f"{vendor} finding") for data in outcome.value["findings"]]
+        found += [Diagnosis(vendor=vendor, finding=finding) for finding in findings]
+    return found
+
+
+def _unusable(report: VendorReport) -> bool:
+    """Whether a plug-in did not even get to say who it is: asking it again would only repeat the fault."""
+    return report.state is VendorState.FAILED and not report.resource
+
+
+def _observe(inventory: Inventory, timeout: float, environ: Mapping[str, str]) -> Iterator[Diagnosis]:
+    """Memory that nobody holds any more, and plug-ins that cannot observe their devices."""
+    observed, problems = stats(inventory, timeout=timeout, environ=environ)
+    yield from map(_of_problem, problems)
+    for device in inventory.devices:
+        seen = observed.get(device.id, Stats())
+        used, total = seen.memory_used_bytes, device.memory_bytes
+        if seen.processes == () and used and total and used > total * ORPHANED_SHARE:
+            message = (
+                f"{_name(device)} has {used / 2**30:.1f} GiB in use, and no process that holds it can be seen here"
+            )
+            fix = "end the processes of other users or containers that use it; reset the device when there are none"
+            finding = Finding(severity=Severity.WARN, message=message, fix=fix)
+            yield Diagnosis(vendor=device.vendor, finding=finding)
+
+
+def _of_problem(problem: Problem) -> Diagnosis:
+    origin = " ".join(part for part in (problem.distribution, problem.version) if part) or f"plug-in {problem.vendor}"
+    what = f"{problem.hook}: {problem.reason}" if problem.hook else problem.reason
+    finding = Finding(severity=Severity.FAIL, message=f"{origin}: {what}", fix=problem.next_step)
+    return Diagnosis(vendor=problem.vendor, finding=finding)
+
+
+Named = tuple[Finding, tuple[str, ...]]
+"""A finding of the core, and what a vendor's own finding would name if it said the same."""
+
+
+def _of_vendor(report: VendorReport, inventory: Inventory, environ: Mapping[str, str]) -> Iterator[Named]:
+    """What detection alone tells about one vendor."""
+    if report.problem is not None:
+        yield _of_problem(report.problem).finding, ()
+        return
+    yield from _versions(report)
+    masks = tuple(name for name in report.env_vars if name in environ)
+    for note in report.notes:
+        message, _, way_out = note.partition("; ")
+        named = [name for name in masks if name in note]
+        fix = way_out or (f"unset {' '.join(named)}" if named else f"nothing where that is meant, else {_read(report)}")
+        yield Finding(severity=Severity.WARN, message=message, fix=fix), (message.rstrip("."),)
+    devices = inventory.of_vendor(report.vendor)
+    for device in devices:
+        if device.health is Health.UNHEALTHY:
+            reason, _, way_out = (device.health_reason or "the vendor gives no reason").partition("; ")
+            names = tuple(filter(None, (device.id, device.pci_bus_id)))
+            message = f"{_name(device)} ({device.id}) cannot be used: {reason}"
+            yield Finding(severity=Severity.FAIL, message=message, fix=way_out or _read(report)), names
+    hidden = sum(not device.visible for device in devices)
+    if devices and hidden == len(devices) and not report.notes and "ANYACCEL_DEVICES" not in environ:
+        message = f"the environment hides every device of {report.vendor}"
+        fix = f"unset {' '.join(masks)}" if masks else _read(report)
+        yield Finding(severity=Severity.WARN, message=message, fix=fix), masks
+    if report.partial and not report.notes and all(device.health is not Health.UNHEALTHY for device in devices):
+        message = f"{report.vendor}: some devices could not be read"
+        yield Finding(severity=Severity.WARN, message=message, fix=_read(report)), ()
+    yield Finding(severity=Severity.OK, message=_summary(report, len(devices), hidden)), ()
+
+
+def _summary(report: VendorReport, count: int, hidden: int) -> str:
+    origin = " ".join(part for part in (report.vendor, "plug-in", report.version) if part)
+    if report.state is VendorState.ABSENT:
+        return f"{origin}, no hardware of this vendor is on the machine"
+    parts = [origin, *([f"driver {report.driver_version}"] if report.driver_version else [])]
+    parts.append(f"{count} device{'s' * (count != 1)}" + (f", {hidden} of them hidden" if hidden else ""))
+    return ", ".join(parts)
+
+
+def _read(report: VendorReport) -> str:
+    """The way out where a plug-in names none."""
+    return f"see the documentation of {report.distribution or f'the plug-in for {report.vendor}'}"
+
+
+def _versions(report: VendorReport) -> Iterator[Named]:
+    """Whether the plug-in was made for another core than the one that is installed."""
+    if not report.distribution:
+        return
+    from importlib.metadata import PackageNotFoundError, requires
+
+    from anyaccel._version import __version__
+
+    try:
+        needs = [text for text in requires(report.distribution) or () if _requirement(text)[0] == "anyaccel"]
+    except PackageNotFoundError:  # it was named by hand
+        return
+    for text in needs:
+        if not _satisfies(__version__, _requirement(text)[1]):
+            message = f"{report.distribution} {report.version} needs {text}, and anyaccel {__version__} is installed"
+            fix = f"pip install --upgrade anyaccel {report.distribution}"
+            yield Finding(severity=Severity.WARN, message=message, fix=fix), ()
+
+
+def _requirement(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """The name in a requirement, and the bounds on its version. Exact pins are left to the installer."""
+    name = re.match(r"[A-Za-z0-9._-]*", text)
+    bounds = re.findall(r"([<>]=?)\s*([0-9]+(?:\.[0-9]+)*)", text.partition(";")[0])
+    return (name[0] if name else "").lower(), bounds
+
+
+def _satisfies(version: str, bounds: Sequence[tuple[str, str]]) -> bool:
+    """Whether a version keeps its bounds. Of a pre-release only the release part counts."""
+    have = _release(version)
+    return all(_COMPARE[comparison](have, _release(bound)) for comparison, bound in bounds)
+
+
+def _release(version: str) -> list[int]:
+    numbers = [int(part) for part in re.findall(r"[0-9]+", re.split(r"[a-z+]", version, maxsplit=1)[0])]
+    return numbers + [0] * (4 - len(numbers))
+
+
+def _nodes(machine: Machine, devices: Sequence[Device]) -> Iterator[Named]:
+    """Device nodes that this user may not open, or that are not here."""
+    if machine.simulated:
+        return
+    facts = HostFacts({}) if machine.recording is None else RecordedFacts(load(machine.recording))
+    usable = [device for device in devices if device.usable]
+    paths = dict.fromkeys(path for device in usable for path in device.nodes)
+    closed = [path for path in paths if (node := facts.node(path)) is not None and not node.readable]
+    # A recording holds what somebody looked at; only a host can say that something is not there.
+    missing = [path for path in paths if machine.recording is None and not facts.exists(path)]
+    if missing:
+        message = f"{_listed(missing)} of {devices[0].vendor} are not here"
+        fix = "pass them to the container (docker run --device ...), or load the vendor's driver"
+        yield Finding(severity=Severity.FAIL, message=message, fix=fix), tuple(missing)
+    for group, members in _by_group(closed, machine).items():
+        fix = f"sudo usermod -aG {group} $USER  (then log in again)" if group else "ask an administrator for access"
+        yield (
+            Finding(severity=Severity.FAIL, message=f"this user may not open {_listed(members)}", fix=fix),
+            (*members,),
+        )
+
+
+def _by_group(paths: Sequence[str], machine: Machine) -> dict[str, list[str]]:
+    """Paths by the group whose members may open them; by nothing where that is not known."""
+    groups: dict[str, list[str]] = {}
+    for path in paths:
+        groups.setdefault(_group(path) if machine.recording is None else "", []).append(path)
+    return groups
+
+
+def _group(path: str) -> str:
+    import grp
+
+    status = os.stat(path)
+    if not status.st_mode & 0o040 or status.st_gid == 0:
+        return ""
+    try:
+        return grp.getgrgid(status.st_gid).gr_name
+    except KeyError:  # a group of the host that the container does not know
+        return str(status.st_gid)
+
+
+def _repeats(finding: Finding, names: tuple[str, ...], other: Finding) -> bool:
+    """Whether a vendor's finding already says what a finding of the core says."""
+    if finding.severity is Severity.OK or other.severity is Severity.OK:
+        return False
+    said = other.message.rstrip(".")
+    return said in finding.message or any(name in other.message for name in names)
+
+
+def _listed(items: Sequence[str]) -> str:
+    shown = 4
+    return ", ".join(items[:shown]) + (f" and {len(items) - shown} more" if len(items) > shown else "")
+
+
+def _name(device: Device) -> str:
+    return f"{device.vendor}:{device.index}"
