@@ -5,6 +5,7 @@ from dataclasses import replace
 import anyaccel_nvidia as plugin
 import pytest
 from anyaccel.plugin import Device, EnvContext, Fractional, Share, Term
+from anyaccel_nvidia.visibility import visible
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,7 +62,7 @@ VECTORS = {
 
 @pytest.mark.parametrize(("value", "indexes"), VECTORS.items())
 def test_a_mask_is_read_as_cuda_reads_it(value, indexes):
-    assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": value}, FOUR) == [IDS[index] for index in indexes]
+    assert visible({"CUDA_VISIBLE_DEVICES": value}, FOUR) == [IDS[index] for index in indexes]
 
 
 def test_an_unset_mask_hides_nothing_and_the_containers_variable_is_no_mask():
@@ -95,11 +96,11 @@ def test_numbers_are_nvmls_and_not_positions_in_our_list():
 def test_one_process_sees_one_mig_device(devices_of, value, first):
     devices = devices_of("a100-2gpu-mig-mixed")
     expected = [] if first is None else [devices[first].id]
-    assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": value}, devices) == expected
+    assert visible({"CUDA_VISIBLE_DEVICES": value}, devices) == expected
 
 
 def test_an_index_of_a_gpu_with_mig_and_no_mig_device_names_nothing(devices_of):
-    assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": "0"}, devices_of("a100-1gpu-mig-empty")) == []
+    assert visible({"CUDA_VISIBLE_DEVICES": "0"}, devices_of("a100-1gpu-mig-empty")) == []
 
 
 def test_indexes_on_a_mixed_machine_need_the_order_variable(devices_of):
@@ -121,7 +122,7 @@ def test_a_gpu_of_another_driver_has_no_cuda_index(machine):
     ctx = machine(paths, {"nvml/system": {"error": {"kind": "NVMLError_DriverNotLoaded", "message": "", "value": 9}}})
     devices = plugin.anyaccel_detect(ctx).devices
     assert len(devices) == 1
-    assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": "0"}, devices) == []
+    assert visible({"CUDA_VISIBLE_DEVICES": "0"}, devices) == []
     assert "kernel driver" in plugin.anyaccel_validate(Term(names=("GPU",)), devices)
     with pytest.raises(ValueError, match="modprobe nvidia"):
         plugin.anyaccel_env(devices, EnvContext(devices=devices))
@@ -267,3 +268,22 @@ def test_a_prohibited_gpu_admits_nobody(devices_of):
 def test_an_mps_share_is_at_least_a_percent():
     assert "0.01" in plugin.anyaccel_validate(Term(names=("GPU",), units=99), [served(FOUR[0])])
     assert plugin.anyaccel_validate(Term(names=("GPU",), units=99), FOUR[:1]) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "ids", "message"),
+    [
+        ("0,0", 0, "names a GPU twice, which hides every GPU"),
+        ("0,1,", 2, "leaves 2 of its 3 entries visible: CUDA stops at the first one that it does not know"),
+        ("1,9,0", 1, "leaves 1 of its 3 entries visible"),
+        ("all", 0, "that word belongs to NVIDIA_VISIBLE_DEVICES"),
+    ],
+)
+def test_what_cuda_takes_without_a_word_gets_a_warning(value, ids, message):
+    with pytest.warns(UserWarning, match=message):
+        assert len(plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": value}, FOUR)) == ids
+
+
+@pytest.mark.parametrize("value", ["", " ", "-1", "NoDevFiles"])
+def test_what_hides_every_gpu_on_purpose_gets_none(value):
+    assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": value}, FOUR) == []

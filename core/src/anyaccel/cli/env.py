@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import shlex
 
-import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import add_launch, add_request, launch_options, warnings_of
+from anyaccel.cli.options import add_launch, add_request, launch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,10 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    launch = anyaccel.prepare(args.request, **launch_options(args))
-    for warning in warnings_of(launch.inventory):
-        output.say(warning)
-    environment = launch.environment
+    environment = launch(args).environment
     if args.json:
         output.print_json("env/1", {"set": dict(environment.set), "unset": sorted(environment.unset)})
         return 0

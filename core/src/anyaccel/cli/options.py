@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import anyaccel
+from anyaccel.cli import output
 from anyaccel.model import Inventory
 
 
@@ -34,9 +36,21 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def launch_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments of :func:`anyaccel.prepare` that the command line gave."""
-    return {"mask": args.mask, "unallocated": args.unallocated, **machine_options(args)}
+def launch(args: argparse.Namespace) -> anyaccel.Launch:
+    """Prepare what the command line asks for, with a word about what people should know of the machine."""
+    request = anyaccel.parse_request(args.request)
+    return anyaccel.prepare(request, inventory=survey(args), mask=args.mask, unallocated=args.unallocated)
+
+
+def survey(args: argparse.Namespace) -> Inventory:
+    """Detect what the command line names, with a word about what people should know of it."""
+    inventory = anyaccel.detect(**machine_options(args))
+    for report in inventory.vendors:
+        for note in report.notes:
+            output.say(note)
+        if report.problem is not None:
+            output.say(str(report.problem))
+    return inventory
 
 
 def machine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -47,9 +61,3 @@ def machine_options(args: argparse.Namespace) -> dict[str, Any]:
 
         options["declare"] = dict(parse_declaration(text) for text in args.declare)
     return options
-
-
-def warnings_of(inventory: Inventory) -> list[str]:
-    """What people should know about an inventory that a command used."""
-    notes = [note for report in inventory.vendors for note in report.notes]
-    return notes + [str(report.problem) for report in inventory.vendors if report.problem is not None]

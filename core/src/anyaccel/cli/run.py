@@ -6,7 +6,7 @@ import argparse
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import add_launch, add_request, launch_options, warnings_of
+from anyaccel.cli.options import add_launch, add_request, launch
 from anyaccel.errors import UsageError
 
 
@@ -22,10 +22,8 @@ def main(args: argparse.Namespace) -> int:
 
     if not args.command:
         raise UsageError("a command to run must follow '--', as in: anyaccel run GPU:1 -- python train.py")
-    launch = anyaccel.prepare(args.request, **launch_options(args))
-    for warning in warnings_of(launch.inventory):
-        output.say(warning)
-    allocation = launch.environment.allocation
+    prepared = launch(args)
+    allocation = prepared.environment.allocation
     if allocation.cpu:
-        output.say(anyaccel.open_scheduler(launch.inventory).why(allocation.request).message)
-    replace_process(launch, args.command)
+        output.say(anyaccel.open_scheduler(prepared.inventory).why(allocation.request).message)
+    replace_process(prepared, args.command)

@@ -6,7 +6,7 @@ import argparse
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import add_request, machine_options, warnings_of
+from anyaccel.cli.options import add_request, survey
 from anyaccel.model import format_units
 
 
@@ -21,10 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     wanted = anyaccel.parse_request(args.request)
-    inventory = anyaccel.detect(**machine_options(args))
-    allocation = anyaccel.open_scheduler(inventory).allocate(wanted)
-    for warning in warnings_of(inventory):
-        output.say(warning)
+    allocation = anyaccel.open_scheduler(survey(args)).allocate(wanted)
     if args.json:
         shares = [
             {

@@ -7,7 +7,7 @@ from typing import Any
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import machine_options
+from anyaccel.cli.options import machine_options, survey
 from anyaccel.inventory.machine import HOST
 from anyaccel.model import Device, Health, Inventory, Stats, VendorReport, VendorState, format_units
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    inventory = anyaccel.detect(**machine_options(args))
+    inventory = anyaccel.detect(**machine_options(args)) if args.json else survey(args)
     observed, problems = ({}, ()) if args.no_stats else anyaccel.stats(inventory, timeout=args.probe_timeout)
     if args.json:
         output.print_json("status/1", status_json(inventory, observed))
@@ -30,10 +30,7 @@ def main(args: argparse.Namespace) -> int:
         _print_devices(inventory, observed)
     else:
         _print_nothing_found(inventory)
-    for report in inventory.vendors:
-        for note in report.notes:
-            output.say(note)
-    for problem in (*(report.problem for report in inventory.vendors if report.problem), *problems):
+    for problem in problems:
         output.say(str(problem))
     return 0
 

@@ -6,7 +6,7 @@ import argparse
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import add_request, machine_options, warnings_of
+from anyaccel.cli.options import add_request, survey
 from anyaccel.errors import NeverFitsError, NotFreeError
 
 
@@ -18,10 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     wanted = anyaccel.parse_request(args.request)
-    inventory = anyaccel.detect(**machine_options(args))
-    verdict = anyaccel.open_scheduler(inventory).why(wanted)
-    for warning in warnings_of(inventory):
-        output.say(warning)
+    verdict = anyaccel.open_scheduler(survey(args)).why(wanted)
     if args.json:
         output.print_json("why/1", {"request": str(wanted), **verdict.to_json()})
     else:

@@ -30,6 +30,7 @@ class Launch:
 def prepare(
     request: str | Sequence[str] | Request,
     *,
+    inventory: Inventory | None = None,
     machine: str | Machine | None = None,
     declare: Mapping[str, int] | None = None,
     environ: Mapping[str, str] | None = None,
@@ -39,13 +40,24 @@ def prepare(
 ) -> Launch:
     """Choose devices for a request and make the environment of its worker.
 
+    Args:
+        request: What the worker needs.
+        inventory: The machine's inventory; detected when None, and then the next three count.
+        machine: The machine; see :func:`anyaccel.detect`.
+        declare: Devices to count by resource name; see :func:`anyaccel.declare`.
+        timeout: Seconds that each vendor's detection may take.
+        environ: The environment to start from; that of this process when None.
+        unallocated: Whether vendors of which nothing was asked for are hidden, or left as they are.
+        mask: Whether masks name devices by stable id or by index, where the vendor's runtime takes both.
+
     Raises:
         RequestError, UnknownNameError: When the request is wrong.
         NeverFitsError, NotFreeError: When it cannot be served.
         EnvConflictError, PluginError: When the environment cannot be made.
     """
     wanted = parse_request(request)
-    inventory = detect(machine, declare=declare, environ=environ, timeout=timeout)
+    if inventory is None:
+        inventory = detect(machine, declare=declare, environ=environ, timeout=timeout)
     allocation = open_scheduler(inventory).allocate(wanted)
     environment = worker_environment(allocation, inventory, environ=environ, unallocated=unallocated, mask=mask)
     return Launch(inventory=inventory, environment=environment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 
 from anyaccel.plugin import (
@@ -65,10 +66,14 @@ def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
 
 @hookimpl
 def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
-    """Read ``CUDA_VISIBLE_DEVICES`` as CUDA does."""
-    from .visibility import visible
+    """Read ``CUDA_VISIBLE_DEVICES`` as CUDA does, with a warning about what CUDA takes without a word."""
+    from .visibility import complaint, visible
 
-    return visible(environ, devices)
+    ids = visible(environ, devices)
+    wrong = complaint(environ, devices)
+    if wrong:
+        warnings.warn(" ".join((wrong[0], f"To mend it, {wrong[1]}.")), stacklevel=1)
+    return ids
 
 
 @hookimpl

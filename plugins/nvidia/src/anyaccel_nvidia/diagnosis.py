@@ -8,9 +8,8 @@ from typing import Any
 from anyaccel.plugin import CommandTimeoutError, Detected, Device, Finding, Health, ProbeContext, QueryError, Severity
 
 from . import detection, files, health, nvml
-from .visibility import MASK, ORDER, in_cuda, visible
+from .visibility import complaint, in_cuda
 
-_CONTAINER_WORDS = {"all", "none", "void"}
 _RESET_BY = "then 'nvidia-smi -c DEFAULT'"
 
 
@@ -104,35 +103,13 @@ def _sharing(devices: Sequence[Device]) -> Iterator[Finding]:
 
 
 def _mask(environ: Mapping[str, str], devices: Sequence[Device]) -> Iterator[Finding]:
-    value = environ.get(MASK)
-    if not value:
-        return
     try:
-        ids = visible(environ, devices) or []
+        wrong = complaint(environ, devices)
     except ValueError as error:
         problem, _, fix = str(error).rpartition("; ")
-        yield Finding(severity=Severity.WARN, message=f"{problem}.", fix=fix)
-        return
-    entries = [entry.strip() for entry in value.split(",")]
-    if value.strip() in _CONTAINER_WORDS:
-        yield Finding(
-            severity=Severity.WARN,
-            message=f"{MASK}={value} hides every GPU: that word belongs to NVIDIA_VISIBLE_DEVICES.",
-            fix=f"unset {MASK}",
-        )
-    elif len(set(entries)) < len(entries):
-        yield Finding(
-            severity=Severity.WARN,
-            message=f"{MASK}={value!r} names a GPU twice, which hides every GPU.",
-            fix=f"name each GPU once in {MASK}",
-        )
-    elif len(ids) < len(entries) and entries != ["-1"] and value != "NoDevFiles":
-        yield Finding(
-            severity=Severity.WARN,
-            message=f"{MASK}={value!r} leaves {len(ids)} of its {len(entries)} entries visible: CUDA stops at the first"
-            " one that it does not know, and takes one MIG device.",
-            fix=f"write ids from 'nvidia-smi -L' into {MASK}, or indexes with {ORDER}=PCI_BUS_ID",
-        )
+        wrong = (f"{problem}.", fix)
+    if wrong:
+        yield Finding(severity=Severity.WARN, message=wrong[0], fix=wrong[1])
 
 
 def _binding(ctx: ProbeContext) -> Iterator[Finding]:

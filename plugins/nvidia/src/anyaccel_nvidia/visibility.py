@@ -17,6 +17,9 @@ MASK = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 PCI_ORDER = "PCI_BUS_ID"
 
+_CONTAINER_WORDS = ("all", "none", "void")
+_NOTHING = ("", "-1", "NoDevFiles")
+"""Values that hide every GPU on purpose."""
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 _LEGACY_MIG = re.compile(r"MIG-(GPU-[^/]+)/([0-9]+)/([0-9]+)")
 
@@ -56,6 +59,30 @@ def visible(environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] 
     if chosen and chosen[0].startswith("MIG-"):
         return chosen[:1]
     return [found for found in chosen if not found.startswith("MIG-")]
+
+
+def complaint(environ: Mapping[str, str], devices: Sequence[Device]) -> tuple[str, str] | None:
+    """What is odd about a mask that CUDA takes without a word, and what to write instead; None when nothing is.
+
+    Raises:
+        ValueError: As :func:`visible` does.
+    """
+    value = environ.get(MASK, "").strip()
+    if value in _NOTHING:
+        return None
+    ids = visible(environ, devices) or []
+    entries = [entry.strip() for entry in value.split(",")]
+    if value in _CONTAINER_WORDS:
+        return f"{MASK}={value} hides every GPU: that word belongs to NVIDIA_VISIBLE_DEVICES.", f"unset {MASK}"
+    if not ids and len(set(entries)) < len(entries):
+        return f"{MASK}={value!r} names a GPU twice, which hides every GPU.", f"name each GPU once in {MASK}"
+    if len(ids) < len(entries):
+        return (
+            f"{MASK}={value!r} leaves {len(ids)} of its {len(entries)} entries visible: CUDA stops at the first one"
+            " that it does not know, and takes one MIG device.",
+            f"write ids from 'nvidia-smi -L' into {MASK}, or indexes with {ORDER}=PCI_BUS_ID",
+        )
+    return None
 
 
 def _read(entries: Sequence[str], find: Callable[[str], Device | None]) -> list[str]:
