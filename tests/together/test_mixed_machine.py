@@ -93,3 +93,37 @@ def test_a_crashing_third_party_is_listed_beside_real_devices(install, monkeypat
     acme = next(vendor for vendor in found["vendors"] if vendor["vendor"] == "acme")
     assert (acme["state"], acme["distribution"]) == ("failed", "acme-accelerator")
     assert acme["reason"] == "its process ended with exit status 3 before it answered."
+
+
+@pytest.mark.parametrize(
+    ("vendor", "variable", "value", "indexes"),
+    [
+        ("nvidia", "CUDA_VISIBLE_DEVICES", "2,0", [2, 0]),
+        ("amd", "HIP_VISIBLE_DEVICES", "2,0", [2, 0]),
+        ("amd", "ROCR_VISIBLE_DEVICES", "2,0", [2, 0]),
+        ("intel", "ZE_AFFINITY_MASK", "2,0", [0, 2]),  # Level Zero never reorders
+        ("neuron", "NEURON_RT_VISIBLE_CORES", "2,0", []),  # the runtime refuses what is not an increasing run
+        ("tpu", "TPU_VISIBLE_CHIPS", "2,0", [0, 2]),
+        ("gaudi", "HABANA_VISIBLE_MODULES", "2,0", [2, 0]),
+        ("ascend", "ASCEND_RT_VISIBLE_DEVICES", "2,0", []),  # ids that do not ascend show no device
+        ("nvidia", "CUDA_VISIBLE_DEVICES", "", []),
+        ("amd", "HIP_VISIBLE_DEVICES", "", [0, 1, 2, 3]),  # HIP takes the empty value for none given
+        ("amd", "ROCR_VISIBLE_DEVICES", "", []),
+        ("intel", "ZE_AFFINITY_MASK", "", [0, 1, 2, 3]),  # so does Level Zero
+        ("neuron", "NEURON_RT_VISIBLE_CORES", "", []),
+        ("tpu", "TPU_VISIBLE_CHIPS", "", []),
+        ("gaudi", "HABANA_VISIBLE_MODULES", "", []),
+        ("ascend", "ASCEND_RT_VISIBLE_DEVICES", "", []),
+    ],
+)
+def test_each_vendors_own_mask_means_what_its_runtime_makes_of_it(vendor, variable, value, indexes, anyaccel):
+    machine = f"sim:{ALL[vendor]}"
+    found = json.loads(anyaccel("--json", "--no-stats", "--machine", machine, env={variable: value}).stdout)
+    assert [device["index"] for device in found["devices"] if device["visible"]] == indexes
+    inside = anyaccel(
+        "--machine", machine, "run", f"{vendor}:1", "--", "sh", "-c", "echo $ANYACCEL_DEVICES", env={variable: value}
+    )
+    if indexes:
+        assert inside.stdout.strip() in {device["id"] for device in found["devices"] if device["index"] in indexes}
+    else:
+        assert inside.returncode == 3
