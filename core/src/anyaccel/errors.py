@@ -11,7 +11,14 @@
     ├── EnvConflictError          the environment of a worker cannot be made                   exit 1
     ├── CommandNotFoundError      the command to run does not exist                            exit 127
     ├── CommandNotRunnableError   the command to run cannot be executed                        exit 126
-    └── PluginError               a plug-in is at fault; carries its Problem                   exit 1
+    ├── PluginError               a plug-in is at fault; carries its Problem                   exit 1
+    └── LedgerError               the leases of this machine cannot be kept or counted         exit 1
+        ├── DevicesBusyError      the devices were not free, or not in time                    exit 4
+        ├── LeaseCancelledError   the wait for devices was cancelled                           exit 1
+        ├── LeaseNotFoundError    no lease goes by this name                                   exit 2
+        ├── LeasePermissionError  the lease belongs to another user                            exit 6
+        ├── StateDirectoryError   the state directory must not be used                         exit 6
+        └── LedgerBusyError       another process keeps the state directory locked             exit 75
 
     CommandTimeoutError, QueryError   raised inside detection by ProbeContext, for plug-ins to catch
 
@@ -24,6 +31,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from anyaccel.ledger.record import LeaseRecord
     from anyaccel.model import Problem
     from anyaccel.scheduler.reasons import Verdict
 
@@ -120,6 +128,63 @@ class PluginError(AnyaccelError):
     def __init__(self, problem: Problem) -> None:
         super().__init__(str(problem))
         self.problem = problem
+
+
+class LedgerError(AnyaccelError):
+    """Raised when the leases that the processes of this machine share cannot be kept or counted."""
+
+    code = "ledger"
+
+
+class DevicesBusyError(LedgerError):
+    """Raised when devices were not free, or not in time.
+
+    Attributes:
+        holders: Who holds devices that would have served.
+        ahead: How many earlier requests wait for the same devices.
+    """
+
+    code = "devices-busy"
+    exit_code = 4
+
+    def __init__(self, message: str, *, holders: tuple[LeaseRecord, ...] = (), ahead: int = 0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.holders = holders
+        self.ahead = ahead
+
+
+class LeaseCancelledError(LedgerError):
+    """Raised when somebody cancelled the wait for devices."""
+
+    code = "lease-cancelled"
+
+
+class LeaseNotFoundError(LedgerError):
+    """Raised when no lease goes by a name."""
+
+    code = "lease-not-found"
+    exit_code = 2
+
+
+class LeasePermissionError(LedgerError):
+    """Raised when a lease belongs to another user."""
+
+    code = "lease-permission"
+    exit_code = 6
+
+
+class StateDirectoryError(LedgerError):
+    """Raised when the state directory must not be used: others could change what is in it, or it keeps no locks."""
+
+    code = "state-directory"
+    exit_code = 6
+
+
+class LedgerBusyError(LedgerError):
+    """Raised when another process keeps the state directory locked, which takes microseconds unless it is stopped."""
+
+    code = "ledger-busy"
+    exit_code = 75
 
 
 class CommandTimeoutError(Exception):
