@@ -1,51 +1,54 @@
-"""What the author of a plug-in, or of a scheduler, needs to test without hardware. Never imported by the rest."""
+"""What the author of a plug-in, or of a scheduler, needs to test without hardware. Never imported by the rest.
+
+Nothing is imported before it is used: pytest loads this package in every run, also in those that have nothing to do
+with accelerators.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from anyaccel.model.wire import encode
-from anyaccel.probe.context import ProbeContext
-from anyaccel.probe.recording import FILE_NAME, RecordedFacts, load
+if TYPE_CHECKING:
+    from anyaccel.testing.check import Check, CheckFailed, NotApplicable, Result, State
+    from anyaccel.testing.machines import context, describe, load_recording
+    from anyaccel.testing.plugin_tests import AcceleratorPluginTests
+    from anyaccel.testing.suite import run_checks
+    from anyaccel.testing.table import CHECKS
 
-__all__ = ["context", "describe", "load_recording"]
+__all__ = [
+    "CHECKS",
+    "AcceleratorPluginTests",
+    "Check",
+    "CheckFailed",
+    "NotApplicable",
+    "Result",
+    "State",
+    "context",
+    "describe",
+    "load_recording",
+    "run_checks",
+]
+
+_HOMES = {
+    "check": ("Check", "CheckFailed", "NotApplicable", "Result", "State"),
+    "machines": ("context", "describe", "load_recording"),
+    "plugin_tests": ("AcceleratorPluginTests",),
+    "suite": ("run_checks",),
+    "table": ("CHECKS",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
-def load_recording(directory: Path) -> dict[str, Any]:
-    """Read the ``machine.json`` of a recording."""
-    return load(str(directory / FILE_NAME))
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
 
 
-def context(
-    recording: Mapping[str, object], *, environ: Mapping[str, str] | None = None, seconds: float = 10.0
-) -> ProbeContext:
-    """Show a plug-in the machine of a recording.
-
-    Args:
-        recording: The content of a recording's ``machine.json``.
-        environ: The environment; that of the recording when None.
-        seconds: Time until the deadline.
-    """
-    return ProbeContext(RecordedFacts(recording, environ), time.monotonic() + seconds)
-
-
-def describe(plugin: Any, ctx: ProbeContext) -> dict[str, Any] | None:
-    """Say what a plug-in's pure functions make of a machine, as the data of a recording's ``expected.json``.
-
-    Returns:
-        The detected devices with their tags and whether they may be shared, fields with their default left out;
-        None when the vendor is not on the machine.
-    """
-    detected = plugin.anyaccel_detect(ctx)
-    if detected is None:
-        return None
-    devices = tuple(
-        replace(device, tags=tuple(plugin.anyaccel_tags(device)), fractional=plugin.anyaccel_fractional(device))
-        for device in detected.devices
-    )
-    described: dict[str, Any] = encode(replace(detected, devices=devices))
-    return described
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,91 @@
+"""Check that a plug-in keeps the contract, on recorded machines or on this host, without pytest."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from anyaccel.cli import output
+from anyaccel.errors import UsageError
+
+if TYPE_CHECKING:
+    from anyaccel.testing import Check, Result
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("vendor", metavar="VENDOR", help="vendor whose plug-in is checked")
+    parser.add_argument(
+        "--recordings",
+        type=Path,
+        metavar="DIR",
+        help="directory of recorded machines (default: 'recordings' beside the plug-in's source, where there is one)",
+    )
+    parser.add_argument("--real", action="store_true", help="check on this host instead of recordings")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    from anyaccel.testing.suite import find, list_recordings, run_checks
+    from anyaccel.testing.table import CHECKS
+
+    if args.real and args.recordings:
+        raise UsageError("--real checks on this host, --recordings on recorded machines: choose one")
+    if args.machine:
+        raise UsageError(f"'anyaccel check' takes --recordings DIR or --real instead of --machine {args.machine}")
+    source, reason = find(args.vendor)
+    if source is None:
+        raise UsageError(reason)
+    directory = None if args.real else args.recordings or _beside_source(source.target)
+    if args.recordings and not list_recordings(directory):
+        raise UsageError(f"{args.recordings} must hold recordings, one directory with a machine.json each")
+    results = run_checks(args.vendor, directory, real=args.real)
+    failed = any(result.state.value == "failed" for result in results)
+    if args.json:
+        content = {"vendor": args.vendor, "passed": not failed, "results": [result.to_json() for result in results]}
+        output.print_json("check/1", content)
+        return int(failed)
+    for check in CHECKS:
+        print(_line(check, [result for result in results if result.check == check.id]))
+    output.say(_summary(results))
+    return int(failed)
+
+
+def _line(check: Check, results: list[Result]) -> str:
+    """One line for a check: how it ended, and the first reason."""
+    failed = [result for result in results if result.state.value == "failed"]
+    skipped = [result for result in results if result.state.value == "skipped"]
+    if failed:
+        others = len(failed) - 1
+        more = f" (and on {others} more machine{'s' * (others > 1)}, see --json)" if others else ""
+        return f"{check.id}  failed   {_said(failed[0])}{more}"
+    if skipped and len(skipped) == len(results):
+        return f"{check.id}  skipped  {skipped[0].message}"
+    return f"{check.id}  ok       {check.title}"
+
+
+def _said(result: Result) -> str:
+    text = " ".join(result.message.split())
+    return f"{result.machine}: {text}" if result.machine else text
+
+
+def _summary(results: Iterable[Result]) -> str:
+    ends: dict[str, set[str]] = {}
+    for result in results:
+        ends.setdefault(result.check, set()).add(result.state.value)
+    failed = sum("failed" in states for states in ends.values())
+    skipped = sum(states == {"skipped"} for states in ends.values())
+    return f"{len(ends)} checks: {len(ends) - failed - skipped} ok, {failed} failed, {skipped} skipped"
+
+
+def _beside_source(target: str) -> Path | None:
+    """The ``recordings`` of the project that a plug-in is developed in; None for one that is merely installed."""
+    from importlib.util import find_spec
+
+    spec = find_spec(target.partition(":")[0].partition(".")[0])  # finds, and imports nothing
+    if spec is None or spec.origin is None:
+        return None
+    places = [parent / "recordings" for parent in Path(spec.origin).parents[1:4]]
+    return next((place for place in places if place.is_dir()), None)

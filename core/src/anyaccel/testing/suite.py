@@ -1,0 +1,154 @@
+"""Run the checks, each in a guarded process of its own, and collect how they end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from anyaccel.inventory.machine import Machine
+from anyaccel.model.wire import encode
+from anyaccel.plugins.discovery import Source, installed
+from anyaccel.probe.guard import GuardedCall, Outcome
+from anyaccel.probe.recording import FILE_NAME
+from anyaccel.testing.check import Check, Result, State
+from anyaccel.testing.subject import HOST, PRODUCTS
+from anyaccel.testing.table import CHECKS
+
+PERFORM = "anyaccel.testing.perform"
+SECONDS = 100.0
+LOADS = "C01"
+NEEDS_PYTEST = "C23"
+
+
+def run_checks(
+    vendor: str,
+    recordings: str | Path | None = None,
+    *,
+    real: bool = False,
+    only: Iterable[str] = (),
+    seconds: float = SECONDS,
+) -> list[Result]:
+    """Check an installed plug-in.
+
+    Nothing of the plug-in runs in this process.
+
+    Args:
+        vendor: Key of the vendor.
+        recordings: Directory whose sub-directories are recordings.
+        real: Whether this host is the machine, instead of recordings.
+        only: Ids of checks; all when empty.
+        seconds: Time that each check may take.
+
+    Returns:
+        One result per check and machine, in the order of the table.
+    """
+    chosen = [check for check in CHECKS if not only or check.id in set(only)]
+    source, reason = find(vendor)
+    if source is None:
+        first = Result(check=LOADS, state=State.FAILED, message=reason)
+        return [first, *(_skipped(check, "the plug-in is not installed") for check in chosen if check.id != LOADS)]
+    if real:
+        return _run_real(source, chosen, seconds)
+    return _run(source, list_recordings(recordings), chosen, seconds, live=False)
+
+
+def find(vendor: str) -> tuple[Source | None, str]:
+    """Find the plug-in of a vendor, or say why there is none."""
+    sources, problems = installed()
+    source = next((source for source in sources if source.vendor == vendor), None)
+    if source is not None:
+        return source, ""
+    for problem in problems:
+        if problem.vendor == vendor:
+            return None, str(problem)
+    names = ", ".join(source.vendor for source in sources) or "none"
+    return None, (
+        f"no plug-in for {vendor!r} is installed (installed: {names}): declare the entry point {vendor!r} in the group"
+        " 'anyaccel', install the project with 'pip install -e .', and see that ANYACCEL_PLUGINS and ANYACCEL_DISABLE"
+        " do not leave it out"
+    )
+
+
+def list_recordings(directory: str | Path | None) -> dict[str, str]:
+    """The recordings in a directory, by name: those of its sub-directories that hold a ``machine.json``."""
+    if directory is None or not os.path.isdir(directory):
+        return {}
+    names = sorted(os.listdir(directory))
+    paths = {name: os.path.join(os.path.abspath(directory), name) for name in names}
+    return {name: path for name, path in paths.items() if os.path.isfile(os.path.join(path, FILE_NAME))}
+
+
+def machines_of(check: Check, recordings: Iterable[str]) -> list[str]:
+    """Names of the machines for which a check reports a result each; an empty one for the plug-in as such."""
+    if not check.per_machine:
+        return [""]
+    return [*recordings, *([PRODUCTS] if check.simulated else [])] or [""]
+
+
+def _run(
+    source: Source, recordings: Mapping[str, str], chosen: Iterable[Check], seconds: float, *, live: bool
+) -> list[Result]:
+    performed = {check.id: check for check in chosen if check.id != NEEDS_PYTEST}
+    shared = {"source": encode(source), "recordings": list(recordings.values()), "live": live}
+    tasks = {key: (f"{PERFORM}:perform", {**shared, "check": key}) for key in performed}
+    outcomes = GuardedCall(PERFORM).run(tasks, seconds)
+    unloadable = LOADS in outcomes and bool(outcomes[LOADS].fault)
+    results: list[Result] = []
+    for check in chosen:
+        names = machines_of(check, recordings)
+        if check.id not in performed:
+            results.append(_skipped(check, "it is about test classes; see anyaccel.testing.AcceleratorPluginTests"))
+        elif unloadable and check.id != LOADS:
+            results.append(_skipped(check, f"the plug-in cannot be loaded; see {LOADS}"))
+        else:
+            results += _collect(check, names, outcomes[check.id])
+    return results
+
+
+def _collect(check: Check, names: list[str], outcome: Outcome) -> Iterator[Result]:
+    if outcome.fault:
+        message = f"the plug-in did not survive the check: {outcome.reason}"
+        yield from (
+            Result(check=check.id, state=State.FAILED, machine=name, message=message, details=outcome.details)
+            for name in names
+        )
+        return
+    for answer in outcome.value:
+        yield Result(check=check.id, **{**answer, "state": State(answer["state"])})
+
+
+def _run_real(source: Source, chosen: list[Check], seconds: float) -> list[Result]:
+    """Record this host once, in a guarded process, and check the plug-in on the recording and on the host."""
+    import json
+    import tempfile
+
+    payload: dict[str, Any] = {
+        "source": encode(source),
+        "machine": encode(Machine()),
+        "environ": dict(os.environ),
+        "seconds": seconds,
+        "record": True,
+    }
+    outcome = GuardedCall("anyaccel.inventory.tasks").run(
+        {source.vendor: ("anyaccel.inventory.tasks:detect", payload)}, seconds
+    )[source.vendor]
+    answer = outcome.value or {}
+    with tempfile.TemporaryDirectory(prefix="anyaccel-check-") as directory:
+        recordings = {}
+        if "recording" in answer:
+            recordings[HOST] = os.path.join(directory, HOST)
+            os.mkdir(recordings[HOST])
+            for name, content in ((FILE_NAME, answer["recording"]), ("live.json", answer.get("detected"))):
+                Path(recordings[HOST], name).write_text(json.dumps(content), encoding="utf-8")
+        results = _run(source, recordings, chosen, seconds, live=True)
+    reason = outcome.reason or answer.get("problem", {}).get("reason", "")
+    if reason:  # detection on the host itself failed, and nothing could be recorded
+        results = [result for result in results if result.check != "C07"]
+        results.append(Result(check="C07", state=State.FAILED, machine=HOST, message=reason, details=outcome.details))
+    return sorted(results, key=lambda result: result.check)
+
+
+def _skipped(check: Check, reason: str) -> Result:
+    return Result(check=check.id, state=State.SKIPPED, message=reason)
