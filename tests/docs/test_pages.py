@@ -1,0 +1,134 @@
+"""Every command and every program on the pages does what the page says.
+
+A page is one session of one shell, in a folder that looks like a checkout. Blocks run in order:
+
+- ``console``: lines with ``$`` are commands (``>`` continues one), what follows is their output; ``...`` is anything.
+- ``sh``: one command, that must succeed.
+- ``python``: a program; a ``text`` block right below is its output.
+
+A comment right above a block changes that: ``<!-- file: NAME -->`` makes it a file, ``<!-- not run: REASON -->`` leaves
+it out. Commands must succeed; to show one that fails, show its exit status too: ``$ false; echo "exit status $?"``.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "core" / "README.md", *ROOT.glob("docs/**/*.md")], key=str
+)
+BLOCK = re.compile(r"(?:^<!-- (?P<note>[^\n]+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+RUN = {"console", "sh", "python"}
+INSIDE = "RUN_BY_A_PAGE"
+LEFT_OUT = {"command: tests": "this is what runs the tests"}
+
+
+@dataclass
+class Step:
+    """One command, and what it should print; None when the page does not show that."""
+
+    line: int
+    command: str
+    output: str | None
+
+
+def steps_of(page: Path) -> list[Step]:
+    text = page.read_text(encoding="utf-8")
+    blocks = list(BLOCK.finditer(text))
+    following = {block: after for block, after in pairwise(blocks) if not text[block.end() : after.start()].strip()}
+    steps = []
+    for block in blocks:
+        note, language, body = block["note"] or "", block["language"], block["text"]
+        line = text.count("\n", 0, block.start("text")) + 1
+        if note.startswith("file: "):
+            steps.append(Step(line, f"cat > {note.removeprefix('file: ')} <<'__END__'\n{body}__END__", None))
+        elif note.startswith("not run: ") or note in LEFT_OUT or language not in RUN:
+            continue
+        elif language == "console":
+            steps += list(console_steps(body, line))
+        elif language == "sh":
+            steps.append(Step(line, body, None))
+        else:
+            after = following.get(block)
+            shown = after["text"] if after is not None and after["language"] == "text" else None
+            steps.append(Step(line, f"python -W error - <<'__END__'\n{body}__END__", shown))
+    return steps
+
+
+def console_steps(body: str, line: int) -> list[Step]:
+    steps: list[Step] = []
+    for number, text in enumerate(body.splitlines(), line):
+        if text.startswith("$ "):
+            steps.append(Step(number, text[2:], ""))
+        elif text.startswith("> ") and not steps[-1].output:
+            steps[-1].command += "\n" + text[2:]
+        else:
+            steps[-1].output += text + "\n"
+    return steps
+
+
+def matches(shown: str, printed: str) -> bool:
+    pattern = "".join(
+        r"(?:.*\n)*" if line == "..." else re.escape(line).replace(r"\.\.\.", ".*") + r"\n"
+        for line in shown.splitlines()
+    )
+    return re.fullmatch(pattern, re.sub(r" +$", "", printed, flags=re.MULTILINE)) is not None
+
+
+def run_session(steps: list[Step], where: Path) -> list[tuple[int, str]]:
+    """Run the commands in one shell, in a folder with the entries of the checkout; exit status and output of each."""
+    work, out = where / "anyaccel", where / "out"
+    work.mkdir()
+    out.mkdir()
+    for entry in ROOT.iterdir():
+        if not entry.name.startswith("."):
+            (work / entry.name).symlink_to(entry)
+    script = "\n".join(
+        f"{{ {step.command}\n}} >{out}/{number} 2>&1 </dev/null; echo $? >{out}/{number}.status"
+        for number, step in enumerate(steps)
+    )
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("ANYACCEL_", "PYTEST_"))}
+    environ |= {
+        "PATH": f"{Path(sys.executable).parent}:{environ['PATH']}",
+        "HOME": str(where),
+        "PYTHONUNBUFFERED": "1",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "COLUMNS": "100",
+        INSIDE: "1",
+    }
+    # 'timeout' ends all that the page started; on success it returns what the last 'echo' did.
+    subprocess.run(["timeout", "--kill-after=5", "200", "bash", "-c", script], cwd=work, env=environ, check=True)
+    return [
+        (int((out / f"{number}.status").read_text()), (out / str(number)).read_text()) for number in range(len(steps))
+    ]
+
+
+@pytest.mark.skipif(INSIDE in os.environ, reason="a page must not run the pages")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_does_what_it_says(page, tmp_path):
+    steps = steps_of(page)
+    faults = []
+    for step, (status, printed) in zip(steps, run_session(steps, tmp_path) if steps else [], strict=True):
+        if status != 0 or (step.output is not None and not matches(step.output, printed)):
+            faults.append(f"{page.name}:{step.line}: $ {step.command}\n{printed}(exit status {status})")
+    assert not faults, "\n\n".join(faults)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\((?!https?://|#|mailto:)([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_every_page_is_reached_from_the_index():
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")} - {"README.md"}
+    assert pages - set(re.findall(r"\]\(([^)#]+)", index)) == set()
