@@ -24,7 +24,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "core" / "README.md", *ROOT.glob("docs/**/*.md")], key=str
 )
-BLOCK = re.compile(r"(?:^<!-- (?P<note>[^\n]+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<note>[^\n]+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 RUN = {"console", "sh", "python"}
 INSIDE = "RUN_BY_A_PAGE"
 LEFT_OUT = {"command: tests": "this is what runs the tests"}

@@ -1,0 +1,89 @@
+"""The reference knows everything that is there: commands, errors, hooks, variables, reasons and keys of JSON."""
+
+import importlib.util
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from anyaccel import hookspecs
+from anyaccel.plugin import ProbeContext
+from anyaccel.plugins.vendor import REQUIRED
+from anyaccel.scheduler.reasons import ReasonCode
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+HOOKS = [name for name in vars(hookspecs) if name.startswith("anyaccel_")]
+
+
+def page(name):
+    return (REFERENCE / name).read_text(encoding="utf-8")
+
+
+def test_what_is_written_by_the_script_is_what_it_writes():
+    path = ROOT / "scripts" / "write_reference.py"
+    spec = importlib.util.spec_from_file_location("write_reference", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    stale = [str(path) for path, text in script.pages().items() if path.read_text(encoding="utf-8") != text]
+    assert stale == [], "run: python scripts/write_reference.py"
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_hook_is_described_with_its_arguments(name):
+    arguments = ", ".join(inspect.signature(getattr(hookspecs, name)).parameters)
+    need = "required" if name in REQUIRED else "optional"
+    assert f"| `{name}({arguments})` | {need} |" in page("hooks.md")
+    assert f"\n## `{name}({arguments}) -> " in page("hooks.md")
+
+
+def test_every_question_to_the_machine_is_described():
+    names = [name for name in dir(ProbeContext) if not name.startswith("_")]
+    assert [name for name in names if not re.search(rf"`{name}[(`]", page("hooks.md"))] == []
+
+
+def test_every_variable_of_ours_is_described():
+    sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("core/src/anyaccel/**/*.py")]
+    used = {name for text in sources for name in re.findall(r"\bANYACCEL_[A-Z][A-Z_]*[A-Z]\b", text)}
+    described = set(re.findall(r"^\| `(ANYACCEL_[A-Z_]+)` \|", page("environment.md"), re.MULTILINE))
+    assert used == described
+
+
+def test_every_reason_is_described():
+    described = re.findall(r"^\| `([a-z-]+)` \| \w", page("errors.md"), re.MULTILINE)
+    assert sorted(described) == sorted(code.value for code in ReasonCode)
+
+
+def keys(value):
+    """Every key of a document that is ours: those below ``attributes``, ``links`` and ``set`` are not."""
+    if isinstance(value, list):
+        return {key for item in value for key in keys(item)}
+    if not isinstance(value, dict):
+        return set()
+    ours = {key: item for key, item in value.items() if key not in {"attributes", "links", "set"}}
+    return set(value) | {key for item in ours.values() for key in keys(item)}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status", "--declare", "GPU=1"),
+        ("status", "--machine", str(ROOT / "plugins" / "nvidia" / "recordings" / "h100-8gpu-one-lost")),
+        ("why", "GPU:2", "--declare", "GPU=1"),
+        ("select", "GPU:0.5", "--declare", "GPU=1"),
+        ("env", "GPU:0.5", "--declare", "GPU=1"),
+        ("plugins",),
+        ("doctor", "--declare", "GPU=1"),
+    ],
+    ids=" ".join,
+)
+def test_every_key_is_described_under_its_schema(arguments):
+    command = [sys.executable, "-m", "anyaccel", "--json", *arguments]
+    document = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
+    _, _, section = page("json.md").partition(f"\n## {document['schema']}\n")
+    section = section.partition("\n## ")[0]
+    assert section, document["schema"]
+    assert {key for key in keys(document) - {"schema", "time"} if f"`{key}`" not in section} == set()
