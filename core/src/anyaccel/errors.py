@@ -9,6 +9,7 @@
     │   ├── NeverFitsError        the request can never be served on this machine              exit 3
     │   └── NotFreeError          the request cannot be served now                             exit 4
     ├── EnvConflictError          the environment of a worker cannot be made                   exit 1
+    ├── EnforcementError          a worker cannot be confined to its devices                   exit 1
     ├── CommandNotFoundError      the command to run does not exist                            exit 127
     ├── CommandNotRunnableError   the command to run cannot be executed                        exit 126
     ├── PluginError               a plug-in is at fault; carries its Problem                   exit 1
@@ -104,6 +105,12 @@ class EnvConflictError(AnyaccelError):
     """Raised when two vendors set one variable differently, or a mask cannot be written."""
 
     code = "environment"
+
+
+class EnforcementError(AnyaccelError):
+    """Raised when a worker cannot be confined to its own devices."""
+
+    code = "enforcement"
 
 
 class CommandNotFoundError(AnyaccelError):
