@@ -1,0 +1,244 @@
+"""Confine a worker to its own devices: the kernel refuses it the device nodes of all others.
+
+Masks are requests that a vendor's runtime honors. A sandbox holds whatever the worker does with them: it cannot be
+lifted, and all that the worker starts is in it too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+from anyaccel.errors import EnforcementError, PluginError
+from anyaccel.model import Allocation, Device, Inventory, VendorState
+
+Enforce = bool | Literal["try"]
+"""Whether a worker must be confined, need not be, or is confined where the kernel can."""
+
+Node = tuple[int, int]
+"""A device as the kernel knows it; see :data:`anyaccel.launcher.landlock.Node`."""
+T = TypeVar("T")
+
+_WAY_OUT = "do without, or enforce='try' to confine workers only where that is possible"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sandbox:
+    """What one worker may not open. A plain value: ``encode`` and ``decode`` of the model carry it to the worker.
+
+    Attributes:
+        closed: Device nodes that the worker must not open.
+        kept: Device nodes that it must be able to open, whatever else leads to the same device.
+        gaps: What the sandbox cannot keep the worker from, one sentence each; empty when nothing is left open.
+    """
+
+    closed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
+
+    def apply(self) -> None:
+        """Confine this process for good, with all that it starts. Call it last before the worker's own code.
+
+        Raises:
+            EnforcementError: When the process has further threads, holds one of the devices open already, or the
+                kernel refuses. It may then have lost the right to gain privileges, and nothing else.
+        """
+        threads = len(os.listdir("/proc/self/task"))
+        if threads > 1:
+            raise EnforcementError(
+                f"a process must have one thread to be confined (this one has {threads}), since the others would not"
+                " be; confine it before it starts threads"
+            )
+        self._restrict(check_open=True)
+
+    def start(self, function: Callable[[], T]) -> T:
+        """Call a function that starts a process, so that the process is confined and the caller is not.
+
+        The function runs in a thread of its own, which is confined and ends after it. Do not tie the life of what it
+        starts to its parent by a parent-death signal: that is the thread.
+
+        Args:
+            function: Such as ``lambda: subprocess.Popen(...)``.
+
+        Returns:
+            What the function returned.
+
+        Raises:
+            EnforcementError: When the kernel refuses; whatever the function raises is raised too.
+        """
+        import threading
+
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                self._restrict(check_open=False)
+                results.append(function())
+            except BaseException as error:  # noqa: BLE001 - it is raised below, in the caller's thread
+                errors.append(error)
+
+        thread = threading.Thread(target=run, name="anyaccel-confined")
+        thread.start()
+        thread.join()
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    def _restrict(self, *, check_open: bool) -> None:
+        from anyaccel.launcher import landlock, reach
+
+        reason = landlock.unavailable()
+        if reason:
+            raise _cannot(reason)
+        try:
+            kept = set(_devices(self.kept))
+            closed = {node: path for node, path in _devices(self.closed, only=True).items() if node not in kept}
+            if check_open:
+                _refuse_open(closed)
+            names = reach.names(self.closed, closed.keys()) - reach.names(self.kept, kept)
+            landlock.restrict(reach.around(names), closed.keys())
+        except OSError as error:
+            if error.errno == errno.E2BIG:
+                raise _cannot("it is inside of 16 sandboxes already, which is the most") from error
+            raise _cannot(str(error)) from error
+
+
+def sandbox_for(allocation: Allocation, inventory: Inventory, *, enforce: Enforce = True) -> Sandbox | None:
+    """Make the sandbox of a worker, where one is wanted.
+
+    Args:
+        allocation: What the worker holds.
+        inventory: The machine's inventory that the allocation was made from.
+        enforce: True to insist, ``"try"`` to do without where the kernel cannot (:func:`available` says why),
+            False to do without.
+
+    Returns:
+        The sandbox; None when the worker is not to be confined.
+
+    Raises:
+        EnforcementError: When it must be confined and the kernel cannot.
+        PluginError: When the plug-in of a device that is held cannot say which nodes it needs.
+    """
+    if not enforce:
+        return None
+    reason = available()
+    if reason and enforce == "try":
+        return None
+    if reason:
+        raise _cannot(reason)
+    sandbox = plan(allocation, inventory)
+    from anyaccel.launcher import landlock
+
+    gap = landlock.gap()
+    return replace(sandbox, gaps=(*sandbox.gaps, gap)) if gap else sandbox
+
+
+def available() -> str:
+    """Say why workers cannot be confined on this machine; an empty string when they can."""
+    import sys
+
+    if sys.platform != "linux":
+        return "Landlock is a part of Linux"
+    from anyaccel.launcher import landlock
+
+    return landlock.unavailable()
+
+
+def plan(allocation: Allocation, inventory: Inventory) -> Sandbox:
+    """Decide which device nodes a worker must not open. Touches nothing.
+
+    Nodes of its own devices stay open, and those that their vendor's devices share. Nodes of all other devices are
+    closed, also those that the devices of a vendor share of which the worker holds none.
+
+    Raises:
+        PluginError: When the plug-in of a device that is held cannot say which nodes it needs.
+    """
+    held = {device.id for device in allocation.devices}
+    kept: dict[str, None] = {}
+    candidates: dict[str, None] = {}
+    gaps = []
+    for vendor in dict.fromkeys(device.vendor for device in inventory.devices if not device.declared):
+        devices = inventory.of_vendor(vendor)
+        own = [device for device in devices if device.id in held]
+        candidates |= dict.fromkeys(node for device in devices for node in device.nodes)
+        try:
+            shared = dict.fromkeys(_needed(vendor, own or devices))
+        except PluginError as error:
+            if own:
+                raise
+            gaps.append(f"nodes that all devices of {vendor} share may be open to the worker: {error.problem.reason}")
+            continue
+        if own:
+            kept |= shared
+        else:
+            candidates |= shared
+    closed = tuple(node for node in candidates if node not in kept)
+    gaps += [_inseparable(device) for device in inventory.devices if device.id not in held and _open(device, closed)]
+    gaps += [
+        f"the detection of {report.vendor} failed, so that nobody knows its device nodes: they are open to the worker"
+        for report in inventory.vendors
+        if report.state is VendorState.FAILED
+    ]
+    return Sandbox(closed=closed, kept=tuple(kept), gaps=tuple(gaps))
+
+
+def _needed(vendor: str, devices: Collection[Device]) -> tuple[str, ...]:
+    """Every node without which devices do not work."""
+    from anyaccel.plugins.registry import plugin
+
+    return (*(node for device in devices for node in device.nodes), *plugin(vendor).container(tuple(devices)).nodes)
+
+
+def _open(device: Device, closed: Collection[str]) -> bool:
+    """Whether nothing keeps a worker out of a device that it does not hold."""
+    return not device.declared and not any(node in closed for node in device.nodes)
+
+
+def _inseparable(device: Device) -> str:
+    name = f"{device.vendor}:{device.index} ({device.id})"
+    if device.nodes:
+        return f"{name} is open to the worker: each of its device nodes belongs to a device that the worker holds, too"
+    return f"{name} may be open to the worker: its plug-in names no device node"
+
+
+def _cannot(reason: str) -> EnforcementError:
+    return EnforcementError(f"the worker cannot be confined to its devices: {reason}; {_WAY_OUT}")
+
+
+def _devices(paths: Collection[str], *, only: bool = False) -> dict[Node, str]:
+    """The devices behind those nodes that are there."""
+    from anyaccel.launcher.landlock import node_of
+
+    found = {}
+    for path in paths:
+        try:
+            node = node_of(os.stat(path))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if node is not None:
+            found[node] = path
+        elif only:
+            raise EnforcementError(
+                f"{path} must be a device node, since closing it would close other things too; the plug-in that names"
+                " it as a node is at fault"
+            )
+    return found
+
+
+def _refuse_open(closed: Mapping[Node, str]) -> None:
+    """Refuse to go on with a device that is open already: no sandbox takes that back."""
+    from anyaccel.launcher.landlock import node_of
+
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            node = node_of(os.fstat(int(name)))
+        except OSError:  # the descriptor of the listing itself
+            continue
+        if node is not None and node in closed:
+            raise EnforcementError(
+                f"{closed[node]} is open already, as descriptor {name}; close it before the worker is confined"
+            )
