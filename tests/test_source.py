@@ -32,7 +32,7 @@ VENDOR_WORDS = re.compile(
 
 ROOMS = {
     "_version": "",
-    "errors": "model scheduler",
+    "errors": "model scheduler ledger",
     "model": "errors",
     "hookspecs": "model probe",
     "probe": "model errors",
@@ -40,8 +40,10 @@ ROOMS = {
     "plugins": "model errors hookspecs probe plugin",
     "inventory": "model errors hookspecs probe plugin plugins",
     "scheduler": "model errors inventory",
-    "launcher": "model errors plugins inventory scheduler",
-    "engines": "model errors inventory scheduler launcher",
+    "ledger": "model errors inventory",
+    "launcher": "model errors plugins inventory scheduler ledger",
+    "workers": "model errors plugins inventory scheduler ledger launcher",
+    "engines": "model errors inventory scheduler ledger launcher workers",
     "exports": "model errors plugins inventory",
 }
 """What each room may import, besides itself and ``_version``, also for types. Everything else may import all rooms."""
@@ -112,7 +114,7 @@ def test_what_is_for_tests_is_never_imported_by_the_rest():
         for path in MODULES
         if room_of(path) != "testing" and any(name.startswith("anyaccel.testing") for name in imports(path))
     ]
-    assert users == []
+    assert set(users) <= {"cli/check.py"}  # the command that is for authors
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

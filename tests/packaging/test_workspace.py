@@ -65,5 +65,5 @@ def test_a_plugin_is_described_alike(vendor):
 
 
 def test_the_changelog_knows_the_version():
-    version = re.search(r'"(.+)"', (ROOT / "core/src/anyaccel/_version.py").read_text())[1]
+    version = re.search(r'^__version__ = "(.+)"', (ROOT / "core/src/anyaccel/_version.py").read_text(), re.MULTILINE)[1]
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
