@@ -12,6 +12,11 @@
     ├── EnforcementError          a worker cannot be confined to its devices                   exit 1
     ├── CommandNotFoundError      the command to run does not exist                            exit 127
     ├── CommandNotRunnableError   the command to run cannot be executed                        exit 126
+    ├── WorkerError               a task was not run to its end                                exit 1
+    │   ├── BrokenWorkerError     its worker ended before it answered; carries the exit status
+    │   ├── NurseryError          no worker can be started
+    │   ├── RemoteError           it raised an exception that cannot travel; carries its text
+    │   └── TaskTimeoutError      it took longer than it may
     ├── PluginError               a plug-in is at fault; carries its Problem                   exit 1
     └── LedgerError               the leases of this machine cannot be kept or counted         exit 1
         ├── DevicesBusyError      the devices were not free, or not in time                    exit 4
@@ -125,6 +130,45 @@ class CommandNotRunnableError(AnyaccelError):
 
     code = "command-not-runnable"
     exit_code = 126
+
+
+class WorkerError(AnyaccelError):
+    """Base of the errors that say why a task was not run to its end."""
+
+    code = "worker"
+
+
+class BrokenWorkerError(WorkerError):
+    """Raised when a worker ended before it answered.
+
+    Attributes:
+        exit_status: How it ended: its exit status, the negative number of the signal that killed it, or None when
+            nobody could tell.
+    """
+
+    code = "broken-worker"
+
+    def __init__(self, message: str, *, exit_status: int | None = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.exit_status = exit_status
+
+
+class NurseryError(WorkerError):
+    """Raised when no worker can be started."""
+
+    code = "nursery"
+
+
+class RemoteError(WorkerError):
+    """Raised when a task raised an exception that cannot travel from its worker; has that exception's text."""
+
+    code = "remote"
+
+
+class TaskTimeoutError(WorkerError, TimeoutError):
+    """Raised when a task took longer than it may."""
+
+    code = "timeout"
 
 
 class PluginError(AnyaccelError):
