@@ -95,12 +95,12 @@ class Sandbox:
         if reason:
             raise _cannot(reason)
         try:
-            kept = set(_devices(self.kept))
-            closed = {node: path for node, path in _devices(self.closed, only=True).items() if node not in kept}
+            kept = {_device(path) for path in self.kept} - {None}
+            closed = {path: node for path in self.closed if (node := _device(path, only=True)) not in kept}
+            nodes = {node: path for path, node in closed.items() if node is not None}
             if check_open:
-                _refuse_open(closed)
-            names = reach.names(self.closed, closed.keys()) - reach.names(self.kept, kept)
-            landlock.restrict(reach.around(names), closed.keys())
+                _refuse_open(nodes)
+            landlock.restrict(reach.around(reach.names(closed, nodes)), nodes.keys())
         except OSError as error:
             if error.errno == errno.E2BIG:
                 raise _cannot("it is inside of 16 sandboxes already, which is the most") from error
@@ -209,24 +209,20 @@ def _cannot(reason: str) -> EnforcementError:
     return EnforcementError(f"the worker cannot be confined to its devices: {reason}; {_WAY_OUT}")
 
 
-def _devices(paths: Collection[str], *, only: bool = False) -> dict[Node, str]:
-    """The devices behind those nodes that are there."""
+def _device(path: str, *, only: bool = False) -> Node | None:
+    """The device behind a node; None when it is not there."""
     from anyaccel.launcher.landlock import node_of
 
-    found = {}
-    for path in paths:
-        try:
-            node = node_of(os.stat(path))
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        if node is not None:
-            found[node] = path
-        elif only:
-            raise EnforcementError(
-                f"{path} must be a device node, since closing it would close other things too; the plug-in that names"
-                " it as a node is at fault"
-            )
-    return found
+    try:
+        node = node_of(os.stat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if node is None and only:
+        raise EnforcementError(
+            f"{path} must be a device node, since closing it would close other things too; the plug-in that names it as"
+            " a node is at fault"
+        )
+    return node
 
 
 def _refuse_open(closed: Mapping[Node, str]) -> None:
