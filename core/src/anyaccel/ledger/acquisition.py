@@ -1,0 +1,365 @@
+"""Getting devices: look, choose, publish, and wait in line in between.
+
+Choosing is optimistic. The names are read and the caller chooses without any lock, so that a slow choice - it may ask
+plug-ins - delays nobody but itself. Then, with the directory locked, the names are read once more, and what was chosen
+is published if it is still free and nobody came in front; otherwise all starts anew.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from anyaccel.errors import DevicesBusyError, LeaseCancelledError
+from anyaccel.ledger import listing as listings
+from anyaccel.ledger import record, tickets, witness
+from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
+from anyaccel.ledger.inotify import Watch
+from anyaccel.ledger.lease import Lease, Want
+from anyaccel.ledger.listing import Listing
+from anyaccel.ledger.lockfile import Life, LockedFile
+from anyaccel.ledger.names import lease_name, new_nonce
+from anyaccel.ledger.record import LeaseRecord
+from anyaccel.ledger.tickets import FRONT, Standing, Ticket
+from anyaccel.model.device import UNITS_PER_DEVICE
+
+Choose = Callable[[Mapping[str, int]], Mapping[str, int] | None]
+"""Chooses units by device id, given those that are taken; None when what is left does not do. Nothing is a choice."""
+
+OnWait = Callable[[int, tuple[LeaseRecord, ...]], None]
+"""Told the place in line, 1 for the next to be served, and who holds devices that would do; at first and on change."""
+
+_IMPATIENT_SECONDS = 0.010
+"""Who waits for less than that has no place in line: making one costs more than what it is good for."""
+
+_CONFLICTS = 3
+_CONFLICTS_AT_LAST = 100
+_SWEPT = 4
+_LOCK_SECONDS = 0.05
+_LOCK_SECONDS_AT_LAST = 1.0
+_SECOND_LOOK = 0.001
+
+
+class Acquisition:
+    """One attempt to get devices, from the first look to the lease. Not to be shared by threads.
+
+    Args:
+        state: The state directory.
+        want: What is wanted.
+        choose: Chooses among what is free; called without any lock, possibly often.
+        wait: Seconds to wait; None to wait for as long as it takes.
+        priority: The higher, the earlier.
+        note: What it is for.
+        on_wait: Told how the wait goes.
+    """
+
+    def __init__(
+        self,
+        state: StateDirectory,
+        want: Want,
+        choose: Choose,
+        *,
+        wait: float | None,
+        priority: int,
+        note: str,
+        on_wait: OnWait | None,
+    ) -> None:
+        self._state = state
+        self._want = want
+        self._choose = choose
+        self._priority = priority
+        self._note = note
+        self._on_wait = on_wait
+        self._began = time.monotonic()
+        self._deadline = None if wait is None else self._began + wait
+        self._busy_since: float | None = None
+        self._line = tickets.Line(want.candidates, priority)
+        self._ticket: Ticket | None = None
+        self._watch: Watch | None = None
+        self._leaving: list[int] = []
+        self._over: set[str] = set()
+        self._refused: dict[str, str] = {}
+        self._conflicts = 0
+        self._place = 0
+        self._told: int | None = None
+        self._woken = False
+        self._late = False
+        self._callers: OSError | None = None
+
+    def attempt(self) -> Lease | None:
+        """Get the devices if they are free and it is our turn; otherwise get in line, or stay there.
+
+        Raises:
+            LedgerError: When the ledger cannot be used.
+            DevicesBusyError: When time is up.
+        """
+        self._late = self._deadline is not None and time.monotonic() >= self._deadline
+        directory = self._state.open()
+        try:
+            self._forget()
+            lease = self._try_repeatedly(directory)
+            if lease is None:
+                if self._late:
+                    raise self._sorry(directory)
+                self._queue(directory)
+        except OSError as error:
+            if error is self._callers:
+                raise
+            raise self._state.fault(error) from error
+        finally:
+            self._state.close(directory)
+        return lease
+
+    def tell(self) -> None:
+        """Tell whoever wants to know how the wait goes."""
+        if self._on_wait and self._ticket and self._told != self._place:
+            self._told = self._place
+            directory = self._state.open()
+            try:
+                holders = self._holders(directory)
+            except OSError as error:
+                raise self._state.fault(error) from error
+            finally:
+                self._state.close(directory)
+            self._on_wait(self._place + 1, holders)
+
+    def sleep(self, cancel: Any = None) -> None:
+        """Wait until it may be worth another attempt.
+
+        Args:
+            cancel: Something with a descriptor that becomes readable when somebody cancels the wait.
+
+        Raises:
+            LeaseCancelledError: When somebody does.
+        """
+        poll = select.poll()
+        for fd in self.events():
+            poll.register(fd, select.POLLIN)
+        if cancel is not None:
+            poll.register(cancel, select.POLLIN)
+        number = cancel if cancel is None or isinstance(cancel, int) else cancel.fileno()
+        for fd, _ in poll.poll(self.pause() * 1000):
+            if fd == number:
+                raise LeaseCancelledError(f"the wait for {self._want.request or 'devices'} was cancelled")
+            self._woken = True
+
+    def woken(self) -> None:
+        """Say that one of the events has happened."""
+        self._woken = True
+
+    def events(self) -> list[int]:
+        """Descriptors that become readable when another attempt may be worth it."""
+        return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
+
+    def pause(self) -> float:
+        """Seconds after which to try again whatever happens."""
+        if self._ticket is None:  # nothing is woken: at random, so that rivals do not march in step
+            pause = random.uniform(0.0002, 0.001) if not self._place else _IMPATIENT_SECONDS  # noqa: S311
+        elif self._busy_since is not None or self._woken:
+            pause, self._woken = _SECOND_LOOK, False
+        elif self._watch is None and self._place < FRONT:
+            pause = 0.02
+        else:
+            pause = tickets.interval(self._place)
+        return pause if self._deadline is None else max(0.0, min(pause, self._deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """Leave the line."""
+        ticket, self._ticket = self._ticket, None
+        if ticket:
+            ticket.drop()
+        self._forget()
+        watch, self._watch = self._watch, None
+        if watch:
+            watch.close()
+
+    def _try_repeatedly(self, directory: int) -> Lease | None:
+        """Try until there is a reason to wait. Every conflict means that somebody else got something."""
+        for _ in range(_CONFLICTS if not self._late else _CONFLICTS_AT_LAST):
+            refused = -1
+            while refused < len(self._refused):  # a device that was refused now is no conflict
+                refused = len(self._refused)
+                lease, conflict = self._try(directory)
+                if lease is not None or not conflict:
+                    return lease
+        self._conflicts += 1
+        return None
+
+    def _try(self, directory: int) -> tuple[Lease | None, bool]:
+        """Look, choose and publish once; the second value says that it may be worth doing it again at once."""
+        if self._watch:
+            self._watch.drain()
+        listing = listings.read(directory)
+        if self._ticket and self._ticket.name not in listing.tickets:  # somebody emptied the directory
+            self._ticket.drop()
+            self._ticket = None
+        own = self._ticket.name if self._ticket else None
+        standing = self._line.stand(directory, listing, own)
+        self._place = standing.place
+        if self._ticket:
+            self._ticket.stamp()
+        elif listing.hidden:
+            listings.sweep(directory, listings.debris(directory, listing.hidden[:_SWEPT]))
+        if standing.blocked:
+            return None, False
+        choice = self._select(directory, listing)
+        if choice is None:
+            return None, False
+        if not choice:
+            return Lease(self._state, new_nonce(), {}, {}, witness.Witnesses({}, {})), False
+        lease = self._publish(directory, choice, standing)
+        return lease, self._busy_since is None
+
+    def _select(self, directory: int, listing: Listing) -> dict[str, int] | None:
+        """Let the caller choose by names, and if nothing fits, by locks."""
+        choice = self._ask(listing.taken(self._over))
+        if choice is not None:
+            return choice
+        before = len(self._over)
+        for lease in listing.leases:
+            if lease.name not in self._over:
+                life = listings.life(directory, lease)
+                if life is Life.OVER:
+                    self._over.add(lease.name)
+                elif life is Life.LEAVING and lease.device in self._want.candidates:
+                    self._follow(lease.pid)
+        listings.sweep(directory, listings.debris(directory, listing.hidden))
+        return self._ask(listing.taken(self._over)) if len(self._over) > before else None
+
+    def _ask(self, taken: dict[str, int]) -> dict[str, int] | None:
+        try:
+            chosen = self._choose(taken | dict.fromkeys(self._refused, UNITS_PER_DEVICE))
+        except OSError as error:
+            self._callers = error
+            raise
+        if chosen is None:
+            return None
+        choice = dict(chosen)
+        for device, units in choice.items():
+            if device not in self._want.candidates:
+                raise ValueError(f"what is chosen must be a candidate (got {device!r})")
+            if type(units) is not int or not 0 < units <= UNITS_PER_DEVICE:
+                raise ValueError(f"units of {device!r} must be a whole number from 1 to 10000 (got {units!r})")
+        return choice
+
+    def _publish(self, directory: int, choice: dict[str, int], standing: Standing) -> Lease | None:
+        """Make the lease if what was chosen is still free and it is still our turn."""
+        files: dict[str, LockedFile] = {}
+        witnesses = witness.Witnesses({}, {})
+        nonce = new_nonce()
+        lease = None
+        try:
+            if self._want.witnesses:
+                witnesses = witness.Witnesses(choice, self._want.witnesses)
+            body = record.lease_body(self._want.request, self._note, confined=self._want.confined)
+            for device in choice:
+                files[device] = LockedFile(directory, body)
+            if not self._lock(directory):
+                return None
+            try:
+                if self._still_free(directory, choice, standing) and self._attest(witnesses):
+                    for device, file in files.items():
+                        file.rename(directory, lease_name(device, choice[device], nonce))
+                    lease = Lease(self._state, nonce, choice, files, witnesses)
+            finally:
+                self._state.unlock(directory)
+            return lease
+        finally:
+            if lease is None:
+                witnesses.close()
+                for file in files.values():
+                    file.discard(directory)
+
+    def _still_free(self, directory: int, choice: dict[str, int], standing: Standing) -> bool:
+        if self._state.replaced(directory):
+            return False
+        listing = listings.read(directory)
+        own = self._ticket.name if self._ticket else None
+        if any(ticket.name not in standing.passed for ticket in self._line.rivals(directory, listing, own)):
+            return False
+        dead = (each.name for each in listing.leases if each.name in self._over and each.understood)
+        listings.sweep(directory, [*standing.over, *dead])
+        return listings.fits(choice, listing.taken(self._over) | dict.fromkeys(self._refused, UNITS_PER_DEVICE))
+
+    def _attest(self, witnesses: witness.Witnesses) -> bool:
+        contradiction = witnesses.lock()
+        if contradiction:
+            self._refused[contradiction[0]] = witness.describe(*contradiction)
+        return contradiction is None
+
+    def _lock(self, directory: int) -> bool:
+        if self._state.lock(directory, _LOCK_SECONDS_AT_LAST if self._late else _LOCK_SECONDS):
+            self._busy_since = None
+            return True
+        now = time.monotonic()
+        self._busy_since = self._busy_since or now
+        if self._late or now - self._busy_since >= BUSY_SECONDS:
+            raise self._state.busy(directory, max(_LOCK_SECONDS_AT_LAST, now - self._busy_since))
+        return False
+
+    def _queue(self, directory: int) -> None:
+        """Get a place in line once the wait is worth it, and watch the directory when it is near."""
+        if self._ticket is None:
+            patient = time.monotonic() - self._began >= _IMPATIENT_SECONDS or self._conflicts > 1
+            if not patient or self._busy_since is not None:
+                return
+            file = tickets.make_file(directory, self._want.candidates, self._want.request, self._note)
+            try:
+                if self._lock(directory):
+                    try:
+                        if not self._state.replaced(directory):
+                            self._ticket = Ticket(self._state, directory, file, self._priority, self._want.candidates)
+                    finally:
+                        self._state.unlock(directory)
+            finally:
+                if self._ticket is None:
+                    file.discard(directory)
+            self._woken = True  # what changed before we watched
+        if self._place < FRONT and self._watch is None:
+            try:
+                self._watch = Watch(self._state.path)
+            except OSError:
+                return  # the poll does it, too
+            self._woken = True
+
+    def _follow(self, pid: int) -> None:
+        """Be woken when a process that has ended leaves the kernel."""
+        try:
+            self._leaving.append(os.pidfd_open(pid))
+        except OSError:
+            self._woken = True
+
+    def _forget(self) -> None:
+        self._refused.clear()
+        leaving, self._leaving = self._leaving, []
+        for fd in leaving:
+            os.close(fd)
+
+    def _holders(self, directory: int) -> tuple[LeaseRecord, ...]:
+        """Who holds devices that would have served."""
+        found = record.records(directory, listings.read(directory))
+        outside = (
+            LeaseRecord(id="", device=device, units=UNITS_PER_DEVICE, state="outside", reason=reason)
+            for device, reason in self._refused.items()
+        )
+        return (*(each for each in found if each.device in self._want.candidates), *outside)
+
+    def _sorry(self, directory: int) -> DevicesBusyError:
+        holders = self._holders(directory)
+        reasons = [str(each) for each in holders[:4]]
+        if len(holders) > len(reasons):
+            reasons.append(f"{len(holders) - len(reasons)} more")
+        if self._place:
+            reasons.append(f"{self._place} earlier request{'s' * (self._place > 1)} for the same devices")
+        request = self._want.request or "what was asked for"
+        waited = time.monotonic() - self._began
+        after = f" after {waited:.3g} s" if waited > 1 else ""
+        return DevicesBusyError(
+            f"{request} is not free{after}: {'; '.join(reasons) or 'what is left does not do'}",
+            holders=holders,
+            ahead=self._place,
+        )

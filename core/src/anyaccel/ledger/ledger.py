@@ -1,0 +1,194 @@
+"""The ledger: which devices of this machine are held, by whom, and who is next."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from anyaccel.errors import StateDirectoryError
+from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
+from anyaccel.ledger.directory import MACHINE_WIDE, StateDirectory, find
+from anyaccel.ledger.lease import Lease, Want
+from anyaccel.ledger.listing import read
+from anyaccel.ledger.names import MAX_PRIORITY
+from anyaccel.ledger.record import LeaseRecord, TicketRecord, records
+
+
+class Ledger:
+    """Leases that every process on the machine shares. Every method may be called by any thread.
+
+    There is no server: a lease is a file that its holder keeps locked, and the kernel ends it with the last process
+    that carries it. See ``docs/explanation/ledger.md``.
+
+    Attributes:
+        path: The state directory.
+        shared: Whether other users take part.
+        notes: What people should know about it before they rely on it.
+    """
+
+    def __init__(self, state: StateDirectory) -> None:
+        self._state = state
+
+    @classmethod
+    def open(cls, environ: Mapping[str, str] | None = None) -> Ledger:
+        """Open the ledger of this machine.
+
+        Args:
+            environ: The environment, in which ``ANYACCEL_STATE_DIR`` names another directory than ``/run/anyaccel``;
+                that of this process when None.
+
+        Raises:
+            StateDirectoryError: When there is no directory that can be trusted.
+        """
+        if sys.platform != "linux":
+            raise StateDirectoryError(f"leases need Linux (this is {sys.platform}); devices can still be listed")
+        return cls(find(os.environ if environ is None else environ))
+
+    @property
+    def path(self) -> str:
+        """The state directory."""
+        return self._state.path
+
+    @property
+    def shared(self) -> bool:
+        """Whether other users take part."""
+        return self._state.shared
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people should know about the ledger before they rely on it."""
+        if self.shared:
+            return ()
+        note = (
+            f"leases are kept in {self.path}, where those of other users and containers are not seen; to share them, "
+            f"root makes {MACHINE_WIDE} with mode 1777, for which anyaccel comes with a line for tmpfiles.d"
+        )
+        return (note,)
+
+    def acquire(
+        self,
+        want: Want,
+        choose: Choose,
+        *,
+        wait: float | None = None,
+        priority: int = 0,
+        note: str = "",
+        on_wait: OnWait | None = None,
+        cancel: Any = None,
+    ) -> Lease:
+        """Get devices, when it is our turn.
+
+        Requests that compete for a device are served strictly in the order of arrival, by priority; others may pass.
+        A place in line is taken after 10 ms; from then on nobody who comes later is served before, unless we stop
+        looking for seconds.
+
+        Args:
+            want: What is wanted.
+            choose: Called with the units that are taken by device id; returns those to hold, by device id and in
+                1/10000, or None when what is left does not do. Without any lock, often, and by this thread. An empty
+                choice gives a lease of nothing.
+            wait: Seconds to wait; 0 to take what is free now or nothing, None to wait for as long as it takes.
+            priority: The higher, the earlier; by agreement among users.
+            note: What it is for, for people to read.
+            on_wait: Called with the place in line, 1 for the next, and with who holds devices that would do: once we
+                are in line, and when the place changes. What it raises ends the wait.
+            cancel: A descriptor, or an object with ``fileno()``, that becomes readable when somebody cancels the wait.
+
+        Returns:
+            The lease, to be released.
+
+        Raises:
+            DevicesBusyError: When they were not free in time.
+            LeaseCancelledError: When the wait was cancelled.
+            StateDirectoryError: When the state directory cannot be used (any more).
+            LedgerBusyError: When another process keeps it locked.
+            LedgerError: When the kernel refuses something: space, descriptors.
+        """
+        attempt = self._begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait)
+        try:
+            while (lease := attempt.attempt()) is None:
+                attempt.tell()
+                attempt.sleep(cancel)
+            return lease
+        finally:
+            attempt.close()
+
+    async def acquire_async(
+        self,
+        want: Want,
+        choose: Choose,
+        *,
+        wait: float | None = None,
+        priority: int = 0,
+        note: str = "",
+        on_wait: OnWait | None = None,
+    ) -> Lease:
+        """Get devices like :meth:`acquire`, on the running event loop and without a thread.
+
+        Cancel the task to cancel the wait; it is never cancelled once it has its devices.
+        """
+        from anyaccel.ledger.events import pause
+
+        attempt = self._begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait)
+        try:
+            while (lease := attempt.attempt()) is None:
+                attempt.tell()
+                await pause(attempt)
+            return lease
+        finally:
+            attempt.close()
+
+    def leases(self) -> tuple[LeaseRecord, ...]:
+        """The leases that are in force: one record for each device of each."""
+        directory = self._state.open()
+        try:
+            return tuple(records(directory, read(directory)))
+        except OSError as error:
+            raise self._state.fault(error) from error
+        finally:
+            self._state.close(directory)
+
+    def tickets(self) -> tuple[TicketRecord, ...]:
+        """Those who wait, first to be served first."""
+        from anyaccel.ledger.tickets import records
+
+        directory = self._state.open()
+        try:
+            return tuple(records(directory, read(directory)))
+        except OSError as error:
+            raise self._state.fault(error) from error
+        finally:
+            self._state.close(directory)
+
+    def release_of(self, lease_id: str, *, grace: float = 10.0, force: bool = False) -> tuple[int, ...]:
+        """End a lease of one's own from outside, or anybody's as root, by ending every process that carries it.
+
+        Args:
+            lease_id: Identity of the lease.
+            grace: Seconds for the processes to end after SIGTERM.
+            force: Whether to kill those that did not.
+
+        Returns:
+            The processes that were asked to end.
+
+        Raises:
+            LeaseNotFoundError: When there is no such lease.
+            LeasePermissionError: When it belongs to another user.
+            LedgerError: When it is still held in the end, or by this process itself.
+        """
+        from anyaccel.ledger.ending import end
+
+        return end(self._state, lease_id, grace=grace, force=force)
+
+    def _begin(self, want: Want, choose: Choose, *, wait: float | None, priority: int, **options: Any) -> Acquisition:
+        if wait is not None and not 0 <= wait <= math.inf:
+            raise ValueError(f"wait must be seconds, 0 or more, or None (got {wait!r})")
+        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise ValueError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY} (got {priority!r})")
+        return Acquisition(self._state, want, choose, wait=wait, priority=priority, **options)
+
+    def __repr__(self) -> str:
+        return f"<Ledger {self.path}{'' if self.shared else ' (not shared)'}>"

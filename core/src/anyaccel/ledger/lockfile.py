@@ -1,0 +1,140 @@
+"""Files that their makers keep locked, and what a lock says about a file of somebody else."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from enum import Enum
+
+from anyaccel.ledger import process
+from anyaccel.ledger.names import boot, hidden_name
+
+BODY_LIMIT = 4096
+_TRIES = 100
+
+
+class Life(Enum):
+    """What keeps a file in force."""
+
+    HELD = "held"
+    """Its lock is held, or may be."""
+    LEAVING = "leaving"
+    """Its lock is free, but its process has not left the kernel yet: what it had open may still be in use."""
+    OVER = "over"
+    """Nothing: it is debris."""
+
+
+class LockedFile:
+    """A file of ours: made under a hidden name, locked, written, and only then given the name that counts.
+
+    Args:
+        directory: Descriptor of the directory.
+        body: What to write into it.
+
+    Attributes:
+        fd: Descriptor that carries the lock.
+        name: Current name.
+
+    Raises:
+        OSError: When it could not be made; nothing is left of it then.
+    """
+
+    __slots__ = ("_former", "fd", "name")
+
+    def __init__(self, directory: int, body: bytes) -> None:
+        self.fd = -1
+        self._former = ""
+        for tries in range(_TRIES):
+            self.name = hidden_name()  # known before the file exists, so that an interrupt leaves nothing behind
+            try:
+                self._make(directory, body)
+            except BlockingIOError:  # somebody was looking at it at this very moment
+                self.discard(directory)
+                if tries == _TRIES - 1:
+                    raise
+            except BaseException:
+                self.discard(directory)
+                raise
+            else:
+                return
+
+    def _make(self, directory: int, body: bytes) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.fd = os.open(self.name, flags, 0o644, dir_fd=directory)
+        fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.fchmod(self.fd, 0o644)  # whatever the umask: others must be able to see whether it is locked
+        if os.write(self.fd, body) != len(body):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def rename(self, directory: int, name: str) -> None:
+        """Give it another name. An interrupt leaves both names known, so that :meth:`discard` finds it."""
+        self._former, self.name = self.name, name
+        try:
+            os.rename(self._former, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except OSError:
+            self.name = self._former
+            raise
+
+    def discard(self, directory: int) -> None:
+        """Remove it, then let go of its lock. What cannot be removed is debris once the lock is gone."""
+        for name in {self.name, self._former or self.name}:
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=directory)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of its lock, unless somebody else carries the descriptor, too."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            with contextlib.suppress(OSError):  # the kernel closes it even where it reports an error
+                os.close(fd)
+
+
+def look(directory: int, name: str) -> tuple[Life, os.stat_result | None]:
+    """Say whether a file is locked by somebody.
+
+    The test takes a shared lock for a moment: it stands in no other tester's way, even when we are stopped meanwhile.
+
+    Returns:
+        ``HELD`` or ``OVER``, and the file's state if it could be opened. What cannot be opened for want of permission
+        is taken to be held; what is no regular file is nobody's, since no version ever makes one.
+    """
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except PermissionError:
+        return Life.HELD, None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # gone; a link; a socket
+            return Life.OVER, None
+        raise
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            return Life.OVER, None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Life.HELD, found
+        return Life.OVER, found
+    finally:
+        os.close(fd)
+
+
+def left_behind(pid: int, start: int, tag: str) -> bool:
+    """Whether the process that made a file cannot use anything any more."""
+    return tag != boot() or process.gone(pid, start)
+
+
+def read_body(directory: int, name: str, limit: int = BODY_LIMIT) -> bytes:
+    """Read what is written in somebody's file; empty when that cannot be done."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, limit) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    finally:
+        os.close(fd)

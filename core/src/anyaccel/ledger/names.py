@@ -1,0 +1,221 @@
+"""What the names of files in the state directory say, and how device ids are written in them.
+
+A lease is ``v1.<device>.<units>.<pid>.<starttime>.<nonce>``: whoever counts what is taken needs nothing but names. A
+ticket of somebody who waits is ``t1.<rank>.<number>.<pid>.<starttime>.<nonce>.<wanted>``, in which the numbers have
+leading zeros, so that the order of the names is the order of service. What is being made is hidden:
+``.<pid>.<starttime>.<nonce>``. A nonce starts with the tag of the boot, so that files that outlived a boot say so.
+
+Names come from other processes, possibly of another version or with bad intent; nothing here raises on them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+from anyaccel.ledger.process import me
+from anyaccel.model.device import UNITS_PER_DEVICE
+
+MAX_PRIORITY = 1_000_000
+_RANK_OF_PRIORITY_0 = 5_000_000
+_MAX_NUMBER = 10**16 - 1
+_ESCAPED_LENGTH = 150
+_LISTED_IN_NAME = 32
+_IN_BODY = "+"
+
+_DEVICE = re.compile(r"[ -~]{1,128}")
+_PLAIN = re.compile(r"[0-9A-Za-z:@+_-]")
+_IDENTITY = r"(?P<pid>[0-9]{1,10})\.(?P<start>[0-9]{1,20})\.(?P<boot>[0-9a-f]{8})(?P<id>[0-9a-f]{12})"
+_LEASE = re.compile(rf"v1\.(?P<device>[^.]+)\.(?P<units>[0-9]{{1,5}})\.{_IDENTITY}")
+_ANY_LEASE = re.compile(r"v[0-9]+\.(?P<device>[^.]+)(\..*)?")
+_TICKET = re.compile(rf"t1\.(?P<rank>[0-9]{{7}})\.(?P<number>[0-9]{{16}})\.{_IDENTITY}\.(?P<wanted>[0-9A-Za-z_+-]*)")
+_HIDDEN = re.compile(rf"\.{_IDENTITY}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseName:
+    """What a lease's file name says.
+
+    Attributes:
+        name: The name.
+        device: Id of the device.
+        units: Units of it that are held, in 1/10000; all of them where the rest is not understood.
+        pid: Process that took the lease; 0 where it is not understood.
+        start: Start time of that process, in ticks since the boot; 0 when unknown.
+        boot: Tag of the boot in which it was taken.
+        id: Identity of the lease, the same for all devices of one request.
+        understood: Whether this version knows what the name says.
+    """
+
+    name: str
+    device: str
+    units: int = UNITS_PER_DEVICE
+    pid: int = 0
+    start: int = 0
+    boot: str = ""
+    id: str = ""
+    understood: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TicketName:
+    """What a ticket's file name says.
+
+    Attributes:
+        name: The name.
+        priority: The higher, the earlier.
+        number: Position in the order of arrival.
+        pid: Process that waits.
+        start: Start time of that process.
+        boot: Tag of the boot in which it was made.
+        id: Identity of the ticket.
+        wanted: Hashes of the devices that could serve it; None when the file's body lists them.
+    """
+
+    name: str
+    priority: int
+    number: int
+    pid: int
+    start: int
+    boot: str
+    id: str
+    wanted: frozenset[int] | None
+
+
+@cache
+def boot() -> str:
+    """Tag of this boot: eight hexadecimal digits, zeros where the kernel does not say."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            tag = file.read(8)
+    except OSError:
+        return "0" * 8
+    return tag if re.fullmatch("[0-9a-f]{8}", tag) else "0" * 8
+
+
+@lru_cache(maxsize=4096)
+def encode(device: str) -> str:
+    """Write a device id as a part of a file name, reversibly: letters, digits and ``:@+-_`` stay as they are.
+
+    Raises:
+        ValueError: When it is not 1 to 128 printable ASCII characters.
+    """
+    if not _DEVICE.fullmatch(device):
+        raise ValueError(f"a device id must be 1 to 128 printable ASCII characters (got {device!r})")
+    escaped = "".join(char if _PLAIN.fullmatch(char) else f"%{ord(char):02X}" for char in device)
+    if len(escaped) <= _ESCAPED_LENGTH:
+        return escaped
+    return "=" + urlsafe_b64encode(device.encode()).decode().rstrip("=")  # "=" is escaped above: no id starts with it
+
+
+@lru_cache(maxsize=4096)
+def decode(text: str) -> str | None:
+    """Read what :func:`encode` wrote; None when it did not write this."""
+    try:
+        if text.startswith("="):
+            device = urlsafe_b64decode(text[1:] + "=" * (-len(text[1:]) % 4)).decode("ascii")
+        else:
+            device = re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), text)
+        return device if encode(device) == text else None
+    except ValueError:
+        return None
+
+
+def new_nonce() -> str:
+    """Make a nonce: the tag of the boot and 12 random hexadecimal digits, which are the lease's identity."""
+    return boot() + os.urandom(6).hex()
+
+
+def hidden_name() -> str:
+    """Make a name for a file that is being made."""
+    pid, start = me()
+    return f".{pid}.{start}.{new_nonce()}"
+
+
+def lease_name(device: str, units: int, nonce: str, owner: tuple[int, int] | None = None) -> str:
+    """Name a lease of this process, or of the one whose process id and start time are given."""
+    pid, start = owner or me()
+    return f"v1.{encode(device)}.{units}.{pid}.{start}.{nonce}"
+
+
+def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[str]) -> str:
+    """Name a ticket of this process."""
+    pid, start = me()
+    rank = _RANK_OF_PRIORITY_0 - priority
+    return f"t1.{rank:07}.{min(number, _MAX_NUMBER):016}.{pid}.{start}.{nonce}.{_write_wanted(candidates)}"
+
+
+@lru_cache(maxsize=8192)
+def parse_lease(name: str) -> LeaseName | None:
+    """Read a lease's name; None when it is none, or says of which device in no way that we know."""
+    match = _LEASE.fullmatch(name) or _ANY_LEASE.fullmatch(name)
+    device = decode(match["device"]) if match else None
+    if match is None or device is None:
+        return None
+    if match.re is not _LEASE or not 0 < int(match["units"]) <= UNITS_PER_DEVICE:
+        return LeaseName(name=name, device=device)
+    return LeaseName(
+        name=name,
+        device=device,
+        units=int(match["units"]),
+        pid=int(match["pid"]),
+        start=int(match["start"]),
+        boot=match["boot"],
+        id=match["id"],
+        understood=True,
+    )
+
+
+@lru_cache(maxsize=8192)
+def parse_ticket(name: str) -> TicketName | None:
+    """Read a ticket's name; None when it is none."""
+    match = _TICKET.fullmatch(name)
+    if match is None:
+        return None
+    return TicketName(
+        name=name,
+        priority=_RANK_OF_PRIORITY_0 - int(match["rank"]),
+        number=int(match["number"]),
+        pid=int(match["pid"]),
+        start=int(match["start"]),
+        boot=match["boot"],
+        id=match["id"],
+        wanted=_read_wanted(match["wanted"]),
+    )
+
+
+def parse_hidden(name: str) -> tuple[int, int, str] | None:
+    """Read a hidden file's name: process id, start time and tag of the boot; None when it is none of ours."""
+    match = _HIDDEN.fullmatch(name)
+    return (int(match["pid"]), int(match["start"]), match["boot"]) if match else None
+
+
+@lru_cache(maxsize=256)
+def hashes(candidates: frozenset[str]) -> frozenset[int]:
+    """The devices of a request as the numbers that tickets compare."""
+    return frozenset(zlib.crc32(device.encode()) for device in candidates)
+
+
+def listed_in_name(candidates: frozenset[str]) -> bool:
+    """Whether a ticket's name has room for the devices that it wants."""
+    return len(candidates) <= _LISTED_IN_NAME
+
+
+def _write_wanted(candidates: frozenset[str]) -> str:
+    if not listed_in_name(candidates):
+        return _IN_BODY
+    return urlsafe_b64encode(b"".join(each.to_bytes(4) for each in sorted(hashes(candidates)))).decode().rstrip("=")
+
+
+def _read_wanted(text: str) -> frozenset[int] | None:
+    try:
+        packed = urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except ValueError:
+        return None
+    if text == _IN_BODY or len(packed) % 4:
+        return None
+    return frozenset(int.from_bytes(packed[at : at + 4]) for at in range(0, len(packed), 4))

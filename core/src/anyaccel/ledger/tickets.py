@@ -1,0 +1,190 @@
+"""Those who wait: tickets are files of the same make as leases, served in the order of their names.
+
+Somebody who waits shows that it still looks for devices by a stamp, the modification time of its ticket, in
+nanoseconds of the monotonic clock. Whoever has not stamped for a while - stopped, frozen, starved - is overtaken and
+takes its place again as soon as it goes on. The stamp decides about order only, never about who holds what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from anyaccel.ledger.directory import StateDirectory
+from anyaccel.ledger.listing import Listing, read
+from anyaccel.ledger.lockfile import Life, LockedFile, look, read_body
+from anyaccel.ledger.names import TicketName, hashes, listed_in_name, new_nonce, parse_ticket, ticket_name
+from anyaccel.ledger.record import TicketRecord, read_words, user_name, write_body
+
+FRONT = 4
+"""How many of those who compete for the same devices watch the directory; the others look now and then."""
+
+_PATIENCE = 2.0
+_PER_PLACE = 0.015
+_WANTED_LIMIT = 1 << 18
+
+
+def interval(place: int) -> float:
+    """Seconds after which somebody looks again though nothing happened; ``place`` others are ahead."""
+    return max(0.1, _PER_PLACE * place)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a request stands among those that compete with it.
+
+    Attributes:
+        place: How many are ahead, as far as is known.
+        blocked: Whether one of them is there and looks for devices.
+        passed: Tickets ahead that need not be waited for.
+        over: Those of them whose owner is gone.
+    """
+
+    place: int
+    blocked: bool
+    passed: frozenset[str]
+    over: tuple[str, ...]
+
+
+class Line:
+    """The waiting line, as one request sees it.
+
+    Args:
+        candidates: Ids of the devices that could serve the request.
+        priority: The higher, the earlier.
+    """
+
+    def __init__(self, candidates: frozenset[str], priority: int) -> None:
+        self._candidates = candidates
+        self._priority = priority
+        self._in_bodies: dict[str, frozenset[int] | None] = {}
+
+    def rivals(self, directory: int, listing: Listing, own: str | None) -> Iterator[TicketName]:
+        """The tickets ahead that compete for a device, first to be served first."""
+        for name in listing.tickets:
+            if name == own:
+                return
+            ticket = parse_ticket(name)
+            if ticket is None:
+                continue
+            if own is None and ticket.priority < self._priority:
+                return
+            if self._competes(directory, ticket):
+                yield ticket
+
+    def stand(self, directory: int, listing: Listing, own: str | None) -> Standing:
+        """Find out whether somebody who is ahead must be waited for.
+
+        Looks at the locks and stamps of those at the head only until enough of them are found to be there.
+        """
+        now = time.monotonic_ns()
+        place, there = 0, 0
+        passed: set[str] = set()
+        over: list[str] = []
+        for position, ticket in enumerate(self.rivals(directory, listing, own)):
+            if there < FRONT:
+                life, found = look(directory, ticket.name)
+                if life is Life.OVER:
+                    over.append(ticket.name)
+                if life is Life.OVER or (found is not None and _silent(found, now, position)):
+                    passed.add(ticket.name)
+                    continue
+                there += 1
+            place += 1
+        return Standing(place=place, blocked=there > 0, passed=frozenset(passed), over=tuple(over))
+
+    def _competes(self, directory: int, ticket: TicketName) -> bool:
+        wanted = ticket.wanted
+        if wanted is None:
+            if ticket.name not in self._in_bodies:
+                self._in_bodies[ticket.name] = _read_wanted(directory, ticket.name)
+            wanted = self._in_bodies[ticket.name]
+        return wanted is None or not hashes(self._candidates).isdisjoint(wanted)
+
+
+class Ticket:
+    """A place in the line, ours until :meth:`drop` or the end of this process.
+
+    Args:
+        state: The state directory.
+        directory: Its descriptor, locked: numbers are given in order.
+        file: The ticket's file, still hidden.
+        priority: The higher, the earlier.
+        candidates: Ids of the devices that could serve the request.
+    """
+
+    __slots__ = ("_file", "_owner", "_state", "name")
+
+    def __init__(
+        self, state: StateDirectory, directory: int, file: LockedFile, priority: int, candidates: frozenset[str]
+    ) -> None:
+        self._state = state
+        self._file = file
+        self._owner = os.getpid()
+        self.stamp()
+        known = (parse_ticket(name) for name in read(directory).tickets)
+        number = 1 + max((ticket.number for ticket in known if ticket), default=0)
+        self.name = ticket_name(priority, number, new_nonce(), candidates)
+        file.rename(directory, self.name)
+
+    def stamp(self) -> None:
+        """Show that we are here and look for devices."""
+        now = time.monotonic_ns()
+        os.utime(self._file.fd, ns=(now, now))
+
+    def drop(self) -> None:
+        """Leave the line. A copy in a forked child leaves it to its parent."""
+        if self._owner == os.getpid():
+            with contextlib.suppress(OSError):  # whoever looks next finds its lock free
+                os.unlink(f"{self._state.path}/{self.name}")
+        self._file.close()
+
+
+def make_file(directory: int, candidates: frozenset[str], request: str, note: str) -> LockedFile:
+    """Make a ticket's file, hidden as yet."""
+    more: dict[str, Any] = {"arrived": time.monotonic_ns()}
+    if not listed_in_name(candidates):
+        more["wanted"] = sorted(hashes(candidates))
+    return LockedFile(directory, write_body(request, note, **more))
+
+
+def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:
+    """Describe those who wait, first to be served first."""
+    now = time.monotonic_ns()
+    for position, ticket in enumerate(filter(None, map(parse_ticket, listing.tickets))):
+        life, found = look(directory, ticket.name)
+        if life is Life.OVER:
+            continue
+        words = read_words(read_body(directory, ticket.name, _WANTED_LIMIT))
+        yield TicketRecord(
+            id=ticket.id,
+            priority=ticket.priority,
+            pid=ticket.pid,
+            uid=found.st_uid if found else None,
+            user=user_name(found.st_uid) if found else "unknown",
+            waited=max(0, now - words["arrived"]) / 1e9,
+            responsive=found is None or not _silent(found, now, position),
+            request=words["request"],
+            note=words["note"],
+            command=words["command"],
+        )
+
+
+def _silent(found: os.stat_result, now: int, position: int) -> bool:
+    """Whether a stamp is too old, or from the future, as no honest neighbor's is."""
+    patience = _PATIENCE + 3 * _PER_PLACE * position
+    return not -_PATIENCE < (now - found.st_mtime_ns) / 1e9 < patience
+
+
+def _read_wanted(directory: int, name: str) -> frozenset[int] | None:
+    """What a ticket wants that could not list it in its name; None when it does not say, which means everything."""
+    try:
+        wanted = json.loads(read_body(directory, name, _WANTED_LIMIT))["wanted"]
+        return frozenset(int(each) for each in wanted)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None

@@ -1,0 +1,80 @@
+"""The second witness: a lock on the device's own inode, which all users and state directories of a host have in common.
+
+Whole devices are locked exclusively, shares of them shared. The ledger decides; the witness only contradicts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Mapping, Sequence
+
+from anyaccel.ledger import process
+from anyaccel.model.device import UNITS_PER_DEVICE
+
+
+class Witnesses:
+    """The inodes of some devices, opened; one that is absent or closed to us has nothing to say.
+
+    Args:
+        choice: Units by device id.
+        paths: Paths of inodes by device id, such as the device's directory in sysfs.
+    """
+
+    __slots__ = ("_opened",)
+
+    def __init__(self, choice: Mapping[str, int], paths: Mapping[str, Sequence[str]]) -> None:
+        self._opened: list[tuple[str, str, int, int]] = []
+        try:
+            for device, units in choice.items():
+                kind = fcntl.LOCK_EX if units == UNITS_PER_DEVICE else fcntl.LOCK_SH
+                for path in paths.get(device, ()):
+                    with contextlib.suppress(OSError):
+                        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+                        self._opened.append((device, path, kind, fd))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def fds(self) -> tuple[int, ...]:
+        """Descriptors that carry the locks."""
+        return tuple(fd for _, _, _, fd in self._opened)
+
+    def lock(self) -> tuple[str, str] | None:
+        """Lock all.
+
+        Returns:
+            None, or the device id and the path that somebody else has locked; nothing is locked then.
+        """
+        for device, path, kind, fd in self._opened:
+            try:
+                fcntl.flock(fd, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.unlock()
+                return device, path
+            except OSError:  # an inode that cannot be locked is no witness
+                continue
+        return None
+
+    def unlock(self) -> None:
+        """Unlock all, also for processes that carry the descriptors: it goes with the explicit end of a lease."""
+        for _, _, _, fd in self._opened:
+            with contextlib.suppress(OSError):
+                fcntl.flock(fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Close all; the locks last until the last process that carries them has done so."""
+        opened, self._opened = self._opened, []
+        for _, _, _, fd in opened:
+            os.close(fd)
+
+
+def describe(device: str, path: str) -> str:
+    """Say who has locked a device though no lease says so."""
+    pid = None
+    with contextlib.suppress(OSError):
+        pid = process.lock_owner(os.stat(path))
+    who = f"process {pid}" if pid else "a process that cannot be seen from here"
+    return f"{device} is in use outside of this ledger: {who} has locked {path}; it may keep its leases elsewhere"
