@@ -73,7 +73,7 @@ def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> S
     if mask == "nonsense":
         raise ValueError("ACME_VISIBLE must be a comma list of ids or indexes (got 'nonsense')")
     by_name = {name: device.id for device in devices for name in (device.id, str(device.index))}
-    return [by_name[name] for name in mask.split(",") if name in by_name]
+    return list(dict.fromkeys(by_name[name] for name in mask.split(",") if name in by_name))
 
 
 @hookimpl
