@@ -24,6 +24,8 @@ SECONDS = 10.0
 """Time for one detection, as users give it."""
 PRODUCTS = "products"
 """Name under which the simulated machines are reported."""
+LIVE = "live.json"
+"""Beside the recording of this host: what was detected on the host itself."""
 HOST = "host"
 """Name under which this host is reported."""
 

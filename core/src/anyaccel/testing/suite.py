@@ -13,12 +13,15 @@ from anyaccel.plugins.discovery import Source, installed
 from anyaccel.probe.guard import GuardedCall, Outcome
 from anyaccel.probe.recording import FILE_NAME
 from anyaccel.testing.check import Check, Result, State
-from anyaccel.testing.subject import HOST, PRODUCTS
+from anyaccel.testing.subject import HOST, LIVE, PRODUCTS
 from anyaccel.testing.table import CHECKS
 
 PERFORM = "anyaccel.testing.perform"
 SECONDS = 100.0
+SECONDS_TO_RECORD = 30.0
+TASKS = "anyaccel.inventory.tasks"
 LOADS = "C01"
+DETECTS = "C07"
 NEEDS_PYTEST = "C23"
 
 
@@ -94,14 +97,14 @@ def _run(
     shared = {"source": encode(source), "recordings": list(recordings.values()), "live": live}
     tasks = {key: (f"{PERFORM}:perform", {**shared, "check": key}) for key in performed}
     outcomes = GuardedCall(PERFORM).run(tasks, seconds)
-    unloadable = LOADS in outcomes and bool(outcomes[LOADS].fault)
+    deadly = next((key for key in (LOADS, DETECTS) if key in outcomes and outcomes[key].fault), None)
     results: list[Result] = []
     for check in chosen:
         names = machines_of(check, recordings)
         if check.id not in performed:
             results.append(_skipped(check, "it is about test classes; see anyaccel.testing.AcceleratorPluginTests"))
-        elif unloadable and check.id != LOADS:
-            results.append(_skipped(check, f"the plug-in cannot be loaded; see {LOADS}"))
+        elif deadly and check.id != deadly and outcomes[check.id].fault:
+            results.append(_skipped(check, f"the plug-in does not survive; see {deadly}"))
         else:
             results += _collect(check, names, outcomes[check.id])
     return results
@@ -128,26 +131,21 @@ def _run_real(source: Source, chosen: list[Check], seconds: float) -> list[Resul
         "source": encode(source),
         "machine": encode(Machine()),
         "environ": dict(os.environ),
-        "seconds": seconds,
-        "record": True,
+        "seconds": SECONDS_TO_RECORD,
     }
-    outcome = GuardedCall("anyaccel.inventory.tasks").run(
-        {source.vendor: ("anyaccel.inventory.tasks:detect", payload)}, seconds
-    )[source.vendor]
+    outcome = GuardedCall(TASKS).run({HOST: (f"{TASKS}:record", payload)}, 2 * SECONDS_TO_RECORD)[HOST]
     answer = outcome.value or {}
-    with tempfile.TemporaryDirectory(prefix="anyaccel-check-") as directory:
-        recordings = {}
-        if "recording" in answer:
-            recordings[HOST] = os.path.join(directory, HOST)
-            os.mkdir(recordings[HOST])
-            for name, content in ((FILE_NAME, answer["recording"]), ("live.json", answer.get("detected"))):
-                Path(recordings[HOST], name).write_text(json.dumps(content), encoding="utf-8")
-        results = _run(source, recordings, chosen, seconds, live=True)
     reason = outcome.reason or answer.get("problem", {}).get("reason", "")
-    if reason:  # detection on the host itself failed, and nothing could be recorded
-        results = [result for result in results if result.check != "C07"]
-        results.append(Result(check="C07", state=State.FAILED, machine=HOST, message=reason, details=outcome.details))
-    return sorted(results, key=lambda result: result.check)
+    with tempfile.TemporaryDirectory(prefix="anyaccel-check-") as directory:
+        recordings = {HOST: os.path.join(directory, HOST)}
+        os.mkdir(recordings[HOST])
+        for name, content in ((FILE_NAME, answer.get("recording")), (LIVE, answer.get("detected"))):
+            Path(recordings[HOST], name).write_text(json.dumps(content), encoding="utf-8")
+        results = _run(source, {} if reason else recordings, chosen, seconds, live=True)
+    if not reason:
+        return results
+    failure = Result(check=DETECTS, state=State.FAILED, machine=HOST, message=reason, details=outcome.details)
+    return [failure if result.check == DETECTS else result for result in results]
 
 
 def _skipped(check: Check, reason: str) -> Result:

@@ -19,7 +19,6 @@ EVENTS = (
     "os.",
     "pty.spawn",
     "shutil.",
-    "signal.",
     "socket.",
     "sqlite3.",
     "subprocess.",
@@ -28,9 +27,9 @@ EVENTS = (
     "urllib.",
 )
 """Audit events, or the beginnings of their names, that tell of the machine being touched."""
-ALLOWED = ("os.getxattr", "os.fspath")
+SEEN_ELSEWHERE = ("os.putenv", "os.unsetenv", "os.chdir")
+"""Events that change the process rather than touch the machine: :func:`process_state` tells of them."""
 OURS = ("anyaccel", "pluggy")
-MAPS = "/proc/self/maps"
 
 
 class Watch:
@@ -68,7 +67,7 @@ class Watch:
         if event == "import":
             found = foreign_modules([str(arguments[0])], self._source)
             text = f"imports {found[0]}" if found else ""
-        elif event.startswith(EVENTS) and event not in ALLOWED and not _importing(sys._getframe()):  # noqa: SLF001
+        elif event.startswith(EVENTS) and event not in SEEN_ELSEWHERE and not _importing(sys._getframe()):  # noqa: SLF001
             text = f"causes {event}({', '.join(f'{argument!r:.60}' for argument in arguments[:2])})"
         else:
             return
@@ -96,14 +95,6 @@ def foreign_modules(names: Iterable[str], source: Source) -> list[str]:
 
     shipped_by = packages_distributions()
     return [name for name in tops if source.distribution not in shipped_by.get(name, [])]
-
-
-def mapped_libraries() -> set[str]:
-    """Shared libraries in this process, extension modules of Python's own library apart."""
-    home = os.path.dirname(os.__file__)
-    with open(MAPS, encoding="utf-8", errors="replace") as file:
-        paths = {line.split(None, 5)[5].strip() for line in file if line.count("/") and len(line.split(None, 5)) == 6}  # noqa: PLR2004
-    return {path for path in paths if ".so" in os.path.basename(path) and not path.startswith(f"{home}/lib-dynload/")}
 
 
 def process_state() -> dict[str, Any]:

@@ -29,11 +29,11 @@ WHAT_AN_IMPORT_LOADS = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
 import anyaccel.plugin
-from anyaccel.testing.watch import mapped_libraries
-before, libraries = set(sys.modules), mapped_libraries()
 from importlib import import_module
+before, libraries = set(sys.modules), []
+sys.addaudithook(lambda event, what: libraries.append(str(what[0])) if event == "ctypes.dlopen" and what[0] else None)
 import_module(sys.argv[2].partition(":")[0])
-print(json.dumps([sorted(set(sys.modules) - before), sorted(mapped_libraries() - libraries)]))
+print(json.dumps([sorted(set(sys.modules) - before), libraries]))
 """
 
 
@@ -65,8 +65,8 @@ def _import_faults(subject: Subject, modules: list[str], libraries: list[str]) -
     way_out = "import it inside the function that ctx.query is given"
     for name in foreign_modules(modules, subject.source):
         yield f"importing {subject.source.target} loads {name}; {way_out}"
-    for path in libraries:
-        yield f"importing {subject.source.target} loads the library {path}; {way_out}"
+    for name in libraries:
+        yield f"importing {subject.source.target} loads the library {name}; {way_out}"
     if len(modules) > MODULES:
         yield (
             f"importing {subject.source.target} loads {len(modules)} modules ({', '.join(modules[:5])} ...), and every"

@@ -18,6 +18,7 @@ from anyaccel.testing.subject import Subject, TestedMachine
 from anyaccel.testing.watch import Watch, changes, process_state
 
 FORK_SECONDS = 30.0
+END = b"\0"
 MOST_DEVICES = 8
 POISON = "anyaccel-conformance"
 """A value that no runtime understands, for variables that a hook must not read from the process."""
@@ -81,7 +82,6 @@ def _devices(machine: TestedMachine) -> tuple[Device, ...]:
 
 def unchanged(subject: Subject, machine: TestedMachine) -> None:
     """C13: the process is left as it was."""
-    exercise(subject, machine)  # what is loaded once, such as a module that a hook imports, is no change
     before = process_state()
     exercise(subject, machine, replay=False)
     demand(
@@ -98,18 +98,23 @@ def forked(subject: Subject, machine: TestedMachine) -> None:
     if child == 0:
         _repeat_in_child(subject, machine, before, write_end)
     os.close(write_end)
-    reason = _hear(read_end)
+    heard = _hear(read_end)
     os.close(read_end)
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    if reason is None:
-        end = f"ends with {os.waitstatus_to_exitcode(status)}" if os.WIFEXITED(status) else "hangs or dies"
-        raise CheckFailed(
-            f"after anyaccel_detect, a forked process that calls the hooks {end}: keep no thread, lock or handle of a"
-            " library when the hook returns"
-        )
-    if reason:
-        raise CheckFailed(f"after anyaccel_detect, in a forked process: {reason}")
+    if heard is None:
+        how = f"does not come back within {FORK_SECONDS:g} s"
+    elif not heard.endswith(END):
+        code = os.waitstatus_to_exitcode(status)
+        how = f"is killed by {signal.Signals(-code).name}" if code < 0 else f"ends with exit status {code}"
+    elif heard != END:
+        raise CheckFailed(f"after anyaccel_detect, in a forked process: {heard.removesuffix(END).decode()}")
+    else:
+        return
+    raise CheckFailed(
+        f"after anyaccel_detect, a forked process that calls the hooks {how}: keep no thread, lock or handle of a"
+        " library when the hook returns"
+    )
 
 
 def _repeat_in_child(subject: Subject, machine: TestedMachine, before: Answers, pipe: int) -> None:
@@ -119,7 +124,7 @@ def _repeat_in_child(subject: Subject, machine: TestedMachine, before: Answers, 
         message = "; ".join(failed[:3])
     except BaseException:  # noqa: BLE001 - the parent tells
         message = traceback.format_exc(limit=-1)
-    os.write(pipe, message.encode()[:4000] + b".")
+    os.write(pipe, message.encode(errors="replace")[:4000] + END)
     os._exit(0)
 
 
@@ -127,17 +132,17 @@ def _newly_failed(before: Any, after: Any) -> bool:
     return isinstance(after, str) and not isinstance(before, str)
 
 
-def _hear(pipe: int) -> str | None:
-    """What the child says; None when it says nothing in time."""
+def _hear(pipe: int) -> bytes | None:
+    """What the child says until it ends; None when it does not end in time."""
     heard = b""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         while selector.select(FORK_SECONDS):
             chunk = os.read(pipe, 4096)
-            if not chunk:
-                break
             heard += chunk
-    return heard[:-1].decode(errors="replace") if heard.endswith(b".") else None
+            if not chunk or heard.endswith(END):
+                return heard
+    return None
 
 
 def only_through_context(subject: Subject) -> None:
