@@ -17,6 +17,7 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.errors import EnforcementError
+from anyaccel.launcher.reach import around
 from anyaccel.launcher.sandbox import Sandbox, available, plan, sandbox_for
 from anyaccel.model.wire import decode, encode
 
@@ -193,6 +194,17 @@ def test_a_sandbox_travels_as_data():
     assert pickle.loads(pickle.dumps(sandbox)) == sandbox
 
 
+def test_the_paths_around_some_are_the_fewest_that_hold_everything_else(tmp_path):
+    for name in ("a/one", "a/two", "a/deep/in/it", "b/c/three", "b/c/four", "b/five"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    closed = {f"{tmp_path}/{name}" for name in ("a/one", "b/c/three", "b/not-there", "b/c/four/never")}
+    found = [path.removeprefix(f"{tmp_path}/") for path in around(closed) if path.startswith(f"{tmp_path}/")]
+    assert sorted(found) == ["a/deep", "a/two", "b/c/four", "b/five"]
+    assert "/proc" in around(closed)
+    assert list(around(set())) == ["/"]
+
+
 # What the kernel then does
 
 
@@ -321,6 +333,24 @@ def test_nested_directories_are_closed_node_by_node(dev):
     for closed in (other, str(by_path)):
         seen = child(f"seen = [opened(path) for path in {paths!r}]", Sandbox(closed=(closed,), kept=(own,)))
         assert seen == ["", "", "EACCES", "EACCES", "EACCES"]  # the last is the same device by another node
+
+
+@CONFINES
+@ROOT
+def test_a_second_node_of_the_device_is_found_wherever_it_is_below_dev(dev):
+    again = copy_node("/dev/full", dev / "room" / "again")
+    assert child(f"seen = [opened({again!r})]") == ["EACCES"]
+
+
+@CONFINES
+@ROOT
+def test_a_node_outside_of_dev_is_closed_where_a_link_leads(tmp_path):
+    node = copy_node("/dev/full", tmp_path / "a" / "node")
+    (tmp_path / "link").symlink_to("a/node")
+    (tmp_path / "a" / "beside").touch()
+    paths = [node, str(tmp_path / "a" / "beside")]
+    seen = child(f"seen = [opened(path) for path in {paths!r}]", Sandbox(closed=(str(tmp_path / "link"),)))
+    assert seen == ["EACCES", ""]
 
 
 @CONFINES
