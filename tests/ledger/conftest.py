@@ -1,0 +1,64 @@
+"""A state directory, and processes that compete for devices in it."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+from anyaccel.ledger import Ledger
+from anyaccel.ledger.names import boot
+from claimant import Claimant
+
+
+@pytest.fixture(scope="session")
+def nest():
+    """The process that forks claimants."""
+    ours, theirs = socket.socketpair()
+    script = str(Path(__file__).parent / "claimant.py")
+    with subprocess.Popen([sys.executable, script], stdin=theirs, start_new_session=True) as process:
+        theirs.close()
+        with ours:
+            yield ours
+            ours.shutdown(socket.SHUT_RDWR)
+        process.wait(30)
+
+
+@pytest.fixture
+def state(tmp_path):
+    """A state directory, in which the test of the lock was made before (it has tests of its own)."""
+    directory = tmp_path / "state"
+    directory.mkdir(mode=0o700)
+    (directory / f"checked.{boot()}.{os.geteuid()}").touch()
+    return directory
+
+
+@pytest.fixture
+def ledger(state):
+    return Ledger.open({"ANYACCEL_STATE_DIR": str(state)})
+
+
+@pytest.fixture
+def claim(nest, state):
+    """Start claimants."""
+    claimants = []
+
+    def claim(path=state):
+        claimant = Claimant(nest)
+        claimants.append(claimant)
+        claimant.do(f"open_ledger({str(path)!r})")
+        return claimant
+
+    yield claim
+    for claimant in claimants:
+        claimant.close()
+
+
+@pytest.fixture
+def files(state):
+    """Names in the state directory, but for the mark of the lock's test."""
+    return lambda: sorted(name for name in os.listdir(state) if not name.startswith("checked."))
