@@ -21,11 +21,13 @@ def commands() -> Iterator[str]:
     """Every command with its own arguments."""
     for name, summary in cli.COMMANDS.items():
         module = import_module(f"anyaccel.cli.{name}")
-        parser = argparse.ArgumentParser(add_help=False)
+        parser = argparse.ArgumentParser(add_help=False, description="")
         module.add_arguments(parser)
         yield f"### anyaccel {name}"
         yield f"{summary[0].upper()}{summary[1:]}."
         yield from table(parser)
+        if parser.description:  # what the command itself adds to its help
+            yield f"```text\n{parser.description.strip()}\n```"
 
 
 def common_options() -> Iterator[str]:
@@ -68,8 +70,7 @@ def error_table() -> Iterator[str]:
     rows = []
     for error in error_classes():
         sentence = (error.__doc__ or "").partition("\n")[0].removeprefix("Raised when ").rstrip(".")
-        (base,) = error.__bases__
-        parent = "`Exception`" if base is Exception else f"`{base.__name__}`"
+        parent = ", ".join(f"`{base.__name__}`" for base in error.__bases__)
         sentence = escaped(f"{sentence[0].lower()}{sentence[1:]}")
         rows.append(f"| `{error.__name__}` | {parent} | {sentence} | `{error.code}` | {error.exit_code} |")
     yield "\n".join(["| error | is a | raised when | `code` | exit status |", "| --- | --- | --- | --- | --- |", *rows])

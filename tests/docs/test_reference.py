@@ -67,6 +67,13 @@ def keys(value):
     return set(value) | {key for item in ours.values() for key in keys(item)}
 
 
+def test_every_schema_is_described():
+    sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("core/src/anyaccel/cli/*.py")]
+    printed = {name for text in sources for name in re.findall(r"print_json\(\s*\"(\w+/\d+)\"", text)}
+    described = re.findall(r"^## anyaccel\.(\S+)$", page("json.md"), re.MULTILINE)
+    assert sorted(described) == sorted(printed)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -77,12 +84,16 @@ def keys(value):
         ("env", "GPU:0.5", "--declare", "GPU=1"),
         ("plugins",),
         ("doctor", "--declare", "GPU=1"),
+        ("check", "tpu"),
+        ("export", "ray", "--machine", "sim:H100:1"),
+        ("record", "DIRECTORY"),
     ],
     ids=" ".join,
 )
-def test_every_key_is_described_under_its_schema(arguments):
+def test_every_key_is_described_under_its_schema(arguments, tmp_path):
     command = [sys.executable, "-m", "anyaccel", "--json", *arguments]
-    document = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    document = json.loads(done.stdout)
     _, _, section = page("json.md").partition(f"\n## {document['schema']}\n")
     section = section.partition("\n## ")[0]
     assert section, document["schema"]
