@@ -1,0 +1,114 @@
+"""Container Device Interface: one specification for the machine, as container engines read it from /etc/cdi.
+
+The kind is ``anyaccel/device`` for every vendor, since ids are unique on a machine: ``anyaccel/device=ID`` is one
+device, ``anyaccel/device=VENDOR`` all of a vendor, ``anyaccel/device=all`` all there are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from anyaccel.errors import AnyaccelError, EnvConflictError
+from anyaccel.exports.source import Export, Source, merge_env, own_nodes
+from anyaccel.exports.text import unique_names
+from anyaccel.model import ContainerEdits, Device
+
+KIND = "anyaccel/device"
+_NAME = "A-Za-z0-9_.:-"
+_LONGEST = 128
+_FIRST_VERSION = "0.3.0"
+_DIGITS_VERSION = "0.5.0"
+"""The first version in which a device's name may begin with a digit; older readers refuse newer versions."""
+
+
+def export(source: Source) -> Export:
+    """Write the specification.
+
+    Raises:
+        AnyaccelError: When there is nothing to write: a specification without devices is not valid.
+    """
+    notes: list[str] = []
+    names = unique_names((device.id for device in source.devices), allowed=_NAME, most=_LONGEST)
+    entries: dict[str, dict[str, Any]] = {}
+    for device in source.devices:
+        edits, dependent = _alone(source, device)
+        entries[names[device.id]] = _container_edits([edits])
+        if dependent:
+            notes.append(
+                f"{names[device.id]} goes without {' and '.join(dependent)}, which would be wrong beside another device"
+                f" in one container; {device.vendor} has it."
+            )
+    for vendor, edits in source.together.items():
+        _add_group(entries, vendor, [edits], notes)
+    try:
+        merge_env(source.together)
+        _add_group(entries, "all", source.together.values(), notes)
+    except EnvConflictError as error:
+        notes.append(f"There is no {KIND}=all: {error}.")
+    entries = {name: edits for name, edits in entries.items() if edits}  # edits that change nothing are not valid
+    notes += [
+        f"{device.id} is left out, because a container needs nothing for it."
+        for device in source.devices
+        if names[device.id] not in entries
+    ]
+    if not entries:
+        raise AnyaccelError(
+            "there is no device here that a container could be given, and a CDI specification must have one;"
+            " see 'anyaccel' for what was found"
+        )
+    digits = any(name[0].isdigit() for name in entries)
+    specification = {
+        "cdiVersion": _DIGITS_VERSION if digits else _FIRST_VERSION,
+        "kind": KIND,
+        "devices": [{"name": name, "containerEdits": edits} for name, edits in entries.items()],
+    }
+    return Export(text=json.dumps(specification, indent=2) + "\n", notes=tuple(dict.fromkeys(notes)))
+
+
+def _add_group(
+    entries: dict[str, dict[str, Any]], name: str, edits: Iterable[ContainerEdits], notes: list[str]
+) -> None:
+    if name in entries:
+        notes.append(f"{KIND}={name} is one device, and no name of several.")
+        return
+    entries[name] = _container_edits(edits)
+
+
+def _alone(source: Source, device: Device) -> tuple[ContainerEdits, list[str]]:
+    """What one device brings into a container that may hold others, and the variables left out for that.
+
+    Of two devices in one container, the variable of the last one wins. A mask for one device would hide the other,
+    so where the device's own nodes are the limit, a mask that depends on the set of devices stays out. What speaks to
+    a container runtime only adds, and stays.
+    """
+    edits = source.alone[device.id]
+    report = source.inventory.report(device.vendor)
+    if not own_nodes(source.inventory)[device.id] or report is None:
+        return edits, []
+    together = source.together[device.vendor].env
+    dependent = sorted(name for name in report.env_vars if name in edits.env and edits.env[name] != together.get(name))
+    env = {name: value for name, value in edits.env.items() if name not in dependent}
+    return ContainerEdits(nodes=edits.nodes, mounts=edits.mounts, env=env), dependent
+
+
+def _container_edits(several: Iterable[ContainerEdits]) -> dict[str, Any]:
+    """Write edits in CDI's form; those of several vendors as one."""
+    edits = list(several)
+    env: Mapping[str, str] = {name: value for edit in edits for name, value in edit.env.items()}
+    nodes = dict.fromkeys(node for edit in edits for node in edit.nodes)
+    mounts = {mount.target: mount for edit in edits for mount in edit.mounts}
+    found = {
+        "env": [f"{name}={value}" for name, value in env.items()],
+        "deviceNodes": [{"path": node} for node in nodes],
+        "mounts": [
+            {
+                "hostPath": mount.source,
+                "containerPath": mount.target,
+                "options": ["rbind", "nosuid", "nodev", "ro" if mount.read_only else "rw"],
+            }
+            for mount in mounts.values()
+        ],
+    }
+    return {name: value for name, value in found.items() if value}

@@ -1,0 +1,41 @@
+"""Docker and podman: the flags that give a container the devices, for engines without a CDI specification."""
+
+from __future__ import annotations
+
+import shlex
+
+from anyaccel.errors import UsageError
+from anyaccel.exports.source import Export, Source, merge_env
+from anyaccel.model import Mount
+
+
+def export(source: Source) -> Export:
+    """Write flags for ``docker run``, ``docker create`` and the same of podman, on one line.
+
+    Raises:
+        EnvConflictError: When two vendors want one variable to differ.
+        UsageError: When a path cannot be written as a flag.
+    """
+    edits = source.together.values()
+    nodes = dict.fromkeys(node for edit in edits for node in edit.nodes)
+    mounts = {mount.target: mount for edit in edits for mount in edit.mounts}
+    flags = [f"--device={_path(node, ':')}" for node in nodes]
+    flags += [_mount(mount) for mount in mounts.values()]
+    flags += [f"--env={name}={value}" for name, value in sorted(merge_env(source.together).items())]
+    if flags:
+        flags.append(f"--label=anyaccel.devices={','.join(device.id for device in source.devices)}")
+    return Export(text=f"{shlex.join(flags)}\n" if flags else "")
+
+
+def _mount(mount: Mount) -> str:
+    fields = ["type=bind", f"source={_path(mount.source, ',')}", f"target={_path(mount.target, ',')}"]
+    return "--mount=" + ",".join([*fields, "readonly"] if mount.read_only else fields)
+
+
+def _path(path: str, separator: str) -> str:
+    if separator in path or '"' in path:
+        raise UsageError(
+            f"the path {path!r} cannot be a flag of docker or podman, because {separator!r} separates parts there;"
+            " use 'anyaccel export cdi', which has no such limit"
+        )
+    return path

@@ -1,0 +1,45 @@
+"""Dask: a shell script that starts one worker for each device, which sees that device and has it as resources.
+
+Dask counts resources per worker process and sets no variable, so that a worker must begin with the right ones.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from anyaccel.exports.shell import assignments
+from anyaccel.exports.source import Export, Source
+from anyaccel.exports.text import slug
+from anyaccel.model import Device
+
+_SCRIPT = """\
+#!/bin/sh
+# {machine}: written by anyaccel export dask.
+# Usage: sh FILE SCHEDULER [OPTION OF 'dask worker' ...], for example sh FILE tcp://10.0.0.1:8786 --no-dashboard
+scheduler=${{1:?the address of the Dask scheduler, such as tcp://10.0.0.1:8786}}
+shift
+workers=
+trap 'kill $workers 2>/dev/null' INT TERM
+{workers}wait
+wait  # the first is cut short by a signal; the workers then end by themselves
+"""
+_WORKER = """\
+env {environment} \\
+  dask worker "$scheduler" --name {name} --nthreads 1 --resources {resources} "$@" &
+workers="$workers $!"
+"""
+
+
+def export(source: Source) -> Export:
+    """Write the script."""
+    workers = "".join(_worker(source, device) for device in source.devices)
+    return Export(text=_SCRIPT.format(machine=source.inventory.machine, workers=workers))
+
+
+def _worker(source: Source, device: Device) -> str:
+    names = [slug(name, "A-Za-z0-9._-") for name in dict.fromkeys((device.resource, device.type))]
+    return _WORKER.format(
+        environment=assignments(source.environments[device.id]),
+        name=shlex.quote(f"{slug(source.node, 'A-Za-z0-9._-')}-{device.vendor}-{device.index}"),
+        resources=shlex.quote(" ".join(f"{name}=1" for name in names)),
+    )

@@ -1,0 +1,50 @@
+"""HyperQueue: the command that starts a worker with the devices as indexed resources, grouped by NUMA node.
+
+A resource is named ``KINDs/VENDOR``. HyperQueue knows some of these names and puts a task's values into the mask of
+that vendor's runtime; so a value is what the vendor's own mask calls the device: its id where the mask takes ids, else
+its index. Tasks find the values of every resource in ``HQ_RESOURCE_VALUES_KINDs_VENDOR``.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from anyaccel.exports.source import Export, Source
+from anyaccel.exports.text import slug
+from anyaccel.model import Device, EnvEdits
+
+
+def export(source: Source) -> Export:
+    """Write the command, on one line."""
+    groups: dict[str, dict[int | None, list[str]]] = {}
+    for device in source.devices:
+        label = _label(device, source.environments[device.id])
+        groups.setdefault(_name(device), {}).setdefault(device.numa_node, []).append(_quoted(label))
+    words = ["hq", "worker", "start", "--detect-resources=cpus,mem"]
+    notes: list[str] = []
+    for name, numa in groups.items():
+        lists = [f"[{','.join(labels)}]" for labels in numa.values()]
+        words.append(f"--resource={name}={lists[0] if len(lists) == 1 else '[' + ','.join(lists) + ']'}")
+        if len(lists) > 1:
+            nodes = ", ".join("unknown" if node is None else str(node) for node in numa)
+            notes.append(
+                f"The groups of {name} are those of NUMA nodes {nodes}: add --coupling, such as cpus[0]:{name}[0],"
+                " where the worker's CPUs are in groups too."
+            )
+    return Export(text=f"{shlex.join(words)}\n", notes=tuple(notes))
+
+
+def _name(device: Device) -> str:
+    """A name as HyperQueue takes it: letters, digits and slashes, a letter first."""
+    kind, vendor = (slug(part, "A-Za-z0-9", "").replace("-", "") for part in (device.kind, device.vendor))
+    return f"{kind}s/{vendor}"
+
+
+def _label(device: Device, edits: EnvEdits) -> str:
+    """What the vendor's mask calls the device."""
+    values = set(edits.set.values())
+    return str(device.index) if device.id not in values and str(device.index) in values else device.id
+
+
+def _quoted(label: str) -> str:
+    return f'"{label}"' if set(label) & set("[],") else label

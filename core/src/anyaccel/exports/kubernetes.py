@@ -1,0 +1,105 @@
+"""Kubernetes: what a driver for dynamic resource allocation publishes of a node (resource.k8s.io/v1).
+
+One driver, ``anyaccel``, and one pool per node. Each resource gets a DeviceClass, by which claims ask for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from anyaccel.exports.source import Export, Source, by_resource
+from anyaccel.exports.text import slug, to_yaml, unique_names
+from anyaccel.model import Device
+
+DRIVER = "anyaccel"
+API = "resource.k8s.io/v1"
+MOST_DEVICES = 128
+"""Devices in one slice; a pool may have several slices."""
+MOST_FACTS = 32
+"""Attributes and capacities of one device together."""
+MOST_CHARACTERS = 64
+"""Length of an attribute's text."""
+_LABEL = 63
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
+_INT64 = 1 << 63
+
+
+def export(source: Source) -> Export:
+    """Write ResourceSlices and DeviceClasses, as documents of one YAML stream."""
+    node = slug(source.node, "a-z0-9.-")
+    names = unique_names((device.id for device in source.devices), allowed="a-z0-9-", most=_LABEL)
+    notes: list[str] = []
+    devices = [_device(device, names[device.id], notes) for device in source.devices]
+    chunks = [devices[at : at + MOST_DEVICES] for at in range(0, len(devices), MOST_DEVICES)] or [[]]
+    documents = [_slice(node, chunk, number, len(chunks)) for number, chunk in enumerate(chunks)]
+    documents += [_device_class(resource) for resource in by_resource(source.devices)]
+    text = "---\n".join(to_yaml(document) for document in documents)
+    return Export(text=text, notes=tuple(dict.fromkeys(notes)))
+
+
+def _slice(node: str, devices: Sequence[dict[str, Any]], number: int, count: int) -> dict[str, Any]:
+    return {
+        "apiVersion": API,
+        "kind": "ResourceSlice",
+        "metadata": {"name": f"{node}-{DRIVER}-{number}"},
+        "spec": {
+            "driver": DRIVER,
+            "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": count},
+            "devices": devices,
+        },
+    }
+
+
+def _device(device: Device, name: str, notes: list[str]) -> dict[str, Any]:
+    attributes: dict[str, Any] = {}
+    for key, value in _facts(device):
+        if isinstance(value, str) and len(value.encode()) > MOST_CHARACTERS:
+            notes.append(f"Attributes longer than {MOST_CHARACTERS} bytes are left out, such as {key} of {device.id}.")
+        elif len(attributes) < MOST_FACTS - 1 and key not in attributes:
+            attributes[key] = _value(value)
+    entry: dict[str, Any] = {"name": name, "attributes": attributes}
+    if device.memory_bytes is not None:
+        entry["capacity"] = {"memory": {"value": str(device.memory_bytes)}}
+    return entry
+
+
+def _facts(device: Device) -> Iterator[tuple[str, str | int | float | bool]]:
+    """What claims may select by: our own facts, then the vendor's, which never replace ours."""
+    yield "id", device.id
+    yield "vendor", device.vendor
+    yield "resource", device.resource
+    yield "kind", device.kind
+    yield "type", device.type
+    yield "model", device.model
+    yield "index", device.index
+    yield "fractional", device.fractional.value
+    if device.numa_node is not None:
+        yield "numaNode", device.numa_node
+    if device.pci_bus_id is not None:
+        yield "pciBusID", device.pci_bus_id
+    if device.parent is not None:
+        yield "parent", device.parent
+    yield from ((key, device.attributes[key]) for key in sorted(device.attributes) if _IDENTIFIER.fullmatch(key))
+
+
+def _value(value: str | float | bool) -> dict[str, Any]:
+    if isinstance(value, bool):
+        return {"bool": value}
+    if isinstance(value, int) and -_INT64 <= value < _INT64:
+        return {"int": value}
+    return {"string": str(value)}
+
+
+def _device_class(resource: str) -> dict[str, Any]:
+    expression = (
+        f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].resource == "{resource}"'  # resource is a word
+    )
+    return {
+        "apiVersion": API,
+        "kind": "DeviceClass",
+        "metadata": {"name": f"{DRIVER}-{slug(resource)}"},
+        "spec": {"selectors": [{"cel": {"expression": expression}}]},
+    }

@@ -1,0 +1,111 @@
+"""Slurm: lines for gres.conf, and what slurm.conf must say of the node.
+
+A generic resource is named after the resource in lower case, its type after the accelerator type. The device files are
+those that no other device shares: with ``ConstrainDevices=yes`` a job that was not given them cannot open them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from anyaccel.errors import UsageError
+from anyaccel.exports.source import Export, Source, by_resource, own_nodes
+from anyaccel.exports.text import slug
+from anyaccel.model import Device, Fractional
+
+_FILE = re.compile(r"/[A-Za-z0-9_./:@+-]*")
+"""Paths that gres.conf takes as they are: brackets and commas mean several, a blank or ``#`` ends the value."""
+_SHARED_NAME = "gpu"
+"""The one resource of which Slurm knows shards."""
+
+
+def gres_conf(source: Source) -> Export:
+    """Write the node's lines of gres.conf. They name the node, so that one file can serve a cluster."""
+    lines = [f"# {source.inventory.machine}: written by anyaccel export slurm; slurm.conf needs what slurm-node prints"]
+    notes: list[str] = []
+    files = _files(source)
+    for name, devices in _named(source).items():
+        if all(files[device.id] for device in devices):
+            lines += [_device_line(source, name, device, devices, files[device.id]) for device in devices]
+            continue
+        without = next(device for device in devices if not files[device.id])
+        notes.append(
+            f"{name} is counted without device files, because {without.id} has none of its own: Slurm cannot keep jobs"
+            " from devices that they were not given; start them with 'anyaccel run'."
+        )
+        lines += [f"NodeName={source.node} Name={name} Type={kind} Count={n}" for kind, n in _types(devices).items()]
+    lines += _shard_lines(source, files)
+    return Export(text="".join(f"{line}\n" for line in lines), notes=tuple(notes))
+
+
+def node_line(source: Source) -> Export:
+    """Write what slurm.conf must say: the names of the resources, and how many the node has."""
+    named = _named(source)
+    gres = [f"{name}:{kind}:{n}" for name, devices in named.items() for kind, n in _types(devices).items()]
+    names = list(named)
+    shards = source.shards * len(list(_shardable(source)))
+    if shards:
+        gres.append(f"shard:{shards}")
+        names.append("shard")
+    if not gres:
+        return Export(text=f"NodeName={source.node}\n")
+    note = "Add CPUs, RealMemory and the like to the node's line, as 'slurmd -C' prints them there."
+    return Export(
+        text=f"GresTypes={','.join(names)}\nNodeName={source.node} Gres={','.join(gres)}\n",
+        notes=(note,),
+    )
+
+
+def _named(source: Source) -> dict[str, list[Device]]:
+    named: dict[str, list[Device]] = {}
+    for resource, devices in by_resource(source.devices).items():
+        named.setdefault(slug(resource, "a-z0-9_", "_"), []).extend(devices)
+    return named
+
+
+def _type(device: Device) -> str:
+    return slug(device.type, "a-z0-9_.-")
+
+
+def _types(devices: Sequence[Device]) -> dict[str, int]:
+    types: dict[str, int] = {}
+    for device in devices:
+        types[_type(device)] = types.get(_type(device), 0) + 1
+    return types
+
+
+def _files(source: Source) -> dict[str, tuple[str, ...]]:
+    return {
+        device_id: nodes if all(map(_FILE.fullmatch, nodes)) else ()
+        for device_id, nodes in own_nodes(source.inventory).items()
+    }
+
+
+def _device_line(source: Source, name: str, device: Device, peers: Sequence[Device], nodes: Sequence[str]) -> str:
+    links = ["-1" if peer.id == device.id else str(max(0, device.links.get(peer.id, 0))) for peer in peers]
+    linked = any(int(strength) > 0 for strength in links)
+    option = "File" if len(nodes) == 1 else "MultipleFiles"
+    line = f"NodeName={source.node} Name={name} Type={_type(device)} {option}={','.join(nodes)}"
+    return f"{line} Links={','.join(links)}" if linked else line
+
+
+def _shardable(source: Source) -> Iterator[Device]:
+    for device in _named(source).get(_SHARED_NAME, ()):
+        if device.fractional is Fractional.SHARED:
+            yield device
+
+
+def _shard_lines(source: Source, files: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    """Shards belong to devices of one name, each with one file; sharing is by agreement, as everywhere in Slurm."""
+    if not source.shards:
+        return
+    devices = list(_shardable(source))
+    alike = [device for device in devices if len(files[device.id]) == 1]
+    if not devices or len(alike) < len(devices):
+        raise UsageError(
+            f"Slurm cuts only devices that it calls {_SHARED_NAME}, can be shared and have one device file each"
+            f" ({len(alike)} of the {len(source.devices)} devices here are such); leave --shards out"
+        )
+    for device in devices:
+        yield f"NodeName={source.node} Name=shard Count={source.shards} File={files[device.id][0]}"

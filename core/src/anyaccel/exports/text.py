@@ -1,0 +1,76 @@
+"""Names and values in other programs' notations: what a target does not take is replaced, never dropped in silence."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
+_RESERVED = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
+
+
+def slug(text: str, allowed: str = "a-z0-9", fill: str = "-") -> str:
+    """Replace what a target does not take in a name, and begin and end with a letter or digit.
+
+    Args:
+        text: The name; made lower case where no upper-case letter is allowed.
+        allowed: The characters that the target takes, as within brackets of a regular expression.
+        fill: What stands for a run of others.
+    """
+    text = text if "A-Z" in allowed else text.lower()
+    return re.sub(rf"[^{allowed}]+", fill, text).strip("-_.:/") or "x"
+
+
+def unique_names(ids: Iterable[str], *, allowed: str, most: int) -> dict[str, str]:
+    """Make a name for each id: the same one whatever else is on the machine, unless two ids look alike in it.
+
+    Args:
+        ids: Different ids.
+        allowed: The characters that the target takes.
+        most: The longest name that it takes.
+    """
+    names = {item: slug(item, allowed) for item in ids}
+    seen = Counter(names.values())
+    return {
+        item: name if seen[name] == 1 and len(name) <= most else f"{name[: most - 9]}-{zlib.crc32(item.encode()):08x}"
+        for item, name in names.items()
+    }
+
+
+def quote(value: object) -> str:
+    """Write a value as JSON does, which YAML and HCL read alike."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(char if char.isprintable() else _escape(char) for char in text)
+
+
+def _escape(char: str) -> str:
+    return f"\\u{ord(char):04x}" if ord(char) <= 0xFFFF else f"\\U{ord(char):08x}"  # noqa: PLR2004 - four digits
+
+
+def to_yaml(value: Mapping[str, Any] | Sequence[Any], indent: str = "") -> str:
+    """Write mappings, sequences and scalars as YAML. Strings are always quoted, so that none turns into something else.
+
+    Args:
+        value: What to write.
+        indent: What each line starts with.
+    """
+    if isinstance(value, Mapping):
+        return "".join(f"{indent}{_key(name)}:{_entry(item, indent)}" for name, item in value.items())
+    return "".join(f"{indent}-{_entry(item, indent, first=True)}" for item in value)
+
+
+def _entry(item: Any, indent: str, *, first: bool = False) -> str:
+    if not isinstance(item, (Mapping, list, tuple)):
+        return f" {quote(item)}\n"
+    if not item:
+        return " {}\n" if isinstance(item, Mapping) else " []\n"
+    block = to_yaml(item, f"{indent}  ")
+    return f" {block[len(indent) + 2 :]}" if first else f"\n{block}"
+
+
+def _key(name: str) -> str:
+    return name if _PLAIN_KEY.fullmatch(name) and name.lower() not in _RESERVED else quote(name)
