@@ -525,3 +525,37 @@ def test_what_goes_wrong_at_the_start_is_raised_in_the_caller():
         OTHERS.start(lambda: subprocess.Popen(["no-such"]))
     with pytest.raises(EnforcementError, match="must be a device node"):
         Sandbox(closed=("/proc",)).start(lambda: None)
+
+
+# The command line
+
+
+@pytest.fixture
+def cards(install):
+    """A simulated machine whose device nodes are nodes of this one."""
+    products = """
+@hookimpl
+def anyaccel_products():
+    return [Product(name=name, model=name, id_template=name + "-{index}", node_templates=(node,))
+            for name, node in (("A", "/dev/zero"), ("B", "/dev/full"))]
+"""
+    tags = "def anyaccel_tags(device): return (device.model,)"
+    install("acme", VENDOR.format(vendor="acme").replace("def anyaccel_tags(device): return ()", tags) + products)
+
+
+@CONFINES
+def test_a_command_opens_its_own_device_alone(cards, anyaccel):
+    command = ("sh", "-c", "head -c1 /dev/zero | wc -c; cat /dev/full; exit 7")
+    for flag in ("--enforce", "--try-enforce"):
+        done = anyaccel("run", flag, "--machine", "sim:A,B", "A", "--", *command)
+        assert (done.returncode, done.stdout) == (7, "1\n"), done.stderr
+        assert done.stderr.endswith("cat: /dev/full: Permission denied\n")
+    free = anyaccel("run", "--machine", "sim:A,B", "A", "--", "sh", "-c", "exec 3< /dev/full")
+    assert free.returncode == 0, free.stderr
+
+
+@CONFINES
+def test_what_a_sandbox_cannot_close_is_said(cards, anyaccel):
+    done = anyaccel("run", "--enforce", "--machine", "sim:A:2", "A", "--", "true")
+    assert done.returncode == 0
+    assert "acme:1 (A-1) is open to the worker: each of its device nodes belongs to a device that" in done.stderr

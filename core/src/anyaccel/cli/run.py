@@ -14,11 +14,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_request(parser)
     add_launch(parser)
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--enforce",
+        action="store_true",
+        default=False,
+        help="let the kernel refuse the command the device nodes of all other devices",
+    )
+    group.add_argument(
+        "--try-enforce",
+        action="store_const",
+        const="try",
+        dest="enforce",
+        help="the same where the kernel can, else run the command without it and say so",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     from anyaccel.launcher.command import replace_process
+    from anyaccel.launcher.sandbox import available, sandbox_for
 
     if not args.command:
         raise UsageError("a command to run must follow '--', as in: anyaccel run GPU:1 -- python train.py")
@@ -26,4 +41,9 @@ def main(args: argparse.Namespace) -> int:
     allocation = prepared.environment.allocation
     if allocation.cpu:
         output.say(anyaccel.open_scheduler(prepared.inventory).why(allocation.request).message)
-    replace_process(prepared, args.command)
+    sandbox = sandbox_for(allocation, prepared.inventory, enforce=args.enforce)
+    if args.enforce and sandbox is None:
+        output.say(f"the command is not confined to its devices: {available()}")
+    for gap in sandbox.gaps if sandbox else ():
+        output.say(gap)
+    replace_process(prepared, args.command, sandbox)

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from anyaccel.errors import CommandNotFoundError, CommandNotRunnableError
 from anyaccel.launcher.launch import Launch, prepare
+from anyaccel.launcher.sandbox import Sandbox
 
 
 def run(
@@ -49,15 +50,23 @@ def run(
         raise _not_started(command[0], error) from error
 
 
-def replace_process(launch: Launch, command: Sequence[str]) -> NoReturn:
+def replace_process(launch: Launch, command: Sequence[str], sandbox: Sandbox | None = None) -> NoReturn:
     """Become the command: terminal, signals, exit status and process id are its own from here on.
 
+    Args:
+        launch: What was prepared for it.
+        command: The command and its arguments.
+        sandbox: What it may not open; None when it is not confined.
+
     Raises:
+        EnforcementError: When it cannot be confined.
         CommandNotFoundError, CommandNotRunnableError: When the command cannot be started.
     """
     # Python ignores these two, and what is ignored stays ignored in the command.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
+    if sandbox is not None:
+        sandbox.apply()
     try:
         os.execvpe(command[0], list(command), dict(launch.environment.values))
     except OSError as error:
