@@ -21,6 +21,7 @@ COMMANDS = {
     "plugins": "list the installed plug-ins and what is wrong with them",
     "doctor": "look for what is wrong, and say what to do about it",
     "record": "record this machine, so that it can be replayed anywhere",
+    "export": "print the devices in another scheduler's or container engine's own form",
 }
 DEFAULT = "status"
 EPILOG = """exit status: 0 done, 1 failed, 2 the request or an argument is wrong, 3 the request can never fit on this
@@ -91,7 +92,7 @@ def _common() -> argparse.ArgumentParser:
     return common
 
 
-VALUED = ("--machine", "--declare", "--probe-timeout", "--mask", "--unallocated")
+VALUED = ("--machine", "--declare", "--probe-timeout", "--mask", "--unallocated", "--out", "--node", "--shards")
 """Options that may stand before the command and take the next argument as their value."""
 
 
