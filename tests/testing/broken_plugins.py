@@ -57,6 +57,12 @@ FACTS = '(facts := json.loads(ctx.read(path) or "{}"))'
 MASK = 'environ.get("ACME_VISIBLE")'
 TAGS = '(device.model.replace(" ", "-"), *(("A1",) if device.model == "Acme One" else ()), "ACME")'
 
+DIAGNOSE = """from anyaccel.plugin import Finding, Severity, hookimpl
+@hookimpl
+def anyaccel_diagnose(ctx):
+    return [Finding(severity=Severity.FAIL, message='it is broken')]
+"""
+
 
 def detecting(*lines: str) -> tuple[str, str]:
     """Put lines where the devices of a machine are about to be listed."""
@@ -313,14 +319,7 @@ BROKEN = {
     "lists junk for products": Broken("C25", (body("products", "return ['Acme One']"),), "Product[0] must be Product"),
     "finds without a way out": Broken(
         "C25",
-        (
-            (
-                "",
-                "from anyaccel.plugin import Finding, Severity, hookimpl\n"
-                 "@hookimpl\ndef anyaccel_diagnose(ctx):\n"
-                 "    return [Finding(severity=Severity.FAIL, message='it is broken')]\n",
-            ),
-        ),
+        (("", DIAGNOSE),),
         "anyaccel_diagnose finds 'it is broken' without a way out",
     ),
 }

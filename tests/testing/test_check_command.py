@@ -1,0 +1,108 @@
+"""``anyaccel check``: the same checks without pytest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from anyaccel.testing import CHECKS
+
+ACME = (Path(__file__).parent.parent / "vendors" / "acme.py").read_text()
+
+
+def states(text):
+    return {line[:3]: line.split()[1] for line in text.splitlines()}
+
+
+def test_one_line_per_check(anyaccel, install, recordings):
+    install("acme", ACME)
+    done = anyaccel("check", "acme", "--recordings", str(recordings(ACME)))
+    assert done.returncode == 0, done.stdout
+    assert states(done.stdout) == {check.id: "ok" for check in CHECKS} | {"C23": "skipped", "C24": "skipped"}
+    assert done.stderr == "anyaccel: 25 checks: 23 ok, 0 failed, 2 skipped\n"
+
+
+def test_a_failure_names_the_machine_and_the_way_out(anyaccel, install, recordings):
+    install("acme", ACME.replace("def anyaccel_env(", "def anyaccel_env(").replace("never 3", "never\\n3"))
+    done = anyaccel("check", "acme", "--recordings", str(recordings(ACME)))
+    assert done.returncode == 1
+    (failed,) = [line for line in done.stdout.splitlines() if " failed " in line]
+    assert failed.startswith("C21  failed   quad: anyaccel_validate must give one sentence with the rule")
+    assert failed.endswith("(and on 1 more machine, see --json)")
+
+
+def test_json_holds_every_result(anyaccel, install, recordings):
+    install("acme", ACME)
+    done = anyaccel("check", "acme", "--json", "--recordings", str(recordings(ACME)))
+    document = json.loads(done.stdout)
+    assert (document["schema"], document["vendor"], document["passed"]) == ("anyaccel.check/1", "acme", True)
+    by_machine = {(result["check"], result["machine"]): result["state"] for result in document["results"]}
+    assert by_machine["C07", "driver-only"] == by_machine["C20", "products"] == by_machine["C01", None] == "ok"
+
+
+def test_recordings_are_found_beside_the_source(anyaccel, install, recordings):
+    install("acme", ACME)
+    assert states(anyaccel("check", "acme").stdout)["C07"] == "skipped"
+    directory = recordings(ACME)
+    assert (directory.parent / "site").is_dir()  # where the module is installed
+    assert states(anyaccel("check", "acme").stdout)["C07"] == "ok"
+
+
+def test_this_host(anyaccel, install):
+    here = """
+    @hookimpl
+    def anyaccel_detect(ctx: ProbeContext) -> Detected | None:
+        node = ctx.node("/dev/null")
+        if node is None:
+            return None
+        return Detected(devices=(Device(id="acme-null", index=0, model="Acme One", nodes=(node.path,)),))
+
+    def unused(ctx: ProbeContext) -> Detected | None:
+    """.replace("\n    ", "\n")
+    source = ACME.replace(
+        "@hookimpl\ndef anyaccel_detect(ctx: ProbeContext) -> Detected | None:\n", here.rstrip() + "\n"
+    )
+    install("acme", source)
+    done = anyaccel("check", "acme", "--real", "--json")
+    document = json.loads(done.stdout)
+    assert done.returncode == 0, document
+    hosts = {
+        result["check"] for result in document["results"] if result["machine"] == "host" and result["state"] == "ok"
+    }
+    assert {"C07", "C08", "C13", "C14", "C16", "C19"} <= hosts
+
+
+def test_this_host_where_a_replay_differs(anyaccel, install):
+    source = ACME.replace(
+        '    if not ctx.exists("/sys/class/acme"):\n        return None\n',
+        '    import os\n    if os.path.exists("/dev/null"):\n        ctx.read("/proc/self/stat")\n'
+        '    return Detected(devices=(Device(id=f"acme-{ctx.root or 7}", index=0, model="Acme One"),))\n',
+    )
+    install("acme", source)
+    done = anyaccel("check", "acme", "--real")
+    assert done.returncode == 1
+    assert "C07  failed   host: a replay must give what the machine itself gave" in done.stdout
+
+
+def test_this_host_where_detection_dies(anyaccel, install):
+    source = ACME.replace('    if not ctx.exists("/sys/class/acme"):\n', "    import os\n    os._exit(7)\n    if 1:\n")
+    install("acme", source)
+    done = anyaccel("check", "acme", "--real")
+    assert done.returncode == 1
+    assert "C07  failed   host: its process ended with exit status 7 before it answered" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("other",), "no plug-in for 'other' is installed (installed: acme)"),
+        (("acme", "--real", "--recordings", "/"), "--real checks on this host, --recordings on recorded machines"),
+        (("acme", "--recordings", "/dev"), "/dev must hold recordings, one directory with a machine.json each"),
+        (("acme", "--machine", "sim:Acme-One:2"), "takes --recordings DIR or --real instead of --machine"),
+    ],
+)
+def test_arguments_that_make_no_sense(anyaccel, acme, arguments, said):
+    done = anyaccel("check", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
