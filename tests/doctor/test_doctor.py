@@ -216,7 +216,8 @@ def test_nodes_and_memory_of_this_host(install, tmp_path):
     assert ("fail", "/dev/no-such, /dev/nor-this of acme are not here") in [each[:2] for each in found(environ=gone)]
 
 
-def test_the_group_that_opens_a_node_is_named(tmp_path):
+@pytest.mark.parametrize("closed_directory", [False, True])
+def test_the_group_that_opens_a_node_is_named(closed_directory, tmp_path):
     if os.getuid() != 0:
         pytest.skip("only root can make a device node that another user may not open")
     node = tmp_path / "node"
@@ -227,21 +228,29 @@ def test_the_group_that_opens_a_node_is_named(tmp_path):
     group = grp.getgrall()[1]
     os.chown(node, 0, group.gr_gid)
     os.chmod(node, 0o060)
-    for directory in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        os.chmod(directory, 0o755)
+    os.chmod(tmp_path, 0o700 if closed_directory else 0o755)
+    for directory in tmp_path.parents:
+        if directory.stat().st_uid == 0 and directory.name.startswith(("pytest-", "popen-")):
+            os.chmod(directory, 0o755)  # it belongs to this run
     device = Device(id="a0", index=0, model="A", vendor="acme", nodes=(str(node),))
     output, child_end = os.pipe()
     child = os.fork()
-    if child == 0:  # as nobody
-        os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
-        findings = [finding for finding, _ in _nodes(Machine(), [device])]
-        os.write(child_end, json.dumps([(finding.message, finding.fix) for finding in findings]).encode())
-        os._exit(0)
+    if child == 0:  # as nobody, who must not get back into pytest
+        answer = "it did not get so far"
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            answer = [(finding.message, finding.fix) for finding, _ in _nodes(Machine(), [device])]
+        except BaseException as error:  # noqa: BLE001 - shown by the assertion below
+            answer = repr(error)
+        finally:
+            os.write(child_end, json.dumps(answer).encode())
+            os._exit(0)
     os.waitpid(child, 0)
+    fix = f"sudo usermod -aG {group.gr_name} $USER  (then log in again)"
     assert json.loads(os.read(output, 1 << 16)) == [
-        [f"this user may not open {node}", f"sudo usermod -aG {group.gr_name} $USER  (then log in again)"]
+        [f"this user may not open {node}", "ask an administrator for access" if closed_directory else fix]
     ]
     os.close(output)
     os.close(child_end)

@@ -1,50 +1,64 @@
-"""Record what detection asks of this machine, so that it can be replayed anywhere with --machine DIR."""
+"""Record what the plug-ins ask of this machine, so that it can be replayed anywhere with --machine DIR.
+
+Serial numbers, UUIDs, network addresses and names of hosts and users are replaced, consistently, unless --raw is given.
+DIR gets the recording, machine.json, and the inventory that it replays to, expected.json.
+
+Exit status: 0 when the recording replays to what is on the machine, 1 when it does not.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
-from typing import Any
 
 from anyaccel.cli import output
 from anyaccel.cli.options import machine_options
-from anyaccel.errors import UsageError
-from anyaccel.inventory.detect import ask, problem_in
-from anyaccel.inventory.machine import parse_machine
-from anyaccel.probe.recording import FILE_NAME, merge
+from anyaccel.inventory.record import record, verify
+
+KIB = 1 << 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("directory", type=Path, metavar="DIR", help="directory for the recording; made when missing")
+    parser.add_argument("directory", metavar="DIR", help="directory for the recording; made when missing")
+    parser.add_argument("--raw", action="store_true", help="keep serial numbers, addresses and names")
+    parser.add_argument(
+        "--verify", action="store_true", help="record nothing; compare what DIR replays to with its expected.json"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    machine = parse_machine(machine_options(args)["machine"])
-    if machine.simulated:
-        raise UsageError(f"a simulated machine has no facts to record (got --machine {machine.text})")
-    target: Path = args.directory / FILE_NAME
-    if target.exists():
-        raise UsageError(f"{target} exists and is not overwritten; choose another directory or remove it")
-    answers, problems = ask("detect", machine, timeout=args.probe_timeout, record=True)
-    recordings: list[dict[str, Any]] = []
-    for source, outcome in answers.values():
-        problem = problem_in(source, outcome, "anyaccel_detect")
-        if problem:
-            problems.append(problem)
-        if outcome.value and "recording" in outcome.value:
-            recordings.append(outcome.value["recording"])
-    try:
-        args.directory.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(merge(recordings), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror}; choose another directory") from error
-    for problem in problems:
+    if args.verify:
+        return _verify(args)
+    options = machine_options(args)
+    done = record(args.directory, options["machine"], raw=args.raw, timeout=options["timeout"])
+    for problem in done.problems:
         output.say(str(problem))
+    for vendor in done.differences:
+        output.say(
+            f"{vendor}: the recording replays to something else than is on the machine, which is a fault of the plug-in"
+            " or of the replacements; try --raw, and report it"
+        )
     if args.json:
-        output.print_json("record/1", {"path": str(target), "vendors": sorted(answers)})
+        content = {
+            "path": done.path,
+            "vendors": list(done.vendors),
+            "sanitized": not args.raw,
+            "differences": list(done.differences),
+        }
+        output.print_json("record/1", content)
     else:
-        print(target)
-    return 0
+        print(done.path)
+        what = "nothing was replaced" if args.raw else "serial numbers, addresses and names were replaced"
+        output.say(f"{-(-done.size // KIB)} KiB, {what}; look through it before you share it")
+    return 1 if done.differences else 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    differences = verify(args.directory, timeout=args.probe_timeout)
+    if args.json:
+        output.print_json("record/1", {"path": args.directory, "differences": list(differences)})
+    else:
+        for vendor in differences:
+            print(f"{vendor}: {args.directory} replays to something else than its expected.json says")
+    return 1 if differences else 0

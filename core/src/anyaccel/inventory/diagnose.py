@@ -23,6 +23,7 @@ from anyaccel.model import (
     VendorState,
 )
 from anyaccel.model.wire import decode
+from anyaccel.probe.context import Facts
 from anyaccel.probe.host import HostFacts
 from anyaccel.probe.recording import RecordedFacts, load
 
@@ -228,9 +229,9 @@ def _nodes(machine: Machine, devices: Sequence[Device]) -> Iterator[Named]:
     facts = HostFacts({}) if machine.recording is None else RecordedFacts(load(machine.recording))
     usable = [device for device in devices if device.usable]
     paths = dict.fromkeys(path for device in usable for path in device.nodes)
-    closed = [path for path in paths if (node := facts.node(path)) is not None and not node.readable]
+    closed = [path for path in paths if _closed(facts, path)]
     # A recording holds what somebody looked at; only a host can say that something is not there.
-    missing = [path for path in paths if machine.recording is None and not facts.exists(path)]
+    missing = [path for path in paths if machine.recording is None and path not in closed and not facts.exists(path)]
     if missing:
         message = f"{_listed(missing)} of {devices[0].vendor} are not here"
         fix = "pass them to the container (docker run --device ...), or load the vendor's driver"
@@ -241,6 +242,14 @@ def _nodes(machine: Machine, devices: Sequence[Device]) -> Iterator[Named]:
             Finding(severity=Severity.FAIL, message=f"this user may not open {_listed(members)}", fix=fix),
             (*members,),
         )
+
+
+def _closed(facts: Facts, path: str) -> bool:
+    try:
+        node = facts.node(path)
+    except OSError:  # not even its directory is open to us
+        return True
+    return node is not None and not node.readable
 
 
 def _by_group(paths: Sequence[str], machine: Machine) -> dict[str, list[str]]:
@@ -254,7 +263,10 @@ def _by_group(paths: Sequence[str], machine: Machine) -> dict[str, list[str]]:
 def _group(path: str) -> str:
     import grp
 
-    status = os.stat(path)
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ""
     if not status.st_mode & 0o040 or status.st_gid == 0:
         return ""
     try:

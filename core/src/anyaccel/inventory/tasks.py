@@ -6,6 +6,7 @@ Every function takes and returns JSON data; ``payload`` holds ``source`` and, wh
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,6 +24,8 @@ from anyaccel.probe.host import HostFacts
 from anyaccel.probe.recording import RecordedFacts, Recorder, load
 
 Payload = Mapping[str, Any]
+RECORDED = ("anyaccel_detect", "anyaccel_stats", "anyaccel_diagnose")
+"""Hooks that a recording can answer."""
 
 # What every task needs is made ready once, in the process that all of them are forked from.
 for kind in (Source, Machine, PluginInfo, Detected, Device):
@@ -30,7 +33,7 @@ for kind in (Source, Machine, PluginInfo, Detected, Device):
 
 
 def detect(payload: Payload) -> dict[str, Any]:
-    """Load a plug-in and find its devices: ``{"info", "detected", "products", "recording", "seconds"}``."""
+    """Load a plug-in and find its devices: ``{"info", "detected", "products", "seconds"}``."""
     return _guard(payload, _detect)
 
 
@@ -47,6 +50,11 @@ def diagnose(payload: Payload) -> dict[str, Any]:
 def describe(payload: Payload) -> dict[str, Any]:
     """Load a plug-in and ask what it knows without a machine: ``{"info", "products"}``."""
     return _guard(payload, lambda plugin, _: {"products": encode(plugin.products())})
+
+
+def record(payload: Payload) -> dict[str, Any]:
+    """Write down what the hooks ask of the machine: ``{"info", "recording", "detected", "failed"}``."""
+    return _guard(payload, _record)
 
 
 def _guard(payload: Payload, answer: Callable[[VendorPlugin, Payload], dict[str, Any]]) -> dict[str, Any]:
@@ -77,9 +85,8 @@ def _detect(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
         environ = payload["environ"]
     else:
         facts = _facts(machine, payload)
-        recorder = Recorder(facts) if payload.get("record") else None
-        detected = plugin.detect(ProbeContext(recorder or facts, start + payload["seconds"]))
-        answer = {"recording": recorder.recording()} if recorder else {}
+        detected = plugin.detect(ProbeContext(facts, start + payload["seconds"]))
+        answer = {}
         environ = {**facts.environ, **_own_variables(plugin, payload["environ"])}
     if detected is not None:
         detected = _complete(plugin, detected, environ)
@@ -127,6 +134,30 @@ def _diagnose(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
     return {"findings": encode(plugin.diagnose(_context(payload)))}
 
 
+def _record(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
+    """Call the hooks that touch the machine, each with its part of the time. Their faults show again in the replay."""
+    facts = _facts(decode(Machine, payload["machine"]), payload)
+    recorder = Recorder(facts)
+    recorder.environ.asked.update(_own_variables(plugin, facts.environ))
+
+    def ctx() -> ProbeContext:
+        return ProbeContext(recorder, time.monotonic() + payload["seconds"] / len(RECORDED))
+
+    detected, failed = None, ""
+    try:
+        detected = plugin.detect(ctx())
+        if detected is not None:
+            detected = _complete(plugin, detected, recorder.environ)
+    except PluginError as error:
+        failed = f"{error.problem.hook}: {error.problem.reason}"
+    if detected is not None:
+        with contextlib.suppress(PluginError):
+            plugin.stats(detected.devices, ctx())
+    with contextlib.suppress(PluginError):
+        plugin.diagnose(ctx())
+    return {"recording": recorder.recording(), "detected": encode(detected), "failed": failed}
+
+
 def _context(payload: Payload) -> ProbeContext:
     return ProbeContext(_facts(decode(Machine, payload["machine"]), payload), time.monotonic() + payload["seconds"])
 
@@ -138,7 +169,7 @@ def _facts(machine: Machine, payload: Payload) -> Facts:
 
 
 def _own_variables(plugin: VendorPlugin, environ: Mapping[str, str]) -> dict[str, str]:
-    """The vendor's variables of our own environment: they narrow a recorded machine as they would a real one."""
+    """The vendor's variables of an environment: ours narrow a recorded machine as they would a real one."""
     return {name: environ[name] for name in plugin.info.env_vars if name in environ}
 
 

@@ -1,0 +1,207 @@
+"""Record what the plug-ins ask of a machine, and say what a replay of the recording finds.
+
+A recording is a directory with two files: ``machine.json`` (see :mod:`anyaccel.probe.recording`) and beside it
+``expected.json``, the inventory that the recording replays to:
+
+    {"schema": "anyaccel.expected/1",
+     "vendors": {"acme": {"driver_version": "7.1", "devices": [{"id": ..., "index": 0, ...}]},    as testing.describe()
+                 "zeta": null},                                                            not on this machine
+     "visible": {"acme": ["id", ...]},                         ids that the environment leaves, in the order of use
+     "failed": {"omega": "anyaccel_detect: it raised ..."}}    vendors that could not be detected
+
+Fields of a device that have their default are left out, and so is what the core adds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from anyaccel.errors import MachineError, UsageError
+from anyaccel.inventory.detect import DEADLINE_SECONDS, Answers, ask, problem_in
+from anyaccel.inventory.machine import HOST, Machine, parse_machine
+from anyaccel.inventory.tasks import RECORDED
+from anyaccel.model import Detected, Device, Problem
+from anyaccel.model.wire import decode, encode
+from anyaccel.probe.private import Names
+from anyaccel.probe.recording import FILE_NAME, merge
+from anyaccel.probe.sanitize import replace_in, sanitize
+
+SCHEMA = "anyaccel.expected/1"
+EXPECTED = "expected.json"
+PERSONS = range(1000, 65_534)
+"""User ids that belong to people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What came of a recording.
+
+    Attributes:
+        path: Where it is.
+        size: Its size in bytes.
+        vendors: Vendors whose plug-ins were asked.
+        problems: Plug-ins that could not be asked.
+        differences: Vendors for which the recording replays to something else than was found on the machine.
+    """
+
+    path: str
+    size: int
+    vendors: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    differences: tuple[str, ...]
+
+
+def record(
+    directory: str,
+    machine: str | Machine | None = None,
+    *,
+    raw: bool = False,
+    timeout: float = DEADLINE_SECONDS,
+    environ: Mapping[str, str] | None = None,
+) -> Recorded:
+    """Record a machine.
+
+    Args:
+        directory: Where to put the two files; made when missing.
+        machine: See :func:`anyaccel.detect`; a recording can be recorded again, for example to sanitize it.
+        raw: Keep serial numbers, addresses and names.
+        timeout: Seconds that each vendor may take for each of its hooks.
+        environ: The environment that the plug-ins see; that of this process when None.
+
+    Raises:
+        MachineError: When ``machine`` names no machine.
+        UsageError: When the machine is simulated, or the recording exists or cannot be written.
+    """
+    where = machine if isinstance(machine, Machine) else parse_machine(machine, environ)
+    if where.simulated:
+        raise UsageError(f"a simulated machine has no facts to record (got --machine {where.text})")
+    target = os.path.join(directory, FILE_NAME)
+    if os.path.exists(target):
+        raise UsageError(f"{target} exists and is not overwritten; choose another directory or remove it")
+    answers, problems = ask("record", where, timeout=timeout * len(RECORDED), environ=environ)
+    recording = merge(outcome.value["recording"] for _, outcome in answers.values() if _has(outcome.value, "recording"))
+    replacements: dict[str, str] = {}
+    if not raw:
+        recording, replacements = sanitize(recording, names_of_host() if where.text == HOST else None)
+    size = _write(target, recording)
+    found = expect(directory, timeout=timeout, environ=environ)
+    _write(os.path.join(directory, EXPECTED), found)
+    problems += [fault for source, outcome in answers.values() if (fault := problem_in(source, outcome, ""))]
+    return Recorded(
+        path=target,
+        size=size,
+        vendors=tuple(sorted(answers)),
+        problems=tuple(problems),
+        differences=tuple(_differences(_expected(answers), found, replacements)),
+    )
+
+
+def expect(
+    directory: str, *, timeout: float = DEADLINE_SECONDS, environ: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Replay a recording, whatever masks this process has, and say what is found, as the data of ``expected.json``."""
+    environ = dict(os.environ if environ is None else environ)
+    machine = parse_machine(directory, environ)
+    answers, _ = ask("describe", machine, timeout=timeout, environ=environ)
+    owned = {
+        name for _, outcome in answers.values() for name in (outcome.value or {}).get("info", {}).get("env_vars", ())
+    }
+    environ = {name: text for name, text in environ.items() if name not in owned}
+    answers, _ = ask("detect", machine, timeout=timeout, environ=environ)
+    return _expected(answers)
+
+
+def verify(
+    directory: str, *, timeout: float = DEADLINE_SECONDS, environ: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """Compare what a recording replays to with its ``expected.json``.
+
+    Returns:
+        Keys of the installed vendors for which the two differ.
+
+    Raises:
+        MachineError: When the directory holds no such recording.
+    """
+    path = os.path.join(directory, EXPECTED)
+    try:
+        with open(path, encoding="utf-8") as file:
+            expected = json.load(file)
+        schema = expected["schema"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise MachineError(f"{path} cannot be read: {error}; 'anyaccel record DIR' writes it") from error
+    if schema != SCHEMA:
+        raise MachineError(f'{path} must say "schema": "{SCHEMA}" (got {schema!r}); record the machine again')
+    return tuple(_differences(expected, expect(directory, timeout=timeout, environ=environ), {}))
+
+
+def names_of_host() -> Names:
+    """What must not stand in a recording of this host."""
+    import pwd
+    import socket
+
+    import psutil  # type: ignore[import-untyped, unused-ignore]
+
+    full = socket.gethostname()
+    people = [entry.pw_name for entry in pwd.getpwall() if entry.pw_uid in PERSONS or entry.pw_uid == os.getuid()]
+    people += [os.environ[name] for name in ("USER", "LOGNAME", "SUDO_USER") if os.environ.get(name)]
+    addresses = [address.address for listed in psutil.net_if_addrs().values() for address in listed]
+    hosts = dict.fromkeys((full, full.partition(".")[0]))
+    return Names(hosts=tuple(hosts), users=tuple(dict.fromkeys(people)), addresses=tuple(addresses))
+
+
+def _has(value: Any, name: str) -> bool:
+    return isinstance(value, dict) and name in value
+
+
+def _expected(answers: Answers) -> dict[str, Any]:
+    vendors: dict[str, Any] = {}
+    visible: dict[str, list[str]] = {}
+    failed: dict[str, str] = {}
+    for vendor, (source, outcome) in sorted(answers.items()):
+        problem = problem_in(source, outcome, "anyaccel_detect")
+        if problem is not None or outcome.value.get("failed"):
+            failed[vendor] = f"{problem.hook}: {problem.reason}" if problem else outcome.value["failed"]
+            continue
+        data = outcome.value["detected"]
+        vendors[vendor] = None
+        if data is not None:
+            detected = decode(Detected, data)
+            visible[vendor] = [device.id for device in detected.devices if device.visible]
+            ordered = sorted(detected.devices, key=lambda device: device.index)
+            vendors[vendor] = encode(replace(detected, devices=tuple(map(_own, ordered))))
+    return {"schema": SCHEMA, "vendors": vendors, "visible": visible, "failed": failed}
+
+
+def _own(device: Device) -> Device:
+    """A device as its plug-in described it: without what the core adds and the environment decides."""
+    return replace(device, vendor="", resource="", kind="", visible=True, order=0)
+
+
+def _differences(expected: Mapping[str, Any], found: Mapping[str, Any], replacements: Mapping[str, str]) -> list[str]:
+    """Vendors that both know and of which they say something else. Detection that failed may word it differently."""
+    wanted = json.loads(json.dumps(replace_in(expected, replacements)))
+    known = _vendors(wanted) & _vendors(found)
+    return sorted(
+        vendor
+        for vendor in known
+        if (vendor in wanted["failed"]) != (vendor in found["failed"])
+        or any(wanted[part].get(vendor) != found[part].get(vendor) for part in ("vendors", "visible"))
+    )
+
+
+def _vendors(expected: Mapping[str, Any]) -> set[str]:
+    return {*expected["vendors"], *expected["failed"]}
+
+
+def _write(path: str, data: Mapping[str, Any]) -> int:
+    text = json.dumps(data, indent=1) + "\n"
+    try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            return file.write(text)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}; choose another directory") from error
