@@ -7,6 +7,7 @@ ROCm's runtime skips it and numbers the rest, and so do we.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -104,7 +105,9 @@ def _read_once(ctx: ProbeContext) -> Topology:
     for path in ctx.glob(f"{NODES}/[0-9]*"):
         try:
             node = _node(ctx, path)
-        except PermissionError:
+        except OSError as error:
+            if error.errno != errno.EPERM:
+                raise
             denied += 1
         else:
             gpus += [node] if node else []
@@ -116,9 +119,9 @@ def _node(ctx: ProbeContext, path: str) -> Node | None:
     number = int(path.rpartition("/")[2])
     try:
         text = ctx.read(f"{path}/properties")
-    except PermissionError:
-        raise
     except OSError as error:
+        if error.errno == errno.EPERM:  # the device cgroup's answer; that of a file's mode is EACCES
+            raise
         gpu_id = _gpu_id(ctx, path)
         reason = f"reading {path}/properties failed: {error.strerror}"
         return None if gpu_id == 0 else Node(number=number, gpu_id=gpu_id, properties={}, links={}, error=reason)
