@@ -85,7 +85,7 @@ def units(found: Sequence[Card]) -> list[tuple[Card, int | None, Device]]:
 def pci_ordered(environ: Mapping[str, str]) -> bool:
     """Whether an environment asks for the order by PCI address alone. The driver reads a number, as C's ``atoi``."""
     text = environ.get(PCI_ORDER, "").strip()
-    return text.isdigit() and int(text) != 0
+    return text.isascii() and text.isdigit() and text.strip("0") != ""
 
 
 def composite(environ: Mapping[str, str], devices: Sequence[Device]) -> bool:
