@@ -117,14 +117,21 @@ def logical_core_size(ctx: ProbeContext, chip: Family) -> int:
     """Physical cores in one logical core: from the environment, the file of the machine, or the chip's default.
 
     Raises:
-        ValueError: When the environment or the file says something else than 1 or 2.
+        ValueError: When the environment or the file says something else than 1 or 2, or the file cannot be read.
     """
     if len(chip.lncs) == 1:
         return chip.lnc
     for source in ("NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"):
         if value := ctx.environ.get(source, "").strip():
             return _lnc(value, source)
-    match = re.search(r"^\s*NEURON_LOGICAL_NC_CONFIG\s*=\s*(\S*)", text(ctx, LNC_FILE), re.MULTILINE)
+    try:
+        content = ctx.read(LNC_FILE) or ""
+    except OSError as error:
+        raise ValueError(
+            f"{LNC_FILE} cannot be read ({error.strerror}), and what the core ids mean depends on it; let everybody"
+            " read it, or set NEURON_LOGICAL_NC_CONFIG"
+        ) from error
+    match = re.search(r"^\s*NEURON_LOGICAL_NC_CONFIG\s*=\s*(\S*)", content, re.MULTILINE)
     return _lnc(match[1], LNC_FILE) if match else chip.lnc
 
 
