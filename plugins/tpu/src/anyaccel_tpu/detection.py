@@ -47,6 +47,7 @@ def detect(ctx: ProbeContext) -> Detected | None:
     """
     notes: list[str] = []
     chips = group(ctx.pci(GOOGLE)) or group(_behind_vfio(ctx, notes))
+    partial = bool(notes)
     accel = [] if chips else _accel_nodes(ctx)
     if not chips and (_pci_shown(ctx) or not (accel or notes or ctx.environ.get("TPU_ACCELERATOR_TYPE"))):
         return None
@@ -64,7 +65,7 @@ def detect(ctx: ProbeContext) -> Detected | None:
             " PCI was believed"
         )
     devices = _devices(ctx, chips, facts.attributes(len(chips)))
-    return Detected(devices=devices, notes=(*notes, *facts.notes))
+    return Detected(devices=devices, partial=partial, notes=(*notes, *facts.notes))
 
 
 def group(functions: Iterable[PciFunction]) -> list[Chip]:
