@@ -84,6 +84,8 @@ def _without_nvml(ctx: ProbeContext, error: QueryError) -> Detected | None:
         ) from error
     if detected.devices or detected.notes or detected.driver_version or files.functions(ctx):
         return detected
+    if error.kind == "ModuleNotFoundError":
+        raise RuntimeError(f"only NVML can tell whether GPUs are here, and {known[0]}: {known[1]}") from error
     return None  # WSL without an NVIDIA GPU, stale device nodes
 
 
