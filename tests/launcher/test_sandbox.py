@@ -150,12 +150,24 @@ def test_nodes_of_other_devices_are_closed_and_shared_ones_stay_open(vendors):
 def test_shared_nodes_of_a_vendor_of_which_nothing_is_held_are_closed(vendors):
     sandbox = planned(*ACME, device("zeta:0", "/dev/zeta/0"), held="acme-1")
     assert sandbox.closed == ("/dev/acme0", "/dev/zeta/0", "/dev/zetactl")
-    assert planned(*ACME).closed == ("/dev/acme0", "/dev/acme1", "/dev/acmectl")
+    assert planned(*ACME).closed == ("/dev/acme0", "/dev/acmectl", "/dev/acme1")
+
+
+def test_nodes_that_only_the_vendors_container_hook_names_are_told_apart(install):
+    hook = """
+@hookimpl
+def anyaccel_container(devices):
+    return ContainerEdits(nodes=tuple(f"/dev/chip{device.index // 2}" for device in devices))
+"""
+    install("acme", VENDOR.format(vendor="acme") + hook)
+    sandbox = planned(*(device(f"acme:{index}") for index in range(4)), held="acme-0")
+    assert (sandbox.closed, sandbox.kept) == (("/dev/chip1",), ("/dev/chip0",))
+    assert [gap.partition(" ")[0] for gap in sandbox.gaps] == ["acme:1"]
 
 
 def test_a_node_that_another_vendors_device_needs_stays_open(vendors):
     sandbox = planned(*ACME, device("zeta:0", "/dev/zeta0", "/dev/acme0"), held="zeta-0")
-    assert sandbox.closed == ("/dev/acme1", "/dev/acmectl")
+    assert sandbox.closed == ("/dev/acmectl", "/dev/acme1")
 
 
 def test_parts_of_one_card_are_told_apart_only_by_nodes_of_their_own(vendors):
@@ -163,7 +175,9 @@ def test_parts_of_one_card_are_told_apart_only_by_nodes_of_their_own(vendors):
     sandbox = planned(*halves, held="plain-0")
     assert sandbox.closed == ()
     (gap,) = sandbox.gaps
-    assert gap.startswith("plain:1 (plain-1) is open to the worker: each of its device nodes belongs to a device that")
+    assert gap.startswith(
+        "plain:1 (plain-1) is open to the worker: each of its device nodes is needed by a device that"
+    )
     halves = (device("plain:0", "/dev/card", "/dev/cap0"), device("plain:1", "/dev/card", "/dev/cap1"))
     assert planned(*halves, held="plain-0") == Sandbox(closed=("/dev/cap1",), kept=("/dev/card", "/dev/cap0"))
 
@@ -173,7 +187,7 @@ def test_what_is_not_known_is_said(vendors):
     sandbox = planned(*ACME, device("plain:0"), device("declared:0", declared=True), held="acme-0", reports=[failed])
     assert sandbox.gaps == (
         "plain:0 (plain-0) may be open to the worker: its plug-in names no device node",
-        "the detection of zeta failed, so that nobody knows its device nodes: they are open to the worker",
+        "the detection of zeta failed, so that its device nodes are open to the worker",
     )
 
 
@@ -182,7 +196,7 @@ def test_a_plug_in_that_cannot_say_costs_its_own_vendor(vendors):
     sandbox = planned(*devices, held="acme-0")
     assert sandbox.closed == ("/dev/acme1", "/dev/broken0")
     assert sandbox.gaps == (
-        "nodes that all devices of broken share may be open to the worker: it raised OSError: no container",
+        "nodes that devices of broken share may be open to the worker: it raised OSError: no container",
     )
     with pytest.raises(aa.PluginError, match="no container"):
         planned(*devices, held="broken-0")
@@ -558,4 +572,4 @@ def test_a_command_opens_its_own_device_alone(cards, anyaccel):
 def test_what_a_sandbox_cannot_close_is_said(cards, anyaccel):
     done = anyaccel("run", "--enforce", "--machine", "sim:A:2", "A", "--", "true")
     assert done.returncode == 0
-    assert "acme:1 (A-1) is open to the worker: each of its device nodes belongs to a device that" in done.stderr
+    assert "acme:1 (A-1) is open to the worker: each of its device nodes is needed by a device that" in done.stderr

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
@@ -158,50 +158,42 @@ def plan(allocation: Allocation, inventory: Inventory) -> Sandbox:
         PluginError: When the plug-in of a device that is held cannot say which nodes it needs.
     """
     held = {device.id for device in allocation.devices}
+    detected = [device for device in inventory.devices if not device.declared]
+    others = [device for device in detected if device.id not in held]
     kept: dict[str, None] = {}
-    candidates: dict[str, None] = {}
-    gaps = []
-    for vendor in dict.fromkeys(device.vendor for device in inventory.devices if not device.declared):
-        devices = inventory.of_vendor(vendor)
-        own = [device for device in devices if device.id in held]
-        candidates |= dict.fromkeys(node for device in devices for node in device.nodes)
+    for vendor in dict.fromkeys(device.vendor for device in detected if device.id in held):
+        kept |= dict.fromkeys(_needed([device for device in inventory.of_vendor(vendor) if device.id in held]))
+    nodes: dict[str, tuple[str, ...]] = {}
+    gaps: dict[str, None] = {}
+    for device in others:
         try:
-            shared = dict.fromkeys(_needed(vendor, own or devices))
+            nodes[device.id] = _needed([device])
         except PluginError as error:
-            if own:
-                raise
-            gaps.append(f"nodes that all devices of {vendor} share may be open to the worker: {error.problem.reason}")
-            continue
-        if own:
-            kept |= shared
-        else:
-            candidates |= shared
-    closed = tuple(node for node in candidates if node not in kept)
-    gaps += [_inseparable(device) for device in inventory.devices if device.id not in held and _open(device, closed)]
-    gaps += [
-        f"the detection of {report.vendor} failed, so that nobody knows its device nodes: they are open to the worker"
-        for report in inventory.vendors
-        if report.state is VendorState.FAILED
-    ]
+            nodes[device.id] = device.nodes
+            shared = f"nodes that devices of {device.vendor} share may be open to the worker: {error.problem.reason}"
+            gaps[shared] = None
+    closed = tuple(dict.fromkeys(node for device in others for node in nodes[device.id] if node not in kept))
+    for device in others:
+        if all(node in kept for node in nodes[device.id]):
+            gaps[_inseparable(device, nodes[device.id])] = None
+    for report in inventory.vendors:
+        if report.state is VendorState.FAILED:
+            gaps[f"the detection of {report.vendor} failed, so that its device nodes are open to the worker"] = None
     return Sandbox(closed=closed, kept=tuple(kept), gaps=tuple(gaps))
 
 
-def _needed(vendor: str, devices: Collection[Device]) -> tuple[str, ...]:
-    """Every node without which devices do not work."""
+def _needed(devices: Sequence[Device]) -> tuple[str, ...]:
+    """Every node without which some devices of one vendor do not work."""
     from anyaccel.plugins.registry import plugin
 
-    return (*(node for device in devices for node in device.nodes), *plugin(vendor).container(tuple(devices)).nodes)
+    shared = plugin(devices[0].vendor).container(devices).nodes
+    return tuple(dict.fromkeys((*(node for device in devices for node in device.nodes), *shared)))
 
 
-def _open(device: Device, closed: Collection[str]) -> bool:
-    """Whether nothing keeps a worker out of a device that it does not hold."""
-    return not device.declared and not any(node in closed for node in device.nodes)
-
-
-def _inseparable(device: Device) -> str:
+def _inseparable(device: Device, nodes: Collection[str]) -> str:
     name = f"{device.vendor}:{device.index} ({device.id})"
-    if device.nodes:
-        return f"{name} is open to the worker: each of its device nodes belongs to a device that the worker holds, too"
+    if nodes:
+        return f"{name} is open to the worker: each of its device nodes is needed by a device that the worker holds"
     return f"{name} may be open to the worker: its plug-in names no device node"
 
 
