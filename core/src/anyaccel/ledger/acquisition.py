@@ -7,24 +7,21 @@ is published if it is still free and nobody came in front; otherwise all starts 
 
 from __future__ import annotations
 
-import os
-import random
-import select
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError
 from anyaccel.ledger import listing as listings
-from anyaccel.ledger import record, tickets, witness
+from anyaccel.ledger import record, witness
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
-from anyaccel.ledger.inotify import Watch
 from anyaccel.ledger.lease import Lease, Want
 from anyaccel.ledger.listing import Listing
 from anyaccel.ledger.lockfile import Life, LockedFile
 from anyaccel.ledger.names import lease_name, new_nonce
 from anyaccel.ledger.record import LeaseRecord
-from anyaccel.ledger.tickets import FRONT, Standing, Ticket
+from anyaccel.ledger.tickets import Standing
+from anyaccel.ledger.waiting import Waiter
 from anyaccel.model.device import UNITS_PER_DEVICE
 
 Choose = Callable[[Mapping[str, int]], Mapping[str, int] | None]
@@ -33,15 +30,11 @@ Choose = Callable[[Mapping[str, int]], Mapping[str, int] | None]
 OnWait = Callable[[int, tuple[LeaseRecord, ...]], None]
 """Told the place in line, 1 for the next to be served, and who holds devices that would do; at first and on change."""
 
-_IMPATIENT_SECONDS = 0.010
-"""Who waits for less than that has no place in line: making one costs more than what it is good for."""
-
 _CONFLICTS = 3
 _CONFLICTS_AT_LAST = 100
-_SWEPT = 4
 _LOCK_SECONDS = 0.05
 _LOCK_SECONDS_AT_LAST = 1.0
-_SECOND_LOOK = 0.001
+_SWEPT = 4
 
 
 class Acquisition:
@@ -55,6 +48,9 @@ class Acquisition:
         priority: The higher, the earlier.
         note: What it is for.
         on_wait: Told how the wait goes.
+
+    Attributes:
+        waiter: Our place in line.
     """
 
     def __init__(
@@ -71,22 +67,16 @@ class Acquisition:
         self._state = state
         self._want = want
         self._choose = choose
-        self._priority = priority
         self._note = note
         self._on_wait = on_wait
         self._began = time.monotonic()
         self._deadline = None if wait is None else self._began + wait
+        self.waiter = Waiter(state, want, priority=priority, note=note, deadline=self._deadline)
         self._busy_since: float | None = None
-        self._line = tickets.Line(want.candidates, priority)
-        self._ticket: Ticket | None = None
-        self._watch: Watch | None = None
-        self._leaving: list[int] = []
         self._over: set[str] = set()
-        self._refused: dict[str, str] = {}
+        self._contradicted: dict[str, str] = {}
         self._conflicts = 0
-        self._place = 0
         self._told: int | None = None
-        self._woken = False
         self._late = False
         self._callers: OSError | None = None
 
@@ -100,12 +90,14 @@ class Acquisition:
         self._late = self._deadline is not None and time.monotonic() >= self._deadline
         directory = self._state.open()
         try:
-            self._forget()
+            self.waiter.forget()
+            self._contradicted.clear()
             lease = self._try_repeatedly(directory)
-            if lease is None:
-                if self._late:
-                    raise self._sorry(directory)
-                self._queue(directory)
+            if lease is None and self._late:
+                raise self._sorry(directory)
+            if lease is None and self.waiter.enter(directory, self._lock, at_once=self._conflicts > 1):
+                self.waiter.look_soon()
+                lease = self._try_repeatedly(directory)
         except OSError as error:
             if error is self._callers:
                 raise
@@ -114,21 +106,8 @@ class Acquisition:
             self._state.close(directory)
         return lease
 
-    def tell(self) -> None:
-        """Tell whoever wants to know how the wait goes."""
-        if self._on_wait and self._ticket and self._told != self._place:
-            self._told = self._place
-            directory = self._state.open()
-            try:
-                holders = self._holders(directory)
-            except OSError as error:
-                raise self._state.fault(error) from error
-            finally:
-                self._state.close(directory)
-            self._on_wait(self._place + 1, holders)
-
-    def sleep(self, cancel: Any = None) -> None:
-        """Wait until it may be worth another attempt.
+    def sleep(self, cancel: Any) -> None:
+        """Wait until it may be worth another attempt, and tell whoever wants to know how the wait goes.
 
         Args:
             cancel: Something with a descriptor that becomes readable when somebody cancels the wait.
@@ -136,53 +115,34 @@ class Acquisition:
         Raises:
             LeaseCancelledError: When somebody does.
         """
-        poll = select.poll()
-        for fd in self.events():
-            poll.register(fd, select.POLLIN)
-        if cancel is not None:
-            poll.register(cancel, select.POLLIN)
-        number = cancel if cancel is None or isinstance(cancel, int) else cancel.fileno()
-        for fd, _ in poll.poll(self.pause() * 1000):
-            if fd == number:
-                raise LeaseCancelledError(f"the wait for {self._want.request or 'devices'} was cancelled")
-            self._woken = True
+        self.tell()
+        if not self.waiter.sleep(cancel):
+            raise LeaseCancelledError(f"the wait for {self._want.request or 'devices'} was cancelled")
 
-    def woken(self) -> None:
-        """Say that one of the events has happened."""
-        self._woken = True
-
-    def events(self) -> list[int]:
-        """Descriptors that become readable when another attempt may be worth it."""
-        return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
-
-    def pause(self) -> float:
-        """Seconds after which to try again whatever happens."""
-        if self._ticket is None:  # nothing is woken: at random, so that rivals do not march in step
-            pause = random.uniform(0.0002, 0.001) if not self._place else _IMPATIENT_SECONDS  # noqa: S311
-        elif self._busy_since is not None or self._woken:
-            pause, self._woken = _SECOND_LOOK, False
-        elif self._watch is None and self._place < FRONT:
-            pause = 0.02
-        else:
-            pause = tickets.interval(self._place)
-        return pause if self._deadline is None else max(0.0, min(pause, self._deadline - time.monotonic()))
+    def tell(self) -> None:
+        """Tell whoever wants to know how the wait goes."""
+        place = self.waiter.place
+        if self._on_wait and self.waiter.waits and self._told != place:
+            self._told = place
+            directory = self._state.open()
+            try:
+                holders = self._holders(directory)
+            except OSError as error:
+                raise self._state.fault(error) from error
+            finally:
+                self._state.close(directory)
+            self._on_wait(place + 1, holders)
 
     def close(self) -> None:
         """Leave the line."""
-        ticket, self._ticket = self._ticket, None
-        if ticket:
-            ticket.drop()
-        self._forget()
-        watch, self._watch = self._watch, None
-        if watch:
-            watch.close()
+        self.waiter.close()
 
     def _try_repeatedly(self, directory: int) -> Lease | None:
         """Try until there is a reason to wait. Every conflict means that somebody else got something."""
         for _ in range(_CONFLICTS if not self._late else _CONFLICTS_AT_LAST):
-            refused = -1
-            while refused < len(self._refused):  # a device that was refused now is no conflict
-                refused = len(self._refused)
+            contradicted = -1
+            while contradicted < len(self._contradicted):  # a device that was refused now is no conflict
+                contradicted = len(self._contradicted)
                 lease, conflict = self._try(directory)
                 if lease is not None or not conflict:
                     return lease
@@ -191,20 +151,11 @@ class Acquisition:
 
     def _try(self, directory: int) -> tuple[Lease | None, bool]:
         """Look, choose and publish once; the second value says that it may be worth doing it again at once."""
-        if self._watch:
-            self._watch.drain()
         listing = listings.read(directory)
-        if self._ticket and self._ticket.name not in listing.tickets:  # somebody emptied the directory
-            self._ticket.drop()
-            self._ticket = None
-        own = self._ticket.name if self._ticket else None
-        standing = self._line.stand(directory, listing, own)
-        self._place = standing.place
-        if self._ticket:
-            self._ticket.stamp()
-        elif listing.hidden:
+        standing = self.waiter.stand(directory, listing)
+        if listing.hidden and not self.waiter.waits:
             listings.sweep(directory, listings.debris(directory, listing.hidden[:_SWEPT]))
-        if standing.blocked:
+        if standing.before:
             return None, False
         choice = self._select(directory, listing)
         if choice is None:
@@ -226,13 +177,13 @@ class Acquisition:
                 if life is Life.OVER:
                     self._over.add(lease.name)
                 elif life is Life.LEAVING and lease.device in self._want.candidates:
-                    self._follow(lease.pid)
+                    self.waiter.follow(lease.pid)
         listings.sweep(directory, listings.debris(directory, listing.hidden))
         return self._ask(listing.taken(self._over)) if len(self._over) > before else None
 
     def _ask(self, taken: dict[str, int]) -> dict[str, int] | None:
         try:
-            chosen = self._choose(taken | dict.fromkeys(self._refused, UNITS_PER_DEVICE))
+            chosen = self._choose(taken | dict.fromkeys(self._contradicted, UNITS_PER_DEVICE))
         except OSError as error:
             self._callers = error
             raise
@@ -278,21 +229,23 @@ class Acquisition:
         if self._state.replaced(directory):
             return False
         listing = listings.read(directory)
-        own = self._ticket.name if self._ticket else None
-        if any(ticket.name not in standing.passed for ticket in self._line.rivals(directory, listing, own)):
+        if not self.waiter.in_front(directory, listing, standing.passed):
             return False
         dead = (each.name for each in listing.leases if each.name in self._over and each.understood)
         listings.sweep(directory, [*standing.over, *dead])
-        return listings.fits(choice, listing.taken(self._over) | dict.fromkeys(self._refused, UNITS_PER_DEVICE))
+        return listings.fits(choice, listing.taken(self._over) | dict.fromkeys(self._contradicted, UNITS_PER_DEVICE))
 
     def _attest(self, witnesses: witness.Witnesses) -> bool:
         contradiction = witnesses.lock()
         if contradiction:
-            self._refused[contradiction[0]] = witness.describe(*contradiction)
+            self._contradicted[contradiction[0]] = witness.describe(*contradiction)
         return contradiction is None
 
     def _lock(self, directory: int) -> bool:
-        if self._state.lock(directory, _LOCK_SECONDS_AT_LAST if self._late else _LOCK_SECONDS):
+        """Lock the directory, or say that this must be tried again later; too late is an error."""
+        locked = self._state.lock(directory, _LOCK_SECONDS_AT_LAST if self._late else _LOCK_SECONDS)
+        self.waiter.refused = not locked
+        if locked:
             self._busy_since = None
             return True
         now = time.monotonic()
@@ -301,65 +254,28 @@ class Acquisition:
             raise self._state.busy(directory, max(_LOCK_SECONDS_AT_LAST, now - self._busy_since))
         return False
 
-    def _queue(self, directory: int) -> None:
-        """Get a place in line once the wait is worth it, and watch the directory when it is near."""
-        if self._ticket is None:
-            patient = time.monotonic() - self._began >= _IMPATIENT_SECONDS or self._conflicts > 1
-            if not patient or self._busy_since is not None:
-                return
-            file = tickets.make_file(directory, self._want.candidates, self._want.request, self._note)
-            try:
-                if self._lock(directory):
-                    try:
-                        if not self._state.replaced(directory):
-                            self._ticket = Ticket(self._state, directory, file, self._priority, self._want.candidates)
-                    finally:
-                        self._state.unlock(directory)
-            finally:
-                if self._ticket is None:
-                    file.discard(directory)
-            self._woken = True  # what changed before we watched
-        if self._place < FRONT and self._watch is None:
-            try:
-                self._watch = Watch(self._state.path)
-            except OSError:
-                return  # the poll does it, too
-            self._woken = True
-
-    def _follow(self, pid: int) -> None:
-        """Be woken when a process that has ended leaves the kernel."""
-        try:
-            self._leaving.append(os.pidfd_open(pid))
-        except OSError:
-            self._woken = True
-
-    def _forget(self) -> None:
-        self._refused.clear()
-        leaving, self._leaving = self._leaving, []
-        for fd in leaving:
-            os.close(fd)
-
     def _holders(self, directory: int) -> tuple[LeaseRecord, ...]:
         """Who holds devices that would have served."""
         found = record.records(directory, listings.read(directory))
         outside = (
             LeaseRecord(id="", device=device, units=UNITS_PER_DEVICE, state="outside", reason=reason)
-            for device, reason in self._refused.items()
+            for device, reason in self._contradicted.items()
         )
         return (*(each for each in found if each.device in self._want.candidates), *outside)
 
     def _sorry(self, directory: int) -> DevicesBusyError:
         holders = self._holders(directory)
+        ahead = self.waiter.place
         reasons = [str(each) for each in holders[:4]]
         if len(holders) > len(reasons):
             reasons.append(f"{len(holders) - len(reasons)} more")
-        if self._place:
-            reasons.append(f"{self._place} earlier request{'s' * (self._place > 1)} for the same devices")
-        request = self._want.request or "what was asked for"
+        if ahead:
+            reasons.append(f"{ahead} earlier request{'s' * (ahead > 1)} for the same devices")
         waited = time.monotonic() - self._began
         after = f" after {waited:.3g} s" if waited > 1 else ""
         return DevicesBusyError(
-            f"{request} is not free{after}: {'; '.join(reasons) or 'what is left does not do'}",
+            f"{self._want.request or 'what was asked for'} is not free{after}: "
+            f"{'; '.join(reasons) or 'what is left does not do'}",
             holders=holders,
-            ahead=self._place,
+            ahead=ahead,
         )

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 
-from anyaccel.ledger.acquisition import Acquisition
+from anyaccel.ledger.waiting import Waiter
 
 
-async def pause(attempt: Acquisition) -> None:
-    """Wait until it may be worth another attempt."""
+async def pause(waiter: Waiter) -> None:
+    """Wait until it may be worth another look."""
     loop = asyncio.get_running_loop()
     wake = loop.create_future()
 
-    def finish(*, event: bool) -> None:
-        if event:
-            attempt.woken()
+    def finish() -> None:
         if not wake.done():
             wake.set_result(None)
 
-    descriptors = attempt.events()
-    timer = loop.call_later(attempt.pause(), lambda: finish(event=False))
+    def note(descriptor: int) -> None:
+        if not wake.done() and waiter.noted(descriptor):
+            finish()
+
+    descriptors = waiter.descriptors()
+    timer = loop.call_later(waiter.pause(), finish)
     for descriptor in descriptors:
-        loop.add_reader(descriptor, lambda: finish(event=True))
+        loop.add_reader(descriptor, note, descriptor)
     try:
         await wake
     finally:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import struct
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 _CLOSE_WRITE = 0x8
 _DELETE = 0x200
 _DELETE_SELF = 0x400
-_ONLY_DIRECTORY = 0x01000000
+_OVERFLOW = 0x4000
 _DONT_FOLLOW = 0x02000000
+_EVENT = struct.Struct("iIII")
 
 _idle: list[int] = []
 """One descriptor without a watch at most: to close one takes the kernel up to 20 ms after a watch was removed, which
@@ -27,21 +30,18 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class Watch:
-    """Events of a directory: its :meth:`fileno` is readable when something may have become free.
+    """Events of a file or of the files in a directory: :meth:`fileno` is readable when there are some.
 
-    That the last descriptor of a file is closed is told shortly before its lock is dropped, so whoever is woken must
-    look twice.
-
-    Args:
-        path: The directory.
+    That the last descriptor of a file is closed is told shortly before its lock is dropped, so whoever is woken by
+    that must look twice.
 
     Raises:
-        OSError: When the kernel gives out no more watches, of which a user has few, or has none at all.
+        OSError: When the kernel gives out no more instances, of which a user has few.
     """
 
-    __slots__ = ("_fd", "_owner", "_watch")
+    __slots__ = ("_fd", "_owner", "_watch", "path")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self) -> None:
         libc, errno = _libc()
         try:
             self._fd: int = _idle.pop()
@@ -49,39 +49,61 @@ class Watch:
             self._fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             raise OSError(errno(), os.strerror(errno()))
-        mask = _CLOSE_WRITE | _DELETE | _DELETE_SELF | _ONLY_DIRECTORY | _DONT_FOLLOW
         self._owner = os.getpid()
-        self._watch: int = libc.inotify_add_watch(self._fd, os.fsencode(path), mask)
+        self._watch = -1
+        self.path = ""
+
+    def follow(self, path: str) -> None:
+        """Watch a file, or the files of a directory, instead of what was watched before.
+
+        Raises:
+            OSError: When it cannot be watched, because it is gone for instance; nothing is watched then.
+        """
+        self._stop()
+        libc, errno = _libc()
+        mask = _CLOSE_WRITE | _DELETE | _DELETE_SELF | _DONT_FOLLOW
+        self._watch = libc.inotify_add_watch(self._fd, os.fsencode(path), mask)
         if self._watch < 0:
-            number = errno()
-            self.close()
-            raise OSError(number, os.strerror(number), path)
+            raise OSError(errno(), os.strerror(errno()), path)
+        self.path = path
 
     def fileno(self) -> int:
         """The descriptor to wait for."""
         return self._fd
 
-    def drain(self) -> None:
-        """Forget the events so far."""
-        try:
-            while os.read(self._fd, 1 << 16):
-                pass
-        except BlockingIOError:
-            pass
+    def events(self) -> Iterator[tuple[str, bool]]:
+        """Tell what happened since: the file's name, empty for what is watched itself, and whether it is removed.
+
+        What happened to something that was watched before is left out.
+        """
+        while True:
+            try:
+                data = os.read(self._fd, 1 << 16)
+            except BlockingIOError:
+                return
+            at = 0
+            while at < len(data):
+                watch, mask, _, length = _EVENT.unpack_from(data, at)
+                at += _EVENT.size + length
+                if watch == self._watch or mask & _OVERFLOW:
+                    name = data[at - length : at].rstrip(b"\0")
+                    yield os.fsdecode(name), bool(mask & (_DELETE | _DELETE_SELF))
 
     def close(self) -> None:
         """Stop watching."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
-        if self._owner != os.getpid():  # the watch is the parent's
-            os.close(fd)
-            return
-        _libc()[0].inotify_rm_watch(fd, self._watch)
-        if _idle:
-            os.close(fd)
-        else:
+        if self._owner == os.getpid() and not _idle:  # in a forked child the watch is the parent's
+            self._stop(fd)
             _idle.append(fd)
+        else:
+            os.close(fd)
+
+    def _stop(self, fd: int | None = None) -> None:
+        if self._watch >= 0:
+            watch, self._watch, self.path = self._watch, -1, ""
+            _libc()[0].inotify_rm_watch(self._fd if fd is None else fd, watch)
 
 
 @cache

@@ -110,7 +110,6 @@ class Ledger:
         attempt = self._begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait)
         try:
             while (lease := attempt.attempt()) is None:
-                attempt.tell()
                 attempt.sleep(cancel)
             return lease
         finally:
@@ -136,7 +135,7 @@ class Ledger:
         try:
             while (lease := attempt.attempt()) is None:
                 attempt.tell()
-                await pause(attempt)
+                await pause(attempt.waiter)
             return lease
         finally:
             attempt.close()

@@ -21,17 +21,15 @@ from anyaccel.ledger.lockfile import Life, LockedFile, look, read_body
 from anyaccel.ledger.names import TicketName, hashes, listed_in_name, new_nonce, parse_ticket, ticket_name
 from anyaccel.ledger.record import TicketRecord, read_words, user_name, write_body
 
-FRONT = 4
-"""How many of those who compete for the same devices watch the directory; the others look now and then."""
-
 _PATIENCE = 2.0
-_PER_PLACE = 0.015
+_LOOKS_EVERY = 0.25
+_PER_PLACE = 0.05
 _WANTED_LIMIT = 1 << 18
 
 
 def interval(place: int) -> float:
     """Seconds after which somebody looks again though nothing happened; ``place`` others are ahead."""
-    return max(0.1, _PER_PLACE * place)
+    return max(_LOOKS_EVERY, _PER_PLACE * place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +38,13 @@ class Standing:
 
     Attributes:
         place: How many are ahead, as far as is known.
-        blocked: Whether one of them is there and looks for devices.
+        before: The nearest of them that is there; None when nobody must be waited for.
         passed: Tickets ahead that need not be waited for.
         over: Those of them whose owner is gone.
     """
 
     place: int
-    blocked: bool
+    before: str | None
     passed: frozenset[str]
     over: tuple[str, ...]
 
@@ -80,23 +78,22 @@ class Line:
     def stand(self, directory: int, listing: Listing, own: str | None) -> Standing:
         """Find out whether somebody who is ahead must be waited for.
 
-        Looks at the locks and stamps of those at the head only until enough of them are found to be there.
+        Looks at the locks and stamps of those at the head until one is found to be there, and at the nearest ones.
         """
         now = time.monotonic_ns()
-        place, there = 0, 0
         passed: set[str] = set()
         over: list[str] = []
-        for position, ticket in enumerate(self.rivals(directory, listing, own)):
-            if there < FRONT:
-                life, found = look(directory, ticket.name)
-                if life is Life.OVER:
-                    over.append(ticket.name)
-                if life is Life.OVER or (found is not None and _silent(found, now, position)):
-                    passed.add(ticket.name)
-                    continue
-                there += 1
-            place += 1
-        return Standing(place=place, blocked=there > 0, passed=frozenset(passed), over=tuple(over))
+        rivals = [ticket.name for ticket in self.rivals(directory, listing, own)]
+        for position, name in enumerate(rivals):
+            life, found = look(directory, name)
+            if life is Life.OVER:
+                over.append(name)
+            elif found is None or not _silent(found, now, position):
+                break
+            passed.add(name)
+        ahead = rivals[len(passed) :]
+        before = next((name for name in reversed(ahead) if look(directory, name)[0] is not Life.OVER), None)
+        return Standing(place=len(ahead), before=before, passed=frozenset(passed), over=tuple(over))
 
     def _competes(self, directory: int, ticket: TicketName) -> bool:
         wanted = ticket.wanted

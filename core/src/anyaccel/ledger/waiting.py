@@ -1,0 +1,219 @@
+"""Our place in line while we wait, and what wakes us.
+
+Whoever is next watches the state directory for leases that end; everybody else watches the ticket of the one ahead. So
+a device that becomes free wakes one, and one who leaves the line wakes one. All look again now and then in any case: a
+user has few watches, and whoever is ahead may be stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import time
+from collections.abc import Callable
+from typing import Any
+
+from anyaccel.ledger import tickets
+from anyaccel.ledger.directory import StateDirectory
+from anyaccel.ledger.inotify import Watch
+from anyaccel.ledger.lease import Want
+from anyaccel.ledger.listing import Listing
+from anyaccel.ledger.lockfile import Life, look
+from anyaccel.ledger.names import parse_lease
+from anyaccel.ledger.tickets import Standing, Ticket
+
+IMPATIENT_SECONDS = 0.010
+"""Who waits for less than that has no place in line: making one costs more than what it is good for."""
+
+_WITHOUT_WATCH = 0.02
+_SECOND_LOOK = 0.001
+_REMEMBERED = 1000
+
+
+class Waiter:
+    """One who waits, or will if the devices are not free.
+
+    Args:
+        state: The state directory.
+        want: What is wanted.
+        priority: The higher, the earlier.
+        note: What it is for.
+        deadline: Until when to wait, by the monotonic clock; None for as long as it takes.
+
+    Attributes:
+        place: How many are ahead, as far as is known.
+        refused: Whether the ledger was locked by somebody else for too long.
+    """
+
+    def __init__(self, state: StateDirectory, want: Want, *, priority: int, note: str, deadline: float | None) -> None:
+        self.place = 0
+        self.refused = False
+        self._state = state
+        self._want = want
+        self._priority = priority
+        self._note = note
+        self._deadline = deadline
+        self._began = time.monotonic()
+        self._before: str | None = None
+        self._line = tickets.Line(want.candidates, priority)
+        self._ticket: Ticket | None = None
+        self._watch: Watch | None = None
+        self._leaving: list[int] = []
+        self._removed: set[str] = set()
+        self._again = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is a place in line."""
+        return self._ticket is not None
+
+    def stand(self, directory: int, listing: Listing) -> Standing:
+        """Find out where we stand, and show that we look."""
+        if self._ticket and self._ticket.name not in listing.tickets:  # somebody emptied the directory
+            self._ticket.drop()
+            self._ticket = None
+        standing = self._line.stand(directory, listing, self._own)
+        self.place, self._before = standing.place, standing.before
+        if self._ticket:
+            self._ticket.stamp()
+        return standing
+
+    def in_front(self, directory: int, listing: Listing, passed: frozenset[str]) -> bool:
+        """Whether nobody came in front of us since some were found not to be waited for."""
+        return all(rival.name in passed for rival in self._line.rivals(directory, listing, self._own))
+
+    def enter(self, directory: int, lock: Callable[[int], bool], *, at_once: bool) -> bool:
+        """Get a place in line and watch what we wait for, once the wait is worth it.
+
+        Args:
+            directory: Descriptor of the state directory.
+            lock: Locks it, or says that it cannot.
+            at_once: Whether it is worth it whatever the wait has been so far.
+
+        Returns:
+            Whether to look again at once, since we did not watch before.
+        """
+        if self._ticket is None and not self.refused:
+            if not at_once and time.monotonic() - self._began < IMPATIENT_SECONDS:
+                return False
+            self._make_ticket(directory, lock)
+        return self._ticket is not None and self._aim(directory)
+
+    def _make_ticket(self, directory: int, lock: Callable[[int], bool]) -> None:
+        candidates = self._want.candidates
+        file = tickets.make_file(directory, candidates, self._want.request, self._note)
+        try:
+            if lock(directory):
+                try:
+                    if not self._state.replaced(directory):
+                        self._ticket = Ticket(self._state, directory, file, self._priority, candidates)
+                finally:
+                    self._state.unlock(directory)
+        finally:
+            if self._ticket is None:
+                file.discard(directory)
+
+    def _aim(self, directory: int) -> bool:
+        """Watch whoever is ahead, or the directory; whether something may have happened before we did."""
+        path = f"{self._state.path}/{self._before}" if self._before else self._state.path
+        try:
+            self._watch = self._watch or Watch()
+            if self._watch.path == path:
+                return False
+            self._watch.follow(path)
+        except OSError:
+            return False  # it has just gone away, or there is no watch to be had: then we poll
+        return self._before is None or look(directory, self._before)[0] is Life.OVER
+
+    def follow(self, pid: int) -> None:
+        """Be woken when a process that has ended leaves the kernel, too."""
+        try:
+            self._leaving.append(os.pidfd_open(pid))
+        except OSError:
+            self._again = True
+
+    def look_soon(self) -> None:
+        """Have the next look soon."""
+        self._again = True
+
+    def forget(self) -> None:
+        """Be no longer woken by processes."""
+        leaving, self._leaving = self._leaving, []
+        for descriptor in leaving:
+            os.close(descriptor)
+
+    def descriptors(self) -> list[int]:
+        """What becomes readable when something happens; then ask :meth:`noted`."""
+        return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
+
+    def noted(self, ready: int) -> bool:
+        """Whether what happened is worth another look.
+
+        Args:
+            ready: The descriptor that is readable.
+        """
+        if self._watch is None or ready != self._watch.fileno():
+            return True
+        worth = False
+        for name, removed in self._watch.events():
+            lease = parse_lease(name) if name else None
+            if name and (lease is None or lease.device not in self._want.candidates or name in self._removed):
+                continue
+            worth = True
+            if removed:
+                self._removed.add(name)  # its holder is going to close it next
+            else:
+                self._again = True
+        if len(self._removed) > _REMEMBERED:
+            self._removed.clear()
+        return worth
+
+    def pause(self) -> float:
+        """Seconds after which to look again whatever happens."""
+        if self._ticket is None:  # nothing wakes us: at random, so that rivals do not march in step
+            pause = random.uniform(0.0002, 0.001) if self._before is None else IMPATIENT_SECONDS  # noqa: S311
+        elif self.refused or self._again:
+            pause, self._again = _SECOND_LOOK, False
+        elif self._watch is None or not self._watch.path:
+            pause = min(_WITHOUT_WATCH * (self.place + 1), tickets.interval(self.place))
+        else:
+            pause = tickets.interval(self.place)
+        return pause if self._deadline is None else max(0.0, min(pause, self._deadline - time.monotonic()))
+
+    def sleep(self, cancel: Any) -> bool:
+        """Wait until it may be worth another look; False when somebody cancelled the wait.
+
+        Args:
+            cancel: What becomes readable then; None for nothing.
+        """
+        poll = select.poll()
+        for descriptor in self.descriptors():
+            poll.register(descriptor, select.POLLIN)
+        cancelled = -1
+        if cancel is not None:
+            poll.register(cancel, select.POLLIN)
+            cancelled = cancel if isinstance(cancel, int) else cancel.fileno()
+        now = time.monotonic()
+        end = now + self.pause()
+        while True:
+            ready = [descriptor for descriptor, _ in poll.poll(max(0.0, end - now) * 1000)]
+            if cancelled in ready:
+                return False
+            if not ready or any(self.noted(descriptor) for descriptor in ready):
+                return True
+            now = time.monotonic()
+
+    def close(self) -> None:
+        """Leave the line."""
+        ticket, self._ticket = self._ticket, None
+        if ticket:
+            ticket.drop()
+        self.forget()
+        watch, self._watch = self._watch, None
+        if watch:
+            watch.close()
+
+    @property
+    def _own(self) -> str | None:
+        return self._ticket.name if self._ticket else None
