@@ -5,12 +5,18 @@ from dataclasses import replace
 import pytest
 from anyaccel.errors import UnknownNameError
 from anyaccel.model import UNITS_PER_DEVICE, Fractional, Health, Request, Term
-from anyaccel.scheduler import parse_request, plan
+from anyaccel.scheduler import Choice, parse_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_machines import GIB, chip_rule, chips, gpus, legal, machine, possible
 
 WHOLE = UNITS_PER_DEVICE
+
+
+def plan(inventory, request, *, taken=(), validate=None):
+    """The devices that a request gets, term by term."""
+    found = Choice(inventory, request, validate).choose(dict(taken))
+    return found and tuple(tuple(share.device for share in grant.shares) for grant in found)
 
 
 def placed(inventory, request, taken=(), validate=None):

@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -289,3 +290,24 @@ def test_importing_is_cheap():
     code = f"import sys, anyaccel.scheduler; print(*({costly} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_what_others_hold_counts_until_it_is_over():
+    scheduler = Scheduler(machine(gpus(2)))
+    foreign = scheduler.occupy("h100-0", 10_000, "alice, process 42")
+    assert scheduler.free("h100-0") == 0
+    verdict = scheduler.why("GPU:2")
+    assert (verdict.fits_now, verdict.ever_fits) == (False, True)
+    assert "alice, process 42" in verdict.message
+    scheduler.release(foreign)
+    assert scheduler.why("GPU:2").fits_now
+
+
+def test_no_more_is_handed_out_of_a_device_than_is_ours():
+    (device,) = gpus(1)
+    scheduler = Scheduler(machine([replace(device, units=5_000)]))
+    assert scheduler.free(device.id) == 5_000
+    assert not scheduler.why("GPU:1").ever_fits
+    scheduler.allocate("GPU:0.25")
+    scheduler.allocate("GPU:0.25")
+    assert not scheduler.why("GPU:0.25").fits_now

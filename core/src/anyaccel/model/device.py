@@ -88,6 +88,7 @@ class Device:
         visible: Whether the environment we started in leaves it to us.
         order: Position in the order in which devices of the vendor are handed out.
         declared: True when somebody declared it and no plug-in found it.
+        units: How much of it is ours to hand out, in 1/10000: all of it, or less inside a worker that holds a share.
     """
 
     id: str
@@ -111,6 +112,7 @@ class Device:
     visible: bool = True
     order: int = 0
     declared: bool = False
+    units: int = UNITS_PER_DEVICE
 
     @property
     def type(self) -> str:
@@ -157,6 +159,8 @@ class Product:
         node_templates: Forms of the device nodes, with ``{index}``.
         link: Strength of the connection between any two devices of one machine.
         attributes: Attributes that detection would report. The plug-in's pure hooks must need no others.
+        constants: Names under which :mod:`anyaccel.accelerators` offers its tags: ``ACME_ONE`` for ``Acme-One``.
+        instance_types: Cloud instance types that carry it, with the number of devices of each.
     """
 
     name: str
@@ -168,3 +172,5 @@ class Product:
     node_templates: tuple[str, ...] = ()
     link: int = 0
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)
+    instance_types: Mapping[str, int] = field(default_factory=dict)

@@ -1,13 +1,15 @@
 """Who gets which device: the grammar of requests, placement, the queue and the reasons."""
 
+from anyaccel.scheduler.choice import Choice
 from anyaccel.scheduler.demand import Demand
 from anyaccel.scheduler.grammar import parse_request
-from anyaccel.scheduler.placement import Validate, plan
+from anyaccel.scheduler.placement import Validate
 from anyaccel.scheduler.reasons import Reason, ReasonCode, Verdict
 from anyaccel.scheduler.scheduler import RequestLike, Scheduler
 from anyaccel.scheduler.ticket import Ticket
 
 __all__ = [
+    "Choice",
     "Demand",
     "Reason",
     "ReasonCode",
@@ -17,5 +19,4 @@ __all__ = [
     "Validate",
     "Verdict",
     "parse_request",
-    "plan",
 ]

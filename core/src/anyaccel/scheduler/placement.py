@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Request, Term
+from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Term
 from anyaccel.scheduler.names import Names
 from anyaccel.scheduler.topology import Topology, bits
 
@@ -69,7 +69,7 @@ class Occupancy:
     @classmethod
     def empty(cls, layout: Layout) -> Occupancy:
         """A machine on which nothing is taken. Devices that cannot be used have nothing free."""
-        return cls(UNITS_PER_DEVICE if device.usable else 0 for device in layout.devices)
+        return cls(device.units if device.usable else 0 for device in layout.devices)
 
     def copy(self) -> Occupancy:
         """An occupancy that changes on its own."""
@@ -265,30 +265,3 @@ def _sets(layout: Layout, free: Occupancy, wanted: Wanted, groups: Sequence[int]
 def _best_value(topology: Topology, term: Term, mask: int) -> tuple[int, int]:
     best = topology.best_set(mask, term.count, linked=term.linked)
     return topology.value(best, mask) if best else (-1, 0)
-
-
-def plan(
-    inventory: Inventory, request: Request, *, taken: Iterable[tuple[str, int]] = (), validate: Validate | None = None
-) -> tuple[tuple[Device, ...], ...] | None:
-    """Place one request on a machine without a scheduler.
-
-    Args:
-        inventory: The machine.
-        request: The request.
-        taken: Device ids with the units of them that are taken.
-        validate: The vendors' rules.
-
-    Returns:
-        Devices, term by term; None when they are not free.
-
-    Raises:
-        UnknownNameError: When nothing goes by one of the names.
-    """
-    layout = Layout(inventory)
-    free = Occupancy.empty(layout)
-    for device_id, units in taken:
-        free.take((layout.positions[device_id],), units)
-    placed = place(layout, free, [want(layout, term) for term in request.terms], validate)
-    if placed is None:
-        return None
-    return tuple(tuple(layout.devices[position] for position in positions) for positions in placed)

@@ -8,16 +8,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Literal
 
 from anyaccel.errors import NeverFitsError, NotFreeError
-from anyaccel.model import (
-    AGREEMENT,
-    UNITS_PER_DEVICE,
-    Allocation,
-    Device,
-    Grant,
-    Inventory,
-    Request,
-    Share,
-)
+from anyaccel.model import Allocation, Grant, Inventory, Request, Term
+from anyaccel.scheduler.choice import grants, share
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.placement import Layout, Occupancy, Validate, place, want
 from anyaccel.scheduler.queue import Queue
@@ -174,6 +166,29 @@ class Scheduler:
         notify(placed)
         return waited
 
+    def occupy(self, device_id: str, units: int, note: str = "") -> Allocation:
+        """Count a part of a device as held by somebody who did not ask this scheduler.
+
+        Args:
+            device_id: The device.
+            units: Units that are held, in 1/10000; no more than are free are counted.
+            note: By whom, in words.
+
+        Returns:
+            An allocation, to be given back to :meth:`release` when it is over.
+
+        Raises:
+            KeyError: When no device has this id.
+        """
+        with self._lock:
+            position = self._layout.positions[device_id]
+            device = self._layout.devices[position]
+            term = Term(names=(device.type,), units=units)
+            part = share(device, min(units, self._free.units[position]))
+            grant = Grant(term=term, shares=(part,))
+            request = Request(terms=(term,))
+            return self._enter(Allocation(id=f"a{next(_ALLOCATIONS)}", request=request, grants=(grant,)), note)
+
     def why(self, request: RequestLike | Ticket, *, priority: int = 0) -> Verdict:
         """Say whether a request would be served now or ever, why not, and what near to it would.
 
@@ -260,16 +275,16 @@ class Scheduler:
         return None if placed is None else self._hold(plan, placed, note)
 
     def _hold(self, plan: Plan, placed: Sequence[Sequence[int]], note: str) -> Allocation:
-        devices = self._layout.devices
-        grants = tuple(
-            Grant(term=each.term, shares=tuple(_share(devices[position], each.units) for position in positions))
-            for each, positions in zip(plan.wanted, placed)  # noqa: B905 -- nothing is placed on the CPU
-        )
-        allocation = Allocation(id=f"a{next(_ALLOCATIONS)}", request=plan.request, grants=grants)
-        for each, positions in zip(plan.wanted, placed):  # noqa: B905
-            self._free.take(positions, each.units)
-            for position in positions:
-                self._holders[position][allocation.id] = allocation
+        wanted = plan.wanted if placed else ()  # nothing is placed on the CPU
+        made = grants(self._layout, wanted, placed)
+        return self._enter(Allocation(id=f"a{next(_ALLOCATIONS)}", request=plan.request, grants=made), note)
+
+    def _enter(self, allocation: Allocation, note: str) -> Allocation:
+        """Write an allocation into the books."""
+        for each in allocation.shares:
+            position = self._layout.positions[each.device.id]
+            self._free.take((position,), each.units)
+            self._holders[position][allocation.id] = allocation
         self._held[allocation.id] = allocation
         if note:
             self._notes[allocation.id] = note
@@ -306,13 +321,6 @@ class Scheduler:
             key: _named(key, self._notes.get(key) or str(allocation.request))
             for key, allocation in self._holders[position].items()
         }
-
-
-def _share(device: Device, units: int) -> Share:
-    if units == UNITS_PER_DEVICE:
-        return Share(device=device, units=units, memory_bytes=device.memory_bytes)
-    memory = None if device.memory_bytes is None else device.memory_bytes * units // UNITS_PER_DEVICE
-    return Share(device=device, units=units, memory_bytes=memory, enforced_by=AGREEMENT)
 
 
 def _named(key: str, note: str) -> str:
