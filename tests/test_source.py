@@ -44,6 +44,7 @@ ROOMS = {
     "launcher": "model errors plugins inventory scheduler ledger",
     "workers": "model errors plugins inventory scheduler ledger launcher",
     "engines": "model errors inventory scheduler ledger launcher workers",
+    "accelerators": "model errors inventory",
     "exports": "model errors plugins inventory",
 }
 """What each room may import, besides itself and ``_version``, also for types. Everything else may import all rooms."""
