@@ -9,24 +9,30 @@ from anyaccel._version import __version__
 _HOMES = {
     "anyaccel.errors": (
         "AnyaccelError",
+        "BrokenWorkerError",
         "CommandNotFoundError",
         "CommandNotRunnableError",
         "EnvConflictError",
         "MachineError",
         "NeverFitsError",
         "NotFreeError",
+        "NurseryError",
         "PlacementError",
         "PluginError",
+        "RemoteError",
         "RequestError",
+        "TaskTimeoutError",
         "UnknownNameError",
         "UsageError",
+        "WorkerError",
     ),
+    "anyaccel.inventory.current": ("current",),
     "anyaccel.inventory.declared": ("declare",),
     "anyaccel.inventory.detect": ("detect",),
     "anyaccel.inventory.observe": ("stats",),
     "anyaccel.launcher.command": ("run",),
-    "anyaccel.launcher.current": ("current",),
     "anyaccel.launcher.environment": ("WorkerEnvironment", "worker_environment"),
+    "anyaccel.launcher.hold": ("Hold", "acquire", "acquire_async"),
     "anyaccel.launcher.launch": ("Launch", "open_scheduler", "prepare"),
     "anyaccel.model": (
         "Allocation",
@@ -44,6 +50,8 @@ _HOMES = {
         "VendorState",
     ),
     "anyaccel.scheduler": ("Demand", "Reason", "Scheduler", "Ticket", "Verdict", "parse_request"),
+    "anyaccel.workers.failures": ("BrokenPoolError",),
+    "anyaccel.workers.pool": ("Pool",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -1,0 +1,118 @@
+"""The calls of a pool that wait, each behind those that came before it.
+
+Calls that need no device wait for a processor, in one line. Calls that need devices wait for them in lines of those
+that may share a process. In a line of which the workers are used again, only the first has a place in the queue for
+devices as long as nobody else wants any; the others inherit it. When somebody else comes, everybody gets a place.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from anyaccel.workers.leases import Claim, Held
+    from anyaccel.workers.tasks import Task
+
+
+class Place:
+    """A place in the queue for devices, for the call that has it now.
+
+    Attributes:
+        task: The call; None when nobody wants the place any more.
+        claim: The claim; None as long as it is being made.
+    """
+
+    __slots__ = ("claim", "task")
+
+    def __init__(self, task: Task) -> None:
+        self.task: Task | None = task
+        self.claim: Claim | None = None
+
+
+class Backlog:
+    """Calls that wait. Whoever uses it holds the pool's lock; nothing here calls anybody.
+
+    Attributes:
+        cpu: Calls that wait for a processor.
+        placed: Calls that have their devices and wait for a process.
+    """
+
+    def __init__(self) -> None:
+        self.cpu: deque[Task] = deque()
+        self.placed: deque[tuple[Task, Held]] = deque()
+        self._lines: dict[object, OrderedDict[Task, None]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.cpu or self.placed or self._lines)
+
+    def __iter__(self) -> Iterator[Task]:
+        yield from self.cpu
+        yield from (task for task, _ in self.placed)
+        for line in self._lines.values():
+            yield from line
+
+    def add(self, task: Task) -> Place | None:
+        """Let a call wait for devices; returns a place for which a claim is to be made, if it has one of its own."""
+        line = self._lines.setdefault(task.options.reuse, OrderedDict())
+        behind = bool(line) and task.options.reuse is not None
+        line[task] = None
+        return None if behind else self._give_place(task)
+
+    def first(self, reuse: object) -> Task | None:
+        """The first that waits for devices among calls that may share a process."""
+        return next(iter(self._lines.get(reuse, ())), None)
+
+    def remove(self, task: Task) -> Place | None:
+        """Let a call wait no more; returns a place that is to be given up."""
+        if not self._leave(task):
+            return None
+        place, task.place = task.place, None
+        heir = self.first(task.options.reuse)
+        if place is not None and heir is not None and heir.place is None:
+            place.task, heir.place = heir, place
+            return None
+        if place is not None:
+            place.task = None
+        return place
+
+    def grant(self, place: Place, held: Held) -> tuple[bool, Place | None]:
+        """Give a place's call its devices.
+
+        Returns:
+            Whether there was such a call, and a place for which a claim is to be made.
+        """
+        task, place.task = place.task, None
+        if task is None:
+            return False, None
+        self._leave(task)
+        task.place = None
+        self.placed.append((task, held))
+        heir = self.first(task.options.reuse)
+        return True, self._give_place(heir) if heir is not None and heir.place is None else None
+
+    def line_up(self) -> list[Place]:
+        """Give everybody a place: those for which claims are to be made, in the order of arrival."""
+        without = [task for line in self._lines.values() for task in line if task.place is None]
+        return [self._give_place(task) for task in sorted(without, key=lambda task: task.number)]
+
+    def next_cpu(self) -> Task | None:
+        """The first that waits for a processor; it stays."""
+        while self.cpu and self.cpu[0].future.cancelled():
+            self.cpu.popleft()
+        return self.cpu[0] if self.cpu else None
+
+    def _leave(self, task: Task) -> bool:
+        line = self._lines.get(task.options.reuse)
+        if line is None or task not in line:
+            return False
+        del line[task]
+        if not line:
+            del self._lines[task.options.reuse]
+        return True
+
+    @staticmethod
+    def _give_place(task: Task) -> Place:
+        task.place = Place(task)
+        return task.place

@@ -1,0 +1,237 @@
+"""The caller's side of the nursery: start it, have workers forked, hear of their end."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from functools import partial
+from itertools import count
+
+from anyaccel.errors import NurseryError
+from anyaccel.workers import tree
+from anyaccel.workers.ending import ending
+from anyaccel.workers.handle import Gone, Owner, Worker
+from anyaccel.workers.loop import loop
+from anyaccel.workers.wire import GONE, NUMBER, NURSERY_VARIABLE, SPAWN, STOP, Kind, Message, receive, send
+
+BOOTSTRAP = (
+    "import sys,json;sys.path[:]=json.loads(sys.argv[1])['path'];from anyaccel.workers.nursery import main;main()"
+)
+CLOSE_SECONDS = 5.0
+SWEEP_SECONDS = 0.01
+BUFFER = 1 << 18
+
+
+class Nursery:
+    """One nursery process and its workers, by number. Every method may be called by any thread.
+
+    Args:
+        preload: Modules that it imports for all its workers.
+
+    Raises:
+        NurseryError: When it cannot be started.
+    """
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        self.preload = tuple(preload)
+        self.environ = {**os.environ, NURSERY_VARIABLE: os.urandom(12).hex()}
+        self.path = list(sys.path)
+        self.alive = True
+        self._workers: dict[int, Worker] = {}
+        self._numbers = count(1)
+        self._lock = threading.Lock()
+        self._loop = loop()
+        self._control, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with end:
+            self._process = self._start(end)
+        self._loop.watch(self._control.fileno(), self._on_control)
+
+    @property
+    def pid(self) -> int:
+        """Process id of the nursery."""
+        return self._process.pid
+
+    def spawn(self, owner: Owner, *, grace: float, leases: Sequence[int] = ()) -> Worker:
+        """Have a worker forked.
+
+        Args:
+            owner: Who wants to hear of it.
+            grace: Seconds that what it leaves behind has between being asked to end and being killed.
+            leases: Descriptors that it carries for as long as it lives.
+
+        Raises:
+            BrokenPipeError: When the nursery has died.
+            OSError: When there are no descriptors left.
+        """
+        channel, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+        with end:
+            number = next(self._numbers)
+            worker = Worker(number, owner, channel, self._loop, partial(self._stop, number))
+            with self._lock:
+                if not self.alive:
+                    channel.close()
+                    raise BrokenPipeError("the nursery has died")
+                self._workers[number] = worker
+            worker.listen()
+            try:
+                send(self._control, Kind.SPAWN, SPAWN.pack(number, grace), (end.fileno(), *leases))
+            except OSError:
+                with self._lock:
+                    mine = self._workers.pop(number, None)
+                if mine is None:  # its death was noticed meanwhile, and the owner is told of it
+                    return worker
+                worker.quiet()
+                channel.close()
+                raise
+        return worker
+
+    def close(self) -> None:
+        """End it and whatever is left of its workers."""
+        self.alive = False
+        self._loop.unwatch(self._control.fileno())
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        try:
+            self._process.wait(CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:  # something of it is stuck in the kernel, and nobody can help that
+            self._process.kill()
+        self._control.close()
+
+    def abandon(self) -> None:
+        """Forget it: we are a fork of the process that it belongs to."""
+        self.alive = False
+        self._process.returncode = 0
+        self._control.close()
+
+    def _start(self, end: socket.socket) -> subprocess.Popen[bytes]:
+        if not sys.executable:
+            raise NurseryError("a nursery needs a Python interpreter to start, and sys.executable names none")
+        control = fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
+        config = {
+            "path": self.path,
+            "argv": sys.argv,
+            "control": control,
+            "caller": os.getpid(),
+            "preload": self.preload,
+        }
+        try:
+            return subprocess.Popen(
+                # -I: the caller's module path is passed on as it is, so nothing else should add to it.
+                [sys.executable, "-I", "-c", BOOTSTRAP, json.dumps(config)],
+                env=self.environ,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(control,),
+                start_new_session=True,  # Ctrl-C at the terminal is the caller's business
+            )
+        except OSError as error:
+            raise NurseryError(f"the nursery cannot be started: {error}") from error
+        finally:
+            os.close(control)
+
+    def _stop(self, number: int, grace: float) -> None:
+        with contextlib.suppress(OSError):
+            send(self._control, Kind.STOP, STOP.pack(number, grace))
+
+    def _on_control(self) -> None:
+        try:
+            message = receive(self._control, wait=False)
+        except BlockingIOError:
+            return
+        if message is None:
+            self._on_death()
+        else:
+            self._hear(message)
+
+    def _hear(self, message: Message) -> None:
+        data = bytes(message.data)
+        if message.kind == Kind.GONE:
+            number, pid, status = GONE.unpack(data)
+            gone = Gone(pid, status)
+        else:
+            (number,), reason = NUMBER.unpack_from(data), data[NUMBER.size :].decode()
+            if message.kind == Kind.STUCK:
+                worker = self._workers[number]
+                worker.owner.on_stuck(worker, reason)
+                return
+            gone = Gone(reason=reason, forked=False)
+        with self._lock:
+            worker = self._workers.pop(number)
+        worker.ended(gone)
+
+    def _on_death(self) -> None:
+        """Nobody is left to end what its workers started: do it, and tell the owners when that is done."""
+        self._loop.unwatch(self._control.fileno())
+        with self._lock:
+            self.alive = False
+            workers, self._workers = self._workers, {}
+        code = self._process.wait()
+        reason = f"its nursery {ending(code)}"
+        self._sweep(workers, Gone(reason=reason))
+
+    def _sweep(self, workers: dict[int, Worker], gone: Gone) -> None:
+        if tree.send_all(tree.carriers(f"{NURSERY_VARIABLE}={self.environ[NURSERY_VARIABLE]}")):
+            self._loop.call_later(SWEEP_SECONDS, partial(self._sweep, workers, gone))
+            return
+        self._control.close()
+        for worker in workers.values():
+            worker.ended(gone)
+
+
+_nurseries: dict[tuple[str, ...], Nursery] = {}
+_lock = threading.Lock()
+
+
+def nursery(preload: Sequence[str] = ()) -> Nursery:
+    """The nursery of this process that has preloaded exactly these modules; started when there is none.
+
+    Raises:
+        NurseryError: When it cannot be started.
+    """
+    key = tuple(preload)
+    with _lock:
+        found = _nurseries.get(key)
+        if found is None or not found.alive:
+            found = _nurseries[key] = Nursery(key)
+        return found
+
+
+def spawn(owner: Owner, preload: Sequence[str], *, grace: float, leases: Sequence[int] = ()) -> tuple[Nursery, Worker]:
+    """Have a worker forked, by a new nursery where the last one has died.
+
+    Raises:
+        NurseryError: When no nursery can be started, or it cannot be reached.
+    """
+    for _ in range(2):
+        found = nursery(preload)
+        try:
+            return found, found.spawn(owner, grace=grace, leases=leases)
+        except BrokenPipeError:
+            found.alive = False
+        except OSError as error:
+            raise NurseryError(f"no worker can be started: {error.strerror}") from error
+    raise NurseryError("no worker can be started: the nursery dies as soon as it has been started")
+
+
+@atexit.register
+def _close_all() -> None:
+    while _nurseries:
+        _nurseries.popitem()[1].close()
+
+
+def _abandon_all() -> None:
+    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
+    _lock = threading.Lock()
+    while _nurseries:
+        _nurseries.popitem()[1].abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

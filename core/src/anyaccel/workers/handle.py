@@ -1,0 +1,138 @@
+"""A worker as its caller sees it: a channel, and an end to hear of."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from anyaccel.workers.loop import Loop
+from anyaccel.workers.pickling import Pickled
+from anyaccel.workers.wire import Kind, Message, receive, send
+
+_GONE = {errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN}
+"""The other end has been closed, or ours has since the end was noticed."""
+
+
+class Gone(NamedTuple):
+    """How a worker ended.
+
+    Attributes:
+        pid: Its process id, or 0 when it never had one.
+        status: Its exit status, the negative number of a signal, or None when nobody could tell.
+        reason: Why there is no worker any more, where its own end is not the reason.
+        forked: Whether there was a process at all.
+    """
+
+    pid: int = 0
+    status: int | None = None
+    reason: str = ""
+    forked: bool = True
+
+
+class Owner(Protocol):
+    """Whoever wants to hear of a worker."""
+
+    def on_message(self, _: Worker, message: Message) -> None:
+        """It sent something."""
+
+    def on_gone(self, _: Worker, gone: Gone) -> None:
+        """It and everything that it started has left the kernel. Nothing follows."""
+
+    def on_stuck(self, _: Worker, reason: str) -> None:
+        """Something of it ignores even SIGKILL."""
+
+
+class Worker:
+    """A process that a nursery forked for us, or is about to fork.
+
+    Args:
+        number: Its number in the nursery.
+        owner: Who wants to hear of it.
+        channel: Our end of its channel.
+        loop: The loop that listens.
+        stop: Asks the nursery to end it, given the seconds between asking and killing.
+    """
+
+    __slots__ = ("_channel", "_loop", "_open", "_reading", "number", "owner", "stop")
+
+    def __init__(
+        self, number: int, owner: Owner, channel: socket.socket, loop: Loop, stop: Callable[[float], None]
+    ) -> None:
+        self.number = number
+        self.owner = owner
+        self.stop = stop
+        self._channel = channel
+        self._loop = loop
+        self._open = True
+        self._reading = threading.Lock()
+
+    def listen(self) -> None:
+        """Hand over what it sends from now on."""
+        self._loop.watch(self._channel.fileno(), self.read)
+
+    def send(self, kind: Kind, body: Pickled | bytes = b"", descriptors: Sequence[int] = ()) -> bool:
+        """Send it a message; False when it has gone.
+
+        Raises:
+            OSError: When there is no memory or no descriptor left for the message.
+        """
+        try:
+            send(self._channel, kind, body, descriptors)
+        except OSError as error:
+            if error.errno in _GONE:
+                return False
+            raise
+        return True
+
+    def finish(self) -> None:
+        """Let it end in its own time, once it has done what it was sent."""
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_WR)
+
+    def read(self) -> None:
+        """Take one message from the channel, if there is one, and hand it over."""
+        with self._reading:
+            message = self._receive()
+        if message is not None:
+            self.owner.on_message(self, message)
+
+    def quiet(self) -> None:
+        """Listen no more: it has nothing to say until it has gone."""
+        with self._reading:
+            self._deaf()
+
+    def ended(self, gone: Gone) -> None:
+        """Hand over what it said last, and that it has gone."""
+        while self._open:
+            with self._reading:
+                message = self._receive(last=True)
+            if message is not None:
+                self.owner.on_message(self, message)
+        self._channel.close()
+        self.owner.on_gone(self, gone)
+
+    def _receive(self, *, last: bool = False) -> Message | None:
+        if not self._open:
+            return None
+        try:
+            message = receive(self._channel, wait=False)
+        except BlockingIOError:
+            if not last:
+                return None
+            message = None
+        except (OSError, ValueError) as error:  # no descriptors left for what it passes, or no memory
+            self.stop(0)
+            self.owner.on_stuck(self, f"its answer could not be read: {error}")
+            message = None
+        if message is None:
+            self._deaf()
+        return message
+
+    def _deaf(self) -> None:
+        if self._open:
+            self._open = False
+            self._loop.unwatch(self._channel.fileno())

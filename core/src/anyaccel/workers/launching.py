@@ -1,0 +1,109 @@
+"""What a worker is told before user code runs in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from anyaccel.errors import NurseryError
+from anyaccel.launcher.environment import worker_environment
+from anyaccel.model import Allocation, Inventory, Request
+from anyaccel.workers.pickling import Pickled, dumps, dumps_whole
+from anyaccel.workers.wire import NURSERY_VARIABLE
+
+CPU = Allocation(id="cpu", request=Request(terms=()), grants=())
+"""What a worker holds that asked for no device."""
+
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """What the workers of a pool have in common.
+
+    Attributes:
+        unallocated: Whether vendors of which nothing was given are hidden, or left as the environment has them.
+        mask: Whether masks name devices by id or by index.
+        sandbox: Pickled call that confines the process, or None.
+        initializer: Pickled call that prepares it for the user's functions, or None.
+    """
+
+    unallocated: Literal["hide", "inherit"] = "hide"
+    mask: Literal["id", "index"] = "id"
+    sandbox: bytes | None = None
+    initializer: bytes | None = None
+
+    def setup(
+        self, allocation: Allocation, inventory: Inventory, environ: Mapping[str, str], path: list[str]
+    ) -> tuple[Allocation, Pickled]:
+        """Make the first message to a worker.
+
+        Args:
+            allocation: What it holds.
+            inventory: The machine.
+            environ: The environment that it starts with.
+            path: The module path that it starts with.
+
+        Returns:
+            What it holds, each share with what enforces it; and the message.
+
+        Raises:
+            EnvConflictError, PluginError: When the environment cannot be made.
+            NurseryError: When there is no working directory.
+        """
+        made = worker_environment(allocation, inventory, unallocated=self.unallocated, mask=self.mask)
+        values = {**made.values, NURSERY_VARIABLE: environ[NURSERY_VARIABLE]}
+        try:
+            directory = os.getcwd()
+        except OSError as error:
+            raise NurseryError(
+                f"no worker can be started: the working directory has gone ({error.strerror})"
+            ) from error
+        message = {
+            "set": {name: value for name, value in values.items() if environ.get(name) != value},
+            "unset": [name for name in environ if name not in values],
+            "directory": directory,
+            "path": None if sys.path == path else list(sys.path),
+            "sandbox": self.sandbox,
+            "initializer": self.initializer,
+        }
+        return made.allocation, dumps(message)
+
+
+def call(function: Callable[..., Any] | None, arguments: tuple[Any, ...] = ()) -> bytes | None:
+    """Pickle a call for :class:`Preparation`."""
+    return None if function is None else dumps_whole((function, arguments))
+
+
+@contextlib.contextmanager
+def outputs(log: str | None = None) -> Iterator[tuple[int, int]]:
+    """Descriptors for the output of a worker: a file of its own, or wherever that of this process goes now.
+
+    Raises:
+        OSError: When the file cannot be made.
+    """
+    if log is not None:
+        opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        yield from _closing(opened, (opened, opened))
+        return
+    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    yield from _closing(null, (1 if _is_open(1) else null, 2 if _is_open(2) else null))
+
+
+def _closing(descriptor: int, pair: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    try:
+        yield pair
+    finally:
+        os.close(descriptor)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,237 @@
+"""Where a pool gets its devices from.
+
+A pool asks for devices with a claim, hears when it holds them, and gives them back once the worker and everything that
+the worker started has left the kernel.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from anyaccel.model import Allocation, Inventory, Request
+from anyaccel.scheduler import Scheduler, Ticket, Verdict
+
+OnHeld = Callable[["Held"], None]
+
+
+class Held(Protocol):
+    """Devices that are held."""
+
+    @property
+    def allocation(self) -> Allocation:
+        """What is held."""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Descriptors that the worker must carry, so that the lease ends with the last process that does."""
+
+    def release(self) -> None:
+        """Give it back."""
+
+
+class Neighbor(Protocol):
+    """Whoever takes devices from the same leases as others do."""
+
+    def line_up(self) -> None:
+        """Somebody else is about to claim devices: claim now whatever you have put off."""
+
+    def make_way(self, devices: frozenset[str]) -> None:
+        """Somebody waits for devices: give those back that you hold without using them."""
+
+
+class Claim(Protocol):
+    """A wish for devices, until it is granted or withdrawn."""
+
+    def withdraw(self) -> bool:
+        """Stop waiting; False when it has been granted already."""
+
+    def first(self) -> bool:
+        """Whether nobody who competes for the same devices comes before."""
+
+    def why(self) -> Verdict:
+        """What it waits for."""
+
+
+class Leases(Protocol):
+    """Gives devices, strictly first come first served among those that compete for the same ones."""
+
+    @property
+    def inventory(self) -> Inventory:
+        """The machine."""
+
+    def check(self, request: Request) -> None:
+        """Raise what :meth:`claim` would raise for a request that can never be served."""
+
+    def claim(self, request: Request, note: str, on_held: OnHeld) -> Claim:
+        """Ask for devices.
+
+        Args:
+            request: What is asked for.
+            note: What for, in words.
+            on_held: Called once, by any thread, perhaps before this returns.
+
+        Raises:
+            UnknownNameError, NeverFitsError: When the request can never be served.
+        """
+
+    def wanted(self, allocation: Allocation) -> bool:
+        """Whether somebody waits for a device of an allocation."""
+
+    def join(self, neighbor: Neighbor) -> None:
+        """Be told of others from now on; held weakly."""
+
+
+class LocalHeld:
+    """Devices that a scheduler of this process has given."""
+
+    __slots__ = ("_leases", "allocation")
+
+    descriptors = ()
+
+    def __init__(self, leases: LocalLeases, allocation: Allocation) -> None:
+        self._leases = leases
+        self.allocation = allocation
+
+    def release(self) -> None:
+        """Give them back, and serve those who waited for them."""
+        self._leases.scheduler.release(self.allocation)
+
+
+class LocalClaim:
+    """A place in the queue of a scheduler of this process."""
+
+    __slots__ = ("_leases", "ticket")
+
+    def __init__(self, leases: LocalLeases) -> None:
+        self._leases = leases
+        self.ticket: Ticket | None = None
+
+    def withdraw(self) -> bool:
+        """Stop waiting; False when it has been granted already."""
+        ticket = self.ticket
+        if ticket is None or not ticket.cancel():
+            return False
+        self._leases.left(ticket)
+        return True
+
+    def first(self) -> bool:
+        """Whether nobody who competes for the same devices comes before."""
+        return self.ticket is not None and self._leases.first(self.ticket)
+
+    def why(self) -> Verdict:
+        """What it waits for."""
+        assert self.ticket is not None  # noqa: S101 - set before anybody else has the claim
+        return self.ticket.why()
+
+
+class LocalLeases:
+    """Devices of a machine, shared by all pools of this process and by nobody else.
+
+    Args:
+        scheduler: Knows the machine and who has what.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._lock = threading.Lock()
+        self._waiting: dict[int, OrderedDict[int, Ticket]] = {}
+        self._neighbors: weakref.WeakSet[Neighbor] = weakref.WeakSet()
+        self._order = threading.RLock()
+        self._lining_up = False
+        self._masks = {device.id: 1 << place for place, device in enumerate(scheduler.inventory.devices)}
+
+    @property
+    def inventory(self) -> Inventory:
+        """The machine."""
+        return self.scheduler.inventory
+
+    def check(self, request: Request) -> None:
+        """Raise what :meth:`claim` would raise for a request that can never be served."""
+        verdict = self.scheduler.why(request)
+        if not verdict.ever_fits and not request.else_cpu:
+            from anyaccel.errors import NeverFitsError
+
+            raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
+
+    def claim(self, request: Request, note: str, on_held: OnHeld) -> LocalClaim:
+        """Ask for devices; see :class:`Leases`."""
+        claim = LocalClaim(self)
+        with self._order:
+            self._line_up()
+            ticket = claim.ticket = self.scheduler.submit(request, note=note, on_placed=partial(self._placed, on_held))
+            waits = self._enter(ticket)
+        if waits:
+            self._make_way(ticket.plan.mask)
+        return claim
+
+    def wanted(self, allocation: Allocation) -> bool:
+        """Whether somebody waits for a device of an allocation."""
+        mask = 0
+        for device in allocation.devices:
+            mask |= self._masks[device.id]
+        with self._lock:
+            return any(waited & mask for waited in self._waiting)
+
+    def join(self, neighbor: Neighbor) -> None:
+        """Tell somebody of others; see :class:`Leases`."""
+        with self._lock:
+            self._neighbors.add(neighbor)
+
+    def first(self, ticket: Ticket) -> bool:
+        """Whether no other ticket that waits for one of the same devices comes before this one."""
+        with self._lock:
+            return all(
+                next(iter(group)) >= ticket.number for mask, group in self._waiting.items() if mask & ticket.plan.mask
+            )
+
+    def left(self, ticket: Ticket) -> None:
+        """Count a ticket no more among those who wait."""
+        with self._lock:
+            group = self._waiting.get(ticket.plan.mask)
+            if group is not None and group.pop(ticket.number, None) is not None and not group:
+                del self._waiting[ticket.plan.mask]
+
+    def _enter(self, ticket: Ticket) -> bool:
+        """Count a ticket among those who wait, if it does."""
+        if ticket.allocation is not None:
+            return False
+        with self._lock:
+            self._waiting.setdefault(ticket.plan.mask, OrderedDict())[ticket.number] = ticket
+        if _is_placed(ticket):  # meanwhile, and then it was not found among those who wait
+            self.left(ticket)
+            return False
+        return True
+
+    def _placed(self, on_held: OnHeld, ticket: Ticket) -> None:
+        self.left(ticket)
+        assert ticket.allocation is not None  # noqa: S101 - that is what being placed means
+        on_held(LocalHeld(self, ticket.allocation))
+
+    def _line_up(self) -> None:
+        """Let neighbors claim what they have put off, once for all of it."""
+        if self._lining_up:
+            return
+        self._lining_up = True
+        try:
+            for neighbor in self._present():
+                neighbor.line_up()
+        finally:
+            self._lining_up = False
+
+    def _make_way(self, mask: int) -> None:
+        ids = frozenset(device_id for device_id, bit in self._masks.items() if bit & mask)
+        for neighbor in self._present():
+            neighbor.make_way(ids)
+
+    def _present(self) -> list[Neighbor]:
+        with self._lock:
+            return list(self._neighbors)
+
+
+def _is_placed(ticket: Ticket) -> bool:
+    return ticket.allocation is not None

@@ -1,0 +1,152 @@
+"""One worker of a pool: what it runs, what it holds, and when it is to end."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from anyaccel.errors import BrokenWorkerError, NurseryError, WorkerError
+from anyaccel.model import Allocation
+from anyaccel.workers import client
+from anyaccel.workers.ending import ending
+from anyaccel.workers.handle import Gone, Worker
+from anyaccel.workers.launching import CPU, outputs
+from anyaccel.workers.loop import Timer, loop
+from anyaccel.workers.tasks import Options, Task
+from anyaccel.workers.wire import Kind, Message
+
+if TYPE_CHECKING:
+    from anyaccel.workers.core import Core
+    from anyaccel.workers.leases import Held
+
+
+class Member:
+    """A worker process of a pool, from the decision to fork it until its devices have gone back.
+
+    Attributes:
+        core: The pool.
+        options: How the calls that it runs are to be run.
+        held: The devices that it holds, or None for the CPU alone.
+        worker: Its process, once the nursery was asked for it.
+        task: The call that it runs, or None.
+        calls: Calls that it was given so far.
+        ending: Whether it gets no more calls.
+        unsent: Whether its call never reached it.
+        rested: Time of ``time.monotonic()`` since which it has no call.
+    """
+
+    __slots__ = ("calls", "core", "ending", "held", "options", "rested", "stuck", "task", "timer", "unsent", "worker")
+
+    def __init__(self, core: Core, options: Options, held: Held | None, task: Task | None) -> None:
+        self.core = core
+        self.options = options
+        self.held = held
+        self.worker: Worker | None = None
+        self.task = task
+        self.calls = 0
+        self.ending = False
+        self.unsent = False
+        self.stuck = ""
+        self.rested = 0.0
+        self.timer: Timer | None = None
+
+    @property
+    def allocation(self) -> Allocation:
+        """What it holds."""
+        return CPU if self.held is None else self.held.allocation
+
+    def holds(self, devices: frozenset[str]) -> bool:
+        """Whether it holds one of some devices, by id."""
+        return any(device.id in devices for device in self.allocation.devices)
+
+    def launch(self, task: Task) -> None:
+        """Have it forked, make its environment, and send it its first call."""
+        core = self.core
+        task.future.allocation = self.allocation
+        try:
+            descriptors = () if self.held is None else self.held.descriptors
+            nursery, self.worker = client.spawn(self, core.preload, grace=core.grace, leases=descriptors)
+            task.future.allocation, setup = core.preparation.setup(
+                self.allocation, core.leases.inventory, nursery.environ, nursery.path
+            )
+            with outputs() as pair:
+                self.worker.send(Kind.SETUP, setup, pair)
+            self._assign(task)
+        except Exception as error:  # noqa: BLE001 - it is the caller's
+            task.fail(error)
+            if self.worker is None:
+                core.on_gone(self, Gone(forked=False))
+            else:
+                self.stop(0)
+
+    def run(self, task: Task) -> None:
+        """Send it another call."""
+        task.future.allocation = self.allocation
+        try:
+            self._assign(task)
+        except OSError as error:
+            task.fail(error)
+            self.stop(0)
+
+    def _assign(self, task: Task) -> None:
+        assert self.worker is not None  # noqa: S101 - it was launched
+        self.calls += 1
+        self.ending = self.ending or self.calls == self.options.max_calls
+        body, task.body = task.body, None
+        if body is None:  # cancelled just now, and its worker is being ended
+            return
+        task.worker = self.worker
+        kind = Kind.LAST_CALL if self.ending else Kind.CALL
+        if task.options.timeout is not None:
+            task.timer = loop().call_later(task.options.timeout, partial(self.core.on_timeout, self, task))
+        if self.core.logs is None:
+            sent = self.worker.send(kind, body)
+        else:
+            task.future.log = self.core.logs.path_for(task.name)
+            with outputs(task.future.log) as pair:
+                sent = self.worker.send(kind, body, pair)
+        if not sent:
+            self.unsent = True
+            task.body = body
+
+    def stop(self, grace: float) -> None:
+        """End it, and everything that it started."""
+        self.ending = True
+        if self.worker is not None:
+            self.worker.stop(grace)
+
+    def finish(self) -> None:
+        """Let it end by itself; if it takes too long, end it."""
+        self.ending = True
+        if self.worker is not None:
+            self.worker.finish()
+        self.expect_end()
+
+    def expect_end(self) -> None:
+        """Give it so long to end by itself."""
+        grace = self.core.grace
+        self.timer = loop().call_later(max(grace, 1.0), partial(self.stop, grace))
+
+    def on_message(self, _: Worker, message: Message) -> None:
+        """It has answered."""
+        self.core.on_answer(self, message)
+
+    def on_stuck(self, _: Worker, reason: str) -> None:
+        """It ignores SIGKILL, or cannot be understood."""
+        self.stuck = reason
+        self.core.on_stuck(self, reason)
+
+    def on_gone(self, _: Worker, gone: Gone) -> None:
+        """It has left the kernel."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.core.on_gone(self, gone)
+
+    def death(self, gone: Gone, name: str) -> WorkerError:
+        """Why its call has no result."""
+        if not gone.forked:
+            return NurseryError(f"no worker can be started for {name}: {gone.reason}")
+        who = f"the worker (process {gone.pid}) that ran {name}" if gone.pid else f"the worker that ran {name}"
+        notes = "; ".join(filter(None, (gone.reason, self.stuck)))
+        text = f"{who} {ending(gone.status)} before it answered" + (f": {notes}" if notes else "")
+        return BrokenWorkerError(text, exit_status=gone.status)

@@ -1,0 +1,311 @@
+"""The nursery: a small process that forks workers, watches them, and outlives nobody.
+
+It is started by :mod:`anyaccel.workers.client` as a fresh interpreter, never as a fork of the caller, and runs nothing
+but this module after the modules that it was asked to preload. It has one thread and no device open or mapped:
+otherwise it refuses to fork, since what a driver set up for one process must not be used by two.
+
+It is the guardian too. Orphans of its workers become its children; when the caller goes, for whatever reason,
+everything that was started is ended, and what does not end when asked is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped, unused-ignore]  # noqa: F401 - workers need it, and they should not each load it
+
+from anyaccel.workers import process, tree
+from anyaccel.workers.wire import GONE, NUMBER, SPAWN, STOP, Kind, receive, send
+from anyaccel.workers.worker import serve
+
+LAST_GRACE = 0.5
+"""Seconds between asking and killing when the caller has gone: nobody is left to wait for a clean end."""
+KILL_EVERY = 0.02
+STUCK_AFTER = 60.0
+
+
+def main() -> None:
+    """Serve one caller until it has gone and nothing is left of what it started."""
+    config = json.loads(sys.argv[1])
+    sys.argv = config["argv"]
+    Nursery(config).serve()
+    os._exit(0)
+
+
+class Family:
+    """A worker and everything that descends from it."""
+
+    __slots__ = ("deadline", "grace", "killing_since", "leases", "number", "orphans", "pid", "status", "told_stuck")
+
+    def __init__(self, number: int, pid: int, grace: float, leases: list[int]) -> None:
+        self.number = number
+        self.pid = pid
+        self.grace = grace
+        self.leases = leases
+        self.status: int | None = None
+        self.orphans: set[int] = set()
+        self.deadline: float | None = None
+        self.killing_since: float | None = None
+        self.told_stuck = False
+
+    def members(self, nursery: int) -> list[tuple[int, int]]:
+        """All its processes, each with its parent."""
+        roots = [*([self.pid] if self.status is None else []), *self.orphans]
+        return [member for root in roots for member in ((root, nursery), *tree.descendants(root))]
+
+
+class Nursery:
+    """The state of the process: families by number, and whose each child is."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.pid = os.getpid()
+        self.grace = LAST_GRACE
+        self.control = socket.socket(fileno=config["control"])
+        self.caller = _caller(config["caller"])
+        self.families: dict[int, Family] = {}
+        self.owners: dict[int, Family] = {}
+        self.outbox: deque[tuple[Kind, bytes]] = deque()
+        self.closing = False
+        process.adopt_orphans()
+        process.set_name("accel-nursery")
+        self.wake, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.private = [self.control.fileno(), self.caller, self.wake, wake_end]
+        _arrange_signals(wake_end)
+        self.fault = _preload(config["preload"]) or self._unfit()
+        self.poll = select.epoll()
+        self.private.append(self.poll.fileno())
+        for descriptor in (self.control.fileno(), self.caller, self.wake):
+            self.poll.register(descriptor, select.EPOLLIN)
+        gc.collect()
+        gc.disable()
+        gc.freeze()  # the collector would write to every page that the workers share
+
+    def serve(self) -> None:
+        """Fork, watch and end until the caller has gone and nothing is left."""
+        while not (self.closing and not self.families):
+            for descriptor, _ in self.poll.poll(self._patience()):
+                if descriptor == self.wake:
+                    self._on_signal()
+                elif descriptor == self.control.fileno():
+                    self._on_control()
+                else:
+                    self._close()
+            self._press()
+            self._flush()
+
+    def _on_control(self) -> None:
+        while True:
+            try:
+                message = receive(self.control, wait=False)
+            except BlockingIOError:
+                return
+            if message is None:
+                self._close()
+                return
+            if message.kind == Kind.SPAWN:
+                number, grace = SPAWN.unpack(message.data)
+                self._spawn(number, grace, message.descriptors)
+            elif message.kind == Kind.STOP:
+                number, grace = STOP.unpack(message.data)
+                if number in self.families:
+                    self._ask_to_end(self.families[number], grace)
+
+    def _spawn(self, number: int, grace: float, descriptors: list[int]) -> None:
+        """Fork a worker that serves the first descriptor and keeps the others, which are its leases."""
+        channel, *leases = descriptors
+        reason = self.fault or self._threads()
+        if not reason and not self.closing:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                reason = f"the kernel refused to fork: {error.strerror}"
+            else:
+                if pid == 0:
+                    self._become_worker(channel, leases)
+                self.families[number] = self.owners[pid] = Family(number, pid, grace, leases)
+                os.close(channel)
+                return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._post(Kind.REFUSED, NUMBER.pack(number) + reason.encode())
+
+    def _become_worker(self, channel: int, leases: list[int]) -> None:
+        """What the child does after the fork; never returns."""
+        try:
+            process.die_with_parent(self.pid)
+            signal.set_wakeup_fd(-1)
+            for descriptor in self.private:
+                os.close(descriptor)
+            for family in self.families.values():
+                for lease in family.leases:  # of others: they must not end with this worker
+                    os.close(lease)
+            for lease in leases:
+                os.set_inheritable(lease, True)
+            os.setsid()
+            process.adopt_orphans()
+            process.set_name("accel-worker")
+            gc.enable()
+            serve(channel)
+        finally:
+            os._exit(70)  # only reached when the lines above failed
+
+    def _on_signal(self) -> None:
+        numbers: set[int] = set()
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self.wake, 512):
+                numbers.update(chunk)
+        if numbers - {signal.SIGCHLD}:
+            self._close()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                self._reaped(pid, os.waitstatus_to_exitcode(status))
+
+    def _reaped(self, pid: int, status: int) -> None:
+        family = self.owners.pop(pid, None)
+        if family is None:
+            return
+        if pid == family.pid:
+            family.status = status
+        family.orphans.discard(pid)
+        # What the dead process leaves is ours now.
+        left = [child for child in tree.children(self.pid) if child not in self.owners]
+        for orphan in left:
+            self.owners[orphan] = family
+            family.orphans.add(orphan)
+        if left and family.killing_since is None:
+            self._ask_to_end(family, family.grace)
+        if family.status is not None and not family.orphans:
+            del self.families[family.number]
+            for lease in family.leases:
+                os.close(lease)
+            self._post(Kind.GONE, GONE.pack(family.number, family.pid, family.status))
+
+    def _ask_to_end(self, family: Family, grace: float) -> None:
+        """Ask every process of a family to end, and set the time at which it is not asked any more."""
+        deadline = time.monotonic() + grace
+        if family.deadline is None and grace > 0:
+            members = family.members(self.pid)
+            tree.send_all(members, signal.SIGTERM)
+            tree.send_all(members, signal.SIGCONT)  # a stopped process hears only once it goes on
+        family.deadline = deadline if family.deadline is None else min(deadline, family.deadline)
+
+    def _press(self) -> None:
+        """Kill families whose time is up, again and again: a process may fork while it is being killed."""
+        now = time.monotonic()
+        for family in list(self.families.values()):
+            if family.deadline is None or family.deadline > now:
+                continue
+            if family.killing_since is None:
+                family.killing_since = now
+            family.deadline = now + KILL_EVERY
+            members = family.members(self.pid)
+            tree.send_all(members, signal.SIGKILL)
+            if now - family.killing_since > STUCK_AFTER and not family.told_stuck:
+                family.told_stuck = True
+                self._post(Kind.STUCK, NUMBER.pack(family.number) + _describe(members).encode())
+
+    def _close(self) -> None:
+        """The caller has gone: end everything."""
+        if self.closing:
+            return
+        self.closing = True
+        self.poll.unregister(self.control.fileno())
+        self.poll.unregister(self.caller)
+        for family in self.families.values():
+            self._ask_to_end(family, self.grace)
+
+    def _patience(self) -> float | None:
+        deadlines = [family.deadline for family in self.families.values() if family.deadline is not None]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _post(self, kind: Kind, body: bytes) -> None:
+        self.outbox.append((kind, body))
+        self._flush()
+
+    def _flush(self) -> None:
+        """Tell the caller what it can take now. It may be stopped: never wait for it."""
+        try:
+            while self.outbox and not self.closing:
+                send(self.control, *self.outbox[0], wait=False)
+                self.outbox.popleft()
+            writable = 0
+        except BlockingIOError:
+            writable = select.EPOLLOUT
+        except OSError:
+            self._close()
+            return
+        if not self.closing:
+            self.poll.modify(self.control.fileno(), select.EPOLLIN | writable)
+
+    def _threads(self) -> str:
+        names = os.listdir("/proc/self/task")
+        return "" if len(names) == 1 else self._unfit()
+
+    def _unfit(self) -> str:
+        """Why this process must not fork; empty when it may."""
+        if touched := process.touched_devices():
+            return (
+                f"the nursery has {', '.join(touched)} open, because of a preloaded module, and must not fork then; do "
+                "not preload what uses a device when it is imported"
+            )
+        threads = process.threads()
+        if len(threads) > 1:
+            return (
+                f"the nursery has {len(threads)} threads ({', '.join(threads)}), which preloaded modules started, and "
+                "must not fork then; preload less, or keep the module from starting threads when it is imported"
+                " (for numpy: OPENBLAS_NUM_THREADS=1)"
+            )
+        return ""
+
+
+def _caller(pid: int) -> int:
+    """Pin the process that started us; if it has gone already, end."""
+    try:
+        pinned = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(0)
+    if os.getppid() != pid:
+        os._exit(0)
+    return pinned
+
+
+def _arrange_signals(wake: int) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the thread that started us had blocked
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+
+
+def _preload(modules: list[str]) -> str:
+    """Import modules for all workers; returns why that failed, or an empty string."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except BaseException as error:  # noqa: BLE001 - whatever a module does on import, the caller should hear of it
+            return f"the module {module!r} cannot be preloaded: {type(error).__name__}: {error}"
+    return ""
+
+
+def _describe(members: list[tuple[int, int]]) -> str:
+    shown = []
+    for pid, _ in members:
+        fields = tree.status_fields(pid)
+        if fields:
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
+                shown.append(f"process {pid} (state {fields[0]}, in {file.read() or 'the kernel'})")
+    return f"{', '.join(shown)} did not end {STUCK_AFTER:g} s after SIGKILL"

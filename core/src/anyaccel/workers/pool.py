@@ -1,0 +1,223 @@
+"""Functions run in processes that see exactly the devices they were given."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from typing import Any, Literal
+
+from anyaccel.errors import UsageError
+from anyaccel.inventory.machine import Machine
+from anyaccel.scheduler import RequestLike, parse_request
+from anyaccel.workers.core import Core
+from anyaccel.workers.launching import Preparation, call
+from anyaccel.workers.logs import Logs
+from anyaccel.workers.loop import loop
+from anyaccel.workers.machine import machine_leases
+from anyaccel.workers.tasks import Options, TaskFuture, checked
+
+UNSET: Any = object()
+
+
+class Submitter(Executor):
+    """A pool with options for the calls that go through it; see :meth:`Pool.options`."""
+
+    def __init__(self, core: Core, options: Options, owner: object = None) -> None:
+        self._core = core
+        self._options = options
+        self._owner = owner  # the pool lives as long as somebody can submit to it
+
+    def options(
+        self,
+        *,
+        needs: RequestLike | None = UNSET,
+        timeout: float | None = UNSET,
+        max_calls: int | None = UNSET,
+    ) -> Submitter:
+        """The same pool with other options for the calls that go through what is returned.
+
+        Args:
+            needs: The devices that a call holds while it runs; None for the CPU alone.
+            timeout: Seconds that a call may run; None for no limit.
+            max_calls: Calls after which the process is replaced, 0 for never; None for 1 where devices are needed, and
+                else 0.
+
+        Raises:
+            UsageError: When an option makes no sense.
+            NeverFitsError: When the machine can never serve the request.
+        """
+        changed = make_options(
+            self._options.needs if needs is UNSET else needs,
+            max_calls=(self._options.max_calls if needs is UNSET else None) if max_calls is UNSET else max_calls,
+            timeout=self._options.timeout if timeout is UNSET else timeout,
+        )
+        if changed.needs is not None:
+            self._core.leases.check(changed.needs)
+        return Submitter(self._core, changed, self._owner or self)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> TaskFuture:
+        """Run a function in a worker as soon as there is one, and devices for it.
+
+        Returns:
+            The future of its result. It can be cancelled also while the function runs.
+
+        Raises:
+            RuntimeError: When the pool was shut down.
+            BrokenPoolError: When its workers cannot be set up.
+        """
+        return self._core.submit(self._options, fn, args, kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls, let those that there are run, and end all workers.
+
+        Args:
+            wait: Whether to return only then.
+            cancel_futures: Whether to cancel calls that have not started.
+        """
+        self._core.shutdown(wait=wait, cancel_futures=cancel_futures)
+
+
+def make_options(needs: RequestLike | None, *, max_calls: int | None, timeout: float | None) -> Options:
+    """Check options and fill in what depends on others.
+
+    Raises:
+        UsageError: When one makes no sense.
+    """
+    checked(max_calls=max_calls, timeout=timeout)
+    request = None if needs is None else parse_request(needs)
+    if max_calls is None:
+        max_calls = 0 if request is None else 1
+    return Options(needs=request, max_calls=max_calls, timeout=timeout)
+
+
+def check_seconds(**seconds: object) -> None:
+    """Check arguments that are times.
+
+    Raises:
+        UsageError: When one makes no sense.
+    """
+    for name, value in seconds.items():
+        if not isinstance(value, (int, float)) or value < 0:
+            raise UsageError(f"{name} must be a number of seconds, 0 or more (got {value!r:.60})")
+
+
+class Pool(Submitter):
+    """An executor whose calls run in processes that see exactly the devices they were given.
+
+    A call that holds devices has a process of its own by default, since vendors' runtimes give memory back only when
+    their process ends. Calls without needs run on the CPU with all devices hidden, in processes that are used again.
+
+    Args:
+        needs: The devices that each call holds while it runs, such as ``"GPU:1"``; None for the CPU alone.
+        max_workers: Processes at the same time; None for as many as there are devices, and processors for calls
+            without needs.
+        machine: The machine; see :func:`anyaccel.detect`.
+        declare: Devices to count by resource name whatever is found; see :func:`anyaccel.declare`.
+        max_calls: Calls after which a process is replaced, 0 for never; None for 1 where devices are needed, and
+            else 0.
+        preload: Modules that are imported once for all workers, before they are forked.
+        initializer: Called in each worker before its first call.
+        initargs: Arguments of the initializer.
+        unallocated: Whether vendors of which nothing was given are hidden, or left as the environment has them.
+        mask: Whether masks name devices by stable id or by index, where the vendor's runtime takes both.
+        timeout: Seconds that a call may run; None for no limit. Waiting for devices does not count.
+        grace: Seconds between asking a process to end and killing it.
+        idle: Seconds after which a process that is kept for later calls gives its devices back.
+        logs: Directory for the output of the calls, a file each; None to let it go where that of this process goes.
+        sandbox: Called in each worker right before any code of yours, to confine the process; when it raises, none
+            of your code runs.
+
+    Raises:
+        UsageError: When an argument makes no sense.
+        MachineError: When ``machine`` names no machine.
+        NeverFitsError: When the machine can never serve ``needs``.
+    """
+
+    def __init__(
+        self,
+        needs: RequestLike | None = None,
+        *,
+        max_workers: int | None = None,
+        machine: str | Machine | None = None,
+        declare: Mapping[str, int] | None = None,
+        max_calls: int | None = None,
+        preload: Sequence[str] = (),
+        initializer: Callable[..., Any] | None = None,
+        initargs: tuple[Any, ...] = (),
+        unallocated: Literal["hide", "inherit"] = "hide",
+        mask: Literal["id", "index"] = "id",
+        timeout: float | None = None,
+        grace: float = 10.0,
+        idle: float = 10.0,
+        logs: str | os.PathLike[str] | None = None,
+        sandbox: Callable[[], None] | None = None,
+    ) -> None:
+        if max_workers is not None and max_workers <= 0:
+            raise ValueError(f"max_workers must be greater than 0 (got {max_workers!r:.60})")
+        if initializer is not None and not callable(initializer):
+            raise TypeError(f"initializer must be a callable (got {initializer!r:.60})")
+        check_seconds(grace=grace, idle=idle)
+        core = Core(
+            lambda: machine_leases(machine, declare),
+            Preparation(
+                unallocated=unallocated,
+                mask=mask,
+                sandbox=call(sandbox),
+                initializer=call(initializer, tuple(initargs)),
+            ),
+            preload=(preload,) if isinstance(preload, str) else tuple(preload),
+            max_workers=max_workers,
+            grace=grace,
+            idle=idle,
+            logs=None if logs is None else Logs(os.fspath(logs)),
+        )
+        super().__init__(core, make_options(needs, max_calls=max_calls, timeout=timeout))
+        if self._options.needs is not None:
+            core.leases.check(self._options.needs)
+        _cores.add(core)
+        # A finalizer runs wherever garbage is collected, perhaps under one of our locks: it only leaves a note.
+        weakref.finalize(self, _abandon, core).atexit = False
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, traceback: object) -> None:
+        """Wait for all calls; after Ctrl-C, stop them, and kill them when it is pressed again."""
+        try:
+            if kind is not None and issubclass(kind, KeyboardInterrupt):
+                self._core.stop(self._core.grace)
+            self.shutdown(wait=True)
+        except KeyboardInterrupt:
+            self._core.stop(0)
+            raise
+
+
+_cores: weakref.WeakSet[Core] = weakref.WeakSet()
+
+
+def _abandon(core: Core) -> None:
+    if not core.foreign:
+        loop().call_soon(lambda: core.shutdown(wait=False))
+
+
+@atexit.register
+def _finish_all() -> None:
+    import sys
+
+    interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
+    try:
+        for core in list(_cores):
+            if interrupted:
+                core.stop(core.grace)
+            core.shutdown(wait=True)
+    except KeyboardInterrupt:
+        for core in list(_cores):
+            core.stop(0)
+
+
+def _disown_all() -> None:
+    for core in list(_cores):
+        core.foreign = True
+
+
+os.register_at_fork(after_in_child=_disown_all)

@@ -1,0 +1,167 @@
+"""One call on its way through a pool, and the future of its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from anyaccel.errors import RemoteError, UsageError
+from anyaccel.model import Allocation, Request
+from anyaccel.workers.pickling import Pickled, loads
+
+if TYPE_CHECKING:
+    from anyaccel.scheduler import Verdict
+    from anyaccel.workers.backlog import Place
+    from anyaccel.workers.handle import Worker
+    from anyaccel.workers.loop import Timer
+    from anyaccel.workers.wire import Message
+
+
+_numbers = count()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How calls are to be run.
+
+    Attributes:
+        needs: The devices that a call holds while it runs, or None for the CPU alone.
+        max_calls: Calls after which a worker's process is replaced; 0 for never.
+        timeout: Seconds that a call may run, or None. Waiting for its devices does not count.
+    """
+
+    needs: Request | None = None
+    max_calls: int = 0
+    timeout: float | None = None
+
+    @property
+    def reuse(self) -> tuple[Request | None, int] | None:
+        """Calls for which this is equal may share a process; None when each has its own."""
+        return None if self.max_calls == 1 else (self.needs, self.max_calls)
+
+
+def checked(*, max_calls: object, timeout: object) -> None:
+    """Check options that are numbers.
+
+    Raises:
+        UsageError: When one makes no sense.
+    """
+    if max_calls is not None and (isinstance(max_calls, bool) or not isinstance(max_calls, int) or max_calls < 0):
+        raise UsageError(f"max_calls must be a whole number, 0 for unlimited (got {max_calls!r:.60})")
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+        raise UsageError(f"timeout must be a positive number of seconds, or None for no limit (got {timeout!r:.60})")
+
+
+class TaskFuture(Future[Any]):
+    """The future of a call.
+
+    It can be cancelled while the call runs, too: then the worker is ended, with everything that it started.
+
+    Attributes:
+        allocation: What the call holds or held; None as long as it waits.
+        log: File that its output went to, where logs were asked for; None otherwise.
+    """
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self._task = task
+        self.allocation: Allocation | None = None
+        self.log: str | None = None
+
+    def cancel(self) -> bool:
+        """Cancel the call, whether it waits or runs; False when it is over."""
+        if not self._task.decide():
+            return self.cancelled()
+        super().cancel()
+        self.set_running_or_notify_cancel()
+        self._task.on_cancel(self._task)
+        return True
+
+    def running(self) -> bool:
+        """Whether a worker is at it."""
+        return self._task.worker is not None and not self.done()
+
+    def why(self) -> Verdict | None:
+        """Say what the call waits for; None when it does not wait for devices."""
+        place = self._task.place
+        return None if place is None or place.claim is None else place.claim.why()
+
+
+class Task:
+    """A call: what is to be run, where it stands, and whom to tell."""
+
+    __slots__ = ("_open", "body", "future", "name", "number", "on_cancel", "options", "place", "timer", "worker")
+
+    def __init__(self, name: str, options: Options, on_cancel: Callable[[Task], None]) -> None:
+        self.name = name
+        self.options = options
+        self.on_cancel = on_cancel
+        self.body: Pickled | None = None
+        self.number = next(_numbers)
+        self.place: Place | None = None
+        self.worker: Worker | None = None
+        self.timer: Timer | None = None
+        self._open = [None]
+        self.future = TaskFuture(self)
+
+    def decide(self) -> bool:
+        """Decide its outcome; True for the first who does."""
+        try:
+            self._open.pop()
+        except IndexError:
+            return False
+        return True
+
+    def succeed(self, value: Any) -> None:
+        """Set the result, unless the call was cancelled."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.decide():
+            self.future.set_result(value)
+
+    def fail(self, error: BaseException) -> None:
+        """Set the exception, unless the call was cancelled."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.decide():
+            self.future.set_exception(error)
+
+
+class RemoteTraceback(Exception):  # noqa: N818 - it is shown as the cause of the error, as other executors do
+    """The traceback of a worker, as the cause of the exception that came from there."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+def result_of(message: Message) -> Any:
+    """The value in a worker's answer.
+
+    Raises:
+        RemoteError: When it cannot be made here.
+    """
+    try:
+        return loads(message.data, message.buffers)
+    except Exception as error:
+        raise RemoteError(
+            f"the result cannot be unpickled here: {type(error).__name__}: {error}; can its module be imported?"
+        ) from error
+
+
+def exception_in(message: Message) -> BaseException:
+    """The exception in a worker's answer, with the worker's traceback as its cause."""
+    try:
+        error, text = loads(message.data, message.buffers)
+    except Exception as problem:  # noqa: BLE001 - it is handed over, with its reason
+        error, text = f"an exception that cannot be unpickled here: {type(problem).__name__}: {problem}", ""
+    shown: BaseException = error if isinstance(error, BaseException) else RemoteError(str(error))
+    shown.__cause__ = RemoteTraceback(text)
+    return shown
+
+
+def name_of(function: Any) -> str:
+    """What to call a function in messages."""
+    return getattr(function, "__qualname__", None) or type(function).__name__

@@ -1,0 +1,165 @@
+"""One message per packet between the caller and a worker, or between the caller and the nursery.
+
+The channels are socket pairs of our own, never listening and never named. Packets keep their boundaries, so a message
+is there whole or not at all; what does not fit into one travels in shared memory of which the packet carries the
+descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from array import array
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from anyaccel.workers import memory
+from anyaccel.workers.pickling import Pickled
+
+MOST_INLINE = 1 << 16
+MOST_DESCRIPTORS = 250
+"""The kernel passes at most 253 in one packet."""
+
+NURSERY_VARIABLE = "ANYACCEL_NURSERY"
+"""Set in everything that a nursery started, to a value that is that nursery's alone."""
+
+SPAWN = struct.Struct("=Qd")
+"""Number of the worker, and seconds that what it leaves behind has between being asked to end and being killed."""
+STOP = struct.Struct("=Qd")
+"""Number of the worker, and seconds between asking and killing."""
+GONE = struct.Struct("=Qii")
+"""Number of the worker, its process id, and its exit status or the negative number of a signal."""
+NUMBER = struct.Struct("=Q")
+"""Number of the worker; a reason in words follows."""
+
+_HEAD = struct.Struct("=BB")
+_PACKET = _HEAD.size + MOST_INLINE
+_ANCILLARY = socket.CMSG_SPACE(MOST_DESCRIPTORS * 4)
+_SHARED = 1
+# Plain numbers: the constants are enumerations, of which a union takes longer than a system call.
+_NO_WAIT = int(socket.MSG_DONTWAIT)
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+
+
+class Kind(IntEnum):
+    """What a message is about."""
+
+    SETUP = 1
+    """To the worker: what it needs to know before user code, once."""
+    CALL = 2
+    """To the worker: call a function."""
+    LAST_CALL = 3
+    """To the worker: call a function, then end."""
+    CONSTRUCT = 4
+    """To the worker: make the object whose methods are called from now on."""
+    METHOD = 5
+    """To the worker: call a method of the object."""
+    RESULT = 6
+    """From the worker: what the call returned."""
+    ERROR = 7
+    """From the worker: what the call raised."""
+    BROKEN = 8
+    """From the worker: it cannot be used, and why."""
+    SPAWN = 16
+    """To the nursery: fork a worker."""
+    STOP = 17
+    """To the nursery: end a worker and whatever it started."""
+    GONE = 18
+    """From the nursery: a worker and whatever it started have left the kernel."""
+    REFUSED = 19
+    """From the nursery: a worker was not forked, and why."""
+    STUCK = 20
+    """From the nursery: a process of a worker ignores even SIGKILL."""
+
+
+class Message(NamedTuple):
+    """What came out of a channel.
+
+    Attributes:
+        kind: What it is about.
+        data: The pickle, or whatever the kind says.
+        buffers: Memory that the pickle refers to.
+        descriptors: What was passed along; the receiver closes them.
+    """
+
+    kind: int
+    data: bytes | memoryview
+    buffers: list[memoryview]
+    descriptors: list[int]
+
+
+def send(
+    channel: socket.socket,
+    kind: Kind,
+    body: Pickled | bytes = b"",
+    descriptors: Sequence[int] = (),
+    *,
+    wait: bool = True,
+) -> None:
+    """Send one message. It is small in the channel whatever it holds, so an idle receiver never makes us wait.
+
+    Raises:
+        BlockingIOError: When the channel is full and we shall not wait.
+        OSError: When the other side has gone, or there is no memory.
+    """
+    if isinstance(body, bytes):
+        body = Pickled(body, [])
+    if not body.buffers and len(body.data) <= MOST_INLINE:
+        _send(channel, (_HEAD.pack(kind, 0), body.data), descriptors, wait)
+        return
+    parts: list[bytes | memoryview] = [body.data, *body.buffers]
+    shared = memory.write(parts)
+    try:
+        lengths = array("Q", map(len, parts)).tobytes()
+        _send(channel, (_HEAD.pack(kind, _SHARED), lengths), (shared, *descriptors), wait)
+    finally:
+        os.close(shared)
+
+
+def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
+    """Take one message, or None when the other side has gone.
+
+    Raises:
+        BlockingIOError: When there is none and we shall not wait.
+        ValueError: When it is not one of ours.
+        OSError: When its memory cannot be mapped.
+    """
+    try:
+        packet, ancillary, got, _ = channel.recvmsg(
+            _PACKET, _ANCILLARY, _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | _NO_WAIT
+        )
+    except ConnectionResetError:
+        return None
+    if not packet:
+        return None
+    descriptors = array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    if len(packet) < _HEAD.size or got & _CUT:
+        _close(descriptors)
+        raise ValueError("a message was cut short: the process may have no descriptors left (see ulimit -n)")
+    kind, form = _HEAD.unpack_from(packet)
+    if form != _SHARED:
+        return Message(kind, memoryview(packet)[_HEAD.size :], [], list(descriptors))
+    try:
+        data, *buffers = memory.read(descriptors[0], array("Q", packet[_HEAD.size :]))
+    except BaseException:
+        _close(descriptors[1:])
+        raise
+    finally:
+        os.close(descriptors[0])
+    return Message(kind, data, buffers, list(descriptors[1:]))
+
+
+def _send(channel: socket.socket, parts: Sequence[bytes], descriptors: Sequence[int], wait: bool) -> None:
+    passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
+    channel.sendmsg(parts, passed, 0 if wait else _NO_WAIT)
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,206 @@
+"""The inside of a worker: what a process does between being forked by the nursery and its end.
+
+The order is fixed: environment, working directory and output first, then the sandbox, then user code. By then the
+process has a session of its own, carries its leases, and dies with the nursery.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from anyaccel.workers.pickling import Pickled, dumps, loads
+from anyaccel.workers.wire import Kind, Message, receive, send
+
+OUTPUTS = (1, 2)
+
+
+class Terminated(SystemExit):
+    """Raised in user code by SIGTERM, so that ``finally`` and ``with`` clean up in the time of grace."""
+
+
+def serve(descriptor: int) -> NoReturn:
+    """Do what the caller asks until it closes the channel; never returns."""
+    code = 0
+    try:
+        _reset_signals()
+        Worker(socket.socket(fileno=descriptor)).run()
+    except SystemExit as error:  # user code wanted to end the process
+        code = _leave(error)
+    except BaseException:  # noqa: BLE001 - the process ends either way, and its end is what the caller sees
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    _end(code)
+
+
+class Worker:
+    """The state of the process: its channel, and the object of an actor."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.actor: Any = None
+
+    def run(self) -> None:
+        """Answer one message after the other until the caller has no more."""
+        handlers: dict[int, Callable[[Message], bool]] = {
+            Kind.SETUP: self._set_up,
+            Kind.CALL: self._call,
+            Kind.LAST_CALL: self._call,
+            Kind.CONSTRUCT: self._construct,
+            Kind.METHOD: self._method,
+        }
+        while True:
+            message = receive(self.channel)
+            if message is None:
+                return
+            goes_on = handlers[message.kind](message)
+            if not goes_on or message.kind == Kind.LAST_CALL:
+                return
+
+    def _set_up(self, message: Message) -> bool:
+        _redirect(message.descriptors)
+        try:
+            setup: Mapping[str, Any] = loads(message.data, message.buffers)
+            _apply_environment(setup["set"], setup["unset"])
+            os.chdir(setup["directory"])
+            if setup["path"] is not None:
+                sys.path[:] = setup["path"]
+            for stage in ("sandbox", "initializer"):
+                if setup[stage] is not None:
+                    function, arguments = loads(setup[stage])
+                    function(*arguments)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller should hear of it
+            self._answer(Kind.BROKEN, _describe(error))
+            return False
+        return True
+
+    def _call(self, message: Message) -> bool:
+        def call() -> Any:
+            function, args, kwargs = loads(message.data, message.buffers)
+            return function(*args, **kwargs)
+
+        _redirect(message.descriptors)
+        return self._perform(call)
+
+    def _construct(self, message: Message) -> bool:
+        def construct() -> int:
+            kind, args, kwargs = loads(message.data, message.buffers)
+            self.actor = kind(*args, **kwargs)
+            return os.getpid()
+
+        return self._perform(construct) and self.actor is not None
+
+    def _method(self, message: Message) -> bool:
+        def call() -> Any:
+            name, args, kwargs = loads(message.data, message.buffers)
+            return getattr(self.actor, name)(*args, **kwargs)
+
+        return self._perform(call)
+
+    def _perform(self, call: Callable[[], Any]) -> bool:
+        """Answer with what a call returned or raised; False when there is nobody to answer."""
+        try:
+            body = dumps(call())
+            _flush()
+            return self._answer(Kind.RESULT, body)
+        except SystemExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            _flush()
+            return self._answer(Kind.ERROR, _describe(error))
+
+    def _answer(self, kind: Kind, body: Pickled) -> bool:
+        try:
+            send(self.channel, kind, body)
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+
+def _describe(error: BaseException) -> Pickled:
+    """An exception and its traceback as text; where the exception cannot travel, its text must do."""
+    import traceback
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") == __name__:
+        trace = trace.tb_next  # ours is of no interest
+    lines = traceback.format_exception(type(error), error, trace)
+    text = "".join(lines)
+    error.__traceback__ = None
+    try:
+        body = dumps((error, text))
+        loads(body.data, body.buffers)  # an exception's class decides how it is made again, and many get it wrong
+    except Exception:  # noqa: BLE001
+        return dumps((f"{type(error).__name__}: {error}", text))
+    return body
+
+
+def _apply_environment(changes: Mapping[str, str], unset: list[str]) -> None:
+    for name in unset:
+        os.environ.pop(name, None)
+    os.environ.update(changes)
+
+
+def _redirect(descriptors: list[int]) -> None:
+    """Let output go where the caller's goes, or into the file of a log."""
+    if not descriptors:
+        return
+    _flush()
+    for target, descriptor in zip(OUTPUTS, descriptors, strict=True):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # user code may have closed or replaced it
+            stream.flush()
+
+
+def _reset_signals() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGCHLD, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    faulthandler.enable(2)  # a crash in a library says where
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:  # preloaded: without this all workers would draw the same numbers
+        numpy.random.seed()
+
+
+def _terminate(number: int, _: object) -> NoReturn:
+    raise Terminated(128 + number)
+
+
+def _leave(error: SystemExit) -> int:
+    """The status with which an exit ends, as the interpreter would have it."""
+    if isinstance(error, Terminated):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        return -signal.SIGTERM
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    sys.stderr.write(f"{error.code}\n")
+    return 1
+
+
+def _end(code: int) -> NoReturn:
+    """Run what was registered for the end, then end: with a status, or by the signal that a negative code names."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing's children do
+        atexit._run_exitfuncs()  # noqa: SLF001
+        _flush()
+    finally:
+        if code < 0:
+            os.kill(os.getpid(), -code)
+        os._exit(code)
