@@ -78,6 +78,14 @@ class Subject:
             yield TestedMachine(self, machine=machine)
 
 
+class TimelessContext(ProbeContext):
+    """A context on which no time passes, so that no answer depends on how busy the testing machine is."""
+
+    def remaining(self) -> float:
+        """Seconds left: always the same."""
+        return SECONDS
+
+
 class TestedMachine:
     """A machine that a plug-in is tested on.
 
@@ -109,8 +117,9 @@ class TestedMachine:
 
     def context(self, facts: Facts | None = None) -> ProbeContext:
         """Show the machine to a hook: this host itself when it is the one, a replay otherwise, or other facts."""
-        live = HostFacts(os.environ) if self.subject.live else None
-        return ProbeContext(facts or live or RecordedFacts(self.recording), time.monotonic() + SECONDS)
+        if facts is None and self.subject.live:
+            return ProbeContext(HostFacts(os.environ), time.monotonic() + SECONDS)
+        return TimelessContext(facts or RecordedFacts(self.recording), time.monotonic() + SECONDS)
 
     def replay(self, environ: Mapping[str, str] | None = None) -> ProbeContext:
         """Show the recording to a hook."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -120,12 +121,12 @@ class VirtualTime(ProbeContext):
     """A context whose clock is that of its machine with hanging tools."""
 
     def __init__(self, facts: HangingTools) -> None:
-        super().__init__(facts, SECONDS)
+        super().__init__(facts, time.monotonic() + SECONDS)
         self._machine = facts
 
     def remaining(self) -> float:
         """Seconds left."""
-        return max(0.0, self.deadline - self._machine.now)
+        return max(0.0, SECONDS - self._machine.now)
 
 
 def hanging(subject: Subject, machine: TestedMachine) -> None:
