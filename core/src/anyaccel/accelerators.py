@@ -1,0 +1,160 @@
+"""Accelerators by name, for programs: constants for request code, and what cloud instance types carry.
+
+The names come from the products of the installed plug-ins, which are asked once, in guarded processes, when the first
+name is used. A product without names of its own gets one: the vendor and the tag, in capitals.
+
+    from anyaccel.accelerators import ACME_ONE, instance_type
+
+    anyaccel.prepare(f"{ACME_ONE}:2")
+    anyaccel.detect(instance_type("acme.8xlarge").machine)  # a node that does not exist yet
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from anyaccel.errors import UnknownNameError
+from anyaccel.model import PluginInfo, Problem, Product
+
+_CONSTANT = re.compile(r"[A-Z][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceType:
+    """What machines of one cloud instance type have.
+
+    Attributes:
+        name: Name of the instance type.
+        vendor: Key of the vendor.
+        resource: Resource name of the devices.
+        tag: Accelerator type of the devices.
+        count: Number of devices.
+        memory_bytes: Memory of each device, or None when unknown.
+        machine: A simulated machine of this type, for :func:`anyaccel.detect`.
+    """
+
+    name: str
+    vendor: str
+    resource: str
+    tag: str
+    count: int
+    memory_bytes: int | None
+    machine: str
+
+
+def instance_type(name: str) -> InstanceType:
+    """Say what a machine of a cloud instance type has, before it exists.
+
+    Raises:
+        UnknownNameError: When no installed plug-in knows the instance type.
+    """
+    known = _installed().instance_types
+    if name in known:
+        return known[name]
+    raise UnknownNameError(
+        f"no installed plug-in knows the instance type {name!r}; {_way_out(name, known)}",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Installed:
+    """What the installed plug-ins know.
+
+    Attributes:
+        constants: By name, the vendors by tag: more than one tag where plug-ins disagree.
+        instance_types: By name.
+        vendors: Keys of the vendors that answered.
+        problems: Plug-ins that did not.
+    """
+
+    constants: Mapping[str, Mapping[str, str]]
+    instance_types: Mapping[str, InstanceType]
+    vendors: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+
+@functools.cache
+def _installed() -> _Installed:
+    from anyaccel.inventory.detect import ask, problem_in
+    from anyaccel.inventory.machine import Machine
+    from anyaccel.model.wire import decode
+
+    answers, problems = ask("describe", Machine())
+    constants: dict[str, dict[str, str]] = {}
+    types: dict[str, InstanceType] = {}
+    vendors = []
+    for vendor, (source, outcome) in answers.items():
+        problem = problem_in(source, outcome, "anyaccel_products")
+        if problem is not None:
+            problems.append(problem)
+            continue
+        vendors.append(vendor)
+        info = decode(PluginInfo, outcome.value["info"])
+        products = [decode(Product, data) for data in outcome.value["products"]]
+        named = {product.name for product in products if product.constants}
+        for product in products:
+            own = product.constants or ({} if product.name in named else {_derived(vendor, product.name): product.name})
+            for name, tag in own.items():
+                constants.setdefault(name, {})[tag] = vendor
+            for name, count in product.instance_types.items():
+                types[name] = _instance_type(name, info, product, count, products)
+    return _Installed(constants=constants, instance_types=types, vendors=tuple(vendors), problems=tuple(problems))
+
+
+def _derived(vendor: str, tag: str) -> str:
+    """``ACME_ONE_16GB`` of the vendor ``acme`` and the tag ``Acme-One-16GB`` or ``One-16GB``."""
+    name = "_".join(re.findall(r"[A-Z0-9]+", tag.upper()))
+    return name if name.startswith(vendor.upper()) else f"{vendor.upper()}_{name}"
+
+
+def _instance_type(name: str, info: PluginInfo, product: Product, count: int, products: list[Product]) -> InstanceType:
+    from anyaccel.inventory.simulate import matching
+
+    names = [each for each in (product.name, *product.aliases) if matching(each, products)[0] == product]
+    return InstanceType(
+        name=name,
+        vendor=info.vendor,
+        resource=info.resource,
+        tag=product.name,
+        count=count,
+        memory_bytes=product.memory_bytes,
+        machine=f"sim:{names[0] if names else product.name}:{count}",
+    )
+
+
+def _way_out(name: str, known: Mapping[str, object]) -> str:
+    import difflib
+
+    found = _installed()
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.7)
+    parts = [f"did you mean {' or '.join(close)}?"] if close else []
+    parts += [str(problem) for problem in found.problems]
+    vendors = ", ".join(found.vendors) or "none"
+    parts.append(f"Names come from the plug-ins that are installed ({vendors}); 'pip install anyaccel[all]' adds ours.")
+    return " ".join(parts)
+
+
+def __getattr__(name: str) -> str:
+    """The tag that a constant stands for."""
+    if name == "__all__":
+        return [*__dir__()]  # type: ignore[return-value]
+    if not _CONSTANT.fullmatch(name):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    known = _installed().constants
+    tags = known.get(name, {})
+    if len(tags) > 1:
+        meanings = " and ".join(f"{tag!r} for {vendor}" for tag, vendor in sorted(tags.items()))
+        raise AttributeError(f"{name} means {meanings}; write the tag that you mean")
+    if not tags:
+        raise AttributeError(f"no installed plug-in has the accelerator {name}; {_way_out(name, known)}")
+    (tag,) = tags
+    return tag
+
+
+def __dir__() -> list[str]:
+    return sorted(
+        ["InstanceType", "instance_type", *(name for name, tags in _installed().constants.items() if len(tags) == 1)]
+    )

@@ -1,0 +1,108 @@
+"""Request code that was written against ray.util.accelerators finds its constants here, with the same strings."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import anyaccel
+import pytest
+from anyaccel import accelerators
+
+OURS = ("nvidia", "amd", "intel", "neuron", "tpu", "gaudi", "ascend")
+RAY = {
+    "nvidia": {
+        "NVIDIA_TESLA_V100": "V100", "NVIDIA_TESLA_P100": "P100", "NVIDIA_TESLA_T4": "T4", "NVIDIA_TESLA_P4": "P4",
+        "NVIDIA_TESLA_K80": "K80", "NVIDIA_TESLA_A10G": "A10G", "NVIDIA_TESLA_A100": "A100", "NVIDIA_L4": "L4",
+        "NVIDIA_L40S": "L40S", "NVIDIA_A100": "A100", "NVIDIA_A100_40G": "A100-40G", "NVIDIA_A100_80G": "A100-80G",
+        "NVIDIA_H100": "H100", "NVIDIA_H200": "H200", "NVIDIA_H20": "H20", "NVIDIA_B200": "B200",
+        "NVIDIA_B300": "B300", "NVIDIA_GB200": "GB200", "NVIDIA_GB300": "GB300",
+        "NVIDIA_RTX_PRO_6000": "RTX-PRO-6000",
+    },
+    "amd": {
+        "AMD_INSTINCT_MI100": "AMD-Instinct-MI100", "AMD_INSTINCT_MI210": "AMD-Instinct-MI210",
+        "AMD_INSTINCT_MI250": "AMD-Instinct-MI250X-MI250", "AMD_INSTINCT_MI250x": "AMD-Instinct-MI250X",
+        "AMD_INSTINCT_MI300A": "AMD-Instinct-MI300A", "AMD_INSTINCT_MI300x": "AMD-Instinct-MI300X-OAM",
+        "AMD_INSTINCT_MI300x_HF": "AMD-Instinct-MI300X-HF", "AMD_INSTINCT_MI308x": "AMD-Instinct-MI308X",
+        "AMD_INSTINCT_MI325x": "AMD-Instinct-MI325X-OAM", "AMD_INSTINCT_MI350x": "AMD-Instinct-MI350X-OAM",
+        "AMD_INSTINCT_MI355x": "AMD-Instinct-MI355X-OAM",
+        "AMD_RADEON_R9_200_HD_7900": "AMD-Radeon-R9-200-HD-7900", "AMD_RADEON_HD_7900": "AMD-Radeon-HD-7900",
+    },
+    "intel": {"INTEL_MAX_1550": "Intel-GPU-Max-1550", "INTEL_MAX_1100": "Intel-GPU-Max-1100"},
+    "gaudi": {"INTEL_GAUDI": "Intel-GAUDI"},
+    "neuron": {"AWS_NEURON_CORE": "aws-neuron-core"},
+    "tpu": {
+        "GOOGLE_TPU_V2": "TPU-V2", "GOOGLE_TPU_V3": "TPU-V3", "GOOGLE_TPU_V4": "TPU-V4", "GOOGLE_TPU_V5P": "TPU-V5P",
+        "GOOGLE_TPU_V5LITEPOD": "TPU-V5LITEPOD", "GOOGLE_TPU_V6E": "TPU-V6E", "GOOGLE_TPU_V7X": "TPU-V7X",
+    },
+    "ascend": {"HUAWEI_NPU_910B": "Ascend910B", "HUAWEI_NPU_910B4": "Ascend910B4"},
+}  # fmt: skip
+OTHERS = (
+    "METAX_C500", "METAX_C550", "FURIOSA_RNGD", "MOBILINT_ARIES", "MOBILINT_REGULUS", "APPLE_M1", "APPLE_M1_PRO",
+    "APPLE_M1_MAX", "APPLE_M1_ULTRA", "APPLE_M2", "APPLE_M2_PRO", "APPLE_M2_MAX", "APPLE_M2_ULTRA", "APPLE_M3",
+    "APPLE_M3_PRO", "APPLE_M3_MAX", "APPLE_SILICON",
+)  # fmt: skip
+"""Ray's constants for vendors that none of our plug-ins serves."""
+
+SIMULATED = {"Ascend910B": "Ascend910B4"}
+"""Tags of whole families, and a product that has them."""
+
+INSTANCE_TYPES = [
+    ("p4d.24xlarge", "nvidia", "A100", 8, 40),
+    ("p4de.24xlarge", "nvidia", "A100", 8, 80),
+    ("g6e.12xlarge", "nvidia", "L40S", 4, None),
+    ("a2-megagpu-16g", "nvidia", "A100", 16, 40),
+    ("Standard_ND96isr_MI300X_v5", "amd", "AMD-Instinct-MI300X-OAM", 8, None),
+    ("trn2.48xlarge", "neuron", "aws-neuron-core", 64, 24),
+    ("inf1.xlarge", "neuron", "aws-neuron-core", 4, 2),
+    ("ct6e-standard-8t", "tpu", "TPU-V6E", 8, 32),
+    ("dl1.24xlarge", "gaudi", "Intel-GAUDI", 8, 32),
+]
+
+pytestmark = pytest.mark.skipif(
+    any(find_spec(f"anyaccel_{vendor}") is None for vendor in OURS), reason="needs all seven plug-ins installed"
+)
+
+
+@pytest.mark.parametrize(("name", "tag"), [pair for names in RAY.values() for pair in names.items()])
+def test_a_constant_has_rays_string(name, tag):
+    assert getattr(accelerators, name) == tag
+
+
+@pytest.mark.parametrize("vendor", RAY)
+def test_what_a_constant_names_can_be_asked_for(vendor):
+    for tag in RAY[vendor].values():
+        (device,) = anyaccel.detect(f"sim:{SIMULATED.get(tag, tag)}").devices
+        assert (device.vendor, tag in device.tags) == (vendor, True)
+
+
+def test_the_list_is_rays():
+    """62 constants and one deprecated alias."""
+    assert len(OTHERS) + sum(map(len, RAY.values())) == 63
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_constant_of_a_vendor_without_a_plugin_says_so(name):
+    with pytest.raises(AttributeError, match=f"no installed plug-in has the accelerator {name}"):
+        getattr(accelerators, name)
+
+
+@pytest.mark.parametrize(("name", "vendor", "tag", "count", "gib"), INSTANCE_TYPES)
+def test_a_cloud_machine_is_known_before_it_exists(name, vendor, tag, count, gib):
+    found = accelerators.instance_type(name)
+    assert (found.vendor, found.tag, found.count) == (vendor, tag, count)
+    devices = anyaccel.detect(found.machine).devices
+    assert (len(devices), {device.type for device in devices}) == (count, {tag})
+    assert {device.memory_bytes for device in devices} == {found.memory_bytes}
+    assert gib is None or found.memory_bytes == gib << 30
+
+
+def test_every_instance_type_can_be_simulated():
+    """The name that a simulation takes means the very product, not another one of the same tag."""
+    known = accelerators._installed().instance_types
+    assert len(known) > 80
+    for vendor in OURS:
+        machines = [each for each in known.values() if each.vendor == vendor]
+        text = ",".join(each.machine.removeprefix("sim:") for each in machines)
+        devices = iter(anyaccel.detect(f"sim:{text}").devices if machines else ())
+        for each in machines:
+            assert {next(devices).memory_bytes for _ in range(each.count)} == {each.memory_bytes}, each
