@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from anyaccel.plugin import Product
 
 _GIB = 1 << 30
@@ -11,6 +13,75 @@ NVLINK, PCIE = 1, 0
 """Strength between any two GPUs of one machine: connected by NVLink (or NVSwitch), or through the host."""
 
 _ONE, _TWO, _FOUR, _EIGHT = (1,), (1, 2), (1, 2, 4), (1, 2, 4, 8)
+_SMALL = ("xlarge", "2xlarge", "4xlarge", "8xlarge", "16xlarge")
+
+
+def _family(name: str) -> dict[str, int]:
+    """The sizes of the EC2 families g5, g6 and g6e, which are cut alike."""
+    return (
+        {f"{name}.{size}": 1 for size in _SMALL}
+        | {f"{name}.{size}": 4 for size in ("12xlarge", "24xlarge")}
+        | {f"{name}.48xlarge": 8}
+    )
+
+
+_TESLA = ("V100", "P100", "T4", "P4", "K80", "A10G", "A100")
+"""Tags that Ray has constants for under the old name of the line (``ray/util/accelerators/accelerators.py``)."""
+
+INSTANCE_TYPES: Mapping[str, Mapping[str, int]] = {
+    "NVIDIA B300 SXM6 AC": {"p6-b300.48xlarge": 8},
+    "NVIDIA B200": {"p6-b200.48xlarge": 8, "a4-highgpu-8g": 8},
+    "NVIDIA GB200": {"a4x-highgpu-4g": 4},
+    "NVIDIA H200": {"p5e.48xlarge": 8, "p5en.48xlarge": 8, "a3-ultragpu-8g": 8, "Standard_ND96isr_H200_v5": 8},
+    "NVIDIA H100 80GB HBM3": {
+        "p5.4xlarge": 1,
+        "p5.48xlarge": 8,
+        **{f"a3-highgpu-{count}g": count for count in _EIGHT},
+        "a3-edgegpu-8g": 8,
+        "a3-megagpu-8g": 8,
+        "Standard_ND96isr_H100_v5": 8,
+    },
+    "NVIDIA H100 NVL": {"Standard_NC40ads_H100_v5": 1, "Standard_NC80adis_H100_v5": 2},
+    "NVIDIA A100-SXM4-80GB": {
+        "p4de.24xlarge": 8,
+        **{f"a2-ultragpu-{count}g": count for count in _EIGHT},
+        "Standard_ND96amsr_A100_v4": 8,
+    },
+    "NVIDIA A100-SXM4-40GB": {
+        "p4d.24xlarge": 8,
+        **{f"a2-highgpu-{count}g": count for count in _EIGHT},
+        "a2-megagpu-16g": 16,
+        "Standard_ND96asr_v4": 8,
+    },
+    "NVIDIA A100 80GB PCIe": {
+        "Standard_NC24ads_A100_v4": 1,
+        "Standard_NC48ads_A100_v4": 2,
+        "Standard_NC96ads_A100_v4": 4,
+    },
+    "NVIDIA L40S": _family("g6e"),
+    "NVIDIA L4": {
+        **_family("g6"),
+        "gr6.4xlarge": 1,
+        "gr6.8xlarge": 1,
+        **{f"g2-standard-{cpus}": 1 for cpus in (4, 8, 12, 16, 32)},
+        "g2-standard-24": 2,
+        "g2-standard-48": 4,
+        "g2-standard-96": 8,
+    },
+    "NVIDIA A10G": _family("g5"),
+    "Tesla T4": {
+        **{f"g4dn.{size}": 1 for size in _SMALL},
+        "g4dn.12xlarge": 4,
+        "g4dn.metal": 8,
+        **{f"Standard_NC{cpus}as_T4_v3": 1 for cpus in (4, 8, 16)},
+        "Standard_NC64as_T4_v3": 4,
+    },
+    "Tesla V100-SXM2-16GB": {"p3.2xlarge": 1, "p3.8xlarge": 4, "p3.16xlarge": 8},
+    "Tesla V100-SXM2-32GB": {"p3dn.24xlarge": 8},
+    "Tesla K80": {"p2.xlarge": 1, "p2.8xlarge": 8, "p2.16xlarge": 16},
+}
+"""Instance types of Amazon EC2, Google Compute Engine and Azure with their number of GPUs, by model: as their public
+lists have them, also where a machine has more GPUs than are common."""
 
 
 def _gpu(
@@ -31,7 +102,16 @@ def _gpu(
         id_template="GPU-{uuid}",
         node_templates=("/dev/nvidia{index}",),
         link=link,
+        constants=_constants(name, aliases),
+        instance_types=INSTANCE_TYPES.get(model, {}),
     )
+
+
+def _constants(name: str, aliases: tuple[str, ...]) -> dict[str, str]:
+    """``NVIDIA_H100``, the old ``NVIDIA_TESLA_T4``, and ``NVIDIA_A100_40G`` where Ray has a name for the size."""
+    tags = [name, *(alias for alias in aliases if alias in ("A100-40G", "A100-80G"))]
+    constants = {f"NVIDIA_{tag.upper().replace('-', '_')}": tag for tag in tags}
+    return constants | ({f"NVIDIA_TESLA_{name}": name} if name in _TESLA else {})
 
 
 def _mig(family: str, card: str, profile: str, memory_mib: int, most: int) -> Product:
