@@ -21,9 +21,6 @@ from anyaccel.plugin import (
 )
 
 from anyaccel_amd import environment, products
-from anyaccel_amd.products import INSTANCE_TYPES
-
-__all__ = ["INSTANCE_TYPES"]
 
 
 @hookimpl

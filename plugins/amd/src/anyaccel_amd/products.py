@@ -87,11 +87,27 @@ ALSO: Mapping[str, tuple[str, ...]] = {
 """Further tags that are other products' names. Ray looks at the id alone and takes a Radeon Pro VII for an MI50: the
 true name comes first, Ray's stays usable. 740c is the id of MI250 and of MI250X."""
 
-INSTANCE_TYPES: Mapping[str, tuple[str, int]] = {
-    "Standard_ND96is_MI300X_v5": ("AMD-Instinct-MI300X-OAM", 8),
-    "Standard_ND96isr_MI300X_v5": ("AMD-Instinct-MI300X-OAM", 8),
+INSTANCE_TYPES: Mapping[str, Mapping[str, int]] = {
+    "AMD-Instinct-MI300X-OAM": {"Standard_ND96is_MI300X_v5": 8, "Standard_ND96isr_MI300X_v5": 8},
 }
-"""Cloud instance types whose shape is public (Azure's list of sizes): accelerator type and number of devices."""
+"""Cloud instance types whose shape is public (Azure's list of sizes), with their number of devices, by tag."""
+
+CONSTANTS: Mapping[str, str] = {
+    "AMD_INSTINCT_MI100": "AMD-Instinct-MI100",
+    "AMD_INSTINCT_MI210": "AMD-Instinct-MI210",
+    "AMD_INSTINCT_MI250": "AMD-Instinct-MI250X-MI250",
+    "AMD_INSTINCT_MI250x": "AMD-Instinct-MI250X",
+    "AMD_INSTINCT_MI300A": "AMD-Instinct-MI300A",
+    "AMD_INSTINCT_MI300x": "AMD-Instinct-MI300X-OAM",
+    "AMD_INSTINCT_MI300x_HF": "AMD-Instinct-MI300X-HF",
+    "AMD_INSTINCT_MI308x": "AMD-Instinct-MI308X",
+    "AMD_INSTINCT_MI325x": "AMD-Instinct-MI325X-OAM",
+    "AMD_INSTINCT_MI350x": "AMD-Instinct-MI350X-OAM",
+    "AMD_INSTINCT_MI355x": "AMD-Instinct-MI355X-OAM",
+    "AMD_RADEON_R9_200_HD_7900": "AMD-Radeon-R9-200-HD-7900",
+    "AMD_RADEON_HD_7900": "AMD-Radeon-HD-7900",
+}
+"""Ray's names for these tags (``ray/util/accelerators/accelerators.py``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,12 +192,15 @@ def _hex(attributes: Mapping[str, Attribute], name: str) -> int | None:
 
 
 def products() -> tuple[Product, ...]:
-    """The products that ROCm runs on, for simulation and completion."""
-    return tuple(_product(row) for row in chips() if row.gfx)
+    """The products that ROCm runs on, and those that Ray has names for, for simulation and completion."""
+    named = {row.tag: row for row in reversed(chips()) if row.tag in CONSTANTS.values()}
+    return tuple(_product(row) for row in chips() if row.gfx or named.get(row.tag) is row)
 
 
 def _product(row: Chip) -> Product:
-    attributes: dict[str, Attribute] = {"device_id": f"0x{row.device_id:04x}", "gfx": row.gfx}
+    attributes: dict[str, Attribute] = {"device_id": f"0x{row.device_id:04x}"}
+    if row.gfx:
+        attributes["gfx"] = row.gfx
     if row.revision is not None:
         attributes["revision"] = f"0x{row.revision:02x}"
     if row.gfx in INTEGRATED_GFX:
@@ -197,4 +216,6 @@ def _product(row: Chip) -> Product:
         node_templates=("/dev/kfd", "/dev/dri/renderD{index}"),
         link=XGMI if any(name in row.tag for name in FULLY_LINKED) else 0,
         attributes=attributes,
+        constants={name: tag for name, tag in CONSTANTS.items() if tag in (row.tag, *row.aliases)},
+        instance_types=INSTANCE_TYPES.get(row.tag, {}),
     )
