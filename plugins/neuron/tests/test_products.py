@@ -62,12 +62,10 @@ def test_products_have_the_memory_and_shapes_of_the_documentation(alias, gib, co
     assert (NAMED[alias].memory_bytes, NAMED[alias].counts) == (gib << 30, counts)
 
 
-@pytest.mark.parametrize(("instance_type", "entry"), anyaccel_neuron.INSTANCE_TYPES.items())
-def test_instance_types_are_machines_of_a_product(instance_type, entry):
-    tag, count = entry
-    product = NAMED[tag]
-    assert count in product.counts
-    assert instance_type.startswith(product.attributes["family"])
+@pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.aliases[0])
+def test_instance_types_are_machines_of_a_product(product):
+    assert set(product.instance_types.values()) <= set(product.counts)
+    assert all(name.startswith(product.attributes["family"]) for name in product.instance_types)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +85,7 @@ def test_instance_types_are_machines_of_a_product(instance_type, entry):
     ],
 )
 def test_instance_types_have_rays_counts_where_ray_knows_them(instance_type, cores):
-    assert anyaccel_neuron.INSTANCE_TYPES[instance_type][1] == cores
+    assert [each.instance_types[instance_type] for each in PRODUCTS if instance_type in each.instance_types] == [cores]
 
 
 def test_a_core_of_an_unknown_chip_has_the_common_tag_only():

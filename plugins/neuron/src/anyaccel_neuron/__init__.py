@@ -21,9 +21,6 @@ from anyaccel.plugin import (
 )
 
 from anyaccel_neuron import environment, products
-from anyaccel_neuron.products import INSTANCE_TYPES
-
-__all__ = ["INSTANCE_TYPES"]
 
 
 @hookimpl

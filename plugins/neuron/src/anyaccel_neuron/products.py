@@ -103,23 +103,13 @@ PCI_VENDOR = 0x1D0F
 
 PCI_FAMILIES: Mapping[int, Family] = {pci_id: family for family in FAMILIES.values() for pci_id in family.pci_ids}
 
-INSTANCE_TYPES: Mapping[str, tuple[str, int]] = {
-    "inf1.xlarge": ("inferentia", 4),
-    "inf1.2xlarge": ("inferentia", 4),
-    "inf1.6xlarge": ("inferentia", 16),
-    "inf1.24xlarge": ("inferentia", 64),
-    "inf2.xlarge": ("inferentia2", 2),
-    "inf2.8xlarge": ("inferentia2", 2),
-    "inf2.24xlarge": ("inferentia2", 12),
-    "inf2.48xlarge": ("inferentia2", 24),
-    "trn1.2xlarge": ("trainium1", 2),
-    "trn1.32xlarge": ("trainium1", 32),
-    "trn1n.32xlarge": ("trainium1", 32),
-    "trn2.3xlarge": ("trainium2", 4),
-    "trn2.48xlarge": ("trainium2", 64),
-    "trn2u.48xlarge": ("trainium2", 64),
+INSTANCE_TYPES: Mapping[str, Mapping[str, int]] = {
+    "inf1": {"inf1.xlarge": 4, "inf1.2xlarge": 4, "inf1.6xlarge": 16, "inf1.24xlarge": 64},
+    "inf2": {"inf2.xlarge": 2, "inf2.8xlarge": 2, "inf2.24xlarge": 12, "inf2.48xlarge": 24},
+    "trn1": {"trn1.2xlarge": 2, "trn1.32xlarge": 32, "trn1n.32xlarge": 32},
+    "trn2": {"trn2.3xlarge": 4, "trn2.48xlarge": 64, "trn2u.48xlarge": 64},
 }
-"""EC2 instance type -> tag of its cores and number of logical cores at the default configuration."""
+"""EC2 instance types by family, with their number of logical cores at the default configuration."""
 
 
 def family_of_instance(instance_type: str) -> Family | None:
@@ -177,6 +167,8 @@ def _product(family: Family, lnc: int) -> Product:
         id_template="neuron-{pci}-nc{index}",
         link=1,
         attributes=core_attributes(family, lnc),
+        constants={"AWS_NEURON_CORE": RAY_TAG},
+        instance_types=INSTANCE_TYPES.get(family.instance_family, {}) if lnc == family.lnc else {},
     )
 
 
