@@ -122,4 +122,6 @@ def test_labels_are_those_of_ray(detected):
     ],
 )
 def test_machine_types_name_tag_and_chips(machine_type, expected):
-    assert anyaccel_tpu.INSTANCE_TYPES[machine_type] == expected
+    products = anyaccel_tpu.anyaccel_products()
+    known = {name: (each.name, count) for each in products for name, count in each.instance_types.items()}
+    assert known[machine_type] == expected

@@ -25,12 +25,11 @@ from anyaccel.plugin import (
 )
 
 from anyaccel_tpu import environment
-from anyaccel_tpu.products import GENERATIONS, INSTANCE_TYPES, by_key, products
+from anyaccel_tpu.products import GENERATIONS, by_key, products
 from anyaccel_tpu.slices import SliceShape, pod_type, ray_labels, ray_resources, slice_shape
 
 __all__ = [
     "GENERATIONS",
-    "INSTANCE_TYPES",
     "SliceShape",
     "pod_type",
     "ray_labels",

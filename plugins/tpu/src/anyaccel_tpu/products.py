@@ -181,23 +181,17 @@ def by_key(key: object) -> Generation | None:
     return V2_OR_V3 if key == V2_OR_V3.key else GENERATIONS.get(str(key))
 
 
-INSTANCE_TYPES: Mapping[str, tuple[str, int]] = MappingProxyType(
+INSTANCE_TYPES: Mapping[str, tuple[tuple[str, tuple[int, ...]], ...]] = MappingProxyType(
     {
-        f"{prefix}-{chips}t": (tag, chips)
-        for prefix, tag, counts in (
-            ("ct3-hightpu", "TPU-V3", (4,)),
-            ("ct3p-hightpu", "TPU-V3", (4,)),
-            ("ct4p-hightpu", "TPU-V4", (4,)),
-            ("ct5l-hightpu", "TPU-V5LITEPOD", (1, 4, 8)),
-            ("ct5lp-hightpu", "TPU-V5LITEPOD", (1, 4, 8)),
-            ("ct5p-hightpu", "TPU-V5P", (1, 2, 4)),
-            ("ct6e-standard", "TPU-V6E", (1, 4, 8)),
-            ("tpu7x-standard", "TPU-V7X", (1, 4)),
-        )
-        for chips in counts
+        "v3": (("ct3-hightpu", (4,)), ("ct3p-hightpu", (4,))),
+        "v4": (("ct4p-hightpu", (4,)),),
+        "v5litepod": (("ct5l-hightpu", (1, 4, 8)), ("ct5lp-hightpu", (1, 4, 8))),
+        "v5p": (("ct5p-hightpu", (1, 2, 4)),),
+        "v6e": (("ct6e-standard", (1, 4, 8)),),
+        "v7x": (("tpu7x-standard", (1, 4)),),
     }
 )
-"""Machine type of Compute Engine and GKE -> (tag, chips of one machine)."""
+"""Families of machine types of Compute Engine and GKE by generation, with the chips that one machine may have."""
 
 
 def products() -> tuple[Product, ...]:
@@ -218,4 +212,8 @@ def _product(generation: Generation) -> Product:
         node_templates=nodes if generation.groups == 1 else (),
         link=1,
         attributes={"generation": generation.key},
+        constants={f"GOOGLE_{generation.tag.replace('-', '_')}": generation.tag},
+        instance_types={
+            f"{family}-{chips}t": chips for family, counts in INSTANCE_TYPES.get(generation.key, ()) for chips in counts
+        },
     )
