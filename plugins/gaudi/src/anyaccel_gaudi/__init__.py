@@ -21,9 +21,6 @@ from anyaccel.plugin import (
 )
 
 from anyaccel_gaudi import detection, environment, health, modules, products
-from anyaccel_gaudi.products import INSTANCE_TYPES
-
-__all__ = ["INSTANCE_TYPES"]
 
 
 @hookimpl

@@ -56,11 +56,11 @@ memory has to decide.
 OTHER_CHIPS: Mapping[int, str] = {0x0001: "HL-1000 (Goya)", 0x0030: "Greco"}
 """Inference chips of the same PCI vendor that no current framework drives."""
 
-INSTANCE_TYPES: Mapping[str, tuple[str, int]] = {
-    "dl1.24xlarge": ("Intel-GAUDI", 8),
-    "gx3d-160x1792x8gaudi3": ("Intel-GAUDI3", 8),
+INSTANCE_TYPES: Mapping[str, Mapping[str, int]] = {
+    "GAUDI": {"dl1.24xlarge": 8},
+    "GAUDI3": {"gx3d-160x1792x8gaudi3": 8},
 }
-"""Cloud instance type to accelerator type and count: Amazon EC2 DL1; IBM Cloud VPC gx3d profiles."""
+"""Cloud instance types and their number of devices by generation: Amazon EC2 DL1; IBM Cloud VPC gx3d profiles."""
 
 
 def generation_by_memory(memory_bytes: int | None) -> str | None:
@@ -107,6 +107,8 @@ def _product(generation: str, model: str) -> Product:
         node_templates=("/dev/accel/accel{index}", "/dev/accel/accel_controlD{index}"),
         link=1,
         attributes={"generation": generation, "baseboard": True},
+        constants={f"INTEL_{generation}": f"Intel-{generation}"},
+        instance_types=INSTANCE_TYPES.get(generation, {}),
     )
 
 
