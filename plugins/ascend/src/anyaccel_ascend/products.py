@@ -159,7 +159,13 @@ def _product(
         node_templates=("/dev/davinci{index}",),
         link=link,
         attributes={"soc": soc, "family": generation.family, "family_tag": generation.tag},
+        constants={_constant(tag): tag for tag in (soc, generation.tag)},
     )
+
+
+def _constant(tag: str) -> str:
+    """``HUAWEI_NPU_910B4`` for ``Ascend910B4``, as Ray has it (``ray/util/accelerators/accelerators.py``)."""
+    return f"HUAWEI_NPU_{tag.removeprefix('Ascend').replace('-', '_')}"
 
 
 LINK_STRENGTH = {"SIO": 3, "HCCS": 2, "XLink": 2, "UB": 2, "HCCS_SW": 1}

@@ -177,4 +177,5 @@ def _product(model: Model) -> Product:
         node_templates=("/dev/dri/renderD{index}",),
         link=XE_LINK if "Max" in model.tag else 0,
         attributes=attributes,
+        constants={f"INTEL_{alias.upper().replace('-', '_')}": model.tag for alias in model.aliases if "Max-" in alias},
     )
