@@ -22,11 +22,12 @@ Anyaccel = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No variable of ours, or of a vendor that is installed here, leaks into a test; no plug-in stays loaded."""
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No variable of ours leaks into a test, no lease of another one is seen, no plug-in stays loaded."""
     for name in list(os.environ):
         if name.startswith("ANYACCEL_"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("ANYACCEL_STATE_DIR", str(tmp_path / "leases"))
     plugin.cache_clear()
     before = set(sys.modules)
     yield

@@ -115,7 +115,11 @@ def test_a_vendors_rule_is_quoted(acme, anyaccel):
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("run", "APU:1.5", "--", "true"), 2, "a quantity above one device must be whole (got 1.5); ask for APU:1 or APU:2"),
+        (
+            ("run", "APU:1.5", "--", "true"),
+            2,
+            "a quantity above one device must be whole (got 1.5); ask for APU:1 or APU:2",
+        ),
         (("why", "APX"), 2, "unknown name 'APX': no device and no installed plug-in goes by it; did you mean APU?"),
         (("run", "APU:9", "--", "true"), 3, "APU:9 can never fit: this machine has 4 APU"),
         (("run", "APU"), 2, "a command to run must follow '--'"),

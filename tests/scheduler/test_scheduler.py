@@ -307,7 +307,9 @@ def test_no_more_is_handed_out_of_a_device_than_is_ours():
     (device,) = gpus(1)
     scheduler = Scheduler(machine([replace(device, units=5_000)]))
     assert scheduler.free(device.id) == 5_000
-    assert not scheduler.why("GPU:1").ever_fits
+    verdict = scheduler.why("GPU:1")
+    assert (verdict.ever_fits, str(verdict.nearest)) == (False, "GPU:0.5")
+    assert "ours in part only: h100-0" in verdict.message
     scheduler.allocate("GPU:0.25")
     scheduler.allocate("GPU:0.25")
     assert not scheduler.why("GPU:0.25").fits_now

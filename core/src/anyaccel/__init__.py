@@ -32,7 +32,7 @@ _HOMES = {
     "anyaccel.inventory.observe": ("stats",),
     "anyaccel.launcher.command": ("run",),
     "anyaccel.launcher.environment": ("WorkerEnvironment", "worker_environment"),
-    "anyaccel.launcher.hold": ("Hold", "acquire", "acquire_async"),
+    "anyaccel.launcher.hold": ("Hold", "acquire", "acquire_async", "leases", "why"),
     "anyaccel.launcher.launch": ("Launch", "open_scheduler", "prepare"),
     "anyaccel.model": (
         "Allocation",

@@ -26,6 +26,8 @@ from anyaccel.launcher.environment import worker_environment as worker_environme
 from anyaccel.launcher.hold import Hold as Hold
 from anyaccel.launcher.hold import acquire as acquire
 from anyaccel.launcher.hold import acquire_async as acquire_async
+from anyaccel.launcher.hold import leases as leases
+from anyaccel.launcher.hold import why as why
 from anyaccel.launcher.launch import Launch as Launch
 from anyaccel.launcher.launch import open_scheduler as open_scheduler
 from anyaccel.launcher.launch import prepare as prepare

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyaccel
 from anyaccel.cli import output
+from anyaccel.cli.durations import duration
 from anyaccel.model import Inventory
+
+if TYPE_CHECKING:
+    from anyaccel.ledger import LeaseRecord
 
 
 def add_request(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +38,43 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
         default="hide",
         help="hide vendors of which nothing was asked for, or leave them as they are (default: hide)",
     )
+
+
+def add_wait(parser: argparse.ArgumentParser) -> None:
+    """Let a command say how it waits for devices, and what for."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--wait", metavar="DURATION", type=duration, help="wait this long at most (default: no limit)")
+    group.add_argument("--no-wait", action="store_true", help="fail at once, with status 4, when they are not free now")
+    parser.add_argument("--priority", metavar="N", type=int, default=0, help="the higher, the earlier (default: 0)")
+    parser.add_argument("--note", metavar="TEXT", default="", help="what it is for; everybody sees it")
+    parser.add_argument(
+        "--avoid-busy", action="store_true", help="leave devices alone that somebody uses without a lease"
+    )
+
+
+def acquire(args: argparse.Namespace, *, confined: bool = False) -> anyaccel.Hold:
+    """Hold what the command line asks for, saying on the way what people should know."""
+    request = anyaccel.parse_request(args.request)
+    return anyaccel.acquire(
+        request,
+        inventory=survey(args),
+        mask=args.mask,
+        unallocated=args.unallocated,
+        wait=0 if args.no_wait else args.wait,
+        priority=args.priority,
+        note=args.note,
+        avoid_busy=args.avoid_busy,
+        confined=confined,
+        on_wait=_say_wait,
+    )
+
+
+def _say_wait(place: int, holders: tuple[LeaseRecord, ...]) -> None:
+    from anyaccel.launcher.hold import holder
+
+    who = "; ".join(f"{record.device} is held by {holder(record)}" for record in holders[:4]) or "others came first"
+    more = f"; and {len(holders) - 4} more" if len(holders) > 4 else ""  # noqa: PLR2004
+    output.say(f"waiting, place {place} in line: {who}{more}")
 
 
 def launch(args: argparse.Namespace) -> anyaccel.Launch:

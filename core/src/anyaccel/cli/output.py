@@ -32,7 +32,9 @@ def report_error(error: AnyaccelError, *, as_json: bool) -> None:
             content |= error.verdict.to_json()
         print(json.dumps({"error": content}, indent=2))
         return
-    say(f"{error}; {error.hint}" if error.hint else str(error))
+    say(str(error))
+    for line in error.hint.splitlines():
+        say(line)
 
 
 def memory(size: int | None) -> str:

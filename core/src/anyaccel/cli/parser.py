@@ -15,6 +15,9 @@ from anyaccel.errors import AnyaccelError, UsageError
 COMMANDS = {
     "status": "show the accelerators of this machine (what 'anyaccel' alone does)",
     "run": "run a command that sees exactly the accelerators it asked for",
+    "hold": "hold devices without a command, until they are released or the time is over",
+    "release": "give back what a lease holds",
+    "queue": "show who waits for devices",
     "select": "print the ids of devices that would serve a request, without holding them",
     "why": "say whether a request fits, why not, and what would",
     "env": "print the variables that make a shell see what a request gets",

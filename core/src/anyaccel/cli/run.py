@@ -6,7 +6,7 @@ import argparse
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import add_launch, add_request, launch
+from anyaccel.cli.options import acquire, add_launch, add_request, add_wait
 from anyaccel.errors import UsageError
 
 
@@ -14,6 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_request(parser)
     add_launch(parser)
+    add_wait(parser)
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--enforce",
@@ -37,13 +38,16 @@ def main(args: argparse.Namespace) -> int:
 
     if not args.command:
         raise UsageError("a command to run must follow '--', as in: anyaccel run GPU:1 -- python train.py")
-    prepared = launch(args)
-    allocation = prepared.environment.allocation
+    unable = available() if args.enforce else ""
+    hold = acquire(args, confined=bool(args.enforce and not unable))
+    allocation, inventory = hold.allocation, hold.launch.inventory
     if allocation.cpu:
-        output.say(anyaccel.open_scheduler(prepared.inventory).why(allocation.request).message)
-    sandbox = sandbox_for(allocation, prepared.inventory, enforce=args.enforce)
+        output.say(anyaccel.open_scheduler(inventory).why(allocation.request).message)
+    sandbox = sandbox_for(allocation, inventory, enforce=args.enforce)
     if args.enforce and sandbox is None:
-        output.say(f"the command is not confined to its devices: {available()}")
+        output.say(f"the command is not confined to its devices: {unable}")
     for gap in sandbox.gaps if sandbox else ():
         output.say(gap)
-    replace_process(prepared, args.command, sandbox)
+    if hold.lease:
+        hold.lease.inherit()  # the command carries the lease from here on, and all that it starts
+    replace_process(hold.launch, args.command, sandbox)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import machine_options, survey
 from anyaccel.inventory.machine import HOST
-from anyaccel.model import Device, Health, Inventory, Stats, VendorReport, VendorState, format_units
+from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Inventory, Stats, VendorReport, VendorState, format_units
+
+if TYPE_CHECKING:
+    from anyaccel.ledger import LeaseRecord
+
+    Leases = dict[str, list[LeaseRecord]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,26 +27,46 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     inventory = anyaccel.detect(**machine_options(args)) if args.json else survey(args)
     observed, problems = ({}, ()) if args.no_stats else anyaccel.stats(inventory, timeout=args.probe_timeout)
+    leases, unknown = _leases(inventory)
     if args.json:
-        output.print_json("status/1", status_json(inventory, observed))
+        output.print_json("status/1", status_json(inventory, observed, leases))
         return 0
     if inventory.machine != HOST:
         output.say(f"this is not your host but {inventory.machine}")
     if inventory.devices:
-        _print_devices(inventory, observed)
+        _print_devices(inventory, observed, leases)
     else:
         _print_nothing_found(inventory)
     for problem in problems:
         output.say(str(problem))
+    if unknown:
+        output.say(f"who holds what is not known: {unknown}")
     return 0
 
 
-def status_json(inventory: Inventory, observed: dict[str, Stats]) -> dict[str, Any]:
+def _leases(inventory: Inventory) -> tuple[Leases | None, str]:
+    """The leases by device id, or None and why they are not known. Nobody can hold what is not there."""
+    from anyaccel.errors import LedgerError
+
+    if not inventory.devices:
+        return {}, ""
+    from anyaccel.launcher.hold import leases
+
+    found: Leases = {}
+    try:
+        for record in leases(inventory):
+            found.setdefault(record.device, []).append(record)
+    except LedgerError as error:
+        return None, str(error)
+    return found, ""
+
+
+def status_json(inventory: Inventory, observed: dict[str, Stats], leases: Leases | None) -> dict[str, Any]:
     """The inventory as JSON: base units, null for unknown."""
     return {
         "machine": inventory.machine,
         "vendors": [_vendor_json(report) for report in inventory.vendors],
-        "devices": [_device_json(device, observed.get(device.id, Stats())) for device in inventory.devices],
+        "devices": [_device_json(device, observed.get(device.id, Stats()), leases) for device in inventory.devices],
     }
 
 
@@ -68,8 +94,9 @@ def _vendor_json(report: VendorReport) -> dict[str, Any]:
     }
 
 
-def _device_json(device: Device, seen: Stats) -> dict[str, Any]:
+def _device_json(device: Device, seen: Stats, leases: Leases | None) -> dict[str, Any]:
     health, reason = _health(device, seen)
+    free = _free(device, leases)
     return {
         "vendor": device.vendor,
         "id": device.id,
@@ -91,8 +118,8 @@ def _device_json(device: Device, seen: Stats) -> dict[str, Any]:
         "health": health.value,
         "health_reason": reason or None,
         "fractional": device.fractional.value,
-        "free": 1.0 if device.usable else 0.0,
-        "holders": [],
+        "free": None if free is None else free / UNITS_PER_DEVICE,
+        "holders": None if leases is None else [_holder_json(record) for record in leases.get(device.id, [])],
         "declared": device.declared,
         "parent": device.parent,
         "pci_bus_id": device.pci_bus_id,
@@ -110,14 +137,55 @@ def _health(device: Device, seen: Stats) -> tuple[Health, str]:
     return seen.health, seen.health_reason
 
 
-def _print_devices(inventory: Inventory, observed: dict[str, Stats]) -> None:
+def _holder_json(record: LeaseRecord) -> dict[str, Any]:
+    since = None if record.since is None else datetime.fromtimestamp(record.since, UTC).isoformat(timespec="seconds")
+    return {
+        "lease": record.id or None,
+        "share": record.units / UNITS_PER_DEVICE,
+        "state": record.state,
+        "reason": record.reason or None,
+        "pid": record.pid or None,
+        "user": record.user,
+        "since": since and since.replace("+00:00", "Z"),
+        "request": record.request or None,
+        "note": record.note or None,
+        "command": record.command or None,
+        "confined": record.confined,
+    }
+
+
+def _free(device: Device, leases: Leases | None) -> int | None:
+    """Units of a device that are free now, or None when nobody knows."""
+    if not device.usable:
+        return 0
+    if leases is None:
+        return None
+    return max(0, device.units - sum(record.units for record in leases.get(device.id, [])))
+
+
+def _held_by(device: Device, seen: Stats, leases: Leases | None) -> str:
+    """Who has a device, in words; a star for those who hold no lease."""
+    from anyaccel.launcher.hold import holder
+
+    records = (leases or {}).get(device.id, [])
+    if records:
+        return "; ".join(f"{record.id} {holder(record)}" + " (confined)" * record.confined for record in records)
+    if seen.processes:
+        return "* " + ", ".join(f"process {process.pid}" for process in seen.processes[:3])
+    return "-"
+
+
+def _print_devices(inventory: Inventory, observed: dict[str, Stats], leases: Leases | None) -> None:
     rows = []
+    total = 0
     for device in inventory.devices:
         seen = observed.get(device.id, Stats())
         health, reason = _health(device, seen)
         state = health.value if health is Health.UNHEALTHY else "ok" if device.visible else "hidden"
         if health is Health.UNHEALTHY:
             output.say(f"{device.vendor}:{device.index} is unhealthy: {reason or 'the vendor gives no reason'}")
+        free = _free(device, leases)
+        total += free or 0
         used = f"{seen.memory_used_bytes / output.GIB:.1f} / " if seen.memory_used_bytes is not None else ""
         rows.append(
             (
@@ -127,12 +195,15 @@ def _print_devices(inventory: Inventory, observed: dict[str, Stats]) -> None:
                 "-" if seen.utilization is None else f"{seen.utilization:.0%}",
                 "-" if seen.temperature_celsius is None else f"{seen.temperature_celsius:.0f}C",
                 "declared" if device.declared else state,
+                "-" if free is None else format_units(free),
                 device.id,
+                _held_by(device, seen, leases),
             )
         )
-    output.print_table(("DEVICE", "TYPE", "MEMORY", "UTIL", "TEMP", "STATE", "ID"), rows)
-    free = sum(10_000 for device in inventory.devices if device.usable)
-    print(f"{len(inventory.devices)} devices, {format_units(free)} free")
+    output.print_table(("DEVICE", "TYPE", "MEMORY", "UTIL", "TEMP", "STATE", "FREE", "ID", "HELD BY"), rows)
+    print(f"{len(inventory.devices)} devices, {format_units(total)} free")
+    if any(row[-1].startswith("*") for row in rows):
+        output.say("* is used by processes that hold no lease; --avoid-busy leaves such devices alone")
 
 
 def _print_nothing_found(inventory: Inventory) -> None:

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     wanted = anyaccel.parse_request(args.request)
-    verdict = anyaccel.open_scheduler(survey(args)).why(wanted)
+    verdict = anyaccel.why(wanted, inventory=survey(args))
     if args.json:
         output.print_json("why/1", {"request": str(wanted), **verdict.to_json()})
     else:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from anyaccel.errors import MachineError
+from anyaccel.inventory.current import narrow
 from anyaccel.inventory.machine import Machine, parse_machine
 from anyaccel.model import (
     Detected,
@@ -62,7 +63,8 @@ def detect(
         reports.append(_report_problem(clash) if clash else report)
         devices += [] if clash else found
     reports.sort(key=lambda report: report.vendor)
-    inventory = Inventory(machine=where.text, devices=tuple(devices), vendors=tuple(reports))
+    found = narrow(devices, where, os.environ if environ is None else environ)
+    inventory = Inventory(machine=where.text, devices=tuple(found), vendors=tuple(reports))
     if declare:
         from anyaccel.inventory.declared import declare as add_declared
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from anyaccel.errors import CommandNotFoundError, CommandNotRunnableError
-from anyaccel.launcher.launch import Launch, prepare
+from anyaccel.launcher.hold import acquire
+from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.sandbox import Sandbox
 
 
@@ -21,6 +22,9 @@ def run(
     machine: str | None = None,
     declare: Mapping[str, int] | None = None,
     environ: Mapping[str, str] | None = None,
+    wait: float | None = None,
+    priority: int = 0,
+    note: str = "",
     **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
     """Run a command on accelerators and wait for it.
@@ -31,23 +35,29 @@ def run(
         machine: The machine; see :func:`anyaccel.detect`.
         declare: Devices to count by resource name whatever is found; see :func:`anyaccel.declare`.
         environ: The environment to start from; that of this process when None.
+        wait: Seconds to wait for the devices; 0 to take what is free now or fail, None to wait as long as it takes.
+        priority: The higher, the earlier.
+        note: What it is for, for people to read.
         options: Further options of :func:`subprocess.run`: ``cwd``, ``input``, ``capture_output``, ``text``,
             ``timeout``, ``check`` and so on.
 
     Raises:
         RequestError, UnknownNameError: When the request is wrong.
-        NeverFitsError, NotFreeError: When it cannot be served.
+        NeverFitsError, NotFreeError: When it cannot be served, or not in time.
         CommandNotFoundError, CommandNotRunnableError: When the command cannot be started.
     """
-    launch = prepare(request, machine=machine, declare=declare, environ=environ)
-    try:
-        return subprocess.run(
-            list(command), env=dict(launch.environment.values), check=options.pop("check", False), **options
-        )
-    except OSError as error:
-        if error.filename not in (None, command[0]):
-            raise
-        raise _not_started(command[0], error) from error
+    where: dict[str, Any] = {"machine": machine, "declare": declare, "environ": environ}
+    check = options.pop("check", False)
+    pass_fds = tuple(options.pop("pass_fds", ()))
+    with acquire(request, wait=wait, priority=priority, note=note, **where) as hold:
+        try:
+            # The command carries the lease: should we die, the devices are its own until it ends.
+            fds = (*hold.fds, *pass_fds)
+            return subprocess.run(list(command), env=dict(hold.environ), pass_fds=fds, check=check, **options)
+        except OSError as error:
+            if error.filename not in (None, command[0]):
+                raise
+            raise _not_started(command[0], error) from error
 
 
 def replace_process(launch: Launch, command: Sequence[str], sandbox: Sandbox | None = None) -> NoReturn:

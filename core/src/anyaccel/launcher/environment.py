@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from anyaccel.errors import EnvConflictError
+from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
 from anyaccel.inventory.machine import HOST
 from anyaccel.inventory.machine import VARIABLE as MACHINE_VARIABLE
 from anyaccel.model import (
@@ -25,7 +26,6 @@ from anyaccel.model import (
 from anyaccel.model.wire import encode
 from anyaccel.plugins.registry import plugin
 
-ALLOCATION_VARIABLE = "ANYACCEL_ALLOCATION"
 DEVICES_VARIABLE = "ANYACCEL_DEVICES"
 MEMORY_VARIABLE = "ANYACCEL_MEMORY_LIMIT"
 
@@ -54,6 +54,7 @@ def worker_environment(
     environ: Mapping[str, str] | None = None,
     unallocated: Literal["hide", "inherit"] = "hide",
     mask: Literal["id", "index"] = "id",
+    lease: str = "",
 ) -> WorkerEnvironment:
     """Make the environment in which a worker sees exactly what it was given.
 
@@ -63,6 +64,7 @@ def worker_environment(
         environ: The environment to start from; that of this process when None. It is not changed.
         unallocated: Whether vendors of which nothing was given are hidden, or left as the environment has them.
         mask: Whether masks name devices by stable id or by index, where the vendor's runtime takes both.
+        lease: Identity of the machine-wide lease behind the allocation; empty when there is none.
 
     Raises:
         EnvConflictError: When two vendors set one variable to different values.
@@ -72,8 +74,8 @@ def worker_environment(
     edits = dict(_edits(allocation, inventory, base, unallocated, mask))
     allocation = _name_enforcement(allocation, edits)
     changes = _merge(edits)
-    changes |= _own_variables(allocation, inventory)
-    unset = {name for edit in edits.values() for name in edit.unset} | {MEMORY_VARIABLE}
+    changes |= _own_variables(allocation, inventory, lease)
+    unset = {name for edit in edits.values() for name in edit.unset} | {MEMORY_VARIABLE, LEASE_VARIABLE}
     unset = (unset - changes.keys()) & base.keys()
     values = {name: value for name, value in base.items() if name not in unset} | changes
     return WorkerEnvironment(allocation=allocation, set=changes, unset=frozenset(unset), values=values)
@@ -136,12 +138,14 @@ def _enforced_by(device: Device, edits: Mapping[str, EnvEdits]) -> str:
     return edits[device.vendor].enforced_by if device.vendor in edits else ""
 
 
-def _own_variables(allocation: Allocation, inventory: Inventory) -> dict[str, str]:
+def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> dict[str, str]:
     """What ``anyaccel.current()`` and anybody without our library can read inside the worker."""
     own = {
         DEVICES_VARIABLE: ",".join(device.id for device in allocation.devices),
         ALLOCATION_VARIABLE: json.dumps(encode(_without_links(allocation)), separators=(",", ":")),
     }
+    if lease:
+        own[LEASE_VARIABLE] = lease
     if inventory.machine != HOST:
         own[MACHINE_VARIABLE] = inventory.machine
     limits = [share.memory_bytes for share in allocation.shares if not share.whole and share.memory_bytes is not None]

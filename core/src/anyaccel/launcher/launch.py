@@ -56,11 +56,24 @@ def prepare(
         EnvConflictError, PluginError: When the environment cannot be made.
     """
     wanted = parse_request(request)
-    if inventory is None:
-        inventory = detect(machine, declare=declare, environ=environ, timeout=timeout)
+    inventory = survey(inventory, machine=machine, declare=declare, environ=environ, timeout=timeout)
     allocation = open_scheduler(inventory).allocate(wanted)
     environment = worker_environment(allocation, inventory, environ=environ, unallocated=unallocated, mask=mask)
     return Launch(inventory=inventory, environment=environment)
+
+
+def survey(
+    inventory: Inventory | None = None,
+    *,
+    machine: str | Machine | None = None,
+    declare: Mapping[str, int] | None = None,
+    environ: Mapping[str, str] | None = None,
+    timeout: float = DEADLINE_SECONDS,
+) -> Inventory:
+    """The inventory that somebody gave, or that of the machine that they named."""
+    if inventory is not None:
+        return inventory
+    return detect(machine, declare=declare, environ=environ, timeout=timeout)
 
 
 def open_scheduler(inventory: Inventory) -> Scheduler:

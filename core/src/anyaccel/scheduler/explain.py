@@ -116,6 +116,12 @@ def _faults(scene: Scene, term: Term) -> Iterator[tuple[ReasonCode, Callable[[in
         ),
         layout.mask(lambda device: device.health is Health.UNHEALTHY),
     )
+    if not term.fraction:
+        yield (
+            ReasonCode.PART,
+            lambda mask: f"ours in part only: {listed(mask)}",
+            ~layout.ours,
+        )
     if term.fraction:
         yield (
             ReasonCode.NOT_FRACTIONAL,

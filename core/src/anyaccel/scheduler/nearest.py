@@ -59,6 +59,11 @@ def _near(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
             *range(below, max(0, below - _TRIES), -1),
         ):
             yield replace(term, units=count * UNITS_PER_DEVICE)
+        part = max(
+            (free.units[position] for position in bits(layout.named(term) & layout.usable & ~layout.ours)), default=0
+        )
+        if 0 < part < UNITS_PER_DEVICE:
+            yield replace(term, units=part)
     if term.memory_bytes is not None:
         for size in _sizes(layout, term):
             share = size * min(term.units, UNITS_PER_DEVICE) // UNITS_PER_DEVICE

@@ -37,6 +37,7 @@ class Layout:
         self.names = Names(inventory, known)
         self.topology = Topology(self.devices)
         self.usable = self.mask(lambda device: device.usable)
+        self.ours = self.mask(lambda device: device.units == UNITS_PER_DEVICE)
 
     def mask(self, holds: Callable[[Device], bool]) -> int:
         """The positions of the devices for which something holds, as a bit mask."""
@@ -137,9 +138,10 @@ def able_devices(layout: Layout, term: Term) -> int:
     """The usable devices that have the memory and the divisibility that a term asks for, whatever their names."""
     units = min(term.units, UNITS_PER_DEVICE)
     wanted = (term.memory_bytes or 0) * UNITS_PER_DEVICE
+    usable = layout.usable if term.fraction else layout.usable & layout.ours
     if not (term.fraction or wanted):
-        return layout.usable
-    return layout.usable & layout.mask(
+        return usable
+    return usable & layout.mask(
         lambda device: (bool(device.fractional) or not term.fraction) and units * (device.memory_bytes or 0) >= wanted
     )
 

@@ -21,6 +21,8 @@ class ReasonCode(Enum):
     """Devices are there and broken."""
     MEMORY = "memory"
     """Devices have less memory than is asked for, or nobody knows how much."""
+    PART = "part"
+    """Only a part of a device is ours to hand out, since we are in a worker that holds a share."""
     NOT_FRACTIONAL = "not-fractional"
     """Devices are given out whole only."""
     MIXED_TYPES = "mixed-types"

@@ -1,0 +1,59 @@
+"""What the worker that we are in holds, and what that leaves of a machine: only ever less."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from anyaccel.errors import UsageError
+from anyaccel.inventory.machine import HOST, Machine
+from anyaccel.inventory.machine import VARIABLE as MACHINE_VARIABLE
+from anyaccel.model import Allocation, Device
+from anyaccel.model.wire import decode
+
+ALLOCATION_VARIABLE = "ANYACCEL_ALLOCATION"
+LEASE_VARIABLE = "ANYACCEL_LEASE"
+
+
+def current(environ: Mapping[str, str] | None = None) -> Allocation | None:
+    """Say what this process was given by the launcher that started it.
+
+    Args:
+        environ: The environment to read; that of this process when None.
+
+    Returns:
+        The allocation, with its devices in the order in which the vendor's runtime numbers them here; None outside
+        of a worker.
+
+    Raises:
+        UsageError: When somebody has written nonsense into ``ANYACCEL_ALLOCATION``.
+    """
+    text = (os.environ if environ is None else environ).get(ALLOCATION_VARIABLE)
+    if not text:
+        return None
+    try:
+        return decode(Allocation, json.loads(text))
+    except ValueError as error:
+        raise UsageError(f"{ALLOCATION_VARIABLE} must hold what the launcher wrote: {error}; unset it") from error
+
+
+def narrow(devices: Sequence[Device], machine: Machine, environ: Mapping[str, str]) -> list[Device]:
+    """Leave of a machine's devices what the worker that we are in holds: the others are hidden, shares stay shares.
+
+    Args:
+        devices: The devices of a machine.
+        machine: The machine; what we hold on another one says nothing about it.
+        environ: Our environment.
+    """
+    held = current(environ) if machine.text == environ.get(MACHINE_VARIABLE, HOST) else None
+    if held is None:
+        return list(devices)
+    units: dict[str, int] = {}
+    for share in held.shares:
+        units[share.device.id] = units.get(share.device.id, 0) + share.units
+    return [
+        replace(device, units=units[device.id]) if device.id in units else replace(device, visible=False)
+        for device in devices
+    ]
