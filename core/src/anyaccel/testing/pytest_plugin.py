@@ -14,6 +14,9 @@ import pytest
 if TYPE_CHECKING:
     from anyaccel.model import Allocation, Inventory
 
+GIVEN = ("ANYACCEL_ALLOCATION", "ANYACCEL_DEVICES", "ANYACCEL_MEMORY_LIMIT")
+"""What a launcher tells a worker of its devices: nothing about another machine."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options."""
@@ -68,6 +71,8 @@ def accel_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Inventory]
     from anyaccel.inventory.machine import VARIABLE
 
     def use(machine: Any) -> Inventory:
+        for name in GIVEN:
+            monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv(VARIABLE, str(machine))
         for report in detect().vendors:
             for name in report.env_vars:
