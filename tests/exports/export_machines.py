@@ -83,7 +83,9 @@ _anything = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_si
 def machines(draw):
     """Any devices that the contract with plug-ins allows."""
     ids = draw(st.lists(_words.filter(lambda word: len(word) <= 128), min_size=1, max_size=5, unique=True))
-    vendors = draw(st.lists(st.from_regex(r"[a-z][a-z0-9_]{0,31}", fullmatch=True), min_size=1, max_size=2, unique=True))
+    vendors = draw(
+        st.lists(st.from_regex(r"[a-z][a-z0-9_]{0,31}", fullmatch=True), min_size=1, max_size=2, unique=True)
+    )
     resource = {vendor: draw(_names) for vendor in vendors}
     tag = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", fullmatch=True)
     return [

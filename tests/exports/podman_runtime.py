@@ -1,4 +1,4 @@
-"""What podman asks an OCI runtime to do: the real podman, with a runtime that writes the request down and refuses it."""
+"""What podman asks an OCI runtime to do: the real podman, with a runtime that writes the request down and refuses."""
 
 import json
 import os

@@ -8,7 +8,7 @@ from anyaccel.errors import AnyaccelError
 from anyaccel.exports.cdi import export
 from anyaccel.model import Health
 from export_machines import READ_ONLY, WRITABLE, device, machines, source
-from hypothesis import given
+from hypothesis import given, settings
 
 SCHEMA = jsonschema.Draft7Validator(json.loads((Path(__file__).parent / "cdi.schema.json").read_text()))
 
@@ -61,7 +61,9 @@ def test_unusable_devices_are_not_in_it():
 
 def test_vendors_that_contradict_each_other_share_no_entry():
     exported = source(device(0), device(1, id="other-1", vendor="other"))
-    clashing = {vendor: type(edits)(nodes=edits.nodes, env={"X": vendor}) for vendor, edits in exported.together.items()}
+    clashing = {
+        vendor: type(edits)(nodes=edits.nodes, env={"X": vendor}) for vendor, edits in exported.together.items()
+    }
     exported = export(source(device(0), device(1, id="other-1", vendor="other"), together=clashing))
     assert "all" not in [entry["name"] for entry in json.loads(exported.text)["devices"]]
     assert any("acme and other set the variable X differently" in note for note in exported.notes)
@@ -77,6 +79,7 @@ def test_nothing_to_write():
         export(source())
 
 
+@settings(max_examples=40, deadline=None)
 @given(machines())
 def test_the_schema_takes_whatever_plugins_may_report(devices):
     assert len(written(*devices)) >= len(devices)

@@ -39,8 +39,16 @@ def test_without_devices_there_are_no_flags():
     assert export(source(device(0, visible=False))).text == ""
 
 
+def test_devices_that_need_nothing_are_told():
+    exported = export(source(device(0), together={"acme": ContainerEdits()}))
+    assert exported.text == ""
+    assert exported.notes == (
+        "There are no flags for the devices of acme, because a container needs nothing for them.",
+    )
+
+
 def test_a_path_that_cannot_be_a_flag_is_refused():
-    with pytest.raises(UsageError, match="'/dev/a:b' cannot be a flag .* use 'anyaccel export cdi'"):
+    with pytest.raises(UsageError, match=r"'/dev/a:b' cannot be a flag .* use 'anyaccel export cdi'"):
         export(source(device(0, nodes=("/dev/a:b",))))
     with pytest.raises(UsageError, match="cannot be a flag"):
         export(source(device(0), mounts=[Mount(source="/a,b", target="/c")]))

@@ -41,8 +41,7 @@ def test_lines_for_gres_conf():
 
 def test_lines_for_slurm_conf():
     assert node_line(source(*LINKED, *CORES)).text == (
-        "GresTypes=gpu,neuron_cores\n"
-        "NodeName=node-1 Gres=gpu:h100:2,gpu:a100-80g:1,neuron_cores:acme-one:4\n"
+        "GresTypes=gpu,neuron_cores\nNodeName=node-1 Gres=gpu:h100:2,gpu:a100-80g:1,neuron_cores:acme-one:4\n"
     )
 
 
@@ -103,7 +102,9 @@ def test_a_cluster_hands_the_devices_out(slurm, tmp_path):
     configuration = slurm_cluster.write(tmp_path / "s", gres_conf(exported).text, node_line(exported).text)
     with slurm_cluster.running(configuration) as cluster:
         assert cluster.node()["Gres"].replace("(S:0)", "") == "gpu:h100:2,gpu:a100-80g:1,neuron_cores:acme-one:4"
-        meet = f"echo $SLURM_STEP_GPUS; cd {tmp_path}; touch met.$$; until [ $(ls met.* | wc -l) = 2 ]; do sleep .1; done"
+        meet = (
+            f"echo $SLURM_STEP_GPUS; cd {tmp_path}; touch met.$$; until [ $(ls met.* | wc -l) = 2 ]; do sleep .1; done"
+        )
         job = f"timeout 40 srun -n1 -c1 --gres=gpu:h100:1 sh -c '{meet}'"
         both = cluster.call("sh", "-c", f"{job} & {job} & wait")
         assert sorted(both.stdout.split()) == ["0", "1"], both.stderr

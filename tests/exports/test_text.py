@@ -4,19 +4,21 @@ import re
 import pytest
 import yaml
 from anyaccel.exports.text import quote, slug, to_yaml, unique_names
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 scalars = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.integers(), st.booleans())
 values = st.recursive(
     scalars,
     lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=4)
+        st.lists(inner, max_size=4),
+        st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), inner, max_size=4),
     ),
     max_leaves=20,
 )
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.one_of(st.lists(values, min_size=1), st.dictionaries(st.text("aNo0.:/ -#é\n"), values, min_size=1)))
 def test_a_reader_of_yaml_reads_what_was_written(value):
     assert yaml.safe_load(to_yaml(value)) == value

@@ -12,7 +12,7 @@ from typing import Any
 
 from anyaccel.errors import AnyaccelError, EnvConflictError
 from anyaccel.exports.source import Export, Source, merge_env, own_nodes
-from anyaccel.exports.text import unique_names
+from anyaccel.exports.text import slug, unique_names
 from anyaccel.model import ContainerEdits, Device
 
 KIND = "anyaccel/device"
@@ -41,7 +41,7 @@ def export(source: Source) -> Export:
                 f" in one container; {device.vendor} has it."
             )
     for vendor, edits in source.together.items():
-        _add_group(entries, vendor, [edits], notes)
+        _add_group(entries, slug(vendor, _NAME), [edits], notes)
     try:
         merge_env(source.together)
         _add_group(entries, "all", source.together.values(), notes)

@@ -6,7 +6,7 @@ import shlex
 
 from anyaccel.errors import UsageError
 from anyaccel.exports.source import Export, Source, merge_env
-from anyaccel.model import Mount
+from anyaccel.model import ContainerEdits, Mount
 
 
 def export(source: Source) -> Export:
@@ -24,7 +24,12 @@ def export(source: Source) -> Export:
     flags += [f"--env={name}={value}" for name, value in sorted(merge_env(source.together).items())]
     if flags:
         flags.append(f"--label=anyaccel.devices={','.join(device.id for device in source.devices)}")
-    return Export(text=f"{shlex.join(flags)}\n" if flags else "")
+    notes = [
+        f"There are no flags for the devices of {vendor}, because a container needs nothing for them."
+        for vendor, found in source.together.items()
+        if found == ContainerEdits()
+    ]
+    return Export(text=f"{shlex.join(flags)}\n" if flags else "", notes=tuple(notes))
 
 
 def _mount(mount: Mount) -> str:

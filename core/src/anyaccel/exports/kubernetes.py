@@ -34,7 +34,8 @@ def export(source: Source) -> Export:
     devices = [_device(device, names[device.id], notes) for device in source.devices]
     chunks = [devices[at : at + MOST_DEVICES] for at in range(0, len(devices), MOST_DEVICES)] or [[]]
     documents = [_slice(node, chunk, number, len(chunks)) for number, chunk in enumerate(chunks)]
-    documents += [_device_class(resource) for resource in by_resource(source.devices)]
+    classes = unique_names(by_resource(source.devices), allowed="a-z0-9-", most=_LABEL)
+    documents += [_device_class(resource, name) for resource, name in classes.items()]
     text = "---\n".join(to_yaml(document) for document in documents)
     return Export(text=text, notes=tuple(dict.fromkeys(notes)))
 
@@ -93,13 +94,13 @@ def _value(value: str | float | bool) -> dict[str, Any]:
     return {"string": str(value)}
 
 
-def _device_class(resource: str) -> dict[str, Any]:
+def _device_class(resource: str, name: str) -> dict[str, Any]:
     expression = (
         f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].resource == "{resource}"'  # resource is a word
     )
     return {
         "apiVersion": API,
         "kind": "DeviceClass",
-        "metadata": {"name": f"{DRIVER}-{slug(resource)}"},
+        "metadata": {"name": f"{DRIVER}-{name}"},
         "spec": {"selectors": [{"cel": {"expression": expression}}]},
     }

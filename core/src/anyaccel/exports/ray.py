@@ -67,10 +67,11 @@ def _resources(source: Source) -> dict[str, int]:
 
 
 def _labels(source: Source) -> dict[str, str]:
-    labels: dict[str, str] = {}
+    counts: dict[str, int] = {}
     for kind, count in count_types(source.devices).items():
-        labels[f"anyaccel/{slug(kind, 'A-Za-z0-9._-')[:_LABEL].rstrip('-_.')}"] = str(count)
-    return labels
+        name = f"anyaccel/{slug(kind, 'A-Za-z0-9._-')[:_LABEL].rstrip('-_.')}"
+        counts[name] = counts.get(name, 0) + count
+    return {name: str(count) for name, count in counts.items()}
 
 
 def _variables(source: Source) -> dict[str, str]:

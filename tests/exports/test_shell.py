@@ -1,0 +1,30 @@
+import os
+import subprocess
+
+from anyaccel.exports.shell import assignments, export
+from anyaccel.model import EnvEdits
+from export_machines import device, source
+
+NASTY = """a b'c"d$HOME `id`
+\\end"""
+EDITS = EnvEdits(set={"ACME_VISIBLE": "acme-0", "NASTY": NASTY, "ANYACCEL_A": "1"}, unset=frozenset({"GONE", "AWAY"}))
+READ = 'printf "%s|%s|%s|%s" "$ACME_VISIBLE" "$NASTY" "${GONE-none}" "${AWAY-none}"'
+EXPECTED = f"acme-0|{NASTY}|none|none"
+
+
+def shell(script):
+    environ = {**os.environ, "GONE": "1", "AWAY": "1"}
+    return subprocess.run(["sh", "-c", script], env=environ, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_shell_that_reads_the_lines_has_the_variables():
+    assert shell(f"{export(source(device(0), everything=EDITS)).text}{READ}") == EXPECTED
+
+
+def test_env_with_the_assignments_starts_a_process_that_has_them():
+    assert shell(f"env {assignments(EDITS)} sh -c '{READ}'") == EXPECTED
+
+
+def test_what_people_look_for_comes_first():
+    assert assignments(EDITS).startswith("--unset=AWAY --unset=GONE ACME_VISIBLE=acme-0 ")
+    assert assignments(EDITS).endswith(" ANYACCEL_A=1")
