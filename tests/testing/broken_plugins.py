@@ -198,7 +198,7 @@ BROKEN = {
     "leaves a file open": Broken("C13", (detecting("import os; os.pipe()"),), "open file descriptors: "),
     "leaves a thread": Broken(
         "C13",
-        (detecting("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"),),
+        (detecting("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"),),
         "threads: ",
     ),
     "changes a signal handler": Broken(
