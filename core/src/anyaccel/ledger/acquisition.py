@@ -116,7 +116,11 @@ class Acquisition:
             LeaseCancelledError: When somebody does.
         """
         self.tell()
-        if not self.waiter.sleep(cancel):
+        try:
+            cancelled = not self.waiter.sleep(cancel)
+        except OSError as error:
+            raise self._state.fault(error) from error
+        if cancelled:
             raise LeaseCancelledError(f"the wait for {self._want.request or 'devices'} was cancelled")
 
     def tell(self) -> None:
@@ -202,7 +206,7 @@ class Acquisition:
         files: dict[str, LockedFile] = {}
         witnesses = witness.Witnesses({}, {})
         nonce = new_nonce()
-        lease = None
+        lease, done = None, False
         try:
             if self._want.witnesses:
                 witnesses = witness.Witnesses(choice, self._want.witnesses)
@@ -218,9 +222,10 @@ class Acquisition:
                     lease = Lease(self._state, nonce, choice, files, witnesses)
             finally:
                 self._state.unlock(directory)
+            done = lease is not None
             return lease
         finally:
-            if lease is None:
+            if not done:  # also when we were interrupted after everything was published
                 witnesses.close()
                 for file in files.values():
                     file.discard(directory)

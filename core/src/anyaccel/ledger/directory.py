@@ -7,6 +7,7 @@ and made again is noticed, threads exclude each other like processes do, and a f
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -88,6 +89,9 @@ class StateDirectory:
                 self._seen = seen
                 if found.st_uid == os.geteuid():
                     self._mode = stat.S_IMODE(found.st_mode)  # whoever deletes it gets one of the same kind
+        except OSError as error:
+            self.close(descriptor)
+            raise self.fault(error) from error
         except BaseException:
             self.close(descriptor)
             raise
@@ -95,7 +99,7 @@ class StateDirectory:
 
     def close(self, descriptor: int) -> None:
         """Close what :meth:`open` returned, and with it the lock."""
-        with _forking:
+        with _forking, contextlib.suppress(OSError):  # the kernel closes it even where it reports an error
             _open.discard(descriptor)
             os.close(descriptor)
 
@@ -119,7 +123,8 @@ class StateDirectory:
 
     def unlock(self, descriptor: int) -> None:
         """Unlock the directory: explicitly, so that it is open though a child was forked in the meantime."""
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        with contextlib.suppress(OSError):  # it is going to be closed
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
     def replaced(self, descriptor: int) -> bool:
         """Whether the directory was deleted since it was opened."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from collections.abc import Iterator
@@ -98,7 +99,8 @@ class Watch:
             self._stop(fd)
             _idle.append(fd)
         else:
-            os.close(fd)
+            with contextlib.suppress(OSError):  # the kernel closes it even where it reports an error
+                os.close(fd)
 
     def _stop(self, fd: int | None = None) -> None:
         if self._watch >= 0:

@@ -7,6 +7,7 @@ user has few watches, and whoever is ahead may be stopped.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import select
@@ -122,7 +123,7 @@ class Waiter:
             if self._watch.path == path:
                 return False
             self._watch.follow(path)
-        except OSError:
+        except (OSError, ImportError):
             return False  # it has just gone away, or there is no watch to be had: then we poll
         return self._before is None or look(directory, self._before)[0] is Life.OVER
 
@@ -141,7 +142,8 @@ class Waiter:
         """Be no longer woken by processes."""
         leaving, self._leaving = self._leaving, []
         for descriptor in leaving:
-            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
     def descriptors(self) -> list[int]:
         """What becomes readable when something happens; then ask :meth:`noted`."""

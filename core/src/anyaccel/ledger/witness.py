@@ -68,7 +68,8 @@ class Witnesses:
         """Close all; the locks last until the last process that carries them has done so."""
         opened, self._opened = self._opened, []
         for _, _, _, fd in opened:
-            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.close(fd)
 
 
 def describe(device: str, path: str) -> str:

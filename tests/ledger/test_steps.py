@@ -1,0 +1,154 @@
+"""A claimant is killed at, or gets an error from, each of its system calls in turn; all that is left is swept."""
+
+import collections
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+from claimant import ClaimantError, eventually
+
+pytestmark = pytest.mark.skipif(
+    not shutil.which("strace"), reason="strace is not installed: no step can be interrupted"
+)
+
+ERRORS = ["EIO", "ENOSPC", "EMFILE", "EACCES", "ENOLCK", "EINTR", "ESTALE", "EROFS"]
+HARMLESS = {"rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "futex", "mmap", "munmap", "brk", "mprotect", "madvise"}
+CHANNEL = {"recvfrom", "sendto"}  # what drives the claimant
+EVERY = os.environ.get("ANYACCEL_EVERY_STEP")  # with each error at each call, which takes minutes
+
+WARM = """
+import gc, anyaccel.ledger.waiting, anyaccel.ledger.inotify
+gc.disable()
+anyaccel.ledger.waiting.IMPATIENT_SECONDS = 0  # the looks before a place in line are all alike
+anyaccel.ledger.inotify._libc()  # and what happens in the import system is not ours
+"""
+
+
+class Traced:
+    """A claimant with strace attached."""
+
+    def __init__(self, claimant, output, *options):
+        self.claimant, self.output = claimant, output
+        command = ["strace", "-p", str(claimant.pid), "-o", str(output), *options]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        said = self.process.stderr.readline()
+        if "attached" not in said:
+            self.process.wait()
+            pytest.skip(f"strace cannot attach here: {said.strip()}")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.process.terminate()
+        self.process.communicate()
+
+    def calls(self):
+        """Names of the system calls so far."""
+        return re.findall(r"^(\w+)\(", self.output.read_text(), re.MULTILINE)
+
+
+def steps(calls):
+    """Each call as its name and the how-many-th of its name it is."""
+    counts = collections.Counter()
+    for name in calls:
+        if name not in HARMLESS | CHANNEL:
+            counts[name] += 1
+            yield name, counts[name]
+
+
+def errors(number):
+    """The errors to inject into a call: all of them, or one that changes from call to call."""
+    return ERRORS if EVERY else [ERRORS[number % len(ERRORS)]]
+
+
+@pytest.fixture
+def scene(claim, state, files, tmp_path):
+    """Runs a claimant under strace and makes sure of what it leaves behind."""
+    witness = tmp_path / "witness"
+    witness.mkdir()
+    take = f"take('a', 'b', count=2, wait={{}}, witnesses={{{{'a': [{str(witness)!r}]}}}})"
+    fresh = claim()
+
+    class Scene:
+        wait = 0
+
+        @property
+        def code(self):
+            return f"{take.format(self.wait)}; give()"
+
+        def run(self, *options):
+            """Execute the code; its outcome, or None when the claimant died."""
+            claimant = claim()
+            claimant.do(WARM)
+            holder = None
+            if self.wait:
+                holder = claim()
+                holder.do("take('a')")
+            with Traced(claimant, tmp_path / "trace", *options) as traced:
+                claimant.begin(self.code)
+                if holder:
+                    eventually(lambda: any(name.startswith("t1.") for name in files()) or not claimant.busy(0.005))
+                    holder.do("give()")
+                try:
+                    outcome = claimant.end() or "done"
+                except EOFError:
+                    outcome = None
+                except ClaimantError as error:
+                    outcome = error.kind
+                calls = traced.calls()
+            return claimant, outcome, calls
+
+        def all_is_free(self):
+            """A fresh claimant gets everything, and nothing is left then."""
+            fresh.do(take.format(20))
+            fresh.do("give()")
+            fresh.do("take('a', 'b', units=5000, count=2, wait=0); give()")
+            assert files() == []
+
+    return Scene()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("wait", [0, 20], ids=["at once", "after a wait"])
+def test_killed_at_each_step(scene, wait):
+    scene.wait = wait
+    _, outcome, calls = scene.run()
+    assert outcome == "done"
+    scene.all_is_free()
+    points = list(steps(calls))
+    assert {"flock", "getdents64"} <= {name for name, _ in points}
+    died = 0
+    for name, number in points:
+        claimant, outcome, _ = scene.run("-e", f"trace={name}", "-e", f"inject={name}:signal=KILL:when={number}")
+        died += outcome is None
+        scene.all_is_free()
+        claimant.close()
+    # How often a waiter looks is not the same every time, so the last of its steps may not come.
+    assert died >= len(points) * (0.6 if wait else 1)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("wait", [0, 20], ids=["at once", "after a wait"])
+def test_an_error_at_each_step(scene, wait):
+    scene.wait = wait
+    _, _, calls = scene.run()
+    points = list(steps(calls))
+    outcomes = collections.Counter()
+    for position, (name, number) in enumerate(points):
+        for error in errors(position):
+            claimant, outcome, _ = scene.run("-e", f"trace={name}", "-e", f"inject={name}:error={error}:when={number}")
+            assert outcome is not None, f"{error} at {name} {number} killed the claimant"
+            outcomes[outcome] += 1
+            # What it holds after a release that met an error ends with it, and no later.
+            claimant.kill()
+            scene.all_is_free()
+            claimant.close()
+    with contextlib.suppress(KeyError):
+        del outcomes["done"]
+    # An error in a release is nobody's error; one in a claim is ours, never a bare OSError.
+    assert set(outcomes) <= {"LedgerError", "StateDirectoryError", "LedgerBusyError", "DevicesBusyError"}
+    assert outcomes["LedgerError"]
