@@ -50,6 +50,7 @@ _HOMES = {
         "VendorState",
     ),
     "anyaccel.scheduler": ("Demand", "Reason", "Scheduler", "Ticket", "Verdict", "parse_request"),
+    "anyaccel.workers.actors": ("Actor",),
     "anyaccel.workers.failures": ("BrokenPoolError",),
     "anyaccel.workers.pool": ("Pool",),
 }

@@ -50,5 +50,6 @@ from anyaccel.scheduler import Scheduler as Scheduler
 from anyaccel.scheduler import Ticket as Ticket
 from anyaccel.scheduler import Verdict as Verdict
 from anyaccel.scheduler import parse_request as parse_request
+from anyaccel.workers.actors import Actor as Actor
 from anyaccel.workers.failures import BrokenPoolError as BrokenPoolError
 from anyaccel.workers.pool import Pool as Pool

@@ -12,18 +12,18 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from anyaccel.errors import TaskTimeoutError, WorkerError
-from anyaccel.workers.backlog import Backlog, Place
-from anyaccel.workers.failures import BrokenPoolError
+from anyaccel.errors import TaskTimeoutError
+from anyaccel.workers.actors import ActorMember
+from anyaccel.workers.backlog import Place
 from anyaccel.workers.handle import Gone
 from anyaccel.workers.launching import Preparation
 from anyaccel.workers.leases import Held, Leases
+from anyaccel.workers.lifecycle import Lifecycle
 from anyaccel.workers.logs import Logs
 from anyaccel.workers.loop import loop
 from anyaccel.workers.member import Member
 from anyaccel.workers.pickling import dumps
-from anyaccel.workers.resting import Resting
-from anyaccel.workers.tasks import Options, Task, TaskFuture, exception_in, name_of, result_of
+from anyaccel.workers.tasks import Options, Task, TaskFuture, exception_in, name_of, settle_task
 from anyaccel.workers.wire import Kind, Message
 
 Step = Callable[[], object]
@@ -32,7 +32,7 @@ PROCESSORS = len(os.sched_getaffinity(0))
 """Processors that this process may use: as many calls as that can run at once without devices."""
 
 
-class Core:
+class Core(Lifecycle):
     """The state of a pool. Every method may be called by any thread.
 
     Args:
@@ -57,22 +57,14 @@ class Core:
         idle: float,
         logs: Logs | None,
     ) -> None:
+        super().__init__(grace=grace, idle=idle)
         self._leases_of = leases
         self._leases: Leases | None = None
         self.preparation = preparation
         self.preload = preload
         self.max_workers = max_workers
-        self.grace = grace
         self.logs = logs
-        self.lock = threading.Lock()
         self.opening = threading.Lock()
-        self.backlog = Backlog()
-        self.members: set[Member] = set()
-        self.resting = Resting(idle)
-        self.closed = False
-        self.foreign = False
-        self.broken: BrokenPoolError | None = None
-        self.drained = threading.Event()
 
     @property
     def leases(self) -> Leases:
@@ -91,33 +83,38 @@ class Core:
 
     def submit(self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any) -> TaskFuture:
         """Let a call be run as soon as there is a worker and, where it needs them, devices for it."""
-        leases = self.leases
         task = Task(name_of(function), options, self.on_cancel)
+        self.enter(task, (function, args, kwargs))
+        return task.future
+
+    def enter(self, task: Task, call: object) -> None:
+        """Give a call to an unused worker, or let it wait for one."""
+        leases, options = self.leases, task.options
         try:
-            task.body = dumps((function, args, kwargs))
+            task.body = dumps(call)
         except Exception as error:  # noqa: BLE001 - it belongs to the future, as other executors do it
-            self._check_open()
+            self.check_open()
             task.fail(error)
-            return task.future
-        place = None
+            return
+        place, crowded = None, True
         with self.lock:
-            self._check_open()
+            self.check_open()
             member = self.resting.take(options.reuse)
             if member is not None:
                 member.task = task
             elif options.needs is None:
+                crowded = bool(self.backlog.cpu)  # then there is no room for this one either
                 self.backlog.cpu.append(task)
             else:
                 place = self.backlog.add(task)
         if member is not None:
             member.run(task)
-            return task.future
+            return
         if place is not None:
             self._claim(leases, place)
-        elif options.needs is None:
+        elif not crowded:
             self.pump()
-        self._keep(task)
-        return task.future
+        self.keep(task)
 
     def pump(self) -> None:
         """Start whatever can be started now."""
@@ -131,25 +128,24 @@ class Core:
     def on_answer(self, member: Member, message: Message) -> None:
         """A worker has answered: give it the next call, then hand over what it said."""
         if message.kind == Kind.BROKEN:
-            self._break(exception_in(message))
+            self.break_off(exception_in(message))
             return
-        with self.lock:
-            task, member.task = member.task, None
-        if member.ending:
-            member.expect_end()
-        elif not self._go_on(member):
-            self._rest(member)
-        if task is None:
-            return
-        if message.kind == Kind.RESULT:
-            try:
-                value = result_of(message)
-            except WorkerError as error:
+        task = None
+        try:
+            with self.lock:
+                task, member.task = member.task, None
+            if member.ending:
+                member.expect_end()
+            elif not self._go_on(member):
+                self._rest(member)
+            if task is not None:
+                settle_task(task, message)
+        except BaseException as error:
+            # We may be in the thread of a user who has pressed Ctrl-C: leave nothing half done.
+            member.stop(0)
+            if task is not None:
                 task.fail(error)
-            else:
-                task.succeed(value)
-        else:
-            task.fail(exception_in(message))
+            raise
 
     def on_gone(self, member: Member, gone: Gone) -> None:
         """A worker and all that it started have left the kernel: its devices may go back."""
@@ -185,7 +181,7 @@ class Core:
                 return
             member.ending = True
         task.fail(TaskTimeoutError(f"{task.name} took longer than its timeout of {task.options.timeout:g} s"))
-        member.stop(self.grace)
+        member.stop(self.grace, answer=False)
 
     def on_cancel(self, task: Task) -> None:
         """A call was cancelled: if it runs, end its worker."""
@@ -196,7 +192,7 @@ class Core:
             place = self.backlog.remove(task)
             task.body = None
         if member is not None:
-            member.stop(self.grace)
+            member.stop(self.grace, answer=False)
         self._give_up(place)
         self.pump()
         self.settle()
@@ -215,52 +211,7 @@ class Core:
         for member in unused:
             member.finish()
 
-    def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
-        """Take no more calls; end when those that there are have been run."""
-        if self.foreign:
-            return
-        with self.lock:
-            self.closed = True
-            waiting = list(self.backlog) if cancel_futures else []
-        for task in waiting:
-            task.future.cancel()
-        self.settle()
-        if wait and not loop().inside:
-            self.drained.wait()
-
-    def stop(self, grace: float) -> None:
-        """Take no more calls, cancel those that wait, and end the workers of those that run."""
-        if self.foreign:
-            return
-        self.shutdown(wait=False, cancel_futures=True)
-        with self.lock:
-            members = list(self.members)
-        for member in members:
-            member.stop(grace)
-
-    def settle(self) -> None:
-        """Once closed and out of work, let the workers go."""
-        if not self.closed:
-            return
-        with self.lock:
-            if self.backlog:
-                return
-            resting = self.resting.take_all()
-            empty = not self.members
-        for member in resting:
-            member.finish()
-        if empty:
-            self.drained.set()
-
-    def _check_open(self) -> None:
-        if self.foreign:
-            raise RuntimeError("this pool belongs to the process that this one was forked from; make a new one here")
-        if self.broken is not None:
-            raise self.broken
-        if self.closed:
-            raise RuntimeError("cannot schedule new futures after shutdown")
-
-    def _keep(self, task: Task) -> None:
+    def keep(self, task: Task) -> None:
         """Let a call that has to wait not see what becomes of its arguments."""
         body = task.body
         if body is not None and body.buffers:
@@ -315,7 +266,7 @@ class Core:
             if member is not None:
                 member.task = backlog.cpu.popleft()
                 return partial(member.run, task)
-            if self._room(cpu=True):
+            if task.actor is not None or self._room(cpu=True):
                 return self._joined(backlog.cpu.popleft(), None)
         if (backlog.placed or task is not None) and self.resting and not any(member.ending for member in self.members):
             return self.resting.take_oldest().finish
@@ -324,10 +275,10 @@ class Core:
     def _room(self, *, cpu: bool) -> bool:
         if self.max_workers is not None:
             return len(self.members) < self.max_workers
-        return not cpu or sum(member.held is None for member in self.members) < PROCESSORS
+        return not cpu or sum(member.busies_processor for member in self.members) < PROCESSORS
 
     def _joined(self, task: Task, held: Held | None) -> Step:
-        member = Member(self, task.options, held, task)
+        member = (Member if task.actor is None else ActorMember)(self, task.options, held, task)
         self.members.add(member)
         return partial(member.launch, task)
 
@@ -378,15 +329,3 @@ class Core:
             loop().call_at(when, self._end_idle)
         for member in old:
             member.finish()
-
-    def _break(self, cause: BaseException) -> None:
-        """A worker could not be set up: no other will be."""
-        error = BrokenPoolError(f"the pool is broken: setting up a worker failed with {type(cause).__name__}: {cause}")
-        error.__cause__ = cause
-        with self.lock:
-            self.broken = self.broken or error
-            running = [member.task for member in self.members if member.task is not None]
-            unfinished = [*self.backlog, *running]
-        for task in unfinished:
-            task.fail(error)
-        self.stop(self.grace)

@@ -100,6 +100,33 @@ class Worker:
         if message is not None:
             self.owner.on_message(self, message)
 
+    def attend(self, pending: Callable[[], bool]) -> None:
+        """Take the next message in this thread, which saves the way through the loop's, and hand it over.
+
+        Args:
+            pending: Whether the calling thread still waits for that message; if not, nothing is done.
+        """
+        if not self._reading.acquire(blocking=False):
+            return  # somebody else is about to take it
+        try:
+            if not (self._open and pending()):
+                return
+            self._loop.pause(self._channel.fileno())
+            try:
+                message = self._receive(wait=True)
+            finally:
+                if self._open:
+                    self._loop.resume(self._channel.fileno())
+        finally:
+            self._reading.release()
+        if message is not None:
+            self.owner.on_message(self, message)
+
+    def interrupt(self) -> None:
+        """Let nobody wait for its answer any more."""
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RD)
+
     def quiet(self) -> None:
         """Listen no more: it has nothing to say until it has gone."""
         with self._reading:
@@ -107,6 +134,7 @@ class Worker:
 
     def ended(self, gone: Gone) -> None:
         """Hand over what it said last, and that it has gone."""
+        self.interrupt()
         while self._open:
             with self._reading:
                 message = self._receive(last=True)
@@ -115,11 +143,11 @@ class Worker:
         self._channel.close()
         self.owner.on_gone(self, gone)
 
-    def _receive(self, *, last: bool = False) -> Message | None:
+    def _receive(self, *, wait: bool = False, last: bool = False) -> Message | None:
         if not self._open:
             return None
         try:
-            message = receive(self._channel, wait=False)
+            message = receive(self._channel, wait=wait)
         except BlockingIOError:
             if not last:
                 return None

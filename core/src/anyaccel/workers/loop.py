@@ -61,6 +61,14 @@ class Loop:
         self._handlers[descriptor] = handler
         self._poll.register(descriptor, select.EPOLLIN)
 
+    def pause(self, descriptor: int) -> None:
+        """Do not call the handler until :meth:`resume`, since somebody else reads."""
+        self._poll.modify(descriptor, 0)
+
+    def resume(self, descriptor: int) -> None:
+        """Call the handler again."""
+        self._poll.modify(descriptor, select.EPOLLIN)
+
     def unwatch(self, descriptor: int) -> None:
         """Stop that; nothing happens when it was not watched."""
         if self._handlers.pop(descriptor, None) is not None:

@@ -55,6 +55,11 @@ class Member:
         """What it holds."""
         return CPU if self.held is None else self.held.allocation
 
+    @property
+    def busies_processor(self) -> bool:
+        """Whether it counts among those that may run at once without devices."""
+        return self.held is None
+
     def holds(self, devices: frozenset[str]) -> bool:
         """Whether it holds one of some devices, by id."""
         return any(device.id in devices for device in self.allocation.devices)
@@ -96,7 +101,7 @@ class Member:
         if body is None:  # cancelled just now, and its worker is being ended
             return
         task.worker = self.worker
-        kind = Kind.LAST_CALL if self.ending else Kind.CALL
+        kind = task.kind if not self.ending or task.kind != Kind.CALL else Kind.LAST_CALL
         if task.options.timeout is not None:
             task.timer = loop().call_later(task.options.timeout, partial(self.core.on_timeout, self, task))
         if self.core.logs is None:
@@ -109,11 +114,18 @@ class Member:
             self.unsent = True
             task.body = body
 
-    def stop(self, grace: float) -> None:
-        """End it, and everything that it started."""
+    def stop(self, grace: float, *, answer: bool = True) -> None:
+        """End it, and everything that it started.
+
+        Args:
+            grace: Seconds between asking and killing.
+            answer: Whether anybody still wants what it may say.
+        """
         self.ending = True
         if self.worker is not None:
             self.worker.stop(grace)
+            if not answer:
+                self.worker.interrupt()
 
     def finish(self) -> None:
         """Let it end by itself; if it takes too long, end it."""
@@ -121,6 +133,11 @@ class Member:
         if self.worker is not None:
             self.worker.finish()
         self.expect_end()
+
+    def leave(self) -> None:
+        """The pool takes no more calls: end once there is nothing to do."""
+        if self.task is None and not self.ending:
+            self.finish()
 
     def expect_end(self) -> None:
         """Give it so long to end by itself."""

@@ -89,6 +89,5 @@ def loads(data: bytes | memoryview, buffers: list[memoryview] | None = None) -> 
 def _by_value(data: bytes) -> bool:
     """Whether the pickle names a module that the user asked cloudpickle to send by value."""
     cloudpickle = sys.modules.get("cloudpickle")
-    if cloudpickle is None:
-        return False
-    return any(name.encode() in data for name in cloudpickle.list_registry_pickle_by_value())
+    names = cloudpickle.list_registry_pickle_by_value() if cloudpickle is not None else ()
+    return bool(names) and any(name.encode() in data for name in names)

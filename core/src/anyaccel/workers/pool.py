@@ -12,12 +12,13 @@ from typing import Any, Literal
 from anyaccel.errors import UsageError
 from anyaccel.inventory.machine import Machine
 from anyaccel.scheduler import RequestLike, parse_request
+from anyaccel.workers.actors import Actor, ActorState
 from anyaccel.workers.core import Core
 from anyaccel.workers.launching import Preparation, call
 from anyaccel.workers.logs import Logs
 from anyaccel.workers.loop import loop
 from anyaccel.workers.machine import machine_leases
-from anyaccel.workers.tasks import Options, TaskFuture, checked
+from anyaccel.workers.tasks import Options, TaskFuture, checked, name_of
 
 UNSET: Any = object()
 
@@ -69,6 +70,27 @@ class Submitter(Executor):
             BrokenPoolError: When its workers cannot be set up.
         """
         return self._core.submit(self._options, fn, args, kwargs)
+
+    def actor(self, cls: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Actor:
+        """Make an object in a process of its own, on devices of its own, and keep it there.
+
+        Args:
+            cls: Its class, or whatever makes it.
+            args: Arguments of that.
+            kwargs: Arguments of that.
+
+        Returns:
+            The actor; ``actor.method(...)`` returns a future. It may wait for its devices still.
+
+        Raises:
+            RuntimeError: When the pool was shut down.
+        """
+        state = ActorState(self._core, name_of(cls), self._options)
+        self._core.enter(state.construction, (cls, args, kwargs))
+        actor = Actor(state)
+        # A finalizer runs wherever garbage is collected, perhaps under one of our locks: it only leaves a note.
+        weakref.finalize(actor, loop().call_soon, state.close).atexit = False
+        return actor
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls, let those that there are run, and end all workers.

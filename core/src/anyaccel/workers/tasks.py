@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.errors import RemoteError, UsageError
 from anyaccel.model import Allocation, Request
 from anyaccel.workers.pickling import Pickled, loads
+from anyaccel.workers.wire import Kind, Message
 
 if TYPE_CHECKING:
     from anyaccel.scheduler import Verdict
+    from anyaccel.workers.actors import ActorState
     from anyaccel.workers.backlog import Place
     from anyaccel.workers.handle import Worker
     from anyaccel.workers.loop import Timer
-    from anyaccel.workers.wire import Message
 
 
 _numbers = count()
@@ -31,16 +32,17 @@ class Options:
         needs: The devices that a call holds while it runs, or None for the CPU alone.
         max_calls: Calls after which a worker's process is replaced; 0 for never.
         timeout: Seconds that a call may run, or None. Waiting for its devices does not count.
+        reuse: Calls for which this is equal may share a process; None when each has its own.
     """
 
     needs: Request | None = None
     max_calls: int = 0
     timeout: float | None = None
 
-    @property
-    def reuse(self) -> tuple[Request | None, int] | None:
-        """Calls for which this is equal may share a process; None when each has its own."""
-        return None if self.max_calls == 1 else (self.needs, self.max_calls)
+    reuse: tuple[Request | None, int] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reuse", None if self.max_calls == 1 else (self.needs, self.max_calls))
 
 
 def checked(*, max_calls: object, timeout: object) -> None:
@@ -58,7 +60,8 @@ def checked(*, max_calls: object, timeout: object) -> None:
 class TaskFuture(Future[Any]):
     """The future of a call.
 
-    It can be cancelled while the call runs, too: then the worker is ended, with everything that it started.
+    It can be cancelled while the call runs, too: then the worker is ended, with everything that it started. Only the
+    method of an actor, which may have other users, runs to its end.
 
     Attributes:
         allocation: What the call holds or held; None as long as it waits.
@@ -73,12 +76,28 @@ class TaskFuture(Future[Any]):
 
     def cancel(self) -> bool:
         """Cancel the call, whether it waits or runs; False when it is over."""
-        if not self._task.decide():
+        if (self._task.kind == Kind.METHOD and self._task.worker is not None) or not self._task.decide():
             return self.cancelled()
         super().cancel()
         self.set_running_or_notify_cancel()
         self._task.on_cancel(self._task)
         return True
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What the call returned, as soon as it has.
+
+        Raises:
+            TimeoutError: When that takes longer than ``timeout`` seconds; the call goes on.
+            CancelledError: When it was cancelled.
+            Exception: What it raised, or why it was not run to its end.
+        """
+        worker = self._task.worker
+        if timeout is None and worker is not None and not self.done():
+            worker.attend(self._is_pending)
+        return super().result(timeout)
+
+    def _is_pending(self) -> bool:
+        return not self.done()
 
     def running(self) -> bool:
         """Whether a worker is at it."""
@@ -93,7 +112,9 @@ class TaskFuture(Future[Any]):
 class Task:
     """A call: what is to be run, where it stands, and whom to tell."""
 
-    __slots__ = ("_open", "body", "future", "name", "number", "on_cancel", "options", "place", "timer", "worker")
+    __slots__ = (
+        "_open", "actor", "body", "future", "kind", "name", "number", "on_cancel", "options", "place", "timer", "worker"
+    )  # fmt: skip
 
     def __init__(self, name: str, options: Options, on_cancel: Callable[[Task], None]) -> None:
         self.name = name
@@ -101,6 +122,8 @@ class Task:
         self.on_cancel = on_cancel
         self.body: Pickled | None = None
         self.number = next(_numbers)
+        self.kind = Kind.CALL
+        self.actor: ActorState | None = None
         self.place: Place | None = None
         self.worker: Worker | None = None
         self.timer: Timer | None = None
@@ -137,18 +160,22 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is shown as the cause of th
         return f'\n"""\n{self.args[0]}"""'
 
 
-def result_of(message: Message) -> Any:
-    """The value in a worker's answer.
-
-    Raises:
-        RemoteError: When it cannot be made here.
-    """
+def settle_task(task: Task, message: Message) -> None:
+    """Give a call the outcome that its worker sent."""
+    if message.kind != Kind.RESULT:
+        task.fail(exception_in(message))
+        return
     try:
-        return loads(message.data, message.buffers)
-    except Exception as error:
-        raise RemoteError(
-            f"the result cannot be unpickled here: {type(error).__name__}: {error}; can its module be imported?"
-        ) from error
+        value = loads(message.data, message.buffers)
+    except Exception as error:  # noqa: BLE001 - the class of the result decides what that is
+        failure = RemoteError(
+            f"the result of {task.name} cannot be unpickled here: {type(error).__name__}: {error}; can its module be"
+            " imported?"
+        )
+        failure.__cause__ = error
+        task.fail(failure)
+    else:
+        task.succeed(value)
 
 
 def exception_in(message: Message) -> BaseException:

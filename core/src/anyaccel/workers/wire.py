@@ -37,7 +37,7 @@ NUMBER = struct.Struct("=Q")
 _HEAD = struct.Struct("=BB")
 _PACKET = _HEAD.size + MOST_INLINE
 _ANCILLARY = socket.CMSG_SPACE(MOST_DESCRIPTORS * 4)
-_SHARED = 1
+_INLINE, _SHARED = 0, 1
 # Plain numbers: the constants are enumerations, of which a union takes longer than a system call.
 _NO_WAIT = int(socket.MSG_DONTWAIT)
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
@@ -75,6 +75,11 @@ class Kind(IntEnum):
     """From the nursery: a process of a worker ignores even SIGKILL."""
 
 
+_HEADS = {kind: _HEAD.pack(kind, _INLINE) for kind in Kind}
+_buffers: list[bytearray] = []
+"""Room for packets, used again: as many as there were threads at once that received."""
+
+
 class Message(NamedTuple):
     """What came out of a channel.
 
@@ -105,18 +110,13 @@ def send(
         BlockingIOError: When the channel is full and we shall not wait.
         OSError: When the other side has gone, or there is no memory.
     """
-    if isinstance(body, bytes):
-        body = Pickled(body, [])
-    if not body.buffers and len(body.data) <= MOST_INLINE:
-        _send(channel, (_HEAD.pack(kind, 0), body.data), descriptors, wait)
-        return
-    parts: list[bytes | memoryview] = [body.data, *body.buffers]
-    shared = memory.write(parts)
-    try:
-        lengths = array("Q", map(len, parts)).tobytes()
-        _send(channel, (_HEAD.pack(kind, _SHARED), lengths), (shared, *descriptors), wait)
-    finally:
-        os.close(shared)
+    data, buffers = (body, None) if isinstance(body, bytes) else body
+    if buffers or len(data) > MOST_INLINE:
+        _send_shared(channel, kind, [data, *(buffers or ())], descriptors, wait=wait)
+    elif descriptors:
+        _send(channel, _HEADS[kind] + data, descriptors, wait=wait)
+    else:
+        channel.send(_HEADS[kind] + data, 0 if wait else _NO_WAIT)
 
 
 def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
@@ -127,14 +127,20 @@ def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
         ValueError: When it is not one of ours.
         OSError: When its memory cannot be mapped.
     """
+    buffer = bytearray(_PACKET) if not _buffers else _buffers.pop()
     try:
-        packet, ancillary, got, _ = channel.recvmsg(
-            _PACKET, _ANCILLARY, _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | _NO_WAIT
+        size, ancillary, got, _ = channel.recvmsg_into(
+            (buffer,), _ANCILLARY, _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | _NO_WAIT
         )
+        packet = bytes(memoryview(buffer)[:size])
     except ConnectionResetError:
         return None
+    finally:
+        _buffers.append(buffer)
     if not packet:
         return None
+    if not ancillary and not got & _CUT and packet[1] == _INLINE:
+        return Message(packet[0], memoryview(packet)[_HEAD.size :], [], [])
     descriptors = array("i")
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -155,9 +161,20 @@ def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
     return Message(kind, data, buffers, list(descriptors[1:]))
 
 
-def _send(channel: socket.socket, parts: Sequence[bytes], descriptors: Sequence[int], wait: bool) -> None:
-    passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
-    channel.sendmsg(parts, passed, 0 if wait else _NO_WAIT)
+def _send_shared(
+    channel: socket.socket, kind: Kind, parts: Sequence[bytes | memoryview], descriptors: Sequence[int], *, wait: bool
+) -> None:
+    shared = memory.write(parts)
+    try:
+        lengths = array("Q", map(len, parts)).tobytes()
+        _send(channel, _HEAD.pack(kind, _SHARED) + lengths, (shared, *descriptors), wait=wait)
+    finally:
+        os.close(shared)
+
+
+def _send(channel: socket.socket, packet: bytes, descriptors: Sequence[int], *, wait: bool) -> None:
+    passed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
+    channel.sendmsg((packet,), (passed,), 0 if wait else _NO_WAIT)
 
 
 def _close(descriptors: Sequence[int]) -> None:

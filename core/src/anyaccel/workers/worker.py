@@ -7,7 +7,6 @@ process has a session of its own, carries its leases, and dies with the nursery.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import faulthandler
 import os
 import signal
@@ -83,38 +82,38 @@ class Worker:
         return True
 
     def _call(self, message: Message) -> bool:
-        def call() -> Any:
-            function, args, kwargs = loads(message.data, message.buffers)
-            return function(*args, **kwargs)
-
-        _redirect(message.descriptors)
-        return self._perform(call)
+        if message.descriptors:
+            _redirect(message.descriptors)
+        return self._perform(_call, message)
 
     def _construct(self, message: Message) -> bool:
-        def construct() -> int:
-            kind, args, kwargs = loads(message.data, message.buffers)
+        def construct(message: Message) -> int:
+            kind, args, kwargs = _unpickled(message)
             self.actor = kind(*args, **kwargs)
             return os.getpid()
 
-        return self._perform(construct) and self.actor is not None
+        return self._perform(construct, message) and self.actor is not None
 
     def _method(self, message: Message) -> bool:
-        def call() -> Any:
-            name, args, kwargs = loads(message.data, message.buffers)
+        def call(message: Message) -> Any:
+            name, args, kwargs = _unpickled(message)
             return getattr(self.actor, name)(*args, **kwargs)
 
-        return self._perform(call)
+        return self._perform(call, message)
 
-    def _perform(self, call: Callable[[], Any]) -> bool:
+    def _perform(self, call: Callable[[Message], Any], message: Message) -> bool:
         """Answer with what a call returned or raised; False when there is nobody to answer."""
         try:
-            body = dumps(call())
+            body = dumps(call(message))
             _flush()
-            return self._answer(Kind.RESULT, body)
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001 - it is the caller's
             _flush()
+            return self._answer(Kind.ERROR, _describe(error))
+        try:
+            return self._answer(Kind.RESULT, body)
+        except (OSError, MemoryError) as error:  # no memory to put it into
             return self._answer(Kind.ERROR, _describe(error))
 
     def _answer(self, kind: Kind, body: Pickled) -> bool:
@@ -123,6 +122,23 @@ class Worker:
         except (BrokenPipeError, ConnectionResetError):
             return False
         return True
+
+
+def _call(message: Message) -> Any:
+    function, args, kwargs = _unpickled(message)
+    return function(*args, **kwargs)
+
+
+def _unpickled(message: Message) -> Any:
+    """What is to be called, and with what."""
+    try:
+        return loads(message.data, message.buffers)
+    except ModuleNotFoundError as error:
+        error.add_note(
+            "The worker has the module path (sys.path) of its caller. Put the module's folder on it, or have the module"
+            " sent along with cloudpickle.register_pickle_by_value(module)."
+        )
+        raise
 
 
 def _describe(error: BaseException) -> Pickled:
@@ -160,9 +176,11 @@ def _redirect(descriptors: list[int]) -> None:
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # user code may have closed or replaced it
-            stream.flush()
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception:  # noqa: BLE001, S110 - user code may have closed or replaced them
+        pass
 
 
 def _reset_signals() -> None:

@@ -1,0 +1,227 @@
+"""An object that lives in a worker, and the calls of its methods, one after the other."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from anyaccel.errors import BrokenWorkerError, WorkerError
+from anyaccel.workers.handle import Gone, Worker
+from anyaccel.workers.member import Member
+from anyaccel.workers.pickling import dumps
+from anyaccel.workers.tasks import Options, Task, TaskFuture, settle_task
+from anyaccel.workers.wire import Kind, Message
+
+if TYPE_CHECKING:
+    from anyaccel.workers.core import Core
+    from anyaccel.workers.leases import Held
+
+
+class ActorState:
+    """An actor, from the wish for it to its end.
+
+    Attributes:
+        name: Name of its class.
+        queue: Calls of its methods that wait.
+        member: Its worker, once there is one.
+        closing: Whether it gets no more calls.
+        death: Why it can run no call any more, or None.
+        construction: The call that makes the object.
+    """
+
+    def __init__(self, core: Core, name: str, options: Options) -> None:
+        self.name = name
+        self.queue: deque[Task] = deque()
+        self.member: ActorMember | None = None
+        self.closing = False
+        self.death: WorkerError | None = None
+        self._core = core
+        self._options = options
+        self.construction = Task(name, Options(needs=options.needs, max_calls=1), self._on_cancel)
+        self.construction.kind = Kind.CONSTRUCT
+        self.construction.actor = self
+
+    def call(self, method: str, args: Any, kwargs: Any) -> TaskFuture:
+        """Call a method once those that came before have been.
+
+        Raises:
+            RuntimeError: When the actor was closed.
+        """
+        task = Task(f"{self.name}.{method}", self._options, self._on_cancel)
+        task.kind = Kind.METHOD
+        try:
+            task.body = dumps((method, args, kwargs))
+        except Exception as error:  # noqa: BLE001 - it belongs to the future
+            task.fail(error)
+            return task.future
+        with self._core.lock:
+            death = self.death
+            if death is None and self.closing:
+                raise RuntimeError(f"the actor {self.name} was closed and takes no more calls")
+            member = self.member
+            idle = death is None and member is not None and member.task is None and not self.queue
+            if idle and member is not None:
+                member.task = task
+            elif death is None:
+                self.queue.append(task)
+        if idle and member is not None:
+            member.run(task)
+        elif death is not None:
+            task.fail(self._obituary(death))
+        else:
+            self._core.keep(task)
+        return task.future
+
+    def close(self) -> None:
+        """Take no more calls; end when those that wait have been run."""
+        with self._core.lock:
+            self.closing = True
+            member = self.member
+            idle = member is not None and member.task is None and not self.queue and not member.ending
+        if idle and member is not None:
+            member.finish()
+
+    def kill(self) -> None:
+        """End now, whatever it is doing."""
+        with self._core.lock:
+            self.closing = True
+            member = self.member
+        if member is None:
+            self.construction.future.cancel()
+            self.bury(BrokenWorkerError("it was killed before it had been made"))
+        else:
+            member.stop(0)
+
+    def following(self) -> Task | None:
+        """The next call, taken from the queue; called with the lock held."""
+        while self.queue:
+            task = self.queue.popleft()
+            if not task.future.done():
+                return task
+        return None
+
+    def bury(self, death: WorkerError) -> None:
+        """It has gone: no call will be run any more."""
+        with self._core.lock:
+            self.death = death = self.death or death
+            waiting, self.queue = self.queue, deque()
+        self.construction.fail(death)
+        for task in waiting:
+            task.fail(self._obituary(death))
+
+    def _obituary(self, death: WorkerError) -> BrokenWorkerError:
+        """Why a call is not run; each call has its own, since an exception remembers who raised it."""
+        error = BrokenWorkerError(
+            f"the actor {self.name} has gone: {death}", exit_status=getattr(death, "exit_status", None)
+        )
+        error.__cause__ = death.__cause__
+        return error
+
+    def _on_cancel(self, task: Task) -> None:
+        if task is self.construction:
+            self._core.on_cancel(task)
+            self.bury(BrokenWorkerError("its construction was cancelled"))
+
+
+class ActorMember(Member):
+    """The worker of an actor."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, core: Core, options: Options, held: Held | None, task: Task | None) -> None:
+        super().__init__(core, Options(needs=options.needs, max_calls=0), held, task)
+        assert task is not None  # noqa: S101 - it makes the object
+        assert task.actor is not None  # noqa: S101
+        self._state = task.actor
+        self._state.member = self
+
+    @property
+    def busies_processor(self) -> bool:
+        """Not: it may live for ever, and is idle for most of that."""
+        return False
+
+    def leave(self) -> None:
+        """The pool takes no more calls."""
+        self._state.close()
+
+    def on_message(self, _: Worker, message: Message) -> None:
+        """It has answered: give it the next call, then hand over what it said."""
+        if message.kind == Kind.BROKEN:
+            super().on_message(_, message)
+            return
+        with self.core.lock:
+            task, self.task = self.task, None
+            made = task is None or task.kind != Kind.CONSTRUCT or message.kind == Kind.RESULT
+            following = self._state.following() if made and not self.ending else None
+            self.task = following
+        if following is not None:
+            self.run(following)
+        if task is not None:
+            settle_task(task, message)
+        if not made:
+            self._fail_to_be_made(task)
+        elif self._state.closing:
+            self._state.close()
+
+    def on_gone(self, _: Worker, gone: Gone) -> None:
+        """It has left the kernel, and its state with it."""
+        task = self.task
+        death = self.death(gone, task.name if task is not None else f"the actor {self._state.name}")
+        if self._state.closing and gone.status == 0:
+            death = BrokenWorkerError("it was closed", exit_status=0)
+        super().on_gone(_, gone)
+        self._state.bury(death)
+
+    def _fail_to_be_made(self, task: Task | None) -> None:
+        cause = task.future.exception() if task is not None and not task.future.cancelled() else None
+        death = BrokenWorkerError(f"it could not be made: {type(cause).__name__}: {cause}")
+        death.__cause__ = cause
+        self._state.bury(death)
+        self.expect_end()
+
+
+class Actor:
+    """An object in a process of its own, on devices of its own; made by :meth:`anyaccel.Pool.actor`.
+
+    ``actor.method(...)`` calls a method there and returns a future. Calls run one after the other, in the order in
+    which they were made. The devices are held until the process is gone; it ends with :meth:`close`, with
+    :meth:`kill`, with its pool, and when nobody refers to the actor any more.
+
+    Attributes:
+        ready: Future of the construction; its result is the process id.
+    """
+
+    def __init__(self, state: ActorState) -> None:
+        self._state = state
+        self.ready = state.construction.future
+
+    def __getattr__(self, name: str) -> partial[TaskFuture]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return partial(self.call, name)
+
+    def call(self, method: str, /, *args: Any, **kwargs: Any) -> TaskFuture:
+        """Call a method by name, such as one that is called like a method of this class.
+
+        Raises:
+            RuntimeError: When the actor was closed.
+        """
+        return self._state.call(method, args, kwargs)
+
+    def close(self) -> None:
+        """Take no more calls, and end once those that there are have been run."""
+        self._state.close()
+
+    def kill(self) -> None:
+        """End the process now. Calls that have not been answered fail."""
+        self._state.kill()
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            f"the actor {self._state.name} belongs to the process that made it and cannot be sent to another"
+        )
+
+    def __repr__(self) -> str:
+        state = "gone" if self._state.death else "closing" if self._state.closing else "alive"
+        return f"<Actor {self._state.name}: {state}>"

@@ -1,0 +1,100 @@
+"""The life of a pool: open, closed once it takes no more calls, drained once its last worker has gone."""
+
+from __future__ import annotations
+
+import threading
+
+from anyaccel.workers.backlog import Backlog
+from anyaccel.workers.failures import BrokenPoolError
+from anyaccel.workers.loop import loop
+from anyaccel.workers.member import Member
+from anyaccel.workers.resting import Resting
+
+
+class Lifecycle:
+    """What a pool has, and how it ends.
+
+    Args:
+        grace: Seconds between asking a process to end and killing it.
+        idle: Seconds after which an unused process gives its devices back.
+
+    Attributes:
+        lock: Held over every look at what follows, and over nothing that takes time or runs code of others.
+        backlog: Calls that wait.
+        members: Workers that live, or are about to.
+        resting: Those among them that are kept for later calls.
+        closed: Whether no more calls are taken.
+        foreign: Whether we are a fork of the process that the pool belongs to.
+        broken: Why no call can be run, or None.
+        drained: Set when it is closed and nothing is left.
+    """
+
+    def __init__(self, *, grace: float, idle: float) -> None:
+        self.grace = grace
+        self.lock = threading.Lock()
+        self.backlog = Backlog()
+        self.members: set[Member] = set()
+        self.resting = Resting(idle)
+        self.closed = False
+        self.foreign = False
+        self.broken: BrokenPoolError | None = None
+        self.drained = threading.Event()
+
+    def check_open(self) -> None:
+        """Raise what keeps a call from being taken."""
+        if self.foreign:
+            raise RuntimeError("this pool belongs to the process that this one was forked from; make a new one here")
+        if self.broken is not None:
+            raise self.broken
+        if self.closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+    def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
+        """Take no more calls; end when those that there are have been run."""
+        if self.foreign:
+            return
+        with self.lock:
+            self.closed = True
+            waiting = list(self.backlog) if cancel_futures else []
+        for task in waiting:
+            task.future.cancel()
+        self.settle()
+        if wait and not loop().inside:
+            self.drained.wait()
+
+    def stop(self, grace: float) -> None:
+        """Take no more calls, cancel those that wait, and end the workers of those that run."""
+        if self.foreign:
+            return
+        self.shutdown(wait=False, cancel_futures=True)
+        with self.lock:
+            members = list(self.members)
+        for member in members:
+            member.stop(grace)
+
+    def settle(self) -> None:
+        """Once closed and out of work, let the workers go."""
+        if not self.closed:
+            return
+        with self.lock:
+            if self.backlog:
+                return
+            self.resting.take_all()
+            members = list(self.members)
+            empty = not members
+        for member in members:
+            member.leave()
+        if empty:
+            self.drained.set()
+
+    def break_off(self, cause: BaseException) -> None:
+        """A worker could not be set up: no other will be."""
+        error = BrokenPoolError(f"the pool is broken: setting up a worker failed with {type(cause).__name__}: {cause}")
+        error.__cause__ = cause
+        with self.lock:
+            self.broken = self.broken or error
+            running = [member.task for member in self.members if member.task is not None]
+            unfinished = [*self.backlog, *running]
+        for task in unfinished:
+            task.fail(error)
+        self.stop(self.grace)
