@@ -15,10 +15,23 @@ PLUGIN = "anyaccel.testing.pytest_plugin"
 REGISTERED = any(point.value == PLUGIN for point in entry_points(group="pytest11"))
 
 SEES = """
-    import json, os, pathlib, pytest
+    import json, os, pathlib, pytest, time
+
+    @pytest.fixture(scope="session")
+    def here():
+        pathlib.Path("here-" + os.environ.get("PYTEST_XDIST_WORKER", "")).touch()
+
+    @pytest.fixture(scope="session")
+    def together(here, accel):
+        # A worker that is done gives its device back: all must have asked before the first one is.
+        workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+        until = time.monotonic() + 30
+        while len(list(pathlib.Path().glob("here-*"))) < workers and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(1.5 if workers > 1 else 0)
 
     @pytest.mark.parametrize("number", range(4))
-    def test_sees_its_device(number, accel):
+    def test_sees_its_device(number, here, together, accel):
         with open("seen.jsonl", "a") as file:
             worker = os.environ.get("PYTEST_XDIST_WORKER", "")
             file.write(json.dumps([worker, accel.devices[0].id, os.environ["ACME_VISIBLE"]]) + "\\n")
@@ -69,7 +82,8 @@ def test_every_worker_has_a_device_of_its_own(run, tmp_path):
 def test_workers_without_a_device_say_why(run):
     done = run(SEES, "-n", "2", machine="sim:Acme-One:1")
     assert done.returncode == 0, done.stdout
-    assert "test worker 2 finds nothing left for acme:1; start fewer with -n" in done.stdout
+    assert "no accelerator for this test worker: acme:1 does not fit now" in done.stdout
+    assert "pytest" in done.stdout
 
 
 def test_a_share_is_given_twice(run, tmp_path):

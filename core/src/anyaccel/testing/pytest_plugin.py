@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from anyaccel.model import Allocation, Inventory
 
-GIVEN = ("ANYACCEL_ALLOCATION", "ANYACCEL_DEVICES", "ANYACCEL_MEMORY_LIMIT")
+GIVEN = ("ANYACCEL_ALLOCATION", "ANYACCEL_DEVICES", "ANYACCEL_LEASE", "ANYACCEL_MEMORY_LIMIT")
 """What a launcher tells a worker of its devices: nothing about another machine."""
 
 
@@ -37,27 +37,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def accel(request: pytest.FixtureRequest) -> Iterator[Allocation]:
     """Devices of this test worker alone: the process and what it starts see exactly these, until the session ends.
 
-    With pytest-xdist every worker gets others. A test that uses the fixture is skipped where none are left, with the
-    reason, or fails with ``--accel-required``. Masks only count until a vendor's runtime starts: use the fixture, or
+    They are held as by ``anyaccel run``: with pytest-xdist every worker gets others, and nobody else on the machine gets
+    them. A test that uses the fixture is skipped where none are free, with the reason, or fails with ``--accel-required``. Masks only count until a vendor's runtime starts: use the fixture, or
     one that uses it, before the first call into such a runtime.
     """
     from anyaccel.errors import AnyaccelError, UsageError
-    from anyaccel.testing.share import share
+    from anyaccel.testing.holding import hold_devices
 
     wanted: str | None = request.config.getoption("accel")
     try:
-        environment = share(wanted, _worker(request.config))
+        hold = hold_devices(wanted)
     except UsageError as error:
         pytest.fail(f"--accel {wanted}: {error}", pytrace=False)
     except AnyaccelError as error:
         end = pytest.fail if request.config.getoption("accel_required") else pytest.skip
         end(f"no accelerator for this test worker: {error}")
-    with pytest.MonkeyPatch.context() as patch:
+    environment = hold.launch.environment
+    with hold, pytest.MonkeyPatch.context() as patch:
         for name in environment.unset:
             patch.delenv(name)
         for name, value in environment.set.items():
             patch.setenv(name, value)
-        yield environment.allocation
+        yield hold.allocation
 
 
 @pytest.fixture
@@ -80,10 +81,3 @@ def accel_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Inventory]
         return detect()
 
     return use
-
-
-def _worker(config: pytest.Config) -> int:
-    """Number of this test worker; 0 where there is only one process."""
-    worker = str(getattr(config, "workerinput", {}).get("workerid", "gw0"))
-    number = worker.removeprefix("gw")
-    return int(number) if number.isdecimal() else 0
