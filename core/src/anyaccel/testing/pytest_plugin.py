@@ -37,9 +37,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def accel(request: pytest.FixtureRequest) -> Iterator[Allocation]:
     """Devices of this test worker alone: the process and what it starts see exactly these, until the session ends.
 
-    They are held as by ``anyaccel run``: with pytest-xdist every worker gets others, and nobody else on the machine gets
-    them. A test that uses the fixture is skipped where none are free, with the reason, or fails with ``--accel-required``. Masks only count until a vendor's runtime starts: use the fixture, or
-    one that uses it, before the first call into such a runtime.
+    They are held as by ``anyaccel run``: with pytest-xdist every worker gets others, and nobody else on the machine
+    gets them. A test that uses the fixture is skipped where none are free, with the reason, or fails with
+    ``--accel-required``. Masks only count until a vendor's runtime starts: use the fixture, or one that uses it, before
+    the first call into such a runtime.
     """
     from anyaccel.errors import AnyaccelError, UsageError
     from anyaccel.testing.holding import hold_devices
