@@ -217,7 +217,8 @@ class ProbeContext:
             class_code = (self.read_int(f"{path}/class") or 0) >> 8
             if not classes or class_code in classes:
                 found.append(self._pci_function(path, vendor_id, class_code))
-        return found
+        # Addresses are hexadecimal: 09 comes before 0a, which the numeric order of paths would not say.
+        return sorted(found, key=lambda function: [int(part, 16) for part in re.split("[:.]", function.address)])
 
     def _pci_function(self, path: str, vendor: int, class_code: int) -> PciFunction:
         address = path.rpartition("/")[2].lower()
