@@ -87,8 +87,8 @@ def matches(shown: str, printed: str) -> bool:
 def run_session(steps: list[Step], where: Path) -> list[tuple[int, str]]:
     """Run the commands in one shell, in a folder with the entries of the checkout; exit status and output of each."""
     work, out = where / "anyaccel", where / "out"
-    work.mkdir()
-    out.mkdir()
+    for directory in (work, out, where / "state"):
+        directory.mkdir()
     for entry in ROOT.iterdir():
         if not entry.name.startswith("."):
             (work / entry.name).symlink_to(entry)
@@ -100,6 +100,7 @@ def run_session(steps: list[Step], where: Path) -> list[tuple[int, str]]:
     environ |= {
         "PATH": f"{Path(sys.executable).parent}:{environ['PATH']}",
         "HOME": str(where),
+        "ANYACCEL_STATE_DIR": str(where / "state"),  # nobody else's leases
         "PYTHONUNBUFFERED": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "COLUMNS": "100",

@@ -87,6 +87,7 @@ def test_every_schema_is_described():
         ("check", "tpu"),
         ("export", "ray", "--machine", "sim:H100:1"),
         ("record", "DIRECTORY"),
+        ("queue",),
     ],
     ids=" ".join,
 )
