@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Collection, Mapping
 
 from anyaccel.exports.source import Export, Source
 from anyaccel.model import EnvEdits
@@ -10,10 +11,14 @@ from anyaccel.model import EnvEdits
 
 def export(source: Source) -> Export:
     """Write ``unset`` and ``export`` lines for a shell, such as for .envrc or /etc/profile.d."""
-    edits = source.everything
-    lines = [f"unset {name}" for name in sorted(edits.unset)]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(edits.set.items())]
-    return Export(text="".join(f"{line}\n" for line in lines))
+    return Export(text=statements(source.everything.set, source.everything.unset))
+
+
+def statements(variables: Mapping[str, str], unset: Collection[str]) -> str:
+    """Write the lines that set and remove variables of a shell."""
+    lines = [f"unset {name}" for name in sorted(unset)]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def assignments(edits: EnvEdits) -> str:

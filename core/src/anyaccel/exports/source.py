@@ -61,8 +61,8 @@ def left_out(inventory: Inventory) -> Iterator[str]:
     """Say which devices are not exported, and why."""
     hidden = sum(not device.visible for device in inventory.devices)
     if hidden:
-        what = "1 device is" if hidden == 1 else f"{hidden} devices are"
-        yield f"{what} left out, because the environment that we started in hides them."
+        what, them = ("1 device is", "it") if hidden == 1 else (f"{hidden} devices are", "them")
+        yield f"{what} left out, because the environment that we started in hides {them}."
     for device in inventory.devices:
         if device.visible and device.health is Health.UNHEALTHY:
             reason = f": {device.health_reason}" if device.health_reason else "."
