@@ -30,9 +30,14 @@ class Place:
         self.task: Task | None = task
         self.claim: Claim | None = None
 
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else waits for one of the same devices."""
+        return self.claim is not None and self.claim.alone()
+
 
 class Backlog:
-    """Calls that wait. Whoever uses it holds the pool's lock; nothing here calls anybody.
+    """Calls that wait. Whoever uses it holds the pool's lock.
 
     Attributes:
         cpu: Calls that wait for a processor.
@@ -56,9 +61,10 @@ class Backlog:
     def add(self, task: Task) -> Place | None:
         """Let a call wait for devices; returns a place for which a claim is to be made, if it has one of its own."""
         line = self._lines.setdefault(task.options.reuse, OrderedDict())
-        behind = bool(line) and task.options.reuse is not None
+        first = next(iter(line), None) if task.options.reuse is not None else None
+        heir = first is not None and first.place is not None and first.place.alone
         line[task] = None
-        return None if behind else self._give_place(task)
+        return None if heir else self._give_place(task)
 
     def first(self, reuse: object) -> Task | None:
         """The first that waits for devices among calls that may share a process."""

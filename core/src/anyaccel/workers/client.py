@@ -89,8 +89,7 @@ class Nursery:
                     mine = self._workers.pop(number, None)
                 if mine is None:  # its death was noticed meanwhile, and the owner is told of it
                     return worker
-                worker.quiet()
-                channel.close()
+                worker.forget()
                 raise
         return worker
 

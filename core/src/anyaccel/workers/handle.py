@@ -57,7 +57,7 @@ class Worker:
         stop: Asks the nursery to end it, given the seconds between asking and killing.
     """
 
-    __slots__ = ("_channel", "_loop", "_open", "_reading", "number", "owner", "stop")
+    __slots__ = ("_channel", "_delivering", "_gone", "_loop", "_open", "_reading", "number", "owner", "stop")
 
     def __init__(
         self, number: int, owner: Owner, channel: socket.socket, loop: Loop, stop: Callable[[float], None]
@@ -69,6 +69,8 @@ class Worker:
         self._loop = loop
         self._open = True
         self._reading = threading.Lock()
+        self._delivering = False
+        self._gone: Gone | None = None
 
     def listen(self) -> None:
         """Hand over what it sends from now on."""
@@ -117,20 +119,16 @@ class Worker:
             finally:
                 if self._open:
                     self._loop.resume(self._channel.fileno())
+            self._delivering = message is not None
         finally:
             self._reading.release()
         if message is not None:
-            self.owner.on_message(self, message)
+            self._deliver(message)
 
     def interrupt(self) -> None:
         """Let nobody wait for its answer any more."""
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_RD)
-
-    def quiet(self) -> None:
-        """Listen no more: it has nothing to say until it has gone."""
-        with self._reading:
-            self._deaf()
 
     def ended(self, gone: Gone) -> None:
         """Hand over what it said last, and that it has gone."""
@@ -141,7 +139,28 @@ class Worker:
             if message is not None:
                 self.owner.on_message(self, message)
         self._channel.close()
+        with self._reading:
+            self._gone = gone
+            if self._delivering:
+                return  # whoever hands over its last message says so afterwards
         self.owner.on_gone(self, gone)
+
+    def forget(self) -> None:
+        """Close the channel: nobody was there."""
+        with self._reading:
+            self._deaf()
+        self._channel.close()
+
+    def _deliver(self, message: Message) -> None:
+        """Hand over a message in the thread of somebody who waited for it."""
+        try:
+            self.owner.on_message(self, message)
+        finally:
+            with self._reading:
+                self._delivering = False
+                gone = self._gone
+            if gone is not None:
+                self.owner.on_gone(self, gone)
 
     def _receive(self, *, wait: bool = False, last: bool = False) -> Message | None:
         if not self._open:

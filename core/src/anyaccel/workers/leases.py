@@ -53,6 +53,9 @@ class Claim(Protocol):
     def first(self) -> bool:
         """Whether nobody who competes for the same devices comes before."""
 
+    def alone(self) -> bool:
+        """Whether nobody else waits for one of the same devices."""
+
     def why(self) -> Verdict:
         """What it waits for."""
 
@@ -123,6 +126,10 @@ class LocalClaim:
         """Whether nobody who competes for the same devices comes before."""
         return self.ticket is not None and self._leases.first(self.ticket)
 
+    def alone(self) -> bool:
+        """Whether nobody else waits for one of the same devices."""
+        return self.ticket is not None and self._leases.alone(self.ticket)
+
     def why(self) -> Verdict:
         """What it waits for."""
         assert self.ticket is not None  # noqa: S101 - set before anybody else has the claim
@@ -188,6 +195,12 @@ class LocalLeases:
             return all(
                 next(iter(group)) >= ticket.number for mask, group in self._waiting.items() if mask & ticket.plan.mask
             )
+
+    def alone(self, ticket: Ticket) -> bool:
+        """Whether no other ticket waits for one of the same devices as this one, which waits."""
+        with self._lock:
+            rivals = [group for mask, group in self._waiting.items() if mask & ticket.plan.mask]
+            return len(rivals) == 1 and len(rivals[0]) == 1 and ticket.number in rivals[0]
 
     def left(self, ticket: Ticket) -> None:
         """Count a ticket no more among those who wait."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import io
 import json
 import os
 import select
@@ -39,6 +40,9 @@ def main() -> None:
     """Serve one caller until it has gone and nothing is left of what it started."""
     config = json.loads(sys.argv[1])
     sys.argv = config["argv"]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None where the caller has closed it
+            stream.reconfigure(line_buffering=True)  # so that lines of workers and of what they start stay in order
     Nursery(config).serve()
     os._exit(0)
 

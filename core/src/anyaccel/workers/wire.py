@@ -127,14 +127,14 @@ def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
         ValueError: When it is not one of ours.
         OSError: When its memory cannot be mapped.
     """
-    buffer = bytearray(_PACKET) if not _buffers else _buffers.pop()
+    buffer = _buffers.pop() if _buffers else bytearray(_PACKET)
+    flags = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | _NO_WAIT
     try:
-        size, ancillary, got, _ = channel.recvmsg_into(
-            (buffer,), _ANCILLARY, _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | _NO_WAIT
-        )
+        try:
+            size, ancillary, got, _ = channel.recvmsg_into((buffer,), _ANCILLARY, flags)
+        except ConnectionResetError:  # it ended without reading all; what it said before is still there
+            size, ancillary, got, _ = channel.recvmsg_into((buffer,), _ANCILLARY, flags)
         packet = bytes(memoryview(buffer)[:size])
-    except ConnectionResetError:
-        return None
     finally:
         _buffers.append(buffer)
     if not packet:
