@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 
 from anyaccel.cli import output
 from anyaccel.cli.options import add_launch, add_request, launch
+from anyaccel.exports.shell import statements
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,8 +21,5 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         output.print_json("env/1", {"set": dict(environment.set), "unset": sorted(environment.unset)})
         return 0
-    for name in sorted(environment.unset):
-        print(f"unset {name}")
-    for name, value in sorted(environment.set.items()):
-        print(f"export {name}={shlex.quote(value)}")
+    print(statements(environment.set, environment.unset), end="")
     return 0
