@@ -24,6 +24,7 @@ COMMANDS = {
     "plugins": "list the installed plug-ins and what is wrong with them",
     "doctor": "look for what is wrong, and say what to do about it",
     "check": "check that a plug-in keeps the contract",
+    "new": "write the project of a new plug-in",
     "record": "record this machine, so that it can be replayed anywhere",
     "export": "print the devices in another scheduler's or container engine's own form",
 }
