@@ -177,6 +177,16 @@ def test_a_user_who_is_called_like_the_driver_goes_from_home_directories_only():
     }
 
 
+def test_a_document_of_one_line_stays_a_document():
+    """Its commas are no columns."""
+    stdout = '[{"type":"a1.large","instance_id":"i-0","serial":"0X77AB12","cores":4},{"serial":"0X77AB13"}]'
+    after = cleaned(commands=[{"argv": ["acme-ls", "--json"], "stdout": stdout}])["commands"][0]["stdout"]
+    first, second = json.loads(after)
+    assert (first["type"], first["instance_id"], first["cores"]) == ("a1.large", "i-0", 4)
+    assert {"0X77AB12", "0X77AB13"}.isdisjoint({first["serial"], second["serial"]})
+    assert first["serial"] < second["serial"]
+
+
 def test_of_the_kernels_log_only_what_is_about_the_devices_is_kept():
     log = "[1] audit: alice logged in\n[2] ACME: Xid (PCI:0000:3b:00): 79\n[3] pci 0000:3c:00.0: x\n[4] zeta: fail\n"
     after = cleaned(

@@ -94,9 +94,10 @@ def search(recording: Mapping[str, Any], addresses: tuple[str, ...] = ()) -> Fou
 def _search_columns(found: Found, entry: Mapping[str, Any]) -> None:
     """Look at tables with commas whose columns the command line, or the first line, names."""
     lines = [[cell.strip() for cell in line.split(",")] for line in str(entry.get("stdout", "")).splitlines()]
-    headers = [argument.rpartition("=")[2].split(",") for argument in entry.get("argv", ())] + lines[:1]
-    for header in (header for header in headers if len(header) > 1):
-        for cells in (cells for cells in lines if len(cells) == len(header)):
+    tables = [(argument.rpartition("=")[2].split(","), lines) for argument in entry.get("argv", ())]
+    tables += [(lines[0], lines[1:])] if lines else []
+    for header, rows in tables:
+        for cells in (cells for cells in rows if len(cells) == len(header) > 1):
             for name, cell in zip(header, cells, strict=True):
                 _keep(found, name, cell)
 
@@ -104,8 +105,8 @@ def _search_columns(found: Found, entry: Mapping[str, Any]) -> None:
 def _keep(found: Found, key: str, text: str) -> None:
     """Remember a value when its key says that it is a number or a name of this machine."""
     text = text.strip()
-    if not text or len(text) > LONGEST or re.search(r"\s", text) or text.startswith("/"):
-        return
+    if not text or len(text) > LONGEST or re.search(r"[\s\"'{}<>\[\]]", text) or text.startswith("/"):
+        return  # it is a sentence, a path, or part of a document whose keys are looked at one by one
     if is_number(key):
         if len(text) >= SHORTEST and re.search(r"\d", text) and text.strip("0x:-") and not UUID.search(text):
             found.numbers.add(text.lower())
