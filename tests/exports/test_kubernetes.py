@@ -43,6 +43,14 @@ def test_a_device_with_what_claims_select_by():
     }
 
 
+def test_a_device_has_32_facts_and_ours_come_first():
+    [found], _ = written(device(0, attributes={f"a{index:02}": index for index in range(40)}))
+    [entry] = found["spec"]["devices"]
+    assert len(entry["attributes"]) == 31
+    assert {"id", "pciBusID", "a00"} < set(entry["attributes"])
+    assert entry["capacity"]
+
+
 def test_a_slice_holds_128_devices():
     slices, _ = written(*(device(index) for index in range(130)))
     assert [len(found["spec"]["devices"]) for found in slices] == [128, 2]

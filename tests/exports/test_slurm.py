@@ -88,6 +88,17 @@ def test_slurmd_reads_the_file(slurmd, tmp_path):
     assert [entry["Count"] for entry in found if entry["Name"] == "neuron_cores"] == ["4"]
 
 
+def test_a_device_with_several_nodes_is_one_device(slurmd, tmp_path):
+    exported = source(device(0, nodes=("/dev/null", "/dev/zero")), device(1, nodes=("/dev/full", "/dev/random")))
+    configuration = slurm_cluster.write(tmp_path / "s", gres_conf(exported).text, node_line(exported).text)
+    found, complaints = slurm_cluster.read_back(configuration)
+    assert complaints == []
+    assert sorted((entry["Count"], entry["File"]) for entry in found) == [
+        ("1", "/dev/full,/dev/random"),
+        ("1", "/dev/null,/dev/zero"),
+    ]
+
+
 def test_slurmd_complains_about_a_wrong_file(slurmd, tmp_path):
     """What the test above looks for is there to be found."""
     exported = source(*LINKED)
