@@ -1,4 +1,4 @@
-"""What it costs to detect the recorded machines, beyond the vendor library's own time, which a recording takes none of."""
+"""What it costs to detect recorded machines: all but the vendor library's own time, of which a replay takes none."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from anyaccel.plugins.registry import plugin
 
 VENDORS = Path(__file__).parent / "vendors"

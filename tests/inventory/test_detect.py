@@ -3,10 +3,9 @@
 import contextlib
 import time
 
+import anyaccel as aa
 import psutil
 import pytest
-
-import anyaccel as aa
 from anyaccel.model import Health, ProblemKind, VendorState
 
 HEAD = """
@@ -25,16 +24,18 @@ def anyaccel_detect(ctx):
 
 FAULTS = {
     "hangs": ("import time; time.sleep(60)", ProblemKind.TIMEOUT, "it did not answer within 2 s."),
-    "exits at once": ("import os; os._exit(7)", ProblemKind.DIED, "its process ended with exit status 7 before it answered."),
+    "exits at once": ("import os; os._exit(7)", ProblemKind.DIED,
+                      "its process ended with exit status 7 before it answered."),
     "exits politely": ("raise SystemExit(3)", ProblemKind.RAISED, "it raised SystemExit: 3"),
-    "crashes": ("import ctypes; ctypes.string_at(0)", ProblemKind.DIED, "its process was killed by SIGSEGV before it answered."),
+    "crashes": ("import ctypes; ctypes.string_at(0)", ProblemKind.DIED,
+                "its process was killed by SIGSEGV before it answered."),
     "raises": ("raise OSError('libbad.so.2: cannot open shared object file')", ProblemKind.RAISED,
                "it raised OSError: libbad.so.2: cannot open shared object file"),
     "returns junk": ("return [1]", ProblemKind.CONTRACT,
                      "it must return Detected or None (got a list); write 'return Detected(devices=tuple(devices))'."),
     "returns wrong fields": ("return Detected(devices=(Device(id='a b', index=True, model=3),))", ProblemKind.CONTRACT,
-                             "Detected.devices[0].index must be int (got True that is a bool); "
-                             "Detected.devices[0].model must be str (got 3 that is a int)."),
+                             ("Detected.devices[0].index must be int (got True that is a bool); "
+                              "Detected.devices[0].model must be str (got 3 that is a int).")),
     "repeats an id": ("return Detected(devices=tuple(Device(id='x', index=i, model='m') for i in (0, 1)))",
                       ProblemKind.CONTRACT, "Device.id must be unique (got 'x' more than once)."),
     "repeats an index": ("return Detected(devices=tuple(Device(id=i, index=0, model='m') for i in 'ab'))",
@@ -150,8 +151,10 @@ def test_a_mask_that_makes_no_sense_hides_everything(acme, record, monkeypatch):
     inventory = aa.detect(record({}))
     assert not inventory.devices[0].visible
     assert inventory.report("acme").notes == (
-        "The environment hides every device of acme: it raised ValueError: "
-        "ACME_VISIBLE must be a comma list of ids or indexes (got 'nonsense')",
+        (
+            "The environment hides every device of acme: it raised ValueError: "
+            "ACME_VISIBLE must be a comma list of ids or indexes (got 'nonsense')"
+        ),
     )
 
 

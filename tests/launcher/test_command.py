@@ -1,17 +1,18 @@
 """Commands: they see exactly what they were given, and nothing stands between them and the terminal."""
 
+import fcntl
 import json
 import os
 import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 
+import anyaccel as aa
 import psutil
 import pytest
-
-import anyaccel as aa
 
 SHOW = [sys.executable, "-c", "import os; print(os.environ['ACME_VISIBLE'])"]
 CLI = [sys.executable, "-m", "anyaccel", "--machine", "sim:Acme-Whole:4", "run", "APU:2", "--"]
@@ -99,7 +100,7 @@ def test_the_terminal_is_the_commands_own(acme):
     code = "import os, sys; print(sys.stdin.isatty(), sys.stdout.isatty(), os.tcgetpgrp(0) == os.getpgrp(), input())"
     process = subprocess.Popen(
         [*CLI, sys.executable, "-c", code], stdin=side, stdout=side, stderr=side, start_new_session=True,
-        preexec_fn=lambda: __import__("fcntl").ioctl(0, 0x540E, 0),  # TIOCSCTTY: make it the controlling terminal
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - no thread is running here
     )  # fmt: skip
     os.close(side)
     os.write(main, b"typed\n")

@@ -2,15 +2,15 @@
 
 import os
 
-import pytest
-
 import anyaccel as aa
+import pytest
 from anyaccel.errors import PluginError
 
 RIVAL = """
 from anyaccel.plugin import *
 @hookimpl
-def anyaccel_info(): return PluginInfo(vendor="rival", resource="RPU", kind="rpu", env_vars=("RIVAL", "ACME_VISIBLE", "ACME_ORDER"))
+def anyaccel_info():
+    return PluginInfo(vendor="rival", resource="RPU", kind="rpu", env_vars=("RIVAL", "ACME_VISIBLE", "ACME_ORDER"))
 @hookimpl
 def anyaccel_detect(ctx):
     {detect}

@@ -3,12 +3,21 @@
 import json
 
 import pytest
+from anyaccel.model import (
+    Detected,
+    Device,
+    EnvEdits,
+    Fractional,
+    Health,
+    Inventory,
+    Problem,
+    ProblemKind,
+    VendorReport,
+    VendorState,
+)
+from anyaccel.model.wire import decode, encode
 from hypothesis import given
 from hypothesis import strategies as st
-
-from anyaccel.model import Detected, Device, EnvEdits, Fractional, Health, Inventory, Problem, ProblemKind, VendorReport
-from anyaccel.model import VendorState
-from anyaccel.model.wire import decode, encode
 
 words = st.text("abc:-.0", min_size=1, max_size=8)
 devices = st.builds(

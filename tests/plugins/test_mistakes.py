@@ -3,7 +3,6 @@
 import types
 
 import pytest
-
 from anyaccel.errors import PluginError
 from anyaccel.model import Detected, Device, EnvContext, EnvEdits, Fractional, PluginInfo, ProblemKind, Term
 from anyaccel.plugin import hookimpl
@@ -181,8 +180,8 @@ def test_a_hook_that_raises_says_what():
          "a visible id must be unique (got 'a0' more than once)."),
         ("anyaccel_stats", lambda devices, ctx: {"a0": 5}, lambda p: p.stats([DEVICE], context(EMPTY)),
          "stats['a0'] must be Stats (got 5 that is a int)."),
-        ("anyaccel_env", lambda devices, ctx: EnvEdits(set={"ACME": "a\0b"}), lambda p: p.env([], EnvContext(devices=())),
-         "the value of 'ACME' must not hold a NUL character."),
+        ("anyaccel_env", lambda devices, ctx: EnvEdits(set={"ACME": "a\0b"}),
+         lambda p: p.env([], EnvContext(devices=())), "the value of 'ACME' must not hold a NUL character."),
         ("anyaccel_env", lambda devices, ctx: EnvEdits(set={"ACME": ""}, unset=frozenset({"ACME"})),
          lambda p: p.env([], EnvContext(devices=())), "it must not set and unset 'ACME' at once."),
         ("anyaccel_products", lambda: ["A1"], lambda p: p.products(),

@@ -6,7 +6,6 @@ import os
 import time
 
 import pytest
-
 from anyaccel.errors import CommandTimeoutError, QueryError
 from anyaccel.probe.context import DeviceNode, ProbeContext
 from anyaccel.probe.host import HostFacts, natural

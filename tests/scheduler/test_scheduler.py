@@ -294,11 +294,11 @@ def test_importing_is_cheap():
 
 def test_what_others_hold_counts_until_it_is_over():
     scheduler = Scheduler(machine(gpus(2)))
-    foreign = scheduler.occupy("h100-0", 10_000, "alice, process 42")
+    foreign = scheduler.occupy({"h100-0": 10_000}, holder="7f3c", note="alice, process 42")
     assert scheduler.free("h100-0") == 0
     verdict = scheduler.why("GPU:2")
     assert (verdict.fits_now, verdict.ever_fits) == (False, True)
-    assert "alice, process 42" in verdict.message
+    assert "held by 7f3c (alice, process 42)" in verdict.message
     scheduler.release(foreign)
     assert scheduler.why("GPU:2").fits_now
 

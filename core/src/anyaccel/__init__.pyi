@@ -16,11 +16,11 @@ from anyaccel.errors import TaskTimeoutError as TaskTimeoutError
 from anyaccel.errors import UnknownNameError as UnknownNameError
 from anyaccel.errors import UsageError as UsageError
 from anyaccel.errors import WorkerError as WorkerError
+from anyaccel.inventory.current import current as current
 from anyaccel.inventory.declared import declare as declare
 from anyaccel.inventory.detect import detect as detect
 from anyaccel.inventory.observe import stats as stats
 from anyaccel.launcher.command import run as run
-from anyaccel.inventory.current import current as current
 from anyaccel.launcher.environment import WorkerEnvironment as WorkerEnvironment
 from anyaccel.launcher.environment import worker_environment as worker_environment
 from anyaccel.launcher.hold import Hold as Hold

@@ -221,4 +221,4 @@ def _why_nothing(report: VendorReport) -> str:
         return f"probed in {report.seconds * 1000:.0f} ms, no hardware of this vendor is on the machine"
     if report.state is VendorState.OK:
         return "the driver is here and reports no device"
-    return "detection failed, see below"
+    return "detection failed, see above"

@@ -188,4 +188,7 @@ def _check_products(machine: Machine, answers: Answers) -> None:
             names = sorted({name for listed in known.values() for name in listed})
             close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
             way_out = f"did you mean {', '.join(close)}?" if close else "see 'anyaccel plugins' for what is installed"
+            failed = [problem for source, outcome in answers.values() if (problem := problem_in(source, outcome, ""))]
+            if failed:
+                way_out = f"perhaps one that failed does: {failed[0]}"
             raise MachineError(f"no installed plug-in knows the product {name!r} in {machine.text!r}; {way_out}")

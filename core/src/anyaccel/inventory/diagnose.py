@@ -75,7 +75,8 @@ def diagnose(
     if where.text == HOST:
         found += _observe(inventory, timeout, environ)
     if where.recording is not None:
-        environ = load(where.recording).get("environ", {}) | environ
+        recorded: dict[str, str] = load(where.recording).get("environ", {})
+        environ = recorded | environ
     for report in inventory.vendors:
         said = [diagnosis.finding for diagnosis in found if diagnosis.vendor == report.vendor]
         own = [*_of_vendor(report, inventory, environ), *_nodes(where, inventory.of_vendor(report.vendor))]

@@ -313,8 +313,12 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
 
 def _verdict(inventory: Inventory, request: Request, ledger: Ledger, environ: Mapping[str, str]) -> Verdict:
     scheduler = open_scheduler(inventory)
+    by_lease: dict[str, list[LeaseRecord]] = {}
     for record in Scope.of(inventory, environ).ours(ledger.leases()):
-        scheduler.occupy(record.device, record.units, holder(record))
+        by_lease.setdefault(record.id or f"unknown-{len(by_lease)}", []).append(record)
+    for lease, records in by_lease.items():
+        units = {record.device: record.units for record in records}
+        scheduler.occupy(units, holder=lease, note=holder(records[0]))
     return scheduler.why(request)
 
 

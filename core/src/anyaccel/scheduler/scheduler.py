@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from threading import Lock
 from typing import TYPE_CHECKING, Literal
@@ -166,28 +166,30 @@ class Scheduler:
         notify(placed)
         return waited
 
-    def occupy(self, device_id: str, units: int, note: str = "") -> Allocation:
-        """Count a part of a device as held by somebody who did not ask this scheduler.
+    def occupy(self, units: Mapping[str, int], *, holder: str, note: str = "") -> Allocation:
+        """Count parts of devices as held by somebody who did not ask this scheduler.
 
         Args:
-            device_id: The device.
-            units: Units that are held, in 1/10000; no more than are free are counted.
-            note: By whom, in words.
+            units: Units that are held, in 1/10000, by device id; no more than are free are counted.
+            holder: Identity of the allocation, as others know it.
+            note: Who that is, in words.
 
         Returns:
             An allocation, to be given back to :meth:`release` when it is over.
 
         Raises:
-            KeyError: When no device has this id.
+            KeyError: When no device has one of the ids.
         """
         with self._lock:
-            position = self._layout.positions[device_id]
-            device = self._layout.devices[position]
-            term = Term(names=(device.type,), units=units)
-            part = share(device, min(units, self._free.units[position]))
-            grant = Grant(term=term, shares=(part,))
-            request = Request(terms=(term,))
-            return self._enter(Allocation(id=f"a{next(_ALLOCATIONS)}", request=request, grants=(grant,)), note)
+            made = [self._occupied(device_id, part) for device_id, part in units.items()]
+            request = Request(terms=tuple(grant.term for grant in made))
+            return self._enter(Allocation(id=holder, request=request, grants=tuple(made)), note)
+
+    def _occupied(self, device_id: str, units: int) -> Grant:
+        position = self._layout.positions[device_id]
+        device = self._layout.devices[position]
+        part = share(device, min(units, self._free.units[position]))
+        return Grant(term=Term(names=(device.type,), units=units), shares=(part,))
 
     def why(self, request: RequestLike | Ticket, *, priority: int = 0) -> Verdict:
         """Say whether a request would be served now or ever, why not, and what near to it would.

@@ -64,7 +64,8 @@ class AcceleratorPluginTests:
         """Make one test per check, and per recording where a check is about a machine."""
         if metafunc.function is not AcceleratorPluginTests.test_check:
             return
-        owner: type[AcceleratorPluginTests] = metafunc.cls
+        owner = metafunc.cls
+        assert owner is not None  # noqa: S101 - pytest calls this for the tests of a class
         recordings = list_recordings(owner.recordings)
         cases = [
             pytest.param(check, machine, id=f"{check.label}-{machine}" if machine else check.label)

@@ -77,11 +77,9 @@ def complaint(environ: Mapping[str, str], devices: Sequence[Device]) -> tuple[st
     if not ids and len(set(entries)) < len(entries):
         return f"{MASK}={value!r} names a GPU twice, which hides every GPU.", f"name each GPU once in {MASK}"
     if len(ids) < len(entries):
-        return (
-            f"{MASK}={value!r} leaves {len(ids)} of its {len(entries)} entries visible: CUDA stops at the first one"
-            " that it does not know, and takes one MIG device.",
-            f"write ids from 'nvidia-smi -L' into {MASK}, or indexes with {ORDER}=PCI_BUS_ID",
-        )
+        seen = f"{MASK}={value!r} leaves {len(ids)} of its {len(entries)} entries visible"
+        rule = "CUDA stops at the first one that it does not know, and takes one MIG device."
+        return f"{seen}: {rule}", f"write ids from 'nvidia-smi -L' into {MASK}, or indexes with {ORDER}=PCI_BUS_ID"
     return None
 
 
