@@ -24,6 +24,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 def left_of(marker: str | None = None) -> list[int]:
     """Living processes that a nursery has started, itself among them; of this process's nursery when None."""
+    assert marker != "", "the caller did not come so far"
     value = marker or client.nursery().environ[NURSERY_VARIABLE]
     return [pid for pid, _ in tree.carriers(f"{NURSERY_VARIABLE}={value}")]
 

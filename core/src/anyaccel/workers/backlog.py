@@ -41,19 +41,22 @@ class Backlog:
 
     Attributes:
         cpu: Calls that wait for a processor.
+        gate: Calls that need devices and may not ask for them yet, since the number of processes is limited.
         placed: Calls that have their devices and wait for a process.
     """
 
     def __init__(self) -> None:
         self.cpu: deque[Task] = deque()
+        self.gate: deque[Task] = deque()
         self.placed: deque[tuple[Task, Held]] = deque()
         self._lines: dict[object, OrderedDict[Task, None]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.cpu or self.placed or self._lines)
+        return bool(self.cpu or self.gate or self.placed or self._lines)
 
     def __iter__(self) -> Iterator[Task]:
         yield from self.cpu
+        yield from self.gate
         yield from (task for task, _ in self.placed)
         for line in self._lines.values():
             yield from line
@@ -103,11 +106,23 @@ class Backlog:
         without = [task for line in self._lines.values() for task in line if task.place is None]
         return [self._give_place(task) for task in sorted(without, key=lambda task: task.number)]
 
+    @property
+    def admitted(self) -> int:
+        """Calls that wait for devices or have them, and will need a process each."""
+        return len(self.placed) + sum(map(len, self._lines.values()))
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether a call waits for others to end, not for devices."""
+        return self.next_cpu() is not None or self.next_gated() is not None
+
     def next_cpu(self) -> Task | None:
         """The first that waits for a processor; it stays."""
-        while self.cpu and self.cpu[0].future.cancelled():
-            self.cpu.popleft()
-        return self.cpu[0] if self.cpu else None
+        return _first(self.cpu)
+
+    def next_gated(self) -> Task | None:
+        """The first that waits to ask for devices; it stays."""
+        return _first(self.gate)
 
     def _leave(self, task: Task) -> bool:
         line = self._lines.get(task.options.reuse)
@@ -122,3 +137,9 @@ class Backlog:
     def _give_place(task: Task) -> Place:
         task.place = Place(task)
         return task.place
+
+
+def _first(line: deque[Task]) -> Task | None:
+    while line and line[0].future.done():  # cancelled
+        line.popleft()
+    return line[0] if line else None

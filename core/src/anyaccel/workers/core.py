@@ -1,26 +1,22 @@
 """The inside of a pool: calls that wait, workers that run them, and the order between the two.
 
-No lock is held while devices are asked for or given back, while a future is set, or while a worker is launched: all of
-that may run code of others, or come back to us.
+No lock is held while a future is set or a worker is launched: that may run code of others, or come back to us.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from anyaccel.errors import TaskTimeoutError
 from anyaccel.workers.actors import ActorMember
-from anyaccel.workers.backlog import Place
+from anyaccel.workers.devices import Devices
 from anyaccel.workers.handle import Gone
 from anyaccel.workers.launching import Preparation
 from anyaccel.workers.leases import Held, Leases
-from anyaccel.workers.lifecycle import Lifecycle
 from anyaccel.workers.logs import Logs
-from anyaccel.workers.loop import loop
 from anyaccel.workers.member import Member
 from anyaccel.workers.pickling import dumps
 from anyaccel.workers.tasks import Options, Task, TaskFuture, exception_in, name_of, settle_task
@@ -32,7 +28,7 @@ PROCESSORS = len(os.sched_getaffinity(0))
 """Processors that this process may use: as many calls as that can run at once without devices."""
 
 
-class Core(Lifecycle):
+class Core(Devices):
     """The state of a pool. Every method may be called by any thread.
 
     Args:
@@ -57,29 +53,11 @@ class Core(Lifecycle):
         idle: float,
         logs: Logs | None,
     ) -> None:
-        super().__init__(grace=grace, idle=idle)
-        self._leases_of = leases
-        self._leases: Leases | None = None
+        super().__init__(leases, grace=grace, idle=idle)
         self.preparation = preparation
         self.preload = preload
         self.max_workers = max_workers
         self.logs = logs
-        self.opening = threading.Lock()
-
-    @property
-    def leases(self) -> Leases:
-        """The machine and its devices.
-
-        Raises:
-            MachineError: When the machine cannot be understood.
-        """
-        if self._leases is None:
-            with self.opening:
-                if self._leases is None:
-                    leases = self._leases_of()
-                    leases.join(self)
-                    self._leases = leases
-        return self._leases
 
     def submit(self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any) -> TaskFuture:
         """Let a call be run as soon as there is a worker and, where it needs them, devices for it."""
@@ -89,7 +67,8 @@ class Core(Lifecycle):
 
     def enter(self, task: Task, call: object) -> None:
         """Give a call to an unused worker, or let it wait for one."""
-        leases, options = self.leases, task.options
+        options = task.options
+        self.leases  # noqa: B018 - they may not be there, which is told before anything else
         try:
             task.body = dumps(call)
         except Exception as error:  # noqa: BLE001 - it belongs to the future, as other executors do it
@@ -102,16 +81,22 @@ class Core(Lifecycle):
             member = self.resting.take(options.reuse)
             if member is not None:
                 member.task = task
-            elif options.needs is None:
+            elif options.needs is not None and self.max_workers is None:
+                place = self.backlog.add(task)
+            elif options.needs is not None:
+                crowded = bool(self.backlog.gate)
+                self.backlog.gate.append(task)
+            elif task.actor is None:
                 crowded = bool(self.backlog.cpu)  # then there is no room for this one either
                 self.backlog.cpu.append(task)
             else:
-                place = self.backlog.add(task)
+                crowded = False
+                self.backlog.cpu.appendleft(task)
         if member is not None:
             member.run(task)
             return
         if place is not None:
-            self._claim(leases, place)
+            self.claim(place)
         elif not crowded:
             self.pump()
         self.keep(task)
@@ -164,13 +149,15 @@ class Core(Lifecycle):
         if task is not None and not again:
             task.fail(member.death(gone, task.name))
         if held is not None and not again:
-            held.release()
+            self.give_back(held, gone)
         self.pump()
         self.settle()
 
     def on_stuck(self, member: Member, reason: str) -> None:
         """Something of a worker ignores SIGKILL: its devices stay with it."""
         task = member.task
+        if member.held is not None:
+            self.set_aside(member.held, reason)
         if task is not None:
             task.fail(member.death(Gone(reason=reason), task.name))
 
@@ -193,23 +180,9 @@ class Core(Lifecycle):
             task.body = None
         if member is not None:
             member.stop(self.grace, answer=False)
-        self._give_up(place)
+        self.give_up(place)
         self.pump()
         self.settle()
-
-    def line_up(self) -> None:
-        """Somebody else comes for devices: let all who wait here have a place in front of them."""
-        with self.lock:
-            places = self.backlog.line_up()
-        for place in places:
-            self._claim(self.leases, place)
-
-    def make_way(self, devices: frozenset[str]) -> None:
-        """Somebody waits for devices: those that we hold without using them go back."""
-        with self.lock:
-            unused = self.resting.take_holders(devices)
-        for member in unused:
-            member.finish()
 
     def keep(self, task: Task) -> None:
         """Let a call that has to wait not see what becomes of its arguments."""
@@ -220,62 +193,40 @@ class Core(Lifecycle):
                 if task.body is body:
                     task.body = frozen
 
-    def _claim(self, leases: Leases, place: Place) -> None:
-        """Stand in line for devices."""
-        task = place.task
-        if task is None or task.options.needs is None:
-            return
-        try:
-            claim = leases.claim(task.options.needs, task.name, partial(self._on_held, place))
-        except Exception as error:  # noqa: BLE001 - the request was served before; whatever has changed, it is told
-            with self.lock:
-                self.backlog.remove(task)
-            task.fail(error)
-            self.settle()
-            return
-        with self.lock:
-            place.claim = claim
-            unwanted = place.task is None
-        if unwanted:
-            claim.withdraw()
-
-    @staticmethod
-    def _give_up(place: Place | None) -> None:
-        if place is not None and place.claim is not None:
-            place.claim.withdraw()
-
-    def _on_held(self, place: Place, held: Held) -> None:
-        with self.lock:
-            taken, following = self.backlog.grant(place, held)
-        if not taken:
-            held.release()
-        if following is not None:
-            self._claim(self.leases, following)
-        self.pump()
-
     def _next(self) -> Step | None:
         """The next thing to do; called with the lock held, done without it."""
         backlog = self.backlog
         if backlog.placed and backlog.placed[0][0].future.cancelled():
             return backlog.placed.popleft()[1].release
-        if backlog.placed and self._room(cpu=False):
+        if backlog.placed:  # it was given room before it asked for devices
             return self._joined(*backlog.placed.popleft())
-        task = backlog.next_cpu()
-        if task is not None:
+        step = self._admit()
+        if step is None and backlog.waits_for_room and self.resting:
+            ending = any(member.ending for member in self.members)
+            return None if ending else self.resting.take_oldest().finish
+        return step
+
+    def _admit(self) -> Step | None:
+        """Let the first of those who wait for room have some."""
+        backlog = self.backlog
+        task, gated = backlog.next_cpu(), backlog.next_gated()
+        if task is not None and (gated is None or task.number < gated.number):
             member = self.resting.take(task.options.reuse)
             if member is not None:
                 member.task = backlog.cpu.popleft()
                 return partial(member.run, task)
-            if task.actor is not None or self._room(cpu=True):
+            if self._room_for(task):
                 return self._joined(backlog.cpu.popleft(), None)
-        if (backlog.placed or task is not None) and self.resting and not any(member.ending for member in self.members):
-            return self.resting.take_oldest().finish
+        if gated is not None and self._room_for(gated):
+            return partial(self.claim, backlog.add(backlog.gate.popleft()))
         return None
 
-    def _room(self, *, cpu: bool) -> bool:
+    def _room_for(self, task: Task) -> bool:
+        """Whether one more process may be had."""
         if self.max_workers is not None:
-            return len(self.members) < self.max_workers
-        return not cpu or sum(member.busies_processor for member in self.members) < PROCESSORS
+            return len(self.members) + self.backlog.admitted < self.max_workers
+        busy = sum(member.busies_processor for member in self.members)
+        return task.actor is not None or busy < PROCESSORS
 
     def _joined(self, task: Task, held: Held | None) -> Step:
         member = (Member if task.actor is None else ActorMember)(self, task.options, held, task)
@@ -290,21 +241,38 @@ class Core(Lifecycle):
                 task = self.backlog.next_cpu()
                 if task is None or task.options.reuse != member.options.reuse or self.backlog.placed:
                     return False
+                gated = self.backlog.next_gated()
+                if gated is not None and gated.number < task.number:
+                    return False
                 member.task = self.backlog.cpu.popleft()
         else:
             reuse = member.options.reuse
             with self.lock:
                 task = self.backlog.first(reuse)
                 claim = task.place.claim if task is not None and task.place is not None else None
-            if claim is None or not claim.first():
+            if task is None and self.max_workers is not None:
+                return self._go_on_from_gate(member)
+            if task is None or claim is None or not claim.first():
                 return False
             with self.lock:
-                if task is None or self.backlog.first(reuse) is not task:
+                if self.backlog.first(reuse) is not task:
                     return False
                 place = self.backlog.remove(task)
                 member.task = task
         member.run(task)
-        self._give_up(place)
+        self.give_up(place)
+        return True
+
+    def _go_on_from_gate(self, member: Member) -> bool:
+        """The same where the number of processes is limited, so that most calls have not asked for devices yet."""
+        if self.leases.wanted(member.ids):
+            return False
+        with self.lock:
+            task, cpu = self.backlog.next_gated(), self.backlog.next_cpu()
+            if task is None or task.options.reuse != member.options.reuse or (cpu and cpu.number < task.number):
+                return False
+            member.task = self.backlog.gate.popleft()
+        member.run(task)
         return True
 
     def _rest(self, member: Member) -> None:
@@ -313,19 +281,9 @@ class Core(Lifecycle):
             watch = self.resting.add(member)
             when = self.resting.next_look() if watch else None
         if when is not None:
-            loop().call_at(when, self._end_idle)
-        if member.held is not None and self.leases.wanted(member.held.allocation):
-            self.make_way(frozenset(device.id for device in member.allocation.devices))
+            self.look_at_idle(when)
+        if member.held is not None:
+            self.make_way(self.leases.wanted(member.ids))
         if self.backlog:
             self.pump()
         self.settle()
-
-    def _end_idle(self) -> None:
-        """End workers that have held devices for too long without a call."""
-        with self.lock:
-            old = self.resting.take_old()
-            when = self.resting.next_look()
-        if when is not None:
-            loop().call_at(when, self._end_idle)
-        for member in old:
-            member.finish()

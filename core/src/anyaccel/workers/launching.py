@@ -38,13 +38,14 @@ class Preparation:
     initializer: bytes | None = None
 
     def setup(
-        self, allocation: Allocation, inventory: Inventory, environ: Mapping[str, str], path: list[str]
+        self, allocation: Allocation, inventory: Inventory, *, lease: str, environ: Mapping[str, str], path: list[str]
     ) -> tuple[Allocation, Pickled]:
         """Make the first message to a worker.
 
         Args:
             allocation: What it holds.
             inventory: The machine.
+            lease: Identity of the lease that other processes see; empty when there is none.
             environ: The environment that it starts with.
             path: The module path that it starts with.
 
@@ -55,7 +56,7 @@ class Preparation:
             EnvConflictError, PluginError: When the environment cannot be made.
             NurseryError: When there is no working directory.
         """
-        made = worker_environment(allocation, inventory, unallocated=self.unallocated, mask=self.mask)
+        made = worker_environment(allocation, inventory, lease=lease, unallocated=self.unallocated, mask=self.mask)
         values = {**made.values, NURSERY_VARIABLE: environ[NURSERY_VARIABLE]}
         try:
             directory = os.getcwd()

@@ -10,13 +10,17 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Protocol
 
+from anyaccel.errors import AnyaccelError, NeverFitsError
+from anyaccel.launcher.launch import open_scheduler
 from anyaccel.model import Allocation, Inventory, Request
 from anyaccel.scheduler import Scheduler, Ticket, Verdict
 
 OnHeld = Callable[["Held"], None]
+OnFailed = Callable[[AnyaccelError], None]
 
 
 class Held(Protocol):
@@ -25,6 +29,10 @@ class Held(Protocol):
     @property
     def allocation(self) -> Allocation:
         """What is held."""
+
+    @property
+    def lease(self) -> str:
+        """Identity of a lease that other processes see; empty when there is none."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -67,26 +75,44 @@ class Leases(Protocol):
     def inventory(self) -> Inventory:
         """The machine."""
 
+    @property
+    def look_seconds(self) -> float | None:
+        """How often to ask :meth:`wanted` for what is held without use; None when neighbors are told."""
+
     def check(self, request: Request) -> None:
         """Raise what :meth:`claim` would raise for a request that can never be served."""
 
-    def claim(self, request: Request, note: str, on_held: OnHeld) -> Claim:
+    def claim(self, request: Request, note: str, on_held: OnHeld, on_failed: OnFailed) -> Claim:
         """Ask for devices.
 
         Args:
             request: What is asked for.
             note: What for, in words.
             on_held: Called once, by any thread, perhaps before this returns.
+            on_failed: Called instead, when that becomes impossible.
 
         Raises:
             UnknownNameError, NeverFitsError: When the request can never be served.
+            LedgerError: When leases cannot be kept.
         """
 
-    def wanted(self, allocation: Allocation) -> bool:
-        """Whether somebody waits for a device of an allocation."""
+    def wanted(self, devices: frozenset[str]) -> frozenset[str]:
+        """Those of some devices, by id, for which somebody waits."""
 
     def join(self, neighbor: Neighbor) -> None:
         """Be told of others from now on; held weakly."""
+
+
+def check(inventory: Inventory, request: Request) -> None:
+    """Raise the error of a request that a machine can never serve.
+
+    Raises:
+        UnknownNameError: When nothing goes by one of its names.
+        NeverFitsError: When there are not such devices, or not so many.
+    """
+    verdict = open_scheduler(inventory).why(request)
+    if not (verdict.ever_fits or verdict.cpu):
+        raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
 
 
 class LocalHeld:
@@ -94,6 +120,7 @@ class LocalHeld:
 
     __slots__ = ("_leases", "allocation")
 
+    lease = ""
     descriptors = ()
 
     def __init__(self, leases: LocalLeases, allocation: Allocation) -> None:
@@ -143,6 +170,8 @@ class LocalLeases:
         scheduler: Knows the machine and who has what.
     """
 
+    look_seconds: float | None = None
+
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self._lock = threading.Lock()
@@ -159,13 +188,9 @@ class LocalLeases:
 
     def check(self, request: Request) -> None:
         """Raise what :meth:`claim` would raise for a request that can never be served."""
-        verdict = self.scheduler.why(request)
-        if not verdict.ever_fits and not request.else_cpu:
-            from anyaccel.errors import NeverFitsError
+        check(self.inventory, request)
 
-            raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
-
-    def claim(self, request: Request, note: str, on_held: OnHeld) -> LocalClaim:
+    def claim(self, request: Request, note: str, on_held: OnHeld, on_failed: OnFailed) -> LocalClaim:  # noqa: ARG002
         """Ask for devices; see :class:`Leases`."""
         claim = LocalClaim(self)
         with self._order:
@@ -176,13 +201,11 @@ class LocalLeases:
             self._make_way(ticket.plan.mask)
         return claim
 
-    def wanted(self, allocation: Allocation) -> bool:
-        """Whether somebody waits for a device of an allocation."""
-        mask = 0
-        for device in allocation.devices:
-            mask |= self._masks[device.id]
+    def wanted(self, devices: frozenset[str]) -> frozenset[str]:
+        """Those of some devices, by id, for which somebody waits."""
         with self._lock:
-            return any(waited & mask for waited in self._waiting)
+            mask = reduce(or_, self._waiting, 0)
+        return frozenset(device_id for device_id in devices if self._masks[device_id] & mask)
 
     def join(self, neighbor: Neighbor) -> None:
         """Tell somebody of others; see :class:`Leases`."""

@@ -45,7 +45,7 @@ class Lifecycle:
         if self.foreign:
             raise RuntimeError("this pool belongs to the process that this one was forked from; make a new one here")
         if self.broken is not None:
-            raise self.broken
+            raise BrokenPoolError(str(self.broken)) from self.broken.__cause__
         if self.closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
 

@@ -60,9 +60,10 @@ class Member:
         """Whether it counts among those that may run at once without devices."""
         return self.held is None
 
-    def holds(self, devices: frozenset[str]) -> bool:
-        """Whether it holds one of some devices, by id."""
-        return any(device.id in devices for device in self.allocation.devices)
+    @property
+    def ids(self) -> frozenset[str]:
+        """Ids of the devices that it holds."""
+        return frozenset(device.id for device in self.allocation.devices)
 
     def launch(self, task: Task) -> None:
         """Have it forked, make its environment, and send it its first call."""
@@ -72,7 +73,11 @@ class Member:
             descriptors = () if self.held is None else self.held.descriptors
             nursery, self.worker = client.spawn(self, core.preload, grace=core.grace, leases=descriptors)
             task.future.allocation, setup = core.preparation.setup(
-                self.allocation, core.leases.inventory, nursery.environ, nursery.path
+                self.allocation,
+                core.leases.inventory,
+                lease="" if self.held is None else self.held.lease,
+                environ=nursery.environ,
+                path=nursery.path,
             )
             with outputs() as pair:
                 self.worker.send(Kind.SETUP, setup, pair)

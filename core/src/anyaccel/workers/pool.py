@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from anyaccel.errors import UsageError
 from anyaccel.inventory.machine import Machine
+from anyaccel.model import Allocation
 from anyaccel.scheduler import RequestLike, parse_request
 from anyaccel.workers.actors import Actor, ActorState
 from anyaccel.workers.core import Core
@@ -151,10 +152,13 @@ class Pool(Submitter):
         logs: Directory for the output of the calls, a file each; None to let it go where that of this process goes.
         sandbox: Called in each worker right before any code of yours, to confine the process; when it raises, none
             of your code runs.
+        shared: Whether every process on the machine knows what is held. When not, only pools of this process that are
+            not shared either respect each other.
 
     Raises:
         UsageError: When an argument makes no sense.
         MachineError: When ``machine`` names no machine.
+        StateDirectoryError: When there is no directory for leases that can be trusted.
         NeverFitsError: When the machine can never serve ``needs``.
     """
 
@@ -176,6 +180,7 @@ class Pool(Submitter):
         idle: float = 10.0,
         logs: str | os.PathLike[str] | None = None,
         sandbox: Callable[[], None] | None = None,
+        shared: bool = True,
     ) -> None:
         if max_workers is not None and max_workers <= 0:
             raise ValueError(f"max_workers must be greater than 0 (got {max_workers!r:.60})")
@@ -183,7 +188,7 @@ class Pool(Submitter):
             raise TypeError(f"initializer must be a callable (got {initializer!r:.60})")
         check_seconds(grace=grace, idle=idle)
         core = Core(
-            lambda: machine_leases(machine, declare),
+            lambda: machine_leases(machine, declare, shared=shared),
             Preparation(
                 unallocated=unallocated,
                 mask=mask,
@@ -202,6 +207,15 @@ class Pool(Submitter):
         _cores.add(core)
         # A finalizer runs wherever garbage is collected, perhaps under one of our locks: it only leaves a note.
         weakref.finalize(self, _abandon, core).atexit = False
+
+    @property
+    def kept_aside(self) -> tuple[tuple[Allocation, str], ...]:
+        """Devices that nobody gets although their holder has been ended, each with the reason.
+
+        A process may be stuck in the kernel, or its memory on the device may not be free yet. They come back when that
+        changes.
+        """
+        return self._core.kept_aside()
 
     def __exit__(self, kind: type[BaseException] | None, value: object, traceback: object) -> None:
         """Wait for all calls; after Ctrl-C, stop them, and kill them when it is pressed again."""

@@ -51,7 +51,7 @@ class Resting:
 
     def take_holders(self, devices: frozenset[str]) -> list[Member]:
         """Those that hold one of some devices, by id."""
-        return self._take(lambda member: member.holds(devices))
+        return self._take(lambda member: bool(member.ids & devices))
 
     def take_old(self) -> list[Member]:
         """Those that hold devices and were not used for too long."""
@@ -64,6 +64,10 @@ class Resting:
         """When the next one gets too old, as a time of ``time.monotonic()``; None when none ever does."""
         rested = [member.rested for member in self._members if member.held is not None]
         return min(rested) + self._idle if rested else None
+
+    def held(self) -> frozenset[str]:
+        """Ids of the devices that they hold."""
+        return frozenset().union(*(member.ids for member in self._members))
 
     def discard(self, member: Member) -> None:
         """Forget one that has gone."""

@@ -1,0 +1,279 @@
+"""Devices that every process on the machine shares: leases of the ledger, for the pools of this process."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping
+from itertools import count
+
+from anyaccel.errors import AnyaccelError, DevicesBusyError, LeaseCancelledError
+from anyaccel.launcher.hold import Scope, why, witnesses
+from anyaccel.launcher.launch import KnownNames, validate
+from anyaccel.ledger import Lease, Ledger, Want
+from anyaccel.model import Allocation, Grant, Inventory, Request
+from anyaccel.scheduler import Choice, Verdict, parse_request
+from anyaccel.workers.leases import Neighbor, OnFailed, OnHeld, check
+
+LOOK_SECONDS = 0.05
+"""How often to look whether another process waits for what we have and could give back."""
+
+
+class SharedHeld:
+    """Devices that the ledger says are ours."""
+
+    __slots__ = ("_lease", "allocation")
+
+    def __init__(self, allocation: Allocation, lease: Lease | None) -> None:
+        self.allocation = allocation
+        self._lease = lease
+
+    @property
+    def lease(self) -> str:
+        """Identity of the lease, as others see it; empty when nothing is held."""
+        return self._lease.id if self._lease else ""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Descriptors that carry the lease."""
+        return self._lease.fds if self._lease else ()
+
+    def release(self) -> None:
+        """Give them back."""
+        if self._lease:
+            self._lease.release()
+
+
+class SharedClaim:
+    """A request on its way through this process's line, and then through the machine's."""
+
+    def __init__(self, leases: SharedLeases, request: Request, note: str, on_held: OnHeld, on_failed: OnFailed) -> None:
+        self.request = request
+        self.note = note
+        self.on_held = on_held
+        self.on_failed = on_failed
+        self.number = next(leases.numbers)
+        self.waits = False
+        self._leases = leases
+        self._choice = Choice(leases.inventory, request, validate, KnownNames())
+        self._grants: tuple[Grant, ...] = ()
+        self._cancel: int | None = None
+        self._guard = threading.Lock()
+        candidates = self._choice.candidates
+        self.ids = frozenset(device.id for device in candidates)
+        self._want = Want(
+            candidates=frozenset(map(leases.scope.key, self.ids)),
+            witnesses={} if leases.scope.nested else witnesses(leases.inventory, candidates),
+            request=str(request),
+        )
+
+    @property
+    def ever_fits(self) -> bool:
+        """Whether it would be served if nothing were held."""
+        return self._choice.choose({}) is not None
+
+    def take(self, *, wait: bool) -> SharedHeld | None:
+        """Get the devices; None when they are not free now and we shall not wait, or the claim was withdrawn."""
+        try:
+            lease = self._leases.ledger.acquire(
+                self._want, self._choose, wait=None if wait else 0, note=self.note, cancel=self._cancel
+            )
+        except LeaseCancelledError:
+            return None
+        except DevicesBusyError:
+            if wait:
+                raise
+            return None
+        return SharedHeld(Allocation(id=lease.id, request=self.request, grants=self._grants), lease)
+
+    def withdraw(self) -> bool:
+        """Stop waiting; False when it has been granted already."""
+        if not self._leases.left(self):
+            return False
+        with self._guard:
+            if self._cancel is not None:
+                os.eventfd_write(self._cancel, 1)
+        self._leases.go_on()
+        return True
+
+    def first(self) -> bool:
+        """Whether nobody who competes for the same devices comes before."""
+        return self._leases.first(self)
+
+    def alone(self) -> bool:
+        """Whether nobody else waits for one of the same devices."""
+        return self._leases.alone(self)
+
+    def why(self) -> Verdict:
+        """What it waits for."""
+        return why(self.request, inventory=self._leases.inventory)
+
+    def wait(self) -> None:
+        """Stand in the machine's line until it is served or withdrawn; in a thread of its own."""
+        held, error = None, None
+        try:
+            held = self.take(wait=True)
+        except AnyaccelError as failure:
+            error = failure
+        wanted = self._leases.left(self)
+        with self._guard:
+            cancel, self._cancel = self._cancel, None
+        if cancel is not None:
+            os.close(cancel)
+        self._leases.go_on()
+        if held is not None and wanted:
+            self.on_held(held)
+        elif held is not None:
+            held.release()
+        elif error is not None and wanted:
+            self.on_failed(error)
+
+    def start(self) -> None:
+        """Begin to wait."""
+        self._cancel = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        threading.Thread(target=self.wait, name="anyaccel lease", daemon=True).start()
+
+    def _choose(self, taken: Mapping[str, int]) -> dict[str, int] | None:
+        scope = self._leases.scope
+        grants = self._choice.choose(scope.taken(taken))
+        if grants is None:
+            return None
+        self._grants = grants
+        units: dict[str, int] = {}
+        for grant in grants:
+            for share in grant.shares:
+                units[share.device.id] = units.get(share.device.id, 0) + share.units
+        return {scope.key(device_id): scope.to_ledger(device_id, part) for device_id, part in units.items()}
+
+
+class SharedLeases:
+    """Devices of a machine, shared by every process on it.
+
+    Claims of this process that compete for the same devices stand in one line, of which only the first stands in the
+    machine's, too: a thousand calls that wait are one ticket there.
+
+    Args:
+        inventory: The machine.
+
+    Raises:
+        StateDirectoryError: When there is no state directory that can be trusted.
+    """
+
+    look_seconds: float | None = LOOK_SECONDS
+
+    def __init__(self, inventory: Inventory) -> None:
+        self.inventory = inventory
+        self.ledger = Ledger.open()
+        self.scope = Scope.of(inventory, os.environ)
+        self.numbers = count()
+        self._lock = threading.Lock()
+        self._order = threading.RLock()
+        self._lining_up = False
+        self._waiting: dict[int, SharedClaim] = {}
+        self._neighbors: weakref.WeakSet[Neighbor] = weakref.WeakSet()
+        self._looked = float("-inf")
+        self._others: frozenset[str] = frozenset()
+
+    def check(self, request: Request) -> None:
+        """Raise what :meth:`claim` would raise for a request that can never be served."""
+        check(self.inventory, request)
+
+    def join(self, neighbor: Neighbor) -> None:
+        """Tell somebody of others; held weakly."""
+        with self._lock:
+            self._neighbors.add(neighbor)
+
+    def claim(self, request: Request, note: str, on_held: OnHeld, on_failed: OnFailed) -> SharedClaim:
+        """Ask for devices; see :class:`~anyaccel.workers.leases.Leases`."""
+        with self._order:
+            self._line_up()
+            claim = SharedClaim(self, request, note, on_held, on_failed)
+            if not claim.ever_fits:
+                self.check(request)
+                held: SharedHeld | None = SharedHeld(Allocation(id="", request=request, grants=()), None)
+            else:
+                with self._lock:
+                    ahead = any(other.ids & claim.ids for other in self._waiting.values())
+                held = None if ahead else claim.take(wait=False)
+                if held is None:
+                    with self._lock:
+                        self._waiting[claim.number] = claim
+        if held is not None:
+            on_held(held)
+        else:
+            self.go_on()
+            for neighbor in self._present():
+                neighbor.make_way(claim.ids)
+        return claim
+
+    def left(self, claim: SharedClaim) -> bool:
+        """Count a claim no more among those who wait; False when it was not."""
+        with self._lock:
+            return self._waiting.pop(claim.number, None) is not None
+
+    def go_on(self) -> None:
+        """Let those stand in the machine's line who have nobody in front of them in ours."""
+        starting = []
+        with self._lock:
+            seen: frozenset[str] = frozenset()
+            for claim in self._waiting.values():
+                if not claim.waits and not claim.ids & seen:
+                    claim.waits = True
+                    starting.append(claim)
+                seen |= claim.ids
+        for claim in starting:
+            claim.start()
+
+    def first(self, claim: SharedClaim) -> bool:
+        """Whether nobody who competes for the same devices comes before."""
+        with self._lock:
+            rivals = (other for other in self._waiting.values() if other.ids & claim.ids)
+            return next(rivals, None) is claim and not claim.ids & self._wanted_elsewhere()
+
+    def alone(self, claim: SharedClaim) -> bool:
+        """Whether nobody else waits for one of the same devices."""
+        with self._lock:
+            rivals = [other for other in self._waiting.values() if other.ids & claim.ids]
+            return rivals == [claim] and not claim.ids & self._wanted_elsewhere()
+
+    def wanted(self, devices: frozenset[str]) -> frozenset[str]:
+        """Those of some devices, by id, for which somebody waits."""
+        with self._lock:
+            found = devices & self._wanted_elsewhere()
+            for claim in self._waiting.values():
+                found |= claim.ids & devices
+            return found
+
+    def _wanted_elsewhere(self) -> frozenset[str]:
+        """Devices for which other processes wait, as of a moment ago; called with the lock held."""
+        now = time.monotonic()
+        if now - self._looked > LOOK_SECONDS:
+            self._looked = now
+            requests = {ticket.request for ticket in self.ledger.tickets() if ticket.pid != os.getpid()}
+            self._others = frozenset().union(*map(self._candidates, requests))
+        return self._others
+
+    def _candidates(self, text: str) -> Iterable[str]:
+        """Devices that a request of somebody else is for; it may be nonsense, or about another machine."""
+        try:
+            choice = Choice(self.inventory, parse_request(text.split()), validate)
+        except AnyaccelError:
+            return ()
+        return (device.id for device in choice.candidates)
+
+    def _line_up(self) -> None:
+        """Let neighbors claim what they have put off, once for all of it."""
+        if self._lining_up:
+            return
+        self._lining_up = True
+        try:
+            for neighbor in self._present():
+                neighbor.line_up()
+        finally:
+            self._lining_up = False
+
+    def _present(self) -> list[Neighbor]:
+        with self._lock:
+            return list(self._neighbors)

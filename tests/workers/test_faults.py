@@ -1,0 +1,401 @@
+"""What dies, hangs or escapes costs its own call, and leaves nothing behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyaccel as aa
+import pytest
+from anyaccel.workers import client, tree
+from anyaccel.workers.wire import NURSERY_VARIABLE
+from processes import gone, left_of, until
+
+
+def end(how):
+    if how == "exit":
+        os._exit(3)
+    if how == "sys.exit":
+        sys.exit(4)
+    os.kill(os.getpid(), how)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "words"),
+    [
+        ("exit", 3, "ended with exit status 3"),
+        ("sys.exit", 4, "ended with exit status 4"),
+        (signal.SIGKILL, -9, "was killed by SIGKILL"),
+        (signal.SIGSEGV, -11, "was killed by SIGSEGV"),
+        (signal.SIGTERM, -15, "was killed by SIGTERM"),
+    ],
+)
+def test_a_worker_that_ends_costs_its_call_only(pool, how, status, words, capfd):
+    one = pool("A1:1", machine="sim:A1:1")
+    futures = [one.submit(end, how), *(one.submit(os.getpid) for _ in range(2))]
+    with pytest.raises(
+        aa.BrokenWorkerError, match=rf"the worker \(process \d+\) that ran end {words} before"
+    ) as caught:
+        futures[0].result()
+    assert caught.value.exit_status == status
+    assert all(future.result() for future in futures[1:])
+    shared = pool(max_workers=1)
+    with pytest.raises(aa.BrokenWorkerError, match=words):
+        shared.submit(end, how).result()
+    assert shared.submit(os.getpid).result()
+
+
+def test_a_crash_says_where_it_was(pool, capfd):
+    with pytest.raises(aa.BrokenWorkerError):
+        pool().submit(end, signal.SIGSEGV).result()
+    assert "Segmentation fault" in capfd.readouterr().err
+
+
+def test_an_unused_worker_that_dies_is_replaced(pool):
+    one = pool("A1:1", max_calls=0, machine="sim:A1:1")
+    pid = one.submit(os.getpid).result()
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: gone(pid), "its death")
+    until(lambda: not one._core.members, "the news")
+    assert one.submit(os.getpid).result() != pid
+
+
+DAEMON = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open(sys.argv[1], "w").write(str(os.getpid()))
+        time.sleep(1000)
+    os._exit(0)
+os._exit(0)
+"""
+
+
+def test_a_daemon_does_not_outlive_its_call(pool, tmp_path):
+    """It has forked twice, has a session of its own, an empty environment, and ignores SIGTERM."""
+    path = str(tmp_path / "pid")
+
+    def daemonize():
+        subprocess.run([sys.executable, "-c", DAEMON, path], env={}, check=True)
+        while not (os.path.exists(path) and Path(path).read_text()):
+            time.sleep(0.002)
+
+    one = pool("A1:1", machine="sim:A1:1", grace=0.1)
+    one.submit(daemonize).result()
+    assert one.submit(pow, 2, 2).result() == 4  # whoever has the device next has it alone
+    assert gone(int(Path(path).read_text()))
+
+
+def test_processes_that_fork_while_they_are_killed(pool):
+    def bomb():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        deadline = time.monotonic() + 30
+        children = 0
+        while time.monotonic() < deadline:
+            if os.fork() == 0:
+                time.sleep(0.05)
+            elif (children := children + 1) > 3:
+                time.sleep(1000)
+
+    one = pool("A1:1", machine="sim:A1:1", timeout=0.2, grace=0)
+    with pytest.raises(aa.TaskTimeoutError):
+        one.submit(bomb).result()
+    one.options(timeout=None).submit(os.getpid).result()
+    assert len(left_of()) <= 2  # the nursery, and the last worker on its way out
+
+
+def test_the_nursery_dies(pool, tmp_path):
+    def work():
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        (tmp_path / "pids").write_text(f"{os.getpid()} {child.pid}")
+        time.sleep(1000)
+
+    one = pool("A1:1", machine="sim:A1:1")
+    future = one.submit(work)
+    waiting = one.submit(os.getpid)
+    pids = until(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text().split(), "the call")
+    old = client.nursery()
+    os.kill(old.pid, signal.SIGKILL)
+    with pytest.raises(aa.BrokenWorkerError, match="its nursery was killed by SIGKILL"):
+        future.result()
+    assert waiting.result()
+    assert client.nursery() is not old
+    assert all(gone(int(pid)) for pid in pids)
+    assert left_of(old.environ[NURSERY_VARIABLE]) == []
+
+
+def test_a_nursery_that_cannot_live(pool, tmp_path, monkeypatch):
+    (tmp_path / "deadly.py").write_text("import os; os._exit(9)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises((aa.NurseryError, aa.BrokenWorkerError), match="nursery"):
+        pool(preload=["deadly"]).submit(os.getpid).result()
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("raise OSError('no such chip')", "the module 'unfit' cannot be preloaded: OSError: no such chip"),
+        (
+            "import threading, time; threading.Thread(target=time.sleep, args=(999,), daemon=True).start()",
+            r"the nursery has 2 threads .*; preload less",
+        ),
+        ("f = open('/dev/fuse')", "the nursery has /dev/fuse open, because of a preloaded module"),
+    ],
+)
+def test_a_nursery_that_must_not_fork_says_why(pool, tmp_path, monkeypatch, source, why):
+    if "/dev/fuse" in source and not os.access("/dev/fuse", os.R_OK):
+        pytest.skip("no harmless character device that may be opened here")
+    (tmp_path / "unfit.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    unfit = pool("A1:1", preload=["unfit"])
+    try:
+        with pytest.raises(aa.NurseryError, match=why):
+            unfit.submit(os.getpid).result()
+        with pytest.raises(aa.NurseryError, match=why):
+            unfit.submit(os.getpid).result()  # the device has come back
+    finally:
+        client._nurseries.pop(("unfit",)).close()  # another test has another module of that name
+
+
+CALLER = """
+import os, signal, subprocess, sys, time
+import anyaccel as aa
+from anyaccel.workers import client
+def work():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 1000 & setsid sleep 1000"])
+    print("running", flush=True)
+    time.sleep(1000)
+pool = aa.Pool("A1:1", machine="sim:A1:2")
+print(client.nursery().environ["ANYACCEL_NURSERY"], flush=True)
+futures = [pool.submit(work) for _ in range(4)]
+{then}
+"""
+
+
+@pytest.mark.parametrize("when", ["at once", "while it starts", "while it runs"])
+def test_nothing_outlives_a_caller_that_is_killed(script, when):
+    caller = script(CALLER.format(then="futures[0].result()"))
+    marker = caller.stdout.readline().strip()
+    if when == "while it starts":
+        time.sleep(0.02)
+    if when == "while it runs":
+        assert [caller.stdout.readline() for _ in range(2)] == ["running\n"] * 2
+    caller.kill()
+    until(lambda: not left_of(marker), "the end of all")
+    caller.communicate()
+
+
+def test_nothing_outlives_a_caller_that_forked(script):
+    """A copy of the caller's end of all channels lives on in a child, so there is no end of file to wait for."""
+    caller = script(
+        CALLER.format(
+            then="child = os.fork()\nif not child: time.sleep(1000)\nprint(child, flush=True)\nfutures[0].result()"
+        )
+    )
+    marker = caller.stdout.readline().strip()
+    lines = [caller.stdout.readline() for _ in range(3)]
+    (child,) = [int(line) for line in lines if line != "running\n"]
+    caller.kill()
+    try:
+        until(lambda: not left_of(marker), "the end of all")
+        assert not gone(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        caller.communicate()
+
+
+def test_the_end_of_the_interpreter_waits_for_calls(script):
+    caller = script(
+        """
+        import time, anyaccel as aa
+        pool = aa.Pool("A1:1", machine="sim:A1:1")
+        for i in range(3):
+            pool.submit(lambda i=i: (time.sleep(0.05), print("done", i)))
+        """
+    )
+    out, err = caller.communicate()
+    assert (caller.returncode, out.splitlines(), err) == (0, ["done 0", "done 1", "done 2"], "")
+
+
+def test_the_end_of_the_interpreter_with_an_actor_and_a_kept_process(script):
+    caller = script(
+        """
+        import collections, anyaccel as aa
+        pool = aa.Pool("A1:0.5", machine="sim:A1:1", max_calls=0)
+        actor = pool.actor(collections.Counter, "hello")
+        print(actor.total().result(), pool.submit(pow, 2, 3).result())
+        """
+    )
+    assert caller.communicate() == ("5 8\n", "")
+    assert caller.returncode == 0
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+import anyaccel as aa
+from anyaccel.workers import client
+def work(stubborn):
+    if stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        print("running", os.getpid(), flush=True)
+        time.sleep(1000)
+    finally:
+        print("cleaned up", flush=True)
+with aa.Pool("A1:1", machine="sim:A1:1", grace=1000) as pool:
+    running = pool.submit(work, {stubborn})
+    waiting = pool.submit(print, "never")
+    running.result()
+"""
+
+
+def test_ctrl_c_once_ends_cleanly(script):
+    caller = script(INTERRUPTED.format(stubborn=False))
+    assert caller.stdout.readline().startswith("running")
+    caller.send_signal(signal.SIGINT)
+    out, err = caller.communicate()
+    assert caller.returncode == -signal.SIGINT
+    assert out == "cleaned up\n"
+    assert err.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_ctrl_c_twice_kills(script):
+    caller = script(INTERRUPTED.format(stubborn=True))
+    pid = int(caller.stdout.readline().split()[1])
+    caller.send_signal(signal.SIGINT)
+    time.sleep(0.3)  # it asks first, and we are to be seen to ask twice
+    assert not gone(pid)
+    caller.send_signal(signal.SIGINT)
+    out, _ = caller.communicate()
+    assert caller.returncode == -signal.SIGINT
+    assert out == ""
+    assert gone(pid)
+
+
+def test_ctrl_c_at_the_terminal_does_not_reach_workers(pool):
+    assert pool().submit(lambda: os.getpgid(0) != os.getpgid(os.getppid())).result()
+
+
+def test_no_zombie_is_left(pool):
+    one = pool("A1:1")
+    for _ in range(5):
+        one.submit(os.system, "true &").result()
+    one.shutdown()
+    nursery = client.nursery()
+    until(lambda: not tree.children(nursery.pid), "the nursery to have no children, dead or alive")
+    assert nursery.pid in tree.children(os.getpid())
+
+
+def test_another_user_cannot_be_hit_by_an_old_process_id():
+    """Between a look at the tree and the signal an id may go to a stranger: only the child of its parent is hit."""
+    stranger = subprocess.Popen(["sleep", "1000"])
+    try:
+        assert not tree.send(stranger.pid, os.getppid(), signal.SIGKILL)
+        assert stranger.poll() is None
+        assert tree.send(stranger.pid, os.getpid(), signal.SIGKILL)
+        assert stranger.wait() == -signal.SIGKILL
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_descendants_are_found_by_either_way(monkeypatch):
+    with subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000"]) as parent:
+        try:
+            two = until(lambda: len(found := list(tree.descendants(parent.pid))) == 2 and found, "both")
+            monkeypatch.setattr(os.path, "exists", lambda _: False)  # a kernel without lists of children
+            assert sorted(tree.descendants(parent.pid)) == sorted(two)
+        finally:
+            monkeypatch.undo()
+            tree.send_all([*tree.descendants(parent.pid), (parent.pid, os.getpid())])
+
+
+def test_a_caller_without_output(script):
+    caller = script(
+        """
+        import os, anyaccel as aa
+        os.close(1); os.close(2)
+        with aa.Pool("A1:1", machine="sim:A1:1") as pool:
+            pool.submit(print, "nobody hears").result()
+            os._exit(pool.submit(pow, 7, 1).result())
+        """
+    )
+    caller.communicate()
+    assert caller.returncode == 7
+
+
+def test_a_caller_that_blocks_signals(script):
+    caller = script(
+        """
+        import signal, threading, time, anyaccel as aa
+        signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
+        with aa.Pool("A1:1", machine="sim:A1:1", timeout=0.1) as pool:
+            print(pool.submit(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ())).result())
+            try:
+                pool.submit(time.sleep, 1000).result()
+            except TimeoutError as error:
+                print(error)
+        """
+    )
+    out, err = caller.communicate()
+    assert (out, err) == ("set()\nsleep took longer than its timeout of 0.1 s\n", "")
+
+
+def test_a_working_directory_that_has_gone(pool, tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    one = pool("A1:1", machine="sim:A1:1")
+    one.submit(pow, 1, 1).result()
+    here.rmdir()
+    with pytest.raises(aa.NurseryError, match="the working directory has gone"):
+        one.submit(pow, 1, 1).result()
+    monkeypatch.chdir(tmp_path)
+    assert one.submit(pow, 2, 1).result() == 2
+
+
+def test_no_descriptors_left(script):
+    caller = script(
+        """
+        import os, resource, anyaccel as aa
+        with aa.Pool("A1:1", machine="sim:A1:1") as pool:
+            print(pool.submit(pow, 2, 1).result())
+            used = max(map(int, os.listdir("/proc/self/fd")))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, 4096))
+            taken = []
+            try:
+                while True: taken.append(os.dup(0))
+            except OSError: pass
+            try:
+                pool.submit(pow, 2, 1).result()
+            except aa.AnyaccelError as error:
+                print("Too many open files" in str(error))
+            for fd in taken: os.close(fd)
+            print(pool.submit(pow, 2, 2).result())
+        """
+    )
+    assert caller.communicate() == ("2\nTrue\n4\n", "")
+
+
+def test_a_process_that_ignores_sigkill_keeps_its_device(pool, monkeypatch):
+    """The nursery says so after a minute; here it is told to say so at once."""
+    one = pool("A1:1", machine="sim:A1:1")
+    future = one.submit(time.sleep, 1000)
+    until(future.running, "it")
+    (member,) = one._core.members
+    member.on_stuck(member.worker, "process 7 (state D, in the kernel) did not end 60 s after SIGKILL")
+    with pytest.raises(aa.BrokenWorkerError, match=r"process 7 \(state D"):
+        future.result()
+    waiting = one.submit(pow, 2, 2)
+    assert one.kept_aside[0][0] == future.allocation
+    assert "state D" in one.kept_aside[0][1]
+    assert waiting.allocation is None
+    member.stop(0)
+    assert waiting.result() == 4
+    assert one.kept_aside == ()
