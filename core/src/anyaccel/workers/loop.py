@@ -134,7 +134,7 @@ class Loop:
 def _guarded(call: Handler) -> None:
     try:
         call()
-    except Exception:  # the others are to be served
+    except BaseException:  # the others are to be served, whatever a callback raised
         logging.getLogger("anyaccel").exception("a handler of the workers' loop failed")
 
 

@@ -6,125 +6,17 @@ import atexit
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from typing import Any, Literal
 
-from anyaccel.errors import UsageError
 from anyaccel.inventory.machine import Machine
 from anyaccel.model import Allocation
-from anyaccel.scheduler import RequestLike, parse_request
-from anyaccel.workers.actors import Actor, ActorState
+from anyaccel.scheduler import RequestLike
 from anyaccel.workers.core import Core
 from anyaccel.workers.launching import Preparation, call
 from anyaccel.workers.logs import Logs
 from anyaccel.workers.loop import loop
 from anyaccel.workers.machine import machine_leases
-from anyaccel.workers.tasks import Options, TaskFuture, checked, name_of
-
-UNSET: Any = object()
-
-
-class Submitter(Executor):
-    """A pool with options for the calls that go through it; see :meth:`Pool.options`."""
-
-    def __init__(self, core: Core, options: Options, owner: object = None) -> None:
-        self._core = core
-        self._options = options
-        self._owner = owner  # the pool lives as long as somebody can submit to it
-
-    def options(
-        self,
-        *,
-        needs: RequestLike | None = UNSET,
-        timeout: float | None = UNSET,
-        max_calls: int | None = UNSET,
-    ) -> Submitter:
-        """The same pool with other options for the calls that go through what is returned.
-
-        Args:
-            needs: The devices that a call holds while it runs; None for the CPU alone.
-            timeout: Seconds that a call may run; None for no limit.
-            max_calls: Calls after which the process is replaced, 0 for never; None for 1 where devices are needed, and
-                else 0.
-
-        Raises:
-            UsageError: When an option makes no sense.
-            NeverFitsError: When the machine can never serve the request.
-        """
-        changed = make_options(
-            self._options.needs if needs is UNSET else needs,
-            max_calls=(self._options.max_calls if needs is UNSET else None) if max_calls is UNSET else max_calls,
-            timeout=self._options.timeout if timeout is UNSET else timeout,
-        )
-        if changed.needs is not None:
-            self._core.leases.check(changed.needs)
-        return Submitter(self._core, changed, self._owner or self)
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> TaskFuture:
-        """Run a function in a worker as soon as there is one, and devices for it.
-
-        Returns:
-            The future of its result. It can be cancelled also while the function runs.
-
-        Raises:
-            RuntimeError: When the pool was shut down.
-            BrokenPoolError: When its workers cannot be set up.
-        """
-        return self._core.submit(self._options, fn, args, kwargs)
-
-    def actor(self, cls: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Actor:
-        """Make an object in a process of its own, on devices of its own, and keep it there.
-
-        Args:
-            cls: Its class, or whatever makes it.
-            args: Arguments of that.
-            kwargs: Arguments of that.
-
-        Returns:
-            The actor; ``actor.method(...)`` returns a future. It may wait for its devices still.
-
-        Raises:
-            RuntimeError: When the pool was shut down.
-        """
-        state = ActorState(self._core, name_of(cls), self._options)
-        self._core.enter(state.construction, (cls, args, kwargs))
-        actor = Actor(state)
-        # A finalizer runs wherever garbage is collected, perhaps under one of our locks: it only leaves a note.
-        weakref.finalize(actor, loop().call_soon, state.close).atexit = False
-        return actor
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls, let those that there are run, and end all workers.
-
-        Args:
-            wait: Whether to return only then.
-            cancel_futures: Whether to cancel calls that have not started.
-        """
-        self._core.shutdown(wait=wait, cancel_futures=cancel_futures)
-
-
-def make_options(needs: RequestLike | None, *, max_calls: int | None, timeout: float | None) -> Options:
-    """Check options and fill in what depends on others.
-
-    Raises:
-        UsageError: When one makes no sense.
-    """
-    checked(max_calls=max_calls, timeout=timeout)
-    request = None if needs is None else parse_request(needs)
-    if max_calls is None:
-        max_calls = 0 if request is None else 1
-    return Options(needs=request, max_calls=max_calls, timeout=timeout)
-
-
-def check_seconds(**seconds: object) -> None:
-    """Check arguments that are times.
-
-    Raises:
-        UsageError: When one makes no sense.
-    """
-    for name, value in seconds.items():
-        if not isinstance(value, (int, float)) or value < 0:
-            raise UsageError(f"{name} must be a number of seconds, 0 or more (got {value!r:.60})")
+from anyaccel.workers.submitter import Submitter, check_seconds, make_options
 
 
 class Pool(Submitter):

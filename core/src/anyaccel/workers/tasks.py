@@ -167,7 +167,7 @@ def settle_task(task: Task, message: Message) -> None:
         return
     try:
         value = loads(message.data, message.buffers)
-    except Exception as error:  # noqa: BLE001 - the class of the result decides what that is
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the class of the result decides what that is
         failure = RemoteError(
             f"the result of {task.name} cannot be unpickled here: {type(error).__name__}: {error}; can its module be"
             " imported?"
@@ -182,7 +182,7 @@ def exception_in(message: Message) -> BaseException:
     """The exception in a worker's answer, with the worker's traceback as its cause."""
     try:
         error, text = loads(message.data, message.buffers)
-    except Exception as problem:  # noqa: BLE001 - it is handed over, with its reason
+    except (Exception, SystemExit) as problem:  # noqa: BLE001 - it is handed over, with its reason
         error, text = f"an exception that cannot be unpickled here: {type(problem).__name__}: {problem}", ""
     shown: BaseException = error if isinstance(error, BaseException) else RemoteError(str(error))
     shown.__cause__ = RemoteTraceback(text)
