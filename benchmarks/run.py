@@ -15,7 +15,7 @@ import platform
 import sys
 from pathlib import Path
 
-BENCHMARKS = ("startup", "detection", "scheduling")
+BENCHMARKS = ("startup", "detection", "scheduling", "peers")
 
 
 def main() -> None:
