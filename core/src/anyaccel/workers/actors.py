@@ -88,8 +88,8 @@ class ActorState:
             self.closing = True
             member = self.member
         if member is None:
-            self.construction.future.cancel()
             self.bury(BrokenWorkerError("it was killed before it had been made"))
+            self._core.on_cancel(self.construction)
         else:
             member.stop(0)
 

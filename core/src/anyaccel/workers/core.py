@@ -196,7 +196,7 @@ class Core(Devices):
     def _next(self) -> Step | None:
         """The next thing to do; called with the lock held, done without it."""
         backlog = self.backlog
-        if backlog.placed and backlog.placed[0][0].future.cancelled():
+        if backlog.placed and backlog.placed[0][0].future.done():  # cancelled
             return backlog.placed.popleft()[1].release
         if backlog.placed:  # it was given room before it asked for devices
             return self._joined(*backlog.placed.popleft())

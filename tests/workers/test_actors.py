@@ -1,0 +1,193 @@
+"""Actors: an object in a process of its own, its calls in order, its devices held until the process is gone."""
+
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import time
+from concurrent.futures import CancelledError
+
+import anyaccel as aa
+import pytest
+from processes import gone, until
+
+
+class Counter:
+    def __init__(self, start=0, *, path=None):
+        self.value = start
+        self.path = path
+
+    def add(self, number):
+        self.value += number
+        return self.value
+
+    def device(self):
+        return os.environ["ACME_VISIBLE"]
+
+    def wait_for(self, path):
+        while not path.exists():
+            time.sleep(0.002)
+
+    def fail(self):
+        raise LookupError(self.value)
+
+    def end(self, how):
+        os._exit(how) if how >= 0 else os.kill(os.getpid(), -how)
+
+    def close(self):
+        return "its own"
+
+    def spawn(self):
+        return subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 1000"], start_new_session=True).pid
+
+
+def test_calls_run_in_order_on_one_object(pool):
+    counter = pool("A1:1").actor(Counter, 10)
+    futures = [counter.add(number) for number in range(100)]
+    assert [future.result() for future in futures] == [10 + sum(range(n + 1)) for n in range(100)]
+    assert not gone(counter.ready.result())
+
+
+def test_an_exception_of_a_method_leaves_the_actor_alive(pool):
+    counter = pool().actor(Counter, 5)
+    with pytest.raises(LookupError, match="5") as caught:
+        counter.fail().result()
+    assert "in fail" in str(caught.value.__cause__)
+    with pytest.raises(AttributeError, match="'Counter' object has no attribute 'nonsense'"):
+        counter.nonsense().result()
+    assert counter.add(1).result() == 6
+
+
+def test_names_that_the_handle_uses_itself(pool):
+    assert pool().actor(Counter).call("close").result() == "its own"
+
+
+def test_a_construction_that_fails_says_so_to_every_call(pool):
+    one = pool("A1:1", machine="sim:A1:1")
+    counter = one.actor(Counter, nonsense=1)
+    for future in (counter.ready, counter.add(1), counter.add(2)):
+        with pytest.raises((TypeError, aa.BrokenWorkerError), match="unexpected keyword argument 'nonsense'"):
+            future.result()
+    assert one.submit(pow, 2, 2).result() == 4  # the device has come back
+
+
+@pytest.mark.parametrize(("how", "words"), [(7, "ended with exit status 7"), (-9, "was killed by SIGKILL")])
+def test_the_death_of_an_actor_is_reported_with_its_status(pool, tmp_path, how, words):
+    one = pool("A1:1", machine="sim:A1:1")
+    counter = one.actor(Counter)
+    waiting = one.submit(pow, 2, 2)
+    futures = [counter.end(how), counter.add(1)]
+    for future in futures:
+        with pytest.raises(aa.BrokenWorkerError, match=words) as caught:
+            future.result()
+        assert caught.value.exit_status == how
+    assert waiting.result() == 4
+    with pytest.raises(aa.BrokenWorkerError, match=f"the actor Counter has gone: .*{words}"):
+        counter.add(1).result()
+
+
+def test_the_device_is_held_until_everything_has_gone(pool):
+    one = pool("A1:1", machine="sim:A1:1", grace=0.2)
+    counter = one.actor(Counter)
+    child = counter.spawn().result()
+    waiting = one.submit(pow, 2, 2)
+    counter.close()
+    assert waiting.result() == 4
+    assert gone(child)
+
+
+def test_closing_lets_calls_end_and_takes_no_more(pool, tmp_path):
+    counter = pool("A1:1").actor(Counter)
+    futures = [counter.wait_for(tmp_path / "go"), counter.add(1)]
+    counter.close()
+    with pytest.raises(RuntimeError, match="the actor Counter was closed"):
+        counter.add(1)
+    (tmp_path / "go").touch()
+    assert [future.result() for future in futures] == [None, 1]
+    until(lambda: gone(counter.ready.result()), "its end")
+    until(lambda: "gone" in repr(counter), "the news")
+
+
+def test_killing_ends_at_once(pool, tmp_path):
+    one = pool("A1:1", machine="sim:A1:1")
+    counter = one.actor(Counter)
+    waiting = counter.wait_for(tmp_path / "never")
+    until(waiting.running, "the call")
+    assert not waiting.cancel()  # a method that runs may have changed the object already
+    counter.kill()
+    with pytest.raises(aa.BrokenWorkerError, match="was killed by SIGKILL"):
+        waiting.result()
+    early = one.actor(Counter)
+    blocked = one.actor(Counter)
+    blocked.kill()
+    with pytest.raises((aa.BrokenWorkerError, CancelledError)):
+        blocked.ready.result()
+    with pytest.raises(aa.BrokenWorkerError, match="it was killed before it had been made"):
+        blocked.add(1).result()
+    assert early.add(1).result() == 1
+
+
+def test_a_waiting_method_can_be_cancelled(pool, tmp_path):
+    counter = pool().actor(Counter)
+    blocking = counter.wait_for(tmp_path / "go")
+    cancelled, kept = counter.add(100), counter.add(1)
+    assert cancelled.cancel()
+    (tmp_path / "go").touch()
+    assert kept.result() == 1
+    blocking.result()
+
+
+def test_a_method_that_takes_too_long_ends_the_actor(pool, tmp_path):
+    counter = pool(timeout=0.1, grace=0.2).actor(Counter)
+    with pytest.raises(aa.TaskTimeoutError, match=r"Counter\.wait_for took longer than its timeout of 0\.1 s"):
+        counter.wait_for(tmp_path / "never").result()
+    with pytest.raises(aa.BrokenWorkerError):
+        counter.add(1).result()
+
+
+def test_an_actor_that_nobody_refers_to_gives_its_device_back(pool):
+    one = pool("A1:1", machine="sim:A1:1")
+    counter = one.actor(Counter)
+    assert counter.add(1).result() == 1
+    waiting = one.submit(pow, 2, 2)
+    del counter
+    gc.collect()
+    assert waiting.result() == 4
+
+
+def test_the_pool_takes_its_actors_along(pool):
+    one = pool("A1:0.5")
+    counters = [one.actor(Counter, i) for i in range(3)]
+    last = [counter.add(1) for counter in counters]
+    one.shutdown()
+    assert [future.result(timeout=0) for future in last] == [1, 2, 3]
+    assert all(gone(counter.ready.result()) for counter in counters)
+
+
+def test_actors_do_not_keep_calls_without_devices_from_running(pool):
+    one = pool()
+    actors = [one.actor(Counter) for _ in range(6)]
+    assert [actor.add(1).result() for actor in actors] == [1] * 6
+    assert list(one.map(pow, range(3), range(3))) == [1, 1, 4]
+
+
+def test_an_actor_cannot_be_sent_elsewhere(pool):
+    counter = pool().actor(Counter)
+    with pytest.raises(TypeError, match="cannot be sent to another"):
+        pickle.dumps(counter)
+
+
+def test_an_actor_is_told_to_end_in_time_to_clean_up(pool, tmp_path):
+    class Careful(Counter):
+        def work(self):
+            try:
+                time.sleep(1000)
+            finally:
+                (tmp_path / "clean").touch()
+
+    one = pool("A1:1", grace=10)
+    careful = one.actor(Careful)
+    until(careful.work().running, "the call")
+    os.kill(careful.ready.result(), signal.SIGTERM)
+    until((tmp_path / "clean").exists, "cleaning up")
