@@ -1,0 +1,257 @@
+"""The parts that pools are made of: pickles, memory, messages, the loop, progress."""
+
+import gc
+import io
+import os
+import pickle
+import socket
+import struct
+import threading
+import time
+
+import pytest
+from anyaccel.workers import memory
+from anyaccel.workers.ending import ending
+from anyaccel.workers.logs import Logs
+from anyaccel.workers.loop import Loop
+from anyaccel.workers.mapping import Counter, Printer, Progress, chunks
+from anyaccel.workers.pickling import LARGE, Pickled, dumps, dumps_whole, loads
+from anyaccel.workers.wire import MOST_INLINE, Kind, receive, send
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from processes import until
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        yield ours, theirs
+
+
+@given(
+    data=st.binary(max_size=100),
+    sizes=st.lists(st.sampled_from([0, 1, 63, 64, 65, LARGE, MOST_INLINE, MOST_INLINE + 1]), max_size=4),
+    descriptors=st.integers(0, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_messages_arrive_as_they_were_sent(data, sizes, descriptors):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        before = len(os.listdir("/proc/self/fd"))
+        buffers = [memoryview(os.urandom(size)) for size in sizes]
+        opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(descriptors)]
+        send(ours, Kind.CALL, Pickled(data, buffers), opened)
+        message = receive(theirs)
+        assert (message.kind, bytes(message.data)) == (Kind.CALL, data)
+        assert [bytes(buffer) for buffer in message.buffers] == [bytes(buffer) for buffer in buffers]
+        assert len(message.descriptors) == descriptors
+        assert all(not os.get_inheritable(fd) for fd in message.descriptors)
+        for fd in (*opened, *message.descriptors):
+            os.close(fd)
+        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_end_of_a_channel(pair):
+    ours, theirs = pair
+    with pytest.raises(BlockingIOError):
+        receive(theirs, wait=False)
+    send(ours, Kind.RESULT, b"last words")
+    send(theirs, Kind.CALL, b"never read")
+    ours.close()
+    assert bytes(receive(theirs).data) == b"last words"  # although the end says that something was not read
+    assert receive(theirs) is None
+    with pytest.raises(BrokenPipeError):
+        send(theirs, Kind.CALL, b"x")
+
+
+def test_a_full_channel_does_not_block(pair):
+    ours, _ = pair
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    send(ours, Kind.GONE, bytes(1000), wait=False)
+    with pytest.raises(BlockingIOError):
+        [send(ours, Kind.GONE, bytes(1000), wait=False) for _ in range(100)]
+
+
+@pytest.mark.parametrize("packet", [b"\x02", b"\x02\x01", b"\x02\x01" + struct.pack("=Q", 5)])
+def test_a_packet_that_is_no_message(pair, packet):
+    ours, theirs = pair
+    ours.send(packet)
+    with pytest.raises((ValueError, IndexError)):
+        receive(theirs)
+
+
+def test_shared_memory_that_could_shrink_under_us_is_refused():
+    unsealed = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.ftruncate(unsealed, 100)
+    small = memory.write([b"abc"])
+    try:
+        with pytest.raises(ValueError, match="sealed"):
+            memory.read(unsealed, [100])
+        with pytest.raises(ValueError, match="hold 128 bytes"):
+            memory.read(small, [100])
+        with pytest.raises(OSError, match="not permitted"):
+            os.ftruncate(small, 0)
+        assert [bytes(view) for view in memory.read(small, [3])] == [b"abc"]
+        assert [bytes(view) for view in memory.read(small, [])] == []
+    finally:
+        os.close(unsealed)
+        os.close(small)
+
+
+def test_memory_is_unmapped_with_its_last_view():
+    def mapped():
+        with open("/proc/self/maps") as file:
+            return sum("anyaccel" in line for line in file)
+
+    descriptor = memory.write([bytes(1 << 20), bytes(10)])
+    first, second = memory.read(descriptor, [1 << 20, 10])
+    os.close(descriptor)
+    assert mapped() == 1
+    del first
+    gc.collect()
+    second[0] = 7
+    assert (mapped(), second[0]) == (1, 7)
+    del second
+    gc.collect()
+    assert mapped() == 0
+
+
+def test_what_a_script_defines_goes_by_value_and_the_rest_by_name():
+    assert b"cloudpickle" not in dumps(os.path.join).data
+    assert b"cloudpickle" in dumps(lambda: 1).data
+    assert loads(dumps_whole((lambda x: x + 1, (1,))))[0](1) == 2
+    assert loads(dumps("__main__").data) == "__main__"
+    main = type("Main", (), {"__module__": "__main__"})
+    assert b"cloudpickle" in dumps(main).data
+    assert loads(dumps(main).data) is main  # in the process that it came from
+
+
+def test_large_buffers_are_not_copied():
+    data = bytearray(LARGE)
+    pickled = dumps([pickle.PickleBuffer(data), pickle.PickleBuffer(bytearray(LARGE - 1))])
+    assert [len(buffer) for buffer in pickled.buffers] == [LARGE]
+    assert pickled.size == len(pickled.data) + LARGE
+    frozen = pickled.frozen()
+    data[0] = 9
+    assert (pickled.buffers[0][0], frozen.buffers[0][0]) == (9, 0)
+
+
+def test_the_loop_survives_what_it_calls(caplog):
+    loop = Loop()
+    done = threading.Event()
+    loop.call_soon(lambda: 1 / 0)
+    loop.call_soon(lambda: (_ for _ in ()).throw(SystemExit(3)))
+    loop.call_soon(done.set)
+    assert done.wait(10)
+    assert [record.message for record in caplog.records] == ["a handler of the workers' loop failed"] * 2
+    assert not loop.inside
+
+
+def test_timers_ring_in_order_and_not_when_cancelled():
+    loop = Loop()
+    rung = []
+    now = time.monotonic()
+    timers = [loop.call_at(now + 0.02 * number, lambda number=number: rung.append(number)) for number in (3, 1, 2)]
+    timers[2].cancel()
+    for _ in range(3000):  # those that are cancelled are thrown out
+        loop.call_later(1000, rung.clear).cancel()
+    assert len(loop._timers) < 2500
+    until(lambda: rung == [1, 3], "both")
+
+
+def test_endings_in_words():
+    words = [ending(status) for status in (None, 0, 3, -9, -64, -40)]
+    assert words == [
+        "ended",
+        "ended with exit status 0",
+        "ended with exit status 3",
+        "was killed by SIGKILL",
+        "was killed by SIGRTMAX",
+        "was killed by signal 40",
+    ]
+
+
+def test_names_of_logs(tmp_path):
+    logs = Logs(str(tmp_path / "a" / "b"))
+    assert [os.path.basename(logs.path_for(name)) for name in ("f", "C.<locals>.g", "x" * 200)] == [
+        "000001-f.log",
+        "000002-C._locals_.g.log",
+        f"000003-{'x' * 80}.log",
+    ]
+
+
+def test_progress_in_words():
+    assert str(Progress(done=0, failed=0, total=4, seconds=1)) == "0 of 4 done"
+    assert str(Progress(done=2, failed=1, total=4, seconds=90)) == "2 of 4 done, 1 failed, 1m30s left"
+    assert str(Progress(done=4, failed=0, total=4, seconds=3 * 3600)) == "4 of 4 done in 3h00m"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_redrawn_on_a_terminal_and_written_now_and_then_elsewhere(monkeypatch):
+    terminal, file = Terminal(), io.StringIO()
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    printers = Printer(terminal), Printer(file)
+    for second in range(25):
+        clock[0] = second
+        for printer in printers:
+            printer(Progress(done=second, failed=0, total=24, seconds=second))
+    assert terminal.getvalue().count("\r\x1b[K") == 24
+    assert terminal.getvalue().endswith("24 of 24 done in 24s\n")
+    assert file.getvalue() == "10 of 24 done, 14s left\n20 of 24 done, 4s left\n24 of 24 done in 24s\n"
+
+
+@given(st.lists(st.tuples(st.integers())), st.integers(1, 7))
+def test_chunks_lose_nothing(arguments, size):
+    cut = list(chunks(iter(arguments), size))
+    assert [each for chunk in cut for each in chunk] == arguments
+    assert all(len(chunk) == size for chunk in cut[:-1])
+
+
+def invert(number):
+    return 1 / number
+
+
+def test_map_in_chunks_with_progress(pool, capsys):
+    told = []
+    results = pool().map(invert, [1, 2, 4, 8, 16], chunksize=2, progress=told.append)
+    assert list(results) == [1, 0.5, 0.25, 0.125, 0.0625]
+    until(lambda: told and told[-1].done == 5, "all")
+    failing = pool().map(invert, [1, 0, 2], progress=told.append)
+    assert next(failing) == 1
+    with pytest.raises(ZeroDivisionError):
+        next(failing)
+    until(lambda: told[-1].done == 3, "all")
+    assert told[-1].failed >= 1
+    assert list(pool().map(invert, [1, 2], progress=True)) == [1, 0.5]
+    until(lambda: "2 of 2 done in 0s" in capsys.readouterr().err, "the line")
+    with pytest.raises(ValueError, match=r"chunksize must be 1 or more \(got 0\)"):
+        pool().map(invert, [1], chunksize=0)
+    assert list(pool().map(invert, [])) == []
+
+
+def test_a_map_that_is_not_wanted_any_more_is_cancelled(pool):
+    one = pool("A1:1", machine="sim:A1:1", grace=0.1)
+    results = one.map(time.sleep, [0, 1000, 1000])
+    assert next(results) is None
+    results.close()
+    assert one.submit(pow, 2, 2).result() == 4
+
+
+def test_counting_knows_what_failed():
+    from concurrent.futures import Future
+
+    told = []
+    counter = Counter(3, told.append)
+    good, bad, cancelled = Future(), Future(), Future()
+    good.set_result(1)
+    bad.set_exception(OSError())
+    cancelled.cancel()
+    for future in (good, bad, cancelled):
+        counter.count(future, 1)
+    assert [(progress.done, progress.failed) for progress in told] == [(1, 0), (2, 1), (3, 2)]
