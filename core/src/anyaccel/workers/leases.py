@@ -4,6 +4,9 @@ A pool asks for devices with a claim, hears when it holds them, and gives them b
 the worker started has left the kernel.
 """
 
+# The methods of a protocol have a docstring and no body.
+# pyright: reportReturnType=false
+
 from __future__ import annotations
 
 import threading

@@ -34,8 +34,8 @@ def serve(descriptor: int) -> NoReturn:
         Worker(socket.socket(fileno=descriptor)).run()
     except SystemExit as error:  # user code wanted to end the process
         code = _leave(error)
-    except BaseException:  # noqa: BLE001 - the process ends either way, and its end is what the caller sees
-        sys.excepthook(*sys.exc_info())
+    except BaseException as error:  # noqa: BLE001 - the process ends either way, and its end is what the caller sees
+        sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     _end(code)
 
