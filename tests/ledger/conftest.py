@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parent))
 
 from anyaccel.ledger import Ledger
 from anyaccel.ledger.names import boot
-from claimant import Claimant
+from claimant import Claimant, eventually
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +56,12 @@ def claim(nest, state):
     yield claim
     for claimant in claimants:
         claimant.close()
+
+
+@pytest.fixture
+def in_line(ledger):
+    """Wait until so many wait."""
+    return lambda count: eventually(lambda: len(ledger.tickets()) == count)
 
 
 @pytest.fixture

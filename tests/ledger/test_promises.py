@@ -51,7 +51,7 @@ def test_p1_several_devices_are_given_together_or_not_at_all(claim, ledger, file
     assert len({record.id for record in ledger.leases()}) == 2
 
 
-def test_p1_holds_when_many_claim_at_the_same_moment(claim, ledger):
+def test_p1_holds_when_many_claim_at_the_same_moment(claim):
     claimants = [claim() for _ in range(12)]
     for _ in range(10):
         for claimant in claimants:
@@ -66,7 +66,7 @@ def test_p1_holds_when_many_claim_at_the_same_moment(claim, ledger):
             claimant.do("give()")
 
 
-def test_p2_a_lease_ends_with_the_last_process_that_carries_it(claim, ledger):
+def test_p2_a_lease_ends_with_the_last_process_that_carries_it(claim, ledger, in_line):
     launcher, rival = claim(), claim()
     launcher.do("take('a')")
     worker = launcher.do(
@@ -76,7 +76,7 @@ def test_p2_a_lease_ends_with_the_last_process_that_carries_it(claim, ledger):
     assert held(ledger) == [("a", 10_000, "held")]
     refused(rival, "take('a')")
     rival.begin("take('a', wait=30)")
-    eventually(ledger.tickets)
+    in_line(1)
     os.kill(worker, signal.SIGKILL)
     assert rival.end() == {"a": 10_000}
 
@@ -142,7 +142,7 @@ def test_p3_a_free_lock_is_not_a_free_device(claim, ledger):
     assert rival.end() == {"a": 10_000}
 
 
-def test_p3_who_waits_gets_the_device_after_its_holder_has_left(claim, ledger):
+def test_p3_who_waits_gets_the_device_after_its_holder_has_left(claim, in_line):
     """Memory keeps the holder in the kernel after its lock is gone: the descriptor below the lease's goes last."""
     rival = claim()
     for _ in range(5):
@@ -156,7 +156,7 @@ def test_p3_who_waits_gets_the_device_after_its_holder_has_left(claim, ledger):
         )
         rival.begin(f"pidfd = os.pidfd_open({holder.pid}); take('a', wait=30)")
         rival.begin("import select; result = bool(select.select([pidfd], [], [], 0)[0]); give(); os.close(pidfd)")
-        eventually(ledger.tickets)
+        in_line(1)
         holder.signal(signal.SIGKILL)
         rival.end()
         assert rival.end() is True
@@ -231,28 +231,26 @@ def test_p4_release_works_when_no_file_may_grow(ledger, files):
     assert files() == []
 
 
-def test_p5_waiters_are_served_in_the_order_of_their_arrival(claim, ledger):
+def test_p5_waiters_are_served_in_the_order_of_their_arrival(claim, ledger, in_line):
     holder = claim()
     holder.do("take('a')")
     waiters = []
     for number in range(8):
         waiters.append(claim())
         waiters[-1].begin(f"take('a', wait=60, note='{number}'); result = time.monotonic_ns(); give()")
-        eventually(lambda: len(ledger.tickets()) == len(waiters))
+        in_line(len(waiters))
     assert [ticket.note for ticket in ledger.tickets()] == list("01234567")
     holder.do("give()")
     served = [waiter.end() for waiter in waiters]
     assert served == sorted(served)
 
 
-def test_p5_a_stopped_or_dead_waiter_blocks_nobody(claim, ledger):
+def test_p5_a_stopped_or_dead_waiter_blocks_nobody(claim, in_line):
     holder, stopped, dead, last = claim(), claim(), claim(), claim()
     holder.do("take('a')")
-    in_line = 0
-    for waiter in (stopped, dead, last):
+    for count, waiter in enumerate((stopped, dead, last), 1):
         waiter.begin("take('a', wait=60)")
-        in_line += 1
-        eventually(lambda: len(ledger.tickets()) == in_line)
+        in_line(count)
     stopped.stop()
     dead.kill()
     holder.do("give()")
@@ -263,13 +261,13 @@ def test_p5_a_stopped_or_dead_waiter_blocks_nobody(claim, ledger):
     assert stopped.end() == {"a": 10_000}
 
 
-def test_p5_whoever_comes_later_does_not_pass(claim, ledger):
+def test_p5_whoever_comes_later_does_not_pass(claim, in_line):
     """One who waits for two devices is not starved by those who want one."""
     first, second, greedy, late = claim(), claim(), claim(), claim()
     first.do("take('a')")
     second.do("take('b')")
     greedy.begin("take('a', 'b', count=2, wait=60)")
-    eventually(ledger.tickets)
+    in_line(1)
     first.do("give()")
     assert "1 earlier request for the same devices" in refused(late, "take('a')")
     refused(late, "take('a', wait=0.3)")
@@ -338,14 +336,14 @@ def test_p9_when_all_die_at_once_the_survivors_keep_the_device(claim, ledger):
     assert rival.do("take('a')") == {"a": 10_000}
 
 
-def test_p10_nothing_secret_is_written(claim, ledger, state, files):
+def test_p10_nothing_secret_is_written(claim, ledger, state, files, in_line):
     holder, waiter = claim(), claim()
     canary = "canary-7f3a"
     for claimant in (holder, waiter):
         claimant.do(f"os.environ['TOKEN'] = {canary!r}; sys.argv = ['/opt/{canary}/train.py', '--token', {canary!r}]")
     holder.do("take('a')")
     waiter.begin("take('a', wait=60)")
-    eventually(ledger.tickets)
+    in_line(1)
     assert len(files()) == 2
     for name in files():
         assert canary not in name

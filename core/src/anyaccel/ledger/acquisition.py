@@ -32,7 +32,7 @@ OnWait = Callable[[int, tuple[LeaseRecord, ...]], None]
 
 _CONFLICTS = 3
 _CONFLICTS_AT_LAST = 100
-_LOCK_SECONDS = 0.05
+_LOCK_SECONDS = 0.2
 _LOCK_SECONDS_AT_LAST = 1.0
 _SWEPT = 4
 
@@ -73,12 +73,14 @@ class Acquisition:
         self._deadline = None if wait is None else self._began + wait
         self.waiter = Waiter(state, want, priority=priority, note=note, deadline=self._deadline)
         self._busy_since: float | None = None
+        self._busy_owner: int | None = None
         self._over: set[str] = set()
         self._contradicted: dict[str, str] = {}
         self._conflicts = 0
         self._told: int | None = None
         self._late = False
         self._callers: OSError | None = None
+        self._lease: Lease | None = None
 
     def attempt(self) -> Lease | None:
         """Get the devices if they are free and it is our turn; otherwise get in line, or stay there.
@@ -88,8 +90,11 @@ class Acquisition:
             DevicesBusyError: When time is up.
         """
         self._late = self._deadline is not None and time.monotonic() >= self._deadline
+        lease = None
         directory = self._state.open()
         try:
+            if not self._late and self.waiter.still_behind(directory):
+                return None
             self.waiter.forget()
             self._contradicted.clear()
             lease = self._try_repeatedly(directory)
@@ -140,6 +145,11 @@ class Acquisition:
     def close(self) -> None:
         """Leave the line."""
         self.waiter.close()
+
+    def undo(self) -> None:
+        """Give back what was got when it cannot be handed to anybody any more: an interrupt came in between."""
+        if self._lease is not None:
+            self._lease.release()
 
     def _try_repeatedly(self, directory: int) -> Lease | None:
         """Try until there is a reason to wait. Every conflict means that somebody else got something."""
@@ -212,14 +222,15 @@ class Acquisition:
                 witnesses = witness.Witnesses(choice, self._want.witnesses)
             body = record.lease_body(self._want.request, self._note, confined=self._want.confined)
             for device in choice:
-                files[device] = LockedFile(directory, body)
+                files[device] = LockedFile()
+                files[device].make(directory, body)
             if not self._lock(directory):
                 return None
             try:
                 if self._still_free(directory, choice, standing) and self._attest(witnesses):
                     for device, file in files.items():
                         file.rename(directory, lease_name(device, choice[device], nonce))
-                    lease = Lease(self._state, nonce, choice, files, witnesses)
+                    lease = self._lease = Lease(self._state, nonce, choice, files, witnesses)
             finally:
                 self._state.unlock(directory)
             done = lease is not None
@@ -253,10 +264,11 @@ class Acquisition:
         if locked:
             self._busy_since = None
             return True
-        now = time.monotonic()
-        self._busy_since = self._busy_since or now
+        now, owner = time.monotonic(), self._state.owner(directory)
+        if self._busy_since is None or owner != self._busy_owner:  # many who take turns are no reason to give up
+            self._busy_since, self._busy_owner = now, owner
         if self._late or now - self._busy_since >= BUSY_SECONDS:
-            raise self._state.busy(directory, max(_LOCK_SECONDS_AT_LAST, now - self._busy_since))
+            raise self._state.busy(owner, max(_LOCK_SECONDS_AT_LAST, now - self._busy_since))
         return False
 
     def _holders(self, directory: int) -> tuple[LeaseRecord, ...]:

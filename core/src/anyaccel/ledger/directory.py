@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import random
 import stat
 import threading
 import time
@@ -27,20 +28,34 @@ BUSY_SECONDS = 10.0
 _MODE_SHARED = 0o1777
 _MODE_PRIVATE = 0o700
 _SPINS = 32
+_FIRST_PAUSE = 0.0001
+_LONGEST_PAUSE = 0.02
 
 _open: set[int] = set()
-_forking = threading.RLock()
+_opening: set[object] = set()
+_known: set[tuple[int, int]] = set()
+_turn = threading.Lock()
+_locked: set[int] = set()
 
 
 def _close_in_child() -> None:
     """Give up directories that other threads of the parent had open: a copy would keep their lock if they died."""
-    for descriptor in _open:
-        os.close(descriptor)
+    global _turn  # noqa: PLW0603 -- one of them may have had it
+    _turn = threading.Lock()
+    _locked.clear()
+    descriptors = set(_open)
+    if _opening:  # forked between the opening of a directory and the moment at which it was noted
+        descriptors.update(int(name) for name in os.listdir("/proc/self/fd"))
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            found = os.fstat(descriptor)
+            if stat.S_ISDIR(found.st_mode) and (found.st_dev, found.st_ino) in _known:
+                os.close(descriptor)
     _open.clear()
-    _forking.release()
+    _opening.clear()
 
 
-os.register_at_fork(before=_forking.acquire, after_in_parent=_forking.release, after_in_child=_close_in_child)
+os.register_at_fork(after_in_child=_close_in_child)
 
 
 class StateDirectory:
@@ -72,19 +87,24 @@ class StateDirectory:
             StateDirectoryError: When it must not be used (any more).
         """
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        with _forking:
-            try:
-                descriptor = os.open(self.path, flags)
-            except FileNotFoundError:
-                self._make()
-                descriptor = self._open_made(flags)
-            except OSError as error:
-                raise _refused(self.path, error) from error
+        token = object()
+        _opening.add(token)
+        try:
+            descriptor = os.open(self.path, flags)
             _open.add(descriptor)
+        except FileNotFoundError:
+            self._make()
+            descriptor = self._open_made(flags)
+            _open.add(descriptor)
+        except OSError as error:
+            raise _refused(self.path, error) from error
+        finally:
+            _opening.discard(token)
         try:
             found = os.fstat(descriptor)
             seen = (found.st_dev, found.st_ino, found.st_uid, found.st_mode)
             if seen != self._seen:
+                _known.add((found.st_dev, found.st_ino))
                 self._verify(descriptor, found)
                 self._seen = seen
                 if found.st_uid == os.geteuid():
@@ -98,15 +118,29 @@ class StateDirectory:
         return descriptor
 
     def close(self, descriptor: int) -> None:
-        """Close what :meth:`open` returned, and with it the lock."""
-        with _forking, contextlib.suppress(OSError):  # the kernel closes it even where it reports an error
-            _open.discard(descriptor)
+        """Close what :meth:`open` returned, unlocked."""
+        _open.discard(descriptor)
+        with contextlib.suppress(OSError):  # the kernel closes it even where it reports an error
             os.close(descriptor)
 
     def lock(self, descriptor: int, seconds: float) -> bool:
         """Lock the directory, once nobody else has it locked; False when that takes longer than some seconds."""
         deadline = time.monotonic() + seconds
-        spins = 0
+        turn = _turn
+        if not turn.acquire(timeout=seconds):  # threads of one process wait here, where waiting costs nothing
+            return False
+        locked = False
+        try:
+            locked = self._lock_file(descriptor, deadline)
+        finally:
+            if locked:
+                _locked.add(descriptor)
+            else:
+                turn.release()
+        return locked
+
+    def _lock_file(self, descriptor: int, deadline: float) -> bool:
+        spins, pause = 0, _FIRST_PAUSE
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,22 +151,29 @@ class StateDirectory:
             if spins < _SPINS:
                 os.sched_yield()
             elif time.monotonic() < deadline:
-                time.sleep(0.0001)
+                time.sleep(random.uniform(pause / 2, pause))  # noqa: S311 -- so that rivals do not march in step
+                pause = min(_LONGEST_PAUSE, pause * 1.5)  # many must not keep the one who has it from the processor
             else:
                 return False
 
     def unlock(self, descriptor: int) -> None:
-        """Unlock the directory: explicitly, so that it is open though a child was forked in the meantime."""
+        """Unlock the directory if it is locked: explicitly, since a child that was forked meanwhile has a copy."""
         with contextlib.suppress(OSError):  # it is going to be closed
             fcntl.flock(descriptor, fcntl.LOCK_UN)
+        if descriptor in _locked:
+            _locked.discard(descriptor)
+            _turn.release()
 
     def replaced(self, descriptor: int) -> bool:
         """Whether the directory was deleted since it was opened."""
         return os.fstat(descriptor).st_nlink == 0
 
-    def busy(self, descriptor: int, seconds: float = BUSY_SECONDS) -> LedgerBusyError:
+    def owner(self, descriptor: int) -> int | None:
+        """Process that has the directory locked; None when it cannot be seen."""
+        return process.lock_owner(os.fstat(descriptor))
+
+    def busy(self, pid: int | None, seconds: float = BUSY_SECONDS) -> LedgerBusyError:
         """Say who has had the directory locked for too long."""
-        pid = process.lock_owner(os.fstat(descriptor))
         letter = process.state(pid) if pid else ""
         condition = {"T": ", which is stopped", "t": ", which is being traced", "D": ", which is stuck"}.get(letter, "")
         who = f"process {pid}{condition}" if pid else "a process that cannot be seen from here"

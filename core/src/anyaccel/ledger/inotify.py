@@ -13,6 +13,7 @@ _CLOSE_WRITE = 0x8
 _DELETE = 0x200
 _DELETE_SELF = 0x400
 _OVERFLOW = 0x4000
+_IGNORED = 0x8000
 _DONT_FOLLOW = 0x02000000
 _EVENT = struct.Struct("iIII")
 
@@ -86,7 +87,10 @@ class Watch:
             while at < len(data):
                 watch, mask, _, length = _EVENT.unpack_from(data, at)
                 at += _EVENT.size + length
-                if watch == self._watch or mask & _OVERFLOW:
+                if mask & _IGNORED:  # the kernel has removed the watch, and has said why before
+                    if watch == self._watch:
+                        self._watch, self.path = -1, ""
+                elif watch == self._watch or mask & _OVERFLOW:
                     name = data[at - length : at].rstrip(b"\0")
                     yield os.fsdecode(name), bool(mask & (_DELETE | _DELETE_SELF))
 

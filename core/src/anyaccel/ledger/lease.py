@@ -114,12 +114,13 @@ class Lease:
         directory = self._state.open()
         try:
             if not self._state.lock(directory, BUSY_SECONDS):
-                raise self._state.busy(directory)
+                raise self._state.busy(self._state.owner(directory))
             for device, file in self._files.items():
                 file.rename(directory, lease_name(device, self.devices[device], self._nonce, (pid, start)))
         except OSError as error:
             raise self._state.fault(error) from error
         finally:
+            self._state.unlock(directory)
             self._state.close(directory)
 
     def release(self) -> None:

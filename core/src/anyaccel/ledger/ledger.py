@@ -109,11 +109,15 @@ class Ledger:
         """
         attempt = self._begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait)
         try:
-            while (lease := attempt.attempt()) is None:
-                attempt.sleep(cancel)
-            return lease
-        finally:
-            attempt.close()
+            try:
+                while (lease := attempt.attempt()) is None:
+                    attempt.sleep(cancel)
+            finally:
+                attempt.close()
+        except BaseException:
+            attempt.undo()
+            raise
+        return lease
 
     async def acquire_async(
         self,
@@ -133,12 +137,16 @@ class Ledger:
 
         attempt = self._begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait)
         try:
-            while (lease := attempt.attempt()) is None:
-                attempt.tell()
-                await pause(attempt.waiter)
-            return lease
-        finally:
-            attempt.close()
+            try:
+                while (lease := attempt.attempt()) is None:
+                    attempt.tell()
+                    await pause(attempt.waiter)
+            finally:
+                attempt.close()
+        except BaseException:
+            attempt.undo()
+            raise
+        return lease
 
     def leases(self) -> tuple[LeaseRecord, ...]:
         """The leases that are in force: one record for each device of each."""

@@ -30,36 +30,39 @@ class Life(Enum):
 class LockedFile:
     """A file of ours: made under a hidden name, locked, written, and only then given the name that counts.
 
-    Args:
-        directory: Descriptor of the directory.
-        body: What to write into it.
+    Its names are known before it has them, so that after an interrupt at any moment :meth:`discard` leaves nothing.
 
     Attributes:
-        fd: Descriptor that carries the lock.
+        fd: Descriptor that carries the lock; -1 when there is none.
         name: Current name.
-
-    Raises:
-        OSError: When it could not be made; nothing is left of it then.
     """
 
     __slots__ = ("_former", "fd", "name")
 
-    def __init__(self, directory: int, body: bytes) -> None:
+    def __init__(self) -> None:
         self.fd = -1
+        self.name = hidden_name()
         self._former = ""
-        for tries in range(_TRIES):
-            self.name = hidden_name()  # known before the file exists, so that an interrupt leaves nothing behind
+
+    def make(self, directory: int, body: bytes) -> None:
+        """Make it.
+
+        Args:
+            directory: Descriptor of the directory.
+            body: What to write into it.
+
+        Raises:
+            OSError: When it could not be made.
+        """
+        for _ in range(_TRIES):
             try:
                 self._make(directory, body)
             except BlockingIOError:  # somebody was looking at it at this very moment
                 self.discard(directory)
-                if tries == _TRIES - 1:
-                    raise
-            except BaseException:
-                self.discard(directory)
-                raise
+                self.name = hidden_name()
             else:
                 return
+        raise OSError(errno.EWOULDBLOCK, "somebody else locks every new file")
 
     def _make(self, directory: int, body: bytes) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

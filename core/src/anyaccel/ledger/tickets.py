@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.listing import Listing, read
+from anyaccel.ledger.listing import Listing
 from anyaccel.ledger.lockfile import Life, LockedFile, look, read_body
-from anyaccel.ledger.names import TicketName, hashes, listed_in_name, new_nonce, parse_ticket, ticket_name
+from anyaccel.ledger.names import TicketName, hashes, last_number, listed_in_name, new_nonce, parse_ticket, ticket_name
 from anyaccel.ledger.record import TicketRecord, read_words, user_name, write_body
 
 _PATIENCE = 2.0
@@ -105,49 +105,59 @@ class Line:
 
 
 class Ticket:
-    """A place in the line, ours until :meth:`drop` or the end of this process.
+    """A place in the line, ours from :meth:`publish` until :meth:`drop` or the end of this process.
 
     Args:
         state: The state directory.
-        directory: Its descriptor, locked: numbers are given in order.
-        file: The ticket's file, still hidden.
-        priority: The higher, the earlier.
-        candidates: Ids of the devices that could serve the request.
+
+    Attributes:
+        name: Name of its file; empty before it is published.
     """
 
     __slots__ = ("_file", "_owner", "_state", "name")
 
-    def __init__(
-        self, state: StateDirectory, directory: int, file: LockedFile, priority: int, candidates: frozenset[str]
-    ) -> None:
+    def __init__(self, state: StateDirectory) -> None:
+        self.name = ""
         self._state = state
-        self._file = file
+        self._file = LockedFile()
         self._owner = os.getpid()
+
+    def publish(self, directory: int, priority: int, candidates: frozenset[str], request: str, note: str) -> None:
+        """Get in line.
+
+        Args:
+            directory: Descriptor of the state directory, locked: numbers are given in order.
+            priority: The higher, the earlier.
+            candidates: Ids of the devices that could serve the request.
+            request: What was asked for, for people to read.
+            note: What for.
+        """
+        more: dict[str, Any] = {"arrived": time.monotonic_ns()}
+        if not listed_in_name(candidates):
+            more["wanted"] = sorted(hashes(candidates))
+        self._file.make(directory, write_body(request, note, **more))
         self.stamp()
-        known = (parse_ticket(name) for name in read(directory).tickets)
-        number = 1 + max((ticket.number for ticket in known if ticket), default=0)
-        self.name = ticket_name(priority, number, new_nonce(), candidates)
-        file.rename(directory, self.name)
+        number = 1 + last_number(os.listdir(directory))
+        self._file.rename(directory, ticket_name(priority, number, new_nonce(), candidates))
+        self.name = self._file.name
 
     def stamp(self) -> None:
         """Show that we are here and look for devices."""
         now = time.monotonic_ns()
         os.utime(self._file.fd, ns=(now, now))
 
-    def drop(self) -> None:
-        """Leave the line. A copy in a forked child leaves it to its parent."""
-        if self._owner == os.getpid():
+    def drop(self, directory: int | None = None) -> None:
+        """Leave the line. A copy in a forked child leaves it to its parent.
+
+        Args:
+            directory: Descriptor of the state directory, if it is open.
+        """
+        if directory is not None:
+            self._file.discard(directory)
+        elif self._owner == os.getpid():
             with contextlib.suppress(OSError):  # whoever looks next finds its lock free
-                os.unlink(f"{self._state.path}/{self.name}")
+                os.unlink(f"{self._state.path}/{self._file.name}")
         self._file.close()
-
-
-def make_file(directory: int, candidates: frozenset[str], request: str, note: str) -> LockedFile:
-    """Make a ticket's file, hidden as yet."""
-    more: dict[str, Any] = {"arrived": time.monotonic_ns()}
-    if not listed_in_name(candidates):
-        more["wanted"] = sorted(hashes(candidates))
-    return LockedFile(directory, write_body(request, note, **more))
 
 
 def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:

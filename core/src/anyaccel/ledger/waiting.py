@@ -27,7 +27,10 @@ from anyaccel.ledger.tickets import Standing, Ticket
 IMPATIENT_SECONDS = 0.010
 """Who waits for less than that has no place in line: making one costs more than what it is good for."""
 
+_REAL_LOOKS_EVERY = 1.0
 _WITHOUT_WATCH = 0.02
+_WITHOUT_WATCH_PER_PLACE = 0.004
+_WATCHING = 64  # of those who want the same devices; a user has 128 watches in all by default
 _SECOND_LOOK = 0.001
 _REMEMBERED = 1000
 
@@ -55,7 +58,7 @@ class Waiter:
         self._priority = priority
         self._note = note
         self._deadline = deadline
-        self._began = time.monotonic()
+        self._began = self._looked = time.monotonic()
         self._before: str | None = None
         self._line = tickets.Line(want.candidates, priority)
         self._ticket: Ticket | None = None
@@ -69,11 +72,27 @@ class Waiter:
         """Whether there is a place in line."""
         return self._ticket is not None
 
+    def still_behind(self, directory: int) -> bool:
+        """Whether the one ahead of us is still there: a cheap look, in place of most of the real ones."""
+        if self._ticket is None or self._before is None:
+            return False
+        if time.monotonic() - self._looked > max(_REAL_LOOKS_EVERY, tickets.interval(self.place)):
+            return False
+        if look(directory, self._before)[0] is Life.OVER:
+            return False
+        self._ticket.stamp()
+        if self._watch is not None:
+            return True
+        own = self._ticket.name
+        self.place = min(self.place, sum("t1." <= name < own for name in os.listdir(directory)))
+        return not self._aim(directory)
+
     def stand(self, directory: int, listing: Listing) -> Standing:
         """Find out where we stand, and show that we look."""
         if self._ticket and self._ticket.name not in listing.tickets:  # somebody emptied the directory
             self._ticket.drop()
             self._ticket = None
+        self._looked = time.monotonic()
         standing = self._line.stand(directory, listing, self._own)
         self.place, self._before = standing.place, standing.before
         if self._ticket:
@@ -95,36 +114,40 @@ class Waiter:
         Returns:
             Whether to look again at once, since we did not watch before.
         """
-        if self._ticket is None and not self.refused:
+        if self._ticket is None:
             if not at_once and time.monotonic() - self._began < IMPATIENT_SECONDS:
                 return False
             self._make_ticket(directory, lock)
         return self._ticket is not None and self._aim(directory)
 
     def _make_ticket(self, directory: int, lock: Callable[[int], bool]) -> None:
-        candidates = self._want.candidates
-        file = tickets.make_file(directory, candidates, self._want.request, self._note)
+        if not lock(directory):
+            return
+        ticket = Ticket(self._state)
         try:
-            if lock(directory):
-                try:
-                    if not self._state.replaced(directory):
-                        self._ticket = Ticket(self._state, directory, file, self._priority, candidates)
-                finally:
-                    self._state.unlock(directory)
+            if not self._state.replaced(directory):
+                want = self._want
+                ticket.publish(directory, self._priority, want.candidates, want.request, self._note)
+                self._ticket = ticket
         finally:
+            self._state.unlock(directory)
             if self._ticket is None:
-                file.discard(directory)
+                ticket.drop(directory)
 
     def _aim(self, directory: int) -> bool:
         """Watch whoever is ahead, or the directory; whether something may have happened before we did."""
+        if self.place >= _WATCHING:
+            return False
         path = f"{self._state.path}/{self._before}" if self._before else self._state.path
         try:
             self._watch = self._watch or Watch()
             if self._watch.path == path:
                 return False
             self._watch.follow(path)
-        except (OSError, ImportError):
-            return False  # it has just gone away, or there is no watch to be had: then we poll
+        except FileNotFoundError:  # it has just gone away
+            return True
+        except (OSError, ImportError):  # there is no watch to be had: then we poll
+            return False
         return self._before is None or look(directory, self._before)[0] is Life.OVER
 
     def follow(self, pid: int) -> None:
@@ -178,7 +201,7 @@ class Waiter:
         elif self.refused or self._again:
             pause, self._again = _SECOND_LOOK, False
         elif self._watch is None or not self._watch.path:
-            pause = min(_WITHOUT_WATCH * (self.place + 1), tickets.interval(self.place))
+            pause = max(_WITHOUT_WATCH, _WITHOUT_WATCH_PER_PLACE * self.place)
         else:
             pause = tickets.interval(self.place)
         return pause if self._deadline is None else max(0.0, min(pause, self._deadline - time.monotonic()))

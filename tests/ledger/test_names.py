@@ -1,0 +1,84 @@
+"""File names: reversible, safe, and harmless whatever they say."""
+
+import os
+
+import pytest
+from anyaccel.ledger import names
+from hypothesis import given
+from hypothesis import strategies as st
+
+PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=128)
+
+
+@given(PRINTABLE)
+def test_every_printable_id_can_be_written_and_read(device):
+    text = names.encode(device)
+    assert names.decode(text) == device
+    assert "/" not in text
+    assert "." not in text
+    name = names.lease_name(device, 10_000, names.new_nonce(), (4_194_304, 10**15))
+    assert len(name) <= 255
+    assert names.parse_lease(name).device == device
+
+
+@given(PRINTABLE, PRINTABLE)
+def test_two_ids_are_never_written_alike(one, other):
+    assert (names.encode(one) == names.encode(other)) == (one == other)
+
+
+@pytest.mark.parametrize("device", ["", "x" * 129, "a\nb", "a\0b", "é", "a\x7f"])
+def test_other_ids_are_refused(device):
+    with pytest.raises(ValueError, match="must be 1 to 128 printable ASCII characters"):
+        names.encode(device)
+
+
+@given(st.text(max_size=255) | st.from_regex(r"[vt]\d{1,2}\.[^/]{0,100}", fullmatch=True))
+def test_no_name_raises(name):
+    for parse in (names.parse_lease, names.parse_ticket, names.parse_hidden):
+        parse(name)
+
+
+def test_a_lease_says_who_took_it():
+    lease = names.parse_lease(names.lease_name("0000:01:00.0", 2500, names.new_nonce()))
+    assert (lease.device, lease.units, lease.pid) == ("0000:01:00.0", 2500, os.getpid())
+    assert lease.boot == names.boot()
+    assert lease.understood
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "v1.a.0.1.1.0123456789abcdef0123",
+        "v1.a.10001.1.1.0123456789abcdef0123",
+        "v1.a.5000.1.1.0123456789abcdef012",
+        "v1.a.5000.1.1.0123456789abcdef0123.more",
+        "v2.a.5000.1.1.0123456789abcdef0123",
+        "v1.a",
+    ],
+)
+def test_what_is_not_understood_means_the_whole_device(name):
+    lease = names.parse_lease(name)
+    assert (lease.device, lease.units, lease.understood) == ("a", 10_000, False)
+
+
+@pytest.mark.parametrize("name", ["v1", "v1.", "v1..1.1.1.x", "v.a.b", "v1.%zz.1", "v1.%41.1", "v1.=YQ.1", "v1.=!.1"])
+def test_what_names_no_device_is_no_lease(name):
+    assert names.parse_lease(name) is None
+
+
+@given(st.lists(st.tuples(st.integers(-1_000_000, 1_000_000), st.integers(1, 10**12)), max_size=20))
+def test_the_order_of_names_is_the_order_of_service(tickets):
+    written = {
+        names.ticket_name(priority, number, "0" * 20, frozenset("a")): (-priority, number)
+        for priority, number in tickets
+    }
+    assert [written[name] for name in sorted(written)] == sorted(written.values())
+
+
+@pytest.mark.parametrize("count", [0, 1, 8, 32, 33, 1024])
+def test_a_ticket_says_what_is_wanted_where_there_is_room(count):
+    wanted = frozenset(f"GPU-{number}" for number in range(count))
+    name = names.ticket_name(0, 10**15, names.new_nonce(), wanted)
+    assert len(name) <= 255
+    ticket = names.parse_ticket(name)
+    assert ticket.wanted == (names.hashes(wanted) if count <= 32 else None)

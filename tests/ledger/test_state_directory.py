@@ -1,0 +1,292 @@
+"""The state directory: what is trusted, what is refused, and what becomes of it while it is used."""
+
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+
+import pytest
+from anyaccel.errors import LedgerError, StateDirectoryError
+from anyaccel.ledger import Ledger, Want, directory, filesystem, process
+from claimant import ClaimantError
+
+ROOT = os.geteuid() == 0
+needs_root = pytest.mark.skipif(not ROOT, reason="needs root, to act as another user")
+ANY = Want(candidates=frozenset("ab"))
+
+
+def open_at(path):
+    return Ledger.open({"ANYACCEL_STATE_DIR": str(path)})
+
+
+def one(taken):
+    return None if taken.get("a") else {"a": 10_000}
+
+
+def test_it_is_made_for_oneself(tmp_path):
+    ledger = open_at(tmp_path / "new")
+    found = os.stat(tmp_path / "new")
+    assert stat.S_IMODE(found.st_mode) == 0o700
+    assert not ledger.shared
+    with ledger.acquire(ANY, one, wait=0):
+        pass
+
+
+def test_its_parent_must_be_there(tmp_path):
+    with pytest.raises(StateDirectoryError, match="cannot be made: No such file or directory") as caught:
+        open_at(tmp_path / "no" / "such")
+    assert caught.value.exit_code == 6
+
+
+def test_it_must_be_absolute():
+    with pytest.raises(StateDirectoryError, match=r"must be an absolute path \(got 'state'\)"):
+        open_at("state")
+
+
+def test_links_and_files_are_refused(tmp_path, state):
+    (tmp_path / "link").symlink_to(state)
+    with pytest.raises(StateDirectoryError, match="symbolic link"):
+        open_at(tmp_path / "link")
+    (tmp_path / "file").touch()
+    with pytest.raises(StateDirectoryError, match="no directory"):
+        open_at(tmp_path / "file")
+
+
+@needs_root
+def test_a_foreign_owner_is_refused(state):
+    os.chown(state, 12345, -1)
+    os.chmod(state, 0o1777)
+    with pytest.raises(StateDirectoryError, match="belongs to user 12345, who could take the leases of others away"):
+        open_at(state)
+
+
+def test_what_others_may_write_must_be_sticky(state):
+    for mode in (0o777, 0o770, 0o707):
+        os.chmod(state, mode)
+        with pytest.raises(StateDirectoryError, match="not sticky"):
+            open_at(state)
+    os.chmod(state, 0o1777)
+    assert open_at(state).shared
+
+
+def test_without_a_variable_there_is_one_for_all_or_one_for_oneself(monkeypatch, tmp_path):
+    monkeypatch.setattr(directory, "MACHINE_WIDE", str(tmp_path / "anyaccel"))
+    if not ROOT:
+        ledger = Ledger.open({})
+        assert ledger.path == f"/dev/shm/anyaccel-{os.geteuid()}"
+        assert ledger.notes
+        return
+    before = os.umask(0o077)
+    try:
+        ledger = Ledger.open({})
+    finally:
+        os.umask(before)
+    assert ledger.path == str(tmp_path / "anyaccel")
+    assert stat.S_IMODE(os.stat(ledger.path).st_mode) == 0o1777
+    assert ledger.shared
+    assert ledger.notes == ()
+
+
+def test_the_line_for_tmpfiles_makes_what_is_looked_for():
+    line = os.path.join(os.path.dirname(directory.__file__), "tmpfiles.conf")
+    with open(line) as file:
+        (setting,) = [text.split() for text in file if not text.startswith("#")]
+    assert setting == ["d", directory.MACHINE_WIDE, "1777", "root", "root", "-"]
+
+
+def test_the_lock_is_tested_once_by_a_second_process(tmp_path):
+    open_at(tmp_path / "new")
+    (marker,) = os.listdir(tmp_path / "new")
+    assert marker.startswith("checked.")
+    before = os.stat(tmp_path / "new" / marker)
+    open_at(tmp_path / "new")
+    assert os.stat(tmp_path / "new" / marker).st_mtime_ns == before.st_mtime_ns
+
+
+def test_a_file_system_that_keeps_no_locks_is_refused(tmp_path, monkeypatch):
+    """The second process runs for real, where another lock than ours is asked for."""
+    monkeypatch.setattr(filesystem, "_TRY_TO_LOCK", filesystem._TRY_TO_LOCK.replace("sys.argv[1]", "'/proc/self/exe'"))
+    with pytest.raises(StateDirectoryError, match=r"does not keep locks: .* was not refused"):
+        open_at(tmp_path / "new")
+    assert os.listdir(tmp_path / "new") == []
+    monkeypatch.setattr(filesystem, "_TRY_TO_LOCK", "raise SystemExit('broken')")
+    with pytest.raises(StateDirectoryError, match="failed: broken"):
+        open_at(tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("kind", "network"),
+    [
+        *[(kind, True) for kind in ("nfs", "nfs4", "9p", "fuse.sshfs", "fuse", "cifs", "lustre")],
+        *[(kind, False) for kind in ("tmpfs", "ext4", "overlay", "btrfs", "fuse.fuse-overlayfs", "")],
+    ],
+)
+def test_network_file_systems_are_known(kind, network, tmp_path, monkeypatch):
+    monkeypatch.setattr(filesystem, "_type", lambda descriptor: kind)
+    if network:
+        with pytest.raises(StateDirectoryError, match=f"on a network file system \\({kind}\\)"):
+            open_at(tmp_path / "new")
+    else:
+        open_at(tmp_path / "new")
+
+
+def test_the_type_of_a_file_system_is_that_of_its_mount():
+    descriptor = os.open("/proc", os.O_RDONLY)
+    assert filesystem._type(descriptor) == "proc"
+    os.close(descriptor)
+
+
+def test_it_is_deleted_while_it_is_used(claim, ledger, state, in_line):
+    holder, waiter, late = claim(), claim(), claim()
+    holder.do("take('a')")
+    waiter.begin("take('a', wait=60)")
+    in_line(1)
+    subprocess.run(["rm", "-r", str(state)], check=True)
+    assert waiter.end() == {"a": 10_000}  # nothing says any more that it is held; see the second witness
+    assert holder.do("leases[0].intact") is False
+    assert waiter.do("leases[0].intact") is True
+    with pytest.raises(ClaimantError, match="DevicesBusyError"):
+        late.do("take('a')")
+    holder.do("give()")
+    waiter.do("give()")
+    assert late.do("take('a')") == {"a": 10_000}
+    assert stat.S_IMODE(os.stat(state).st_mode) == 0o700
+
+
+def test_odd_names_disturb_nobody(claim, ledger, state, files):
+    holder = claim()
+    odd = ["v1", "v1.", "t1.", ".x", ".", "v1.a.b.c.d.e", "naïve", "-rf", "v1.a.5000.1.1.zz", "t1.0.0", "x" * 255]
+    for name in odd:
+        if name != ".":
+            (state / name).touch()
+    (state / "v1.a.10000.1.1.0123456789abcdef0123").mkdir()
+    (state / "v1.b.10000.1.1.0123456789abcdef0123").symlink_to("/etc/passwd")
+    os.mkfifo(state / "v1.c.10000.1.1.0123456789abcdef0123")
+    (state / b"v1.d\xff.1".decode(errors="surrogateescape")).touch()
+    before = set(files())
+    assert holder.do("take('a', 'b', 'c', count=3)") == {"a": 10_000, "b": 10_000, "c": 10_000}
+    assert [record.device for record in ledger.leases()] == ["a", "b", "c"]
+    assert ledger.tickets() == ()
+    holder.do("give()")
+    # Links and pipes of ours that look like a lease are swept; what a link points to is not.
+    assert before - set(files()) <= {f"v1.{device}.10000.1.1.0123456789abcdef0123" for device in "bc"}
+    assert os.path.exists("/etc/passwd")
+
+
+def test_a_process_id_that_was_given_out_again(claim, ledger, state, files):
+    """The start time tells the dead holder from the process that has its number now."""
+    other, rival = claim(), claim()
+    pid, start = other.pid, process.start_time(other.pid)
+    tag = other.do("__import__('anyaccel.ledger.names').ledger.names.new_nonce()")
+    name = f"v1.a.10000.{pid}.{start + 1}.{tag}"
+    (state / name).touch(0o644)
+    assert ledger.leases() == ()
+    assert rival.do("take('a')") == {"a": 10_000}
+    assert name not in files()
+    rival.do("give()")
+    name = f"v1.a.10000.{pid}.{start}.{tag}"
+    (state / name).touch(0o644)
+    assert [(record.pid, record.state) for record in ledger.leases()] == [(pid, "leaving")]
+
+
+def test_what_outlived_a_boot_is_void(claim, ledger, state, files):
+    other, rival = claim(), claim()
+    name = f"v1.a.10000.{other.pid}.{process.start_time(other.pid)}.{'0' * 7}f{'1' * 12}"
+    (state / name).touch(0o644)
+    assert ledger.leases() == ()
+    assert rival.do("take('a')") == {"a": 10_000}
+    assert name not in files()
+
+
+def test_debris_is_swept_by_the_next(claim, state, files):
+    dead, alive, rival = claim(), claim(), claim()
+    start = process.start_time(dead.pid)
+    tag = "__import__('anyaccel.ledger.names').ledger.names.hidden_name()"
+    names = [dead.do(tag), dead.do(tag), alive.do(tag)]
+    for name in names:
+        (state / name).touch(0o644)
+    assert start
+    dead.kill()
+    rival.do("take('a')")
+    rival.do("give()")
+    assert files() == [names[2]]
+
+
+def test_no_descriptors_left(ledger, files):
+    lease = ledger.acquire(ANY, one, wait=0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(map(int, os.listdir("/proc/self/fd"))) + 1
+    opened = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 2, hard))
+    try:
+        for room in range(2):
+            while True:
+                try:
+                    opened.append(os.open("/dev/null", os.O_RDONLY))
+                except OSError:
+                    break
+            for _ in range(room):
+                os.close(opened.pop())
+            with pytest.raises(LedgerError, match="Too many open files"):
+                ledger.acquire(Want(candidates=frozenset("b")), lambda taken: {"b": 1}, wait=0)
+        lease.release()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in opened:
+            os.close(descriptor)
+    assert files() == []
+
+
+def test_a_fork_in_the_middle_of_everything_leaves_the_lock_to_its_owner(claim, ledger, in_line):
+    """A child that is forked while another thread publishes shares no lock of the directory with its parent."""
+    holder, rival = claim(), claim()
+    holder.do(
+        "stop = threading.Event()\n"
+        "def churn():\n"
+        "    while not stop.is_set():\n"
+        "        take('a', wait=30); give()\n"
+        "threads = [threading.Thread(target=churn) for _ in range(2)]\n"
+        "for thread in threads: thread.start()\n"
+        "import warnings; warnings.simplefilter('ignore')\n"
+        "children = []\n"
+        "for _ in range(60):\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        time.sleep(600)\n"
+        "        os._exit(0)\n"
+        "    children.append(pid)\n"
+        "stop.set()\n"
+        "for thread in threads: thread.join()\n"
+    )
+    children = holder.do("children")
+    try:
+        assert rival.do("take('a'); give(); take('b')") is None  # the lock is free, and so is what was released
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+
+
+@needs_root
+def test_a_read_only_file_system(tmp_path):
+    path = tmp_path / "mount"
+    path.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "mode=700", "none", path], check=False, capture_output=True
+    ).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        ledger = open_at(path)
+        subprocess.run(["mount", "-o", "remount,ro", path], check=True)
+        assert ledger.leases() == ()
+        with pytest.raises(StateDirectoryError, match="cannot be written: Read-only file system"):
+            ledger.acquire(ANY, one, wait=0)
+    finally:
+        subprocess.run(["umount", "-l", path], check=True)
+
+
+def test_nothing_of_it_is_needed_to_import(tmp_path):
+    code = "import sys, anyaccel.ledger; print(sorted({'ctypes', 'asyncio', 'subprocess', 'pwd'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
