@@ -219,3 +219,10 @@ def test_devices_that_somebody_uses_without_a_lease(install, record, anyaccel, a
     ):
         with aa.acquire(request, machine=machine, wait=0, **options) as hold:
             assert [device.id for device in hold.devices] == [expected]
+
+
+def test_what_a_command_left_behind_is_not_avoided(acme, anyaccel):
+    """The name of a lease outlives a command that carried it; the next one gets the same devices all the same."""
+    for _ in range(3):
+        done = anyaccel("--machine", "sim:Acme-Whole:4", "run", "APU:2", "--", "sh", "-c", "echo $ACME_VISIBLE")
+        assert done.stdout == "acme-0,acme-1\n"

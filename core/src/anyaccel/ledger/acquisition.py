@@ -8,17 +8,17 @@ is published if it is still free and nobody came in front; otherwise all starts 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError
 from anyaccel.ledger import listing as listings
-from anyaccel.ledger import record, witness
+from anyaccel.ledger import process, record, witness
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lease import Lease, Want
 from anyaccel.ledger.listing import Listing
 from anyaccel.ledger.lockfile import Life, LockedFile
-from anyaccel.ledger.names import lease_name, new_nonce
+from anyaccel.ledger.names import LeaseName, lease_name, new_nonce
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tickets import Standing
 from anyaccel.ledger.waiting import Waiter
@@ -180,20 +180,29 @@ class Acquisition:
         return lease, self._busy_since is None
 
     def _select(self, directory: int, listing: Listing) -> dict[str, int] | None:
-        """Let the caller choose by names, and if nothing fits, by locks."""
+        """Let the caller choose by names, and if nothing fits, by locks.
+
+        A command that carried its lease to its end has left the name behind, so names of processes that are gone are
+        looked at in any case: the choice should not avoid a device that is free.
+        """
+        self._count_out(directory, (lease for lease in listing.leases if not process.exists(lease.pid)))
         choice = self._ask(listing.taken(self._over))
         if choice is not None:
             return choice
         before = len(self._over)
-        for lease in listing.leases:
+        self._count_out(directory, listing.leases)
+        listings.sweep(directory, listings.debris(directory, listing.hidden))
+        return self._ask(listing.taken(self._over)) if len(self._over) > before else None
+
+    def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
+        """Find out which leases are over, and follow those that are about to be."""
+        for lease in leases:
             if lease.name not in self._over:
                 life = listings.life(directory, lease)
                 if life is Life.OVER:
                     self._over.add(lease.name)
                 elif life is Life.LEAVING and lease.device in self._want.candidates:
                     self.waiter.follow(lease.pid)
-        listings.sweep(directory, listings.debris(directory, listing.hidden))
-        return self._ask(listing.taken(self._over)) if len(self._over) > before else None
 
     def _ask(self, taken: dict[str, int]) -> dict[str, int] | None:
         try:

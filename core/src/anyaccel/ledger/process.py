@@ -9,6 +9,17 @@ from collections.abc import Iterator
 _ME: tuple[int, int] | None = None
 
 
+def exists(pid: int) -> bool:
+    """Whether there is a process of this number here: the cheapest question; the number may be another's by now."""
+    try:
+        os.kill(max(pid, 0), 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
 def me() -> tuple[int, int]:
     """Process id and start time of this process."""
     global _ME  # noqa: PLW0603 -- asked for by every lease, and reading /proc is dear
