@@ -13,7 +13,7 @@ from typing import Any
 
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError
 from anyaccel.ledger import listing as listings
-from anyaccel.ledger import process, record, witness
+from anyaccel.ledger import process, record
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lease import Lease, Want
 from anyaccel.ledger.listing import Listing
@@ -22,6 +22,7 @@ from anyaccel.ledger.names import LeaseName, lease_name, new_nonce
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tickets import Standing
 from anyaccel.ledger.waiting import Waiter
+from anyaccel.ledger.witness import Witnesses, describe
 from anyaccel.model.device import UNITS_PER_DEVICE
 
 Choose = Callable[[Mapping[str, int]], Mapping[str, int] | None]
@@ -80,6 +81,8 @@ class Acquisition:
         self._told: int | None = None
         self._late = False
         self._callers: OSError | None = None
+        self._files: dict[str, LockedFile] = {}
+        self._witnesses = Witnesses()
         self._lease: Lease | None = None
 
     def attempt(self) -> Lease | None:
@@ -148,8 +151,11 @@ class Acquisition:
 
     def undo(self) -> None:
         """Give back what was got when it cannot be handed to anybody any more: an interrupt came in between."""
+        self.close()
         if self._lease is not None:
             self._lease.release()
+        else:
+            self._withdraw()
 
     def _try_repeatedly(self, directory: int) -> Lease | None:
         """Try until there is a reason to wait. Every conflict means that somebody else got something."""
@@ -175,7 +181,7 @@ class Acquisition:
         if choice is None:
             return None, False
         if not choice:
-            return Lease(self._state, new_nonce(), {}, {}, witness.Witnesses({}, {})), False
+            return Lease(self._state, new_nonce(), {}, {}, self._witnesses), False
         lease = self._publish(directory, choice, standing)
         return lease, self._busy_since is None
 
@@ -222,33 +228,38 @@ class Acquisition:
 
     def _publish(self, directory: int, choice: dict[str, int], standing: Standing) -> Lease | None:
         """Make the lease if what was chosen is still free and it is still our turn."""
-        files: dict[str, LockedFile] = {}
-        witnesses = witness.Witnesses({}, {})
         nonce = new_nonce()
-        lease, done = None, False
+        done = False
         try:
             if self._want.witnesses:
-                witnesses = witness.Witnesses(choice, self._want.witnesses)
+                self._witnesses.open(choice, self._want.witnesses)
             body = record.lease_body(self._want.request, self._note, confined=self._want.confined)
             for device in choice:
-                files[device] = LockedFile()
-                files[device].make(directory, body)
+                self._files[device] = LockedFile(self._state.path)
+                self._files[device].make(directory, body)
             if not self._lock(directory):
                 return None
             try:
-                if self._still_free(directory, choice, standing) and self._attest(witnesses):
-                    for device, file in files.items():
-                        file.rename(directory, lease_name(device, choice[device], nonce))
-                    lease = self._lease = Lease(self._state, nonce, choice, files, witnesses)
+                if not self._still_free(directory, choice, standing) or not self._attest():
+                    return None
+                for device, file in self._files.items():
+                    file.rename(directory, lease_name(device, choice[device], nonce))
+                done = True
             finally:
                 self._state.unlock(directory)
-            done = lease is not None
-            return lease
         finally:
-            if not done:  # also when we were interrupted after everything was published
-                witnesses.close()
-                for file in files.values():
-                    file.discard(directory)
+            if not done:
+                self._withdraw()
+        self._lease = Lease(self._state, nonce, choice, self._files, self._witnesses)
+        return self._lease
+
+    def _withdraw(self) -> None:
+        """Remove what was made and is no lease."""
+        self._witnesses.close()
+        while self._files:
+            device = next(iter(self._files))
+            self._files[device].discard()
+            del self._files[device]
 
     def _still_free(self, directory: int, choice: dict[str, int], standing: Standing) -> bool:
         if self._state.replaced(directory):
@@ -260,10 +271,10 @@ class Acquisition:
         listings.sweep(directory, [*standing.over, *dead])
         return listings.fits(choice, listing.taken(self._over) | dict.fromkeys(self._contradicted, UNITS_PER_DEVICE))
 
-    def _attest(self, witnesses: witness.Witnesses) -> bool:
-        contradiction = witnesses.lock()
+    def _attest(self) -> bool:
+        contradiction = self._witnesses.lock()
         if contradiction:
-            self._contradicted[contradiction[0]] = witness.describe(*contradiction)
+            self._contradicted[contradiction[0]] = describe(*contradiction)
         return contradiction is None
 
     def _lock(self, directory: int) -> bool:

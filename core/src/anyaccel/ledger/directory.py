@@ -30,12 +30,13 @@ _MODE_PRIVATE = 0o700
 _SPINS = 32
 _FIRST_PAUSE = 0.0001
 _LONGEST_PAUSE = 0.02
+_COURTESY_SECONDS = 0.1
 
 _open: set[int] = set()
 _opening: set[object] = set()
 _known: set[tuple[int, int]] = set()
 _turn = threading.Lock()
-_locked: set[int] = set()
+_locked: dict[int, threading.Lock] = {}
 
 
 def _close_in_child() -> None:
@@ -118,7 +119,8 @@ class StateDirectory:
         return descriptor
 
     def close(self, descriptor: int) -> None:
-        """Close what :meth:`open` returned, unlocked."""
+        """Close what :meth:`open` returned; it should be unlocked, in case that a child was forked meanwhile."""
+        self._pass_on(descriptor)
         _open.discard(descriptor)
         with contextlib.suppress(OSError):  # the kernel closes it even where it reports an error
             os.close(descriptor)
@@ -126,17 +128,18 @@ class StateDirectory:
     def lock(self, descriptor: int, seconds: float) -> bool:
         """Lock the directory, once nobody else has it locked; False when that takes longer than some seconds."""
         deadline = time.monotonic() + seconds
+        global _turn  # noqa: PLW0603 -- a courtesy among threads, who wait here at no cost; flock excludes them, too
         turn = _turn
-        if not turn.acquire(timeout=seconds):  # threads of one process wait here, where waiting costs nothing
-            return False
         locked = False
         try:
+            if turn.acquire(timeout=min(seconds, _COURTESY_SECONDS)):
+                _locked[descriptor] = turn
+            else:
+                _turn = threading.Lock()  # whoever has it was interrupted before it could let go, or is slow
             locked = self._lock_file(descriptor, deadline)
         finally:
-            if locked:
-                _locked.add(descriptor)
-            else:
-                turn.release()
+            if not locked:
+                self._pass_on(descriptor)
         return locked
 
     def _lock_file(self, descriptor: int, deadline: float) -> bool:
@@ -160,9 +163,12 @@ class StateDirectory:
         """Unlock the directory if it is locked: explicitly, since a child that was forked meanwhile has a copy."""
         with contextlib.suppress(OSError):  # it is going to be closed
             fcntl.flock(descriptor, fcntl.LOCK_UN)
-        if descriptor in _locked:
-            _locked.discard(descriptor)
-            _turn.release()
+        self._pass_on(descriptor)
+
+    def _pass_on(self, descriptor: int) -> None:
+        turn = _locked.pop(descriptor, None)
+        if turn:
+            turn.release()
 
     def replaced(self, descriptor: int) -> bool:
         """Whether the directory was deleted since it was opened."""

@@ -32,17 +32,25 @@ class LockedFile:
 
     Its names are known before it has them, so that after an interrupt at any moment :meth:`discard` leaves nothing.
 
+    Args:
+        path: The directory.
+
     Attributes:
-        fd: Descriptor that carries the lock; -1 when there is none.
         name: Current name.
     """
 
-    __slots__ = ("_former", "fd", "name")
+    __slots__ = ("_fd", "_former", "_path", "name")
 
-    def __init__(self) -> None:
-        self.fd = -1
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd: list[int] = []
         self.name = hidden_name()
         self._former = ""
+
+    @property
+    def fd(self) -> int:
+        """Descriptor that carries the lock; -1 when there is none."""
+        return self._fd[0] if self._fd else -1
 
     def make(self, directory: int, body: bytes) -> None:
         """Make it.
@@ -58,7 +66,7 @@ class LockedFile:
             try:
                 self._make(directory, body)
             except BlockingIOError:  # somebody was looking at it at this very moment
-                self.discard(directory)
+                self.discard()
                 self.name = hidden_name()
             else:
                 return
@@ -66,7 +74,7 @@ class LockedFile:
 
     def _make(self, directory: int, body: bytes) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self.fd = os.open(self.name, flags, 0o644, dir_fd=directory)
+        self._fd.append(os.open(self.name, flags, 0o644, dir_fd=directory))
         fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.fchmod(self.fd, 0o644)  # whatever the umask: others must be able to see whether it is locked
         if os.write(self.fd, body) != len(body):
@@ -81,19 +89,17 @@ class LockedFile:
             self.name = self._former
             raise
 
-    def discard(self, directory: int) -> None:
+    def discard(self) -> None:
         """Remove it, then let go of its lock. What cannot be removed is debris once the lock is gone."""
         for name in {self.name, self._former or self.name}:
             with contextlib.suppress(OSError):
-                os.unlink(name, dir_fd=directory)
+                os.unlink(f"{self._path}/{name}")
         self.close()
 
     def close(self) -> None:
-        """Let go of its lock, unless somebody else carries the descriptor, too."""
-        if self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            with contextlib.suppress(OSError):  # the kernel closes it even where it reports an error
-                os.close(fd)
+        """Let go of its lock, unless somebody else carries the descriptor, too. Any thread may do so, at any time."""
+        with contextlib.suppress(IndexError, OSError):  # the kernel closes it even where it reports an error
+            os.close(self._fd.pop())
 
 
 def look(directory: int, name: str) -> tuple[Life, os.stat_result | None]:

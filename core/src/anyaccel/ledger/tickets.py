@@ -7,7 +7,6 @@ takes its place again as soon as it goes on. The stamp decides about order only,
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
@@ -114,12 +113,11 @@ class Ticket:
         name: Name of its file; empty before it is published.
     """
 
-    __slots__ = ("_file", "_owner", "_state", "name")
+    __slots__ = ("_file", "_owner", "name")
 
     def __init__(self, state: StateDirectory) -> None:
         self.name = ""
-        self._state = state
-        self._file = LockedFile()
+        self._file = LockedFile(state.path)
         self._owner = os.getpid()
 
     def publish(self, directory: int, priority: int, candidates: frozenset[str], request: str, note: str) -> None:
@@ -146,18 +144,12 @@ class Ticket:
         now = time.monotonic_ns()
         os.utime(self._file.fd, ns=(now, now))
 
-    def drop(self, directory: int | None = None) -> None:
-        """Leave the line. A copy in a forked child leaves it to its parent.
-
-        Args:
-            directory: Descriptor of the state directory, if it is open.
-        """
-        if directory is not None:
-            self._file.discard(directory)
-        elif self._owner == os.getpid():
-            with contextlib.suppress(OSError):  # whoever looks next finds its lock free
-                os.unlink(f"{self._state.path}/{self._file.name}")
-        self._file.close()
+    def drop(self) -> None:
+        """Leave the line. A copy in a forked child leaves it to its parent."""
+        if self._owner == os.getpid():
+            self._file.discard()
+        else:
+            self._file.close()
 
 
 def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:

@@ -123,16 +123,15 @@ class Waiter:
     def _make_ticket(self, directory: int, lock: Callable[[int], bool]) -> None:
         if not lock(directory):
             return
-        ticket = Ticket(self._state)
+        self._ticket = Ticket(self._state)
         try:
             if not self._state.replaced(directory):
                 want = self._want
-                ticket.publish(directory, self._priority, want.candidates, want.request, self._note)
-                self._ticket = ticket
+                self._ticket.publish(directory, self._priority, want.candidates, want.request, self._note)
         finally:
             self._state.unlock(directory)
-            if self._ticket is None:
-                ticket.drop(directory)
+            if not self._ticket.name:
+                self._leave()
 
     def _aim(self, directory: int) -> bool:
         """Watch whoever is ahead, or the directory; whether something may have happened before we did."""
@@ -163,10 +162,9 @@ class Waiter:
 
     def forget(self) -> None:
         """Be no longer woken by processes."""
-        leaving, self._leaving = self._leaving, []
-        for descriptor in leaving:
+        while self._leaving:
             with contextlib.suppress(OSError):
-                os.close(descriptor)
+                os.close(self._leaving.pop())
 
     def descriptors(self) -> list[int]:
         """What becomes readable when something happens; then ask :meth:`noted`."""
@@ -231,13 +229,16 @@ class Waiter:
 
     def close(self) -> None:
         """Leave the line."""
-        ticket, self._ticket = self._ticket, None
-        if ticket:
-            ticket.drop()
+        self._leave()
         self.forget()
-        watch, self._watch = self._watch, None
-        if watch:
-            watch.close()
+        if self._watch:
+            self._watch.close()
+            self._watch = None
+
+    def _leave(self) -> None:
+        if self._ticket:
+            self._ticket.drop()
+            self._ticket = None
 
     @property
     def _own(self) -> str | None:

@@ -15,27 +15,26 @@ from anyaccel.model.device import UNITS_PER_DEVICE
 
 
 class Witnesses:
-    """The inodes of some devices, opened; one that is absent or closed to us has nothing to say.
-
-    Args:
-        choice: Units by device id.
-        paths: Paths of inodes by device id, such as the device's directory in sysfs.
-    """
+    """The inodes of some devices, once opened; one that is absent or closed to us has nothing to say."""
 
     __slots__ = ("_opened",)
 
-    def __init__(self, choice: Mapping[str, int], paths: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self) -> None:
         self._opened: list[tuple[str, str, int, int]] = []
-        try:
-            for device, units in choice.items():
-                kind = fcntl.LOCK_EX if units == UNITS_PER_DEVICE else fcntl.LOCK_SH
-                for path in paths.get(device, ()):
-                    with contextlib.suppress(OSError):
-                        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-                        self._opened.append((device, path, kind, fd))
-        except BaseException:
-            self.close()
-            raise
+
+    def open(self, choice: Mapping[str, int], paths: Mapping[str, Sequence[str]]) -> None:
+        """Open them.
+
+        Args:
+            choice: Units by device id.
+            paths: Paths of inodes by device id, such as the device's directory in sysfs.
+        """
+        for device, units in choice.items():
+            kind = fcntl.LOCK_EX if units == UNITS_PER_DEVICE else fcntl.LOCK_SH
+            for path in paths.get(device, ()):
+                with contextlib.suppress(OSError):
+                    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+                    self._opened.append((device, path, kind, fd))
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -66,10 +65,9 @@ class Witnesses:
 
     def close(self) -> None:
         """Close all; the locks last until the last process that carries them has done so."""
-        opened, self._opened = self._opened, []
-        for _, _, _, fd in opened:
+        while self._opened:
             with contextlib.suppress(OSError):
-                os.close(fd)
+                os.close(self._opened.pop()[3])
 
 
 def describe(device: str, path: str) -> str:
