@@ -125,8 +125,8 @@ def test_the_nursery_dies(pool, tmp_path):
         future.result()
     assert waiting.result()
     assert client.nursery() is not old
-    assert all(gone(int(pid)) for pid in pids)
-    assert left_of(old.environ[NURSERY_VARIABLE]) == []
+    until(lambda: all(gone(int(pid)) for pid in pids), "the end of the call's processes")
+    until(lambda: not left_of(old.environ[NURSERY_VARIABLE]), "the end of all that the nursery started")
 
 
 def test_a_nursery_that_cannot_live(pool, tmp_path, monkeypatch):

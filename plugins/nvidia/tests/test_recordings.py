@@ -1,6 +1,7 @@
 """Every recorded machine is described as its ``expected.json`` says."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -26,4 +27,10 @@ def test_indexes_count_from_zero_and_ids_are_unique(directory):
 
 
 def test_a_replay_loads_no_vendor_library():
-    assert "pynvml" not in sys.modules
+    code = (
+        "import sys; from pathlib import Path; import anyaccel_nvidia as plugin;"
+        "from anyaccel.testing import context, describe, load_recording;"
+        "describe(plugin, context(load_recording(Path(sys.argv[1])))); print('pynvml' in sys.modules)"
+    )
+    argv = [sys.executable, "-c", code, str(next(path for path in RECORDINGS if path.name == "h100-1gpu"))]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "False\n"
