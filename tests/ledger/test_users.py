@@ -1,0 +1,198 @@
+"""Several users: what one may do to another is to wait, and nothing else."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from anyaccel.errors import DevicesBusyError, StateDirectoryError
+from anyaccel.ledger import Ledger, Want
+from anyaccel.ledger.names import boot
+from claimant import ClaimantError, eventually
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as two other users")
+
+ALICE, BOB = 61_001, 61_002
+PRELOAD = """
+import pwd, anyaccel.ledger.ending, anyaccel.ledger.filesystem, anyaccel.ledger.inotify
+anyaccel.ledger.inotify._libc()  # the Python that runs the tests may be closed to other users
+"""
+
+
+@pytest.fixture
+def state():
+    """The state directory as the line for tmpfiles.d makes it, where everybody gets to: not below pytest's own."""
+    with tempfile.TemporaryDirectory() as parent:
+        os.chmod(parent, 0o755)
+        directory = Path(parent) / "state"
+        directory.mkdir()
+        os.chmod(directory, 0o1777)
+        (directory / f"checked.{boot()}.0").touch()
+        yield directory
+
+
+@pytest.fixture
+def user(claim, state):
+    """A claimant of another user."""
+
+    def user(uid, path=state):
+        claimant = claim()
+        claimant.do(PRELOAD)
+        (state / f"checked.{boot()}.{uid}").touch()
+        os.chown(state / f"checked.{boot()}.{uid}", uid, -1)
+        claimant.do(f"os.setgroups([]); os.setresgid({uid}, {uid}, {uid}); os.setresuid({uid}, {uid}, {uid})")
+        claimant.do(f"open_ledger({str(path)!r})")
+        return claimant
+
+    return user
+
+
+def test_they_exclude_each_other_and_see_who_holds(user, ledger):
+    alice, bob = user(ALICE), user(BOB)
+    alice.do("os.umask(0o077); take('a', note='mine')")
+    with pytest.raises(ClaimantError, match=f"a is held by {ALICE} \\(process {alice.pid}, 'mine'\\)"):
+        bob.do("take('a')")
+    assert bob.do("take('a', 'b')") == {"b": 10_000}
+    assert sorted((record.device, record.uid) for record in ledger.leases()) == [("a", ALICE), ("b", BOB)]
+    bob.begin("take('a', wait=60)")
+    (ticket,) = eventually(ledger.tickets)
+    assert (ticket.uid, ticket.user) == (BOB, str(BOB))
+    alice.kill()
+    assert bob.do("1") == {"a": 10_000}
+
+
+OPERATIONS = {
+    "remove the lease": "os.unlink(name)",
+    "rename the lease": "os.rename(name, name + 'x')",
+    "replace the lease": "open('own', 'w').close(); os.rename('own', name)",
+    "write to the lease": "open(name, 'r+')",
+    "truncate the lease": "open(name, 'w')",
+    "change its mode": "os.chmod(name, 0o666)",
+    "change its owner": "os.chown(name, os.getuid(), -1)",
+    "change its time": "os.utime(name, (0, 0))",
+    "replace the directory": "os.rename(home, home + '.old')",
+    "remove the directory": "os.rmdir(home)",
+    "change the directory's mode": "os.chmod(home, 0o777)",
+    "end its holder": "os.kill(pid, 9)",
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("kind", ["lease", "ticket"])
+def test_what_belongs_to_another_cannot_be_touched(user, ledger, state, operation, kind):
+    alice, other, bob = user(ALICE), user(ALICE), user(BOB)
+    other.do("take('a')")
+    if kind == "lease":
+        alice.do("take('b')")
+    else:
+        alice.begin("take('a', wait=60)")
+        eventually(ledger.tickets)
+    start = "v1.b." if kind == "lease" else "t1."
+    (name,) = [name for name in os.listdir(state) if name.startswith(start)]
+    bob.do(f"home, name, pid = {str(state)!r}, {name!r}, {alice.pid}; os.chdir(home)")
+    with pytest.raises(ClaimantError, match="PermissionError"):
+        bob.do(OPERATIONS[operation])
+    assert name in os.listdir(state)
+    with pytest.raises(ClaimantError, match="DevicesBusyError"):
+        bob.do("take('a', 'b', count=2)")
+
+
+def test_who_locks_a_dead_lease_denies_and_is_not_believed(user, ledger, state):
+    """All that a lock on a file of somebody else can do is to keep a device from being used."""
+    alice, bob, carol = user(ALICE), user(BOB), user(61_003)
+    alice.do("take('a')")
+    (name,) = [name for name in os.listdir(state) if name.startswith("v1.")]
+    alice.kill()
+    bob.do(f"import fcntl; fd = os.open({str(state / name)!r}, os.O_RDONLY); fcntl.flock(fd, fcntl.LOCK_EX)")
+    with pytest.raises(ClaimantError, match="DevicesBusyError"):
+        carol.do("take('a')")
+    assert [(record.device, record.uid) for record in ledger.leases()] == [("a", ALICE)]
+    bob.do("os.close(fd)")
+    assert carol.do("take('a')") == {"a": 10_000}
+    assert name in os.listdir(state)  # debris of another user, which does not count and is not ours to remove
+    carol.do("give()")
+    with ledger.acquire(Want(candidates=frozenset("a")), lambda taken: None if taken else {"a": 1}, wait=0):
+        assert name not in os.listdir(state)  # root may
+
+
+def test_what_cannot_be_read_counts(user, state):
+    """Permission to look at the lock is refused, so nobody can tell that it is free."""
+    alice, bob = user(ALICE), user(BOB)
+    name = state / "v1.a.10000.1.1.00000000000000000000"
+    alice.do(f"os.close(os.open({str(name)!r}, os.O_CREAT, 0o600))")
+    with pytest.raises(ClaimantError, match="DevicesBusyError"):
+        bob.do("take('a')")
+
+
+def test_a_lying_ticket_costs_time_only(user, ledger, state):
+    """It claims the highest priority and every device, and never looks: it is overtaken."""
+    liar, bob = user(ALICE), user(BOB)
+    liar.do(
+        "import fcntl\n"
+        f"name = {str(state)!r} + '/t1.0000000.0000000000000000.1.1.' + '0' * 20 + '.+'\n"
+        "fd = os.open(name, os.O_RDWR | os.O_CREAT, 0o644); fcntl.flock(fd, fcntl.LOCK_EX)"
+    )
+    assert bob.do("take('a', wait=60)") == {"a": 10_000}
+    liar.do("os.utime(fd, ns=(0, 10**18))")  # from the future, as no honest one's
+    assert bob.do("take('b', wait=60)") == {"b": 10_000}
+    assert [ticket.uid for ticket in ledger.tickets()] == [ALICE]
+
+
+def test_a_directory_of_another_user_is_refused(user, state):
+    alice, parent = user(ALICE), state.parent
+    os.chmod(parent, 0o1777)
+    alice.do(f"os.mkdir({str(parent / 'alices')!r}); os.chmod({str(parent / 'alices')!r}, 0o1777)")
+    with pytest.raises(StateDirectoryError, match=f"belongs to user {ALICE}"):
+        Ledger.open({"ANYACCEL_STATE_DIR": str(parent / "alices")})
+    with pytest.raises(ClaimantError, match=f"StateDirectoryError: .* belongs to user {ALICE}"):
+        user(BOB, parent / "alices")
+
+
+def test_without_permission_to_write_it_says_so(user, state):
+    bob = user(BOB)
+    os.chmod(state, 0o755)
+    with pytest.raises(ClaimantError, match=r"StateDirectoryError: .* cannot be written: Permission denied"):
+        bob.do("take('a')")
+    assert bob.do("len(ledger.leases())") == 0
+
+
+def test_only_the_owner_and_root_end_a_lease(user, ledger):
+    alice, bob = user(ALICE), user(BOB)
+    alice.do("take('a')")
+    (record,) = ledger.leases()
+    with pytest.raises(ClaimantError, match=f"LeasePermissionError: lease {record.id} belongs to {ALICE}"):
+        bob.do(f"ledger.release_of({record.id!r})")
+    assert ledger.release_of(record.id) == (alice.pid,)
+    assert ledger.leases() == ()
+
+
+def test_a_real_user_with_a_name(ledger, state):
+    """As somebody who is logged in, with a command of its own."""
+    name = "anyaccel-test-a"
+    made = subprocess.run(["useradd", "-M", "-N", name], capture_output=True, text=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no user can be added here: {made.stderr.strip()}")
+    code = (
+        "import sys; from anyaccel.ledger import Ledger, Want\n"
+        "ledger = Ledger.open({'ANYACCEL_STATE_DIR': sys.argv[1]})\n"
+        "lease = ledger.acquire(Want(candidates=frozenset('a')), lambda taken: {'a': 10_000}, wait=0)\n"
+        "print('held', flush=True); input()"
+    )
+    command = [sys.executable, "-c", code, str(state)]
+    try:
+        try:
+            process = subprocess.Popen(command, stdin=-1, stdout=-1, stderr=-1, text=True, user=name, extra_groups=[])
+        except PermissionError as error:
+            pytest.skip(f"other users cannot run this Python: {error}")
+        with process:
+            said = process.stdout.readline()
+            if "Permission" in (error := "" if said else process.stderr.read()):
+                pytest.skip(f"other users cannot run this Python: {error.strip().splitlines()[-1]}")
+            assert said == "held\n", error
+            with pytest.raises(DevicesBusyError, match=f"a is held by {name}"):
+                ledger.acquire(Want(candidates=frozenset("a")), lambda taken: None, wait=0)
+            process.communicate("\n", timeout=30)
+    finally:
+        subprocess.run(["userdel", name], check=True, capture_output=True)

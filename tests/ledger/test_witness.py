@@ -1,0 +1,92 @@
+"""The second witness: who has no directory in common still excludes each other from a device."""
+
+import os
+import shutil
+import signal
+
+import pytest
+from claimant import ClaimantError, eventually
+
+
+@pytest.fixture
+def device(tmp_path):
+    """Stands for a device's directory in sysfs, which can be opened by everybody and locked."""
+    path = tmp_path / "device"
+    path.mkdir()
+    return f"{{'a': ({str(path)!r},)}}"
+
+
+@pytest.fixture
+def elsewhere(claim, tmp_path):
+    """A claimant with another state directory."""
+    return lambda: claim(tmp_path / "elsewhere")
+
+
+def test_a_whole_device_is_excluded_across_directories(claim, elsewhere, device, ledger, files):
+    here, there = claim(), elsewhere()
+    there.do(f"take('a', witnesses={device})")
+    for units in (10_000, 1):
+        with pytest.raises(ClaimantError, match=f"a is in use outside of this ledger: process {there.pid} has locked"):
+            here.do(f"take('a', units={units}, witnesses={device})")
+    assert files() == []
+    assert here.do(f"take('a', 'b', witnesses={device})") == {"b": 10_000}
+    here.do("give()")
+    here.begin(f"take('a', wait=60, witnesses={device})")
+    assert here.busy(0.1)
+    there.do("give()")
+    assert here.end() == {"a": 10_000}
+
+
+def test_shares_are_compatible_and_exclude_the_whole(claim, elsewhere, device):
+    here, there = claim(), elsewhere()
+    there.do(f"take('a', units=5000, witnesses={device})")
+    assert here.do(f"take('a', units=5000, witnesses={device})") == {"a": 5000}
+    assert here.do(f"take('a', units=5000, witnesses={device})") == {"a": 5000}
+    here.do("give(); give()")
+    with pytest.raises(ClaimantError, match="outside of this ledger"):
+        here.do(f"take('a', witnesses={device})")
+
+
+def test_it_lasts_as_long_as_the_lease(claim, elsewhere, device):
+    here, there = claim(), elsewhere()
+    there.do(f"take('a', witnesses={device})")
+    worker = there.do("subprocess.Popen(['sleep', '600'], pass_fds=leases[0].fds, stdin=-3, stdout=-3).pid")
+    there.kill()
+    with pytest.raises(ClaimantError, match="outside of this ledger"):
+        here.do(f"take('a', witnesses={device})")
+    os.kill(worker, signal.SIGKILL)
+    eventually(lambda: here.do(f"bool(take('a', wait=30, witnesses={device}))"))
+
+
+def test_an_explicit_end_frees_it_though_a_child_carries_it(claim, elsewhere, device):
+    here, there = claim(), elsewhere()
+    there.do(f"take('a', witnesses={device})")
+    child = there.do("pid = os.fork()\nif pid == 0:\n    time.sleep(600)\n    os._exit(0)\nresult = pid")
+    there.do("give()")
+    assert here.do(f"take('a', witnesses={device})") == {"a": 10_000}
+    os.kill(child, signal.SIGKILL)
+
+
+def test_it_outlasts_the_state_directory(claim, device, state):
+    holder, rival = claim(), claim()
+    holder.do(f"take('a', witnesses={device})")
+    shutil.rmtree(state)
+    with pytest.raises(ClaimantError, match="outside of this ledger"):
+        rival.do(f"take('a', witnesses={device})")
+
+
+def test_one_that_is_absent_or_closed_says_nothing(claim, tmp_path):
+    holder = claim()
+    assert holder.do(f"take('a', witnesses={{'a': ({str(tmp_path / 'none')!r},)}})") == {"a": 10_000}
+    assert holder.do("len(leases[0].fds)") == 1
+
+
+def test_a_real_device_in_sysfs(claim, elsewhere):
+    """Any directory there will do; nobody else locks the one of the memory bus."""
+    path = "/sys/bus/memory" if os.path.isdir("/sys/bus/memory") else "/sys/bus"
+    if not os.path.isdir(path):
+        pytest.skip("there is no sysfs here")
+    here, there = claim(), elsewhere()
+    there.do(f"take('a', witnesses={{'a': ({path!r},)}})")
+    with pytest.raises(ClaimantError, match="outside of this ledger"):
+        here.do(f"take('a', witnesses={{'a': ({path!r},)}})")
