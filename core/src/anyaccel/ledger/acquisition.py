@@ -7,6 +7,7 @@ is published if it is still free and nobody came in front; otherwise all starts 
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -31,6 +32,7 @@ Choose = Callable[[Mapping[str, int]], Mapping[str, int] | None]
 OnWait = Callable[[int, tuple[LeaseRecord, ...]], None]
 """Told the place in line, 1 for the next to be served, and who holds devices that would do; at first and on change."""
 
+_VANISHED = 50
 _CONFLICTS = 3
 _CONFLICTS_AT_LAST = 100
 _LOCK_SECONDS = 0.2
@@ -76,6 +78,7 @@ class Acquisition:
         self._busy_since: float | None = None
         self._busy_owner: int | None = None
         self._over: set[str] = set()
+        self._vanished = 0
         self._contradicted: dict[str, str] = {}
         self._conflicts = 0
         self._told: int | None = None
@@ -109,7 +112,10 @@ class Acquisition:
         except OSError as error:
             if error is self._callers:
                 raise
-            raise self._state.fault(error) from error
+            self._vanished += error.errno == errno.ENOENT
+            if error.errno != errno.ENOENT or self._vanished > _VANISHED or self._late:
+                raise self._state.fault(error) from error
+            self.waiter.look_soon()  # somebody is removing the directory under us: the next look makes a new one
         finally:
             self._state.close(directory)
         return lease
