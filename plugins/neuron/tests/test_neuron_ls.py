@@ -6,7 +6,7 @@ import time
 import anyaccel_neuron
 import pytest
 from anyaccel_neuron import neuron_ls
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from neuron_machine import TOOL
 
@@ -216,6 +216,7 @@ json_values = st.recursive(
 )
 
 
+@settings(deadline=None)  # how long one example takes depends on what else runs
 @given(
     st.lists(
         st.builds(lambda changes: {**CHIP, **changes}, st.dictionaries(st.sampled_from(sorted(CHIP)), json_values)),
