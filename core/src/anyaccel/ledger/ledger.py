@@ -170,6 +170,18 @@ class Ledger:
         finally:
             self._state.close(directory)
 
+    def wanted(self, devices: frozenset[str]) -> frozenset[str]:
+        """Those of some devices for which another process waits: a quick look for those who could give some back."""
+        from anyaccel.ledger.tickets import wanted_by_others
+
+        directory = self._state.open()
+        try:
+            return wanted_by_others(directory, read(directory), devices)
+        except OSError as error:
+            raise self._state.fault(error) from error
+        finally:
+            self._state.close(directory)
+
     def release_of(self, lease_id: str, *, grace: float = 10.0, force: bool = False) -> tuple[int, ...]:
         """End a lease of one's own from outside, or anybody's as root, by ending every process that carries it.
 

@@ -174,6 +174,22 @@ def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:
         )
 
 
+def wanted_by_others(directory: int, listing: Listing, devices: frozenset[str]) -> frozenset[str]:
+    """Those of some devices for which a process that is not this one waits."""
+    found: set[str] = set()
+    for ticket in filter(None, map(parse_ticket, listing.tickets)):
+        if found == devices:
+            break
+        if ticket.pid == os.getpid():
+            continue
+        wanted = ticket.wanted if ticket.wanted is not None else _read_wanted(directory, ticket.name)
+        numbers = {device: hashes(frozenset({device})) for device in devices - found}
+        more = {device for device, number in numbers.items() if wanted is None or not number.isdisjoint(wanted)}
+        if more and look(directory, ticket.name)[0] is not Life.OVER:
+            found |= more
+    return frozenset(found)
+
+
 def _silent(found: os.stat_result, now: int, position: int) -> bool:
     """Whether a stamp is too old, or from the future, as no honest neighbor's is."""
     patience = _PATIENCE + 3 * _PER_PLACE * position
