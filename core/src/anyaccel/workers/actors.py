@@ -147,7 +147,7 @@ class ActorMember(Member):
 
     def on_message(self, _: Worker, message: Message) -> None:
         """It has answered: give it the next call, then hand over what it said."""
-        if message.kind == Kind.BROKEN:
+        if message.kind in (Kind.BROKEN, Kind.READY):
             super().on_message(_, message)
             return
         with self.core.lock:

@@ -20,7 +20,7 @@ from anyaccel.workers import tree
 from anyaccel.workers.ending import ending
 from anyaccel.workers.handle import Gone, Owner, Worker
 from anyaccel.workers.loop import loop
-from anyaccel.workers.wire import GONE, NUMBER, NURSERY_VARIABLE, SPAWN, STOP, Kind, Message, receive, send
+from anyaccel.workers.wire import GONE, HOLD, NUMBER, NURSERY_VARIABLE, SPAWN, STOP, Kind, Message, receive, send
 
 BOOTSTRAP = (
     "import sys,json;sys.path[:]=json.loads(sys.argv[1])['path'];from anyaccel.workers.nursery import main;main()"
@@ -45,6 +45,8 @@ class Nursery:
         self.environ = {**os.environ, NURSERY_VARIABLE: os.urandom(12).hex()}
         self.path = list(sys.path)
         self.alive = True
+        self.users = 0
+        self._spare: Worker | None = None
         self._workers: dict[int, Worker] = {}
         self._numbers = count(1)
         self._lock = threading.Lock()
@@ -60,17 +62,54 @@ class Nursery:
         return self._process.pid
 
     def spawn(self, owner: Owner, *, grace: float, leases: Sequence[int] = ()) -> Worker:
-        """Have a worker forked.
+        """Have a worker forked, or take the one that was forked ahead.
 
         Args:
             owner: Who wants to hear of it.
             grace: Seconds that what it leaves behind has between being asked to end and being killed.
-            leases: Descriptors that it carries for as long as it lives.
+            leases: Descriptors that are kept until it and whatever it started have gone.
 
         Raises:
             BrokenPipeError: When the nursery has died.
             OSError: When there are no descriptors left.
         """
+        with self._lock:
+            worker, self._spare = self._spare, None
+            if worker is not None:
+                worker.owner = owner
+        worker = worker or self._fork(owner)
+        self._tell(worker, Kind.HOLD, HOLD.pack(worker.number, grace), leases)
+        return worker
+
+    def fork_ahead(self) -> None:
+        """Have one worker forked before it is needed: that is most of the time that a fresh one takes."""
+        with self._lock:
+            if self._spare is not None or not self.users or not self.alive:
+                return
+        with contextlib.suppress(OSError):
+            spare = self._fork(_Spare())
+            with self._lock:
+                # Another thread may have done the same, and the last user may have left.
+                extra, self._spare = (self._spare, spare) if self.users else (spare, self._spare)
+            if extra is not None:
+                extra.finish()
+
+    def use(self) -> None:
+        """Say that a pool uses it."""
+        with self._lock:
+            self.users += 1
+
+    def leave(self) -> None:
+        """Say that a pool does not use it any more: without users, nothing is forked ahead."""
+        with self._lock:
+            self.users -= 1
+            spare = self._spare if not self.users else None
+            if spare is not None:
+                self._spare = None
+        if spare is not None:
+            spare.finish()
+
+    def _fork(self, owner: Owner) -> Worker:
         channel, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
         with end:
@@ -82,16 +121,19 @@ class Nursery:
                     raise BrokenPipeError("the nursery has died")
                 self._workers[number] = worker
             worker.listen()
-            try:
-                send(self._control, Kind.SPAWN, SPAWN.pack(number, grace), (end.fileno(), *leases))
-            except OSError:
-                with self._lock:
-                    mine = self._workers.pop(number, None)
-                if mine is None:  # its death was noticed meanwhile, and the owner is told of it
-                    return worker
+            self._tell(worker, Kind.SPAWN, SPAWN.pack(number), (end.fileno(),))
+        return worker
+
+    def _tell(self, worker: Worker, kind: Kind, body: bytes, descriptors: Sequence[int]) -> None:
+        """Send something about a worker. If that fails, the worker is none of ours, and its owner hears nothing."""
+        try:
+            send(self._control, kind, body, descriptors)
+        except OSError:
+            with self._lock:
+                mine = self._workers.pop(worker.number, None)
+            if mine is not None:  # else the nursery's death was noticed meanwhile, and the owner is told of it
                 worker.forget()
                 raise
-        return worker
 
     def close(self) -> None:
         """End it and whatever is left of its workers."""
@@ -104,6 +146,10 @@ class Nursery:
         except subprocess.TimeoutExpired:  # something of it is stuck in the kernel, and nobody can help that
             self._process.kill()
         self._control.close()
+        with self._lock:
+            workers, self._workers, self._spare = self._workers, {}, None
+        for worker in workers.values():
+            worker.ended(Gone(reason="its nursery was closed"))
 
     def abandon(self) -> None:
         """Forget it: we are a fork of the process that it belongs to."""
@@ -164,6 +210,8 @@ class Nursery:
             gone = Gone(reason=reason, forked=False)
         with self._lock:
             worker = self._workers.pop(number)
+            if self._spare is worker:
+                self._spare = None
         worker.ended(gone)
 
     def _on_death(self) -> None:
@@ -171,7 +219,7 @@ class Nursery:
         self._loop.unwatch(self._control.fileno())
         with self._lock:
             self.alive = False
-            workers, self._workers = self._workers, {}
+            workers, self._workers, self._spare = self._workers, {}, None
         code = self._process.wait()
         reason = f"its nursery {ending(code)}"
         self._sweep(workers, Gone(reason=reason))
@@ -183,6 +231,19 @@ class Nursery:
         self._control.close()
         for worker in workers.values():
             worker.ended(gone)
+
+
+class _Spare:
+    """Owner of a worker that nobody has use for yet. Nothing that becomes of it matters."""
+
+    def on_message(self, _: Worker, message: Message) -> None:
+        """Not before it was asked."""
+
+    def on_gone(self, _: Worker, gone: Gone) -> None:
+        """The next one will be forked when it is needed."""
+
+    def on_stuck(self, _: Worker, reason: str) -> None:
+        """It holds nothing."""
 
 
 _nurseries: dict[tuple[str, ...], Nursery] = {}
@@ -213,7 +274,7 @@ def spawn(owner: Owner, preload: Sequence[str], *, grace: float, leases: Sequenc
         found = nursery(preload)
         try:
             return found, found.spawn(owner, grace=grace, leases=leases)
-        except BrokenPipeError:
+        except (BrokenPipeError, ConnectionResetError):
             found.alive = False
         except OSError as error:
             raise NurseryError(f"no worker can be started: {error.strerror}") from error

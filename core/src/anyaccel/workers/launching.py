@@ -38,7 +38,14 @@ class Preparation:
     initializer: bytes | None = None
 
     def setup(
-        self, allocation: Allocation, inventory: Inventory, *, lease: str, environ: Mapping[str, str], path: list[str]
+        self,
+        allocation: Allocation,
+        inventory: Inventory,
+        *,
+        lease: str,
+        environ: Mapping[str, str],
+        path: list[str],
+        ready: bool,
     ) -> tuple[Allocation, Pickled]:
         """Make the first message to a worker.
 
@@ -48,6 +55,7 @@ class Preparation:
             lease: Identity of the lease that other processes see; empty when there is none.
             environ: The environment that it starts with.
             path: The module path that it starts with.
+            ready: Whether it is to say when it is about to run code of the user.
 
         Returns:
             What it holds, each share with what enforces it; and the message.
@@ -69,6 +77,7 @@ class Preparation:
             "unset": [name for name in environ if name not in values],
             "directory": directory,
             "path": None if sys.path == path else list(sys.path),
+            "ready": ready,
             "sandbox": self.sandbox,
             "initializer": self.initializer,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from anyaccel.workers.backlog import Backlog
+from anyaccel.workers.client import Nursery
 from anyaccel.workers.failures import BrokenPoolError
 from anyaccel.workers.loop import loop
 from anyaccel.workers.member import Member
@@ -39,6 +40,7 @@ class Lifecycle:
         self.foreign = False
         self.broken: BrokenPoolError | None = None
         self.drained = threading.Event()
+        self._nurseries: set[Nursery] = set()
 
     def check_open(self) -> None:
         """Raise what keeps a call from being taken."""
@@ -85,7 +87,26 @@ class Lifecycle:
         for member in members:
             member.leave()
         if empty:
+            with self.lock:
+                nurseries, self._nurseries = self._nurseries, set()
+            for nursery in nurseries:
+                nursery.leave()
             self.drained.set()
+
+    def use(self, nursery: Nursery, *, ahead: bool) -> None:
+        """Say that a worker came from a nursery.
+
+        Args:
+            nursery: The nursery.
+            ahead: Whether another fresh worker will be needed, and is better forked now.
+        """
+        with self.lock:
+            new = nursery not in self._nurseries
+            self._nurseries.add(nursery)
+        if new:
+            nursery.use()
+        if ahead:
+            nursery.fork_ahead()
 
     def break_off(self, cause: BaseException) -> None:
         """A worker could not be set up: no other will be."""

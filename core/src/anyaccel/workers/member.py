@@ -78,10 +78,12 @@ class Member:
                 lease="" if self.held is None else self.held.lease,
                 environ=nursery.environ,
                 path=nursery.path,
+                ready=task.options.timeout is not None,
             )
             with outputs() as pair:
-                self.worker.send(Kind.SETUP, setup, pair)
-            self._assign(task)
+                self.worker.send(Kind.SETUP, setup, (*pair, *descriptors))
+            self._assign(task, fresh=True)
+            core.use(nursery, ahead=self.options.max_calls == 1)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             task.fail(error)
             if self.worker is None:
@@ -98,7 +100,7 @@ class Member:
             task.fail(error)
             self.stop(0)
 
-    def _assign(self, task: Task) -> None:
+    def _assign(self, task: Task, *, fresh: bool = False) -> None:
         assert self.worker is not None  # noqa: S101 - it was launched
         self.calls += 1
         self.ending = self.ending or self.calls == self.options.max_calls
@@ -107,8 +109,8 @@ class Member:
             return
         task.worker = self.worker
         kind = task.kind if not self.ending or task.kind != Kind.CALL else Kind.LAST_CALL
-        if task.options.timeout is not None:
-            task.timer = loop().call_later(task.options.timeout, partial(self.core.on_timeout, self, task))
+        if not fresh:  # the time of a fresh one begins when it is there
+            self._start_timer(task)
         if self.core.logs is None:
             sent = self.worker.send(kind, body)
         else:
@@ -118,6 +120,10 @@ class Member:
         if not sent:
             self.unsent = True
             task.body = body
+
+    def _start_timer(self, task: Task | None) -> None:
+        if task is not None and task.options.timeout is not None:
+            task.timer = loop().call_later(task.options.timeout, partial(self.core.on_timeout, self, task))
 
     def stop(self, grace: float, *, answer: bool = True) -> None:
         """End it, and everything that it started.
@@ -150,7 +156,10 @@ class Member:
         self.timer = loop().call_later(max(grace, 1.0), partial(self.stop, grace))
 
     def on_message(self, _: Worker, message: Message) -> None:
-        """It has answered."""
+        """It has answered, or is ready to begin."""
+        if message.kind == Kind.READY:
+            self._start_timer(self.task)
+            return
         self.core.on_answer(self, message)
 
     def on_stuck(self, _: Worker, reason: str) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped, unused-ignore]  # noqa: F401 - workers need it, and they should not each load it
 
 from anyaccel.workers import process, tree
-from anyaccel.workers.wire import GONE, NUMBER, SPAWN, STOP, Kind, receive, send
+from anyaccel.workers.wire import GONE, HOLD, NUMBER, SPAWN, STOP, Kind, receive, send
 from anyaccel.workers.worker import serve
 
 LAST_GRACE = 0.5
@@ -52,11 +52,11 @@ class Family:
 
     __slots__ = ("deadline", "grace", "killing_since", "leases", "number", "orphans", "pid", "status", "told_stuck")
 
-    def __init__(self, number: int, pid: int, grace: float, leases: list[int]) -> None:
+    def __init__(self, number: int, pid: int) -> None:
         self.number = number
         self.pid = pid
-        self.grace = grace
-        self.leases = leases
+        self.grace = 0.0
+        self.leases: list[int] = []
         self.status: int | None = None
         self.orphans: set[int] = set()
         self.deadline: float | None = None
@@ -118,16 +118,17 @@ class Nursery:
                 self._close()
                 return
             if message.kind == Kind.SPAWN:
-                number, grace = SPAWN.unpack(message.data)
-                self._spawn(number, grace, message.descriptors)
+                self._spawn(*SPAWN.unpack(message.data), *message.descriptors)
+            elif message.kind == Kind.HOLD:
+                number, grace = HOLD.unpack(message.data)
+                self._hold(number, grace, message.descriptors)
             elif message.kind == Kind.STOP:
                 number, grace = STOP.unpack(message.data)
                 if number in self.families:
                     self._ask_to_end(self.families[number], grace)
 
-    def _spawn(self, number: int, grace: float, descriptors: list[int]) -> None:
-        """Fork a worker that serves the first descriptor and keeps the others, which are its leases."""
-        channel, *leases = descriptors
+    def _spawn(self, number: int, channel: int) -> None:
+        """Fork a worker that serves a channel."""
         reason = self.fault or self._threads()
         if not reason and not self.closing:
             try:
@@ -136,15 +137,23 @@ class Nursery:
                 reason = f"the kernel refused to fork: {error.strerror}"
             else:
                 if pid == 0:
-                    self._become_worker(channel, leases)
-                self.families[number] = self.owners[pid] = Family(number, pid, grace, leases)
-                os.close(channel)
-                return
-        for descriptor in descriptors:
-            os.close(descriptor)
-        self._post(Kind.REFUSED, NUMBER.pack(number) + reason.encode())
+                    self._become_worker(channel)
+                self.families[number] = self.owners[pid] = Family(number, pid)
+        os.close(channel)
+        if reason:
+            self._post(Kind.REFUSED, NUMBER.pack(number) + reason.encode())
 
-    def _become_worker(self, channel: int, leases: list[int]) -> None:
+    def _hold(self, number: int, grace: float, leases: list[int]) -> None:
+        """Keep the leases of a worker, so that they do not end before everything that it started has."""
+        family = self.families.get(number)
+        if family is not None:
+            family.grace = grace
+            family.leases += leases
+            return
+        for lease in leases:  # it has gone already
+            os.close(lease)
+
+    def _become_worker(self, channel: int) -> None:
         """What the child does after the fork; never returns."""
         try:
             process.die_with_parent(self.pid)
@@ -154,8 +163,6 @@ class Nursery:
             for family in self.families.values():
                 for lease in family.leases:  # of others: they must not end with this worker
                     os.close(lease)
-            for lease in leases:
-                os.set_inheritable(lease, True)
             os.setsid()
             process.adopt_orphans()
             process.set_name("accel-worker")

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import count
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LeaseCancelledError
@@ -14,7 +14,7 @@ from anyaccel.launcher.hold import Scope, why, witnesses
 from anyaccel.launcher.launch import KnownNames, validate
 from anyaccel.ledger import Lease, Ledger, Want
 from anyaccel.model import Allocation, Grant, Inventory, Request
-from anyaccel.scheduler import Choice, Verdict, parse_request
+from anyaccel.scheduler import Choice, Verdict
 from anyaccel.workers.leases import Neighbor, OnFailed, OnHeld, check
 
 LOOK_SECONDS = 0.05
@@ -175,6 +175,7 @@ class SharedLeases:
         self._neighbors: weakref.WeakSet[Neighbor] = weakref.WeakSet()
         self._looked = float("-inf")
         self._others: frozenset[str] = frozenset()
+        self._ids = {self.scope.key(device.id): device.id for device in inventory.devices}
 
     def check(self, request: Request) -> None:
         """Raise what :meth:`claim` would raise for a request that can never be served."""
@@ -251,17 +252,9 @@ class SharedLeases:
         now = time.monotonic()
         if now - self._looked > LOOK_SECONDS:
             self._looked = now
-            requests = {ticket.request for ticket in self.ledger.tickets() if ticket.pid != os.getpid()}
-            self._others = frozenset().union(*map(self._candidates, requests))
+            keys = self.ledger.wanted(frozenset(self._ids))
+            self._others = frozenset(self._ids[key] for key in keys)
         return self._others
-
-    def _candidates(self, text: str) -> Iterable[str]:
-        """Devices that a request of somebody else is for; it may be nonsense, or about another machine."""
-        try:
-            choice = Choice(self.inventory, parse_request(text.split()), validate)
-        except AnyaccelError:
-            return ()
-        return (device.id for device in choice.candidates)
 
     def _line_up(self) -> None:
         """Let neighbors claim what they have put off, once for all of it."""

@@ -25,7 +25,9 @@ MOST_DESCRIPTORS = 250
 NURSERY_VARIABLE = "ANYACCEL_NURSERY"
 """Set in everything that a nursery started, to a value that is that nursery's alone."""
 
-SPAWN = struct.Struct("=Qd")
+SPAWN = struct.Struct("=Q")
+"""Number of the worker."""
+HOLD = struct.Struct("=Qd")
 """Number of the worker, and seconds that what it leaves behind has between being asked to end and being killed."""
 STOP = struct.Struct("=Qd")
 """Number of the worker, and seconds between asking and killing."""
@@ -63,10 +65,14 @@ class Kind(IntEnum):
     """From the worker: what the call raised."""
     BROKEN = 8
     """From the worker: it cannot be used, and why."""
+    READY = 9
+    """From the worker: it is there, and about to run code of the user."""
     SPAWN = 16
     """To the nursery: fork a worker."""
     STOP = 17
     """To the nursery: end a worker and whatever it started."""
+    HOLD = 21
+    """To the nursery: keep these descriptors, a worker's leases, until it and whatever it started have gone."""
     GONE = 18
     """From the nursery: a worker and whatever it started have left the kernel."""
     REFUSED = 19

@@ -65,13 +65,18 @@ class Worker:
                 return
 
     def _set_up(self, message: Message) -> bool:
-        _redirect(message.descriptors)
+        outputs, leases = message.descriptors[:2], message.descriptors[2:]
+        _redirect(outputs)
+        for lease in leases:  # kept open: a lease lasts as long as anybody carries it, also programs started from here
+            os.set_inheritable(lease, True)
         try:
             setup: Mapping[str, Any] = loads(message.data, message.buffers)
             _apply_environment(setup["set"], setup["unset"])
             os.chdir(setup["directory"])
             if setup["path"] is not None:
                 sys.path[:] = setup["path"]
+            if setup["ready"]:
+                send(self.channel, Kind.READY)
             for stage in ("sandbox", "initializer"):
                 if setup[stage] is not None:
                     function, arguments = loads(setup[stage])
@@ -204,7 +209,6 @@ def _terminate(number: int, _: object) -> NoReturn:
 def _leave(error: SystemExit) -> int:
     """The status with which an exit ends, as the interpreter would have it."""
     if isinstance(error, Terminated):
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return -signal.SIGTERM
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
@@ -214,11 +218,13 @@ def _leave(error: SystemExit) -> int:
 
 def _end(code: int) -> NoReturn:
     """Run what was registered for the end, then end: with a status, or by the signal that a negative code names."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are about to; what takes too long is killed
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing's children do
         atexit._run_exitfuncs()  # noqa: SLF001
         _flush()
     finally:
         if code < 0:
+            signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         os._exit(code)

@@ -1,0 +1,210 @@
+"""What a worker costs: a fresh process, one call of a live one, and how many calls a second, beside the bare floor.
+
+    python benchmarks/bench_workers.py [--rounds N] [--calls N]
+
+The floor is a small interpreter that forks, sends one byte through a pipe and gets one back; and that sends a byte to
+a child that lives already. The peer is ``concurrent.futures.ProcessPoolExecutor``. All of them take turns in one run,
+so that ratios hold while the machine's speed drifts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from itertools import chain
+
+import anyaccel as aa
+from measure import Row
+
+ROUNDS, CALLS, BATCH = 40, 60, 1_500
+FRESH, LIVE, RATE = 4.0, 3.0, 2.0
+
+FLOOR = """
+import os, sys, time
+def fork():
+    start = time.perf_counter()
+    a, b = os.pipe(); c, d = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.write(d, os.read(a, 1)); os._exit(0)
+    os.write(b, b"x"); os.read(c, 1)
+    taken = time.perf_counter() - start
+    os.waitpid(pid, 0)
+    for fd in (a, b, c, d): os.close(fd)
+    return taken
+a, b = os.pipe(); c, d = os.pipe()
+if not os.fork():
+    os.close(b)
+    while data := os.read(a, 1): os.write(d, data)
+    os._exit(0)
+def pipe():
+    start = time.perf_counter()
+    os.write(b, b"x"); os.read(c, 1)
+    return time.perf_counter() - start
+for line in sys.stdin:
+    print({"fork": fork, "pipe": pipe}[line.strip()](), flush=True)
+"""
+
+
+class Floor:
+    """A bare interpreter that measures itself when asked."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-c", FLOOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def measure(self, what: str) -> float:
+        """Seconds of one ``fork`` or ``pipe`` round trip."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(what + "\n")
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End it: its child sees the end of the pipe."""
+        self._process.kill()
+        self._process.communicate()
+
+
+class Echo:
+    """An actor with nothing to do."""
+
+    def noop(self) -> None:
+        """Do nothing."""
+
+
+def timed(call: Callable[[], object]) -> Callable[[], float]:
+    """A call that says how long it took."""
+
+    def measure() -> float:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    return measure
+
+
+def batch(executor: Executor) -> float:
+    """Seconds per call when there is always another one to run."""
+    start = time.perf_counter()
+    futures = [executor.submit(os.getppid) for _ in range(BATCH)]
+    for future in futures:
+        future.result()
+    return (time.perf_counter() - start) / BATCH
+
+
+@contextlib.contextmanager
+def measured(rounds: int, calls: int) -> Iterator[dict[str, float]]:
+    """Median seconds of everything, in turns."""
+    with contextlib.ExitStack() as stack:
+        processors = os.cpu_count() or 1
+        peer = stack.enter_context(ProcessPoolExecutor(processors))
+        batch(peer)  # it forks us: before there is more than one thread
+        pool = stack.enter_context(aa.Pool("GPU:1", declare={"GPU": 2}))
+        local = stack.enter_context(aa.Pool("GPU:1", declare={"GPU": 2}, shared=False))
+        live = local.options(max_calls=0)
+        shared_live = pool.options(max_calls=0)
+        cpu = pool.options(needs=None)
+        actor = local.actor(Echo)
+        floor = Floor()
+        stack.callback(floor.close)
+        few: dict[str, Callable[[], float]] = {
+            "bare fork and pipe round trip": lambda: floor.measure("fork"),
+            "fresh worker with a device": timed(lambda: local.submit(os.getppid).result()),
+            "fresh worker with a machine-wide lease": timed(lambda: pool.submit(os.getppid).result()),
+        }
+        many: dict[str, Callable[[], float]] = {
+            "bare pipe round trip": lambda: floor.measure("pipe"),
+            "live worker without devices": timed(lambda: cpu.submit(os.getppid).result()),
+            "live worker with a device": timed(lambda: live.submit(os.getppid).result()),
+            "actor": timed(lambda: actor.noop().result()),
+            "ProcessPoolExecutor": timed(lambda: peer.submit(os.getppid).result()),
+        }
+        rates: dict[str, Callable[[], float]] = {
+            "ProcessPoolExecutor, always busy": lambda: batch(peer),
+            "live workers without devices, always busy": lambda: batch(cpu),
+            "live worker with a device, always busy": lambda: batch(live),
+            "live workers with machine-wide leases, always busy": lambda: batch(shared_live),
+        }
+        times: dict[str, list[float]] = {name: [] for name in chain(few, many, rates)}
+        for number in range(rounds + 1):
+            for name, call in chain(few.items(), [pair for pair in many.items() for _ in range(calls)]):
+                taken = call()
+                if number:
+                    times[name].append(taken)
+            if number % 10 == 1:
+                for name, call in rates.items():
+                    times[name].append(call())
+        yield {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def rows(rounds: int = ROUNDS, calls: int = CALLS) -> list[Row]:
+    """Measure, and compare with the budgets."""
+    with measured(rounds, calls) as times:
+        found = []
+        for reference, limit, names in (
+            (
+                "bare fork and pipe round trip",
+                FRESH,
+                ("fresh worker with a device", "fresh worker with a machine-wide lease"),
+            ),
+            (
+                "bare pipe round trip",
+                LIVE,
+                ("live worker without devices", "live worker with a device", "actor", "ProcessPoolExecutor"),
+            ),
+        ):
+            found.append(Row(what=reference, seconds=times[reference], ratio=1.0, reference=reference))
+            for name in names:
+                ratio = times[name] / times[reference]
+                ours = name != "ProcessPoolExecutor"
+                found.append(
+                    Row(
+                        what=name,
+                        seconds=times[name],
+                        ratio=ratio,
+                        reference=reference,
+                        budget=f"at most {limit:g}x" if ours else "",
+                        kept=ratio <= limit if ours else None,
+                    )
+                )
+        reference, *names = [name for name in times if name.endswith("always busy")]
+        found.append(Row(what=reference, seconds=times[reference], ratio=1.0, reference=reference))
+        for name in names:
+            ratio = times[name] / times[reference]
+            found.append(
+                Row(
+                    what=name,
+                    seconds=times[name],
+                    ratio=ratio,
+                    reference=reference,
+                    budget=f"at most {1 / RATE:g}x",
+                    kept=ratio <= 1 / RATE,
+                )
+            )
+        return found
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--calls", type=int, default=CALLS)
+    arguments = parser.parse_args()
+    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors")
+    for row in rows(arguments.rounds, arguments.calls):
+        verdict = {None: "", True: "kept", False: "MISSED"}[row.kept]
+        print(f"{row.what:<52} {row.seconds * 1e6:>9.1f} us {row.ratio or 1:>7.2f}x   {row.budget:<14} {verdict}")
+
+
+if __name__ == "__main__":
+    main()
