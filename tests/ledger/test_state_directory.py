@@ -268,6 +268,51 @@ def test_a_fork_in_the_middle_of_everything_leaves_the_lock_to_its_owner(claim, 
             os.kill(child, signal.SIGKILL)
 
 
+def test_what_is_being_made_may_be_taken_for_debris(claim, ledger, files):
+    """As by somebody in another container, who sees the file and not the process; it is made again."""
+    eager, claimant = claim(), claim()
+    eager.begin(
+        "stop = time.monotonic() + 2\n"
+        "while time.monotonic() < stop:\n"
+        "    for name in os.listdir(ledger.path):\n"
+        "        if name.startswith('.'):\n"
+        "            try: os.unlink(ledger.path + '/' + name)\n"
+        "            except FileNotFoundError: pass\n"
+    )
+    while eager.busy():
+        assert claimant.do("take('a', 'b', count=2, wait=30)") == {"a": 10_000, "b": 10_000}
+        claimant.do("give()")
+    eager.end()
+    assert files() == []
+
+
+@needs_root
+def test_a_container_that_shares_the_directory(claim, ledger, state):
+    """Its processes have other numbers, or none, here: the lock tells."""
+    code = (
+        "import sys; from anyaccel.ledger import Ledger, Want\n"
+        "ledger = Ledger.open({'ANYACCEL_STATE_DIR': sys.argv[1]})\n"
+        "print([(record.device, record.here) for record in ledger.leases()], flush=True)\n"
+        "lease = ledger.acquire(Want(candidates=frozenset('b')), lambda taken: {'b': 10_000}, wait=0)\n"
+        "print('held', flush=True); input()"
+    )
+    inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", code, str(state)]
+    rival = claim()
+    rival.do("take('a')")
+    with subprocess.Popen(inside, stdin=-1, stdout=-1, stderr=-1, text=True) as container:
+        said = container.stdout.readline()
+        if not said:
+            pytest.skip(f"a process namespace cannot be made here: {container.stderr.read().strip()}")
+        assert said == "[('a', False)]\n"
+        assert container.stdout.readline() == "held\n"
+        assert [(record.device, record.pid, record.here) for record in ledger.leases()][1:] == [("b", 1, False)]
+        with pytest.raises(ClaimantError, match="DevicesBusyError"):
+            rival.do("take('b')")
+        rival.begin("take('b', wait=60)")
+        container.kill()
+        assert rival.end() == {"b": 10_000}
+
+
 @needs_root
 def test_a_read_only_file_system(tmp_path):
     path = tmp_path / "mount"

@@ -61,6 +61,40 @@ def test_those_who_do_not_compete_pass(claim, in_line):
     assert first.end() == {"a": 10_000}
 
 
+def test_whoever_came_in_front_during_the_choice_is_not_passed(claim, ledger, in_line):
+    holder, greedy = claim(), claim()
+    holder.do("take('a')")
+    chosen = []
+
+    def choose(taken):
+        if not chosen:
+            greedy.begin("take('a', 'b', count=2, wait=60)")
+            in_line(1)
+        chosen.append("b")
+        return {"b": 10_000}
+
+    with pytest.raises(DevicesBusyError, match="1 earlier request"):
+        ledger.acquire(Want(candidates=frozenset("ab")), choose, wait=0)
+    assert chosen == ["b"]
+    holder.do("give()")
+    assert greedy.end() == {"a": 10_000, "b": 10_000}
+
+
+def test_what_was_taken_during_the_choice_is_chosen_anew(claim, ledger):
+    rival, chosen = claim(), []
+
+    def choose(taken):
+        free = [device for device in "ab" if not taken.get(device)]
+        if not chosen:
+            rival.do("take('a')")
+        chosen.append(free)
+        return {free[0]: 10_000}
+
+    with ledger.acquire(Want(candidates=frozenset("ab")), choose, wait=0) as lease:
+        assert chosen == [["a", "b"], ["b"]]
+        assert dict(lease.devices) == {"b": 10_000}
+
+
 def test_whoever_waits_is_told_how_it_goes(claim, ledger, in_line):
     holder, first = claim(), claim()
     holder.do("take('a', note='training')")

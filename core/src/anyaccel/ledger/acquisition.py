@@ -251,6 +251,8 @@ class Acquisition:
                 for device, file in self._files.items():
                     file.rename(directory, lease_name(device, choice[device], nonce))
                 done = True
+            except FileNotFoundError:  # somebody who cannot see this process took what it was making for debris
+                return None
             finally:
                 self._state.unlock(directory)
         finally:

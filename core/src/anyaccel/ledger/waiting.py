@@ -128,6 +128,8 @@ class Waiter:
             if not self._state.replaced(directory):
                 want = self._want
                 self._ticket.publish(directory, self._priority, want.candidates, want.request, self._note)
+        except FileNotFoundError:  # somebody who cannot see this process took it for debris
+            self._again = True
         finally:
             self._state.unlock(directory)
             if not self._ticket.name:
