@@ -15,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -106,11 +107,12 @@ def batch(executor: Executor) -> float:
 def measured(rounds: int, calls: int) -> Iterator[dict[str, float]]:
     """Median seconds of everything, in turns."""
     with contextlib.ExitStack() as stack:
+        os.environ["ANYACCEL_STATE_DIR"] = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
         processors = os.cpu_count() or 1
         peer = stack.enter_context(ProcessPoolExecutor(processors))
         batch(peer)  # it forks us: before there is more than one thread
-        pool = stack.enter_context(aa.Pool("GPU:1", declare={"GPU": 2}))
-        local = stack.enter_context(aa.Pool("GPU:1", declare={"GPU": 2}, shared=False))
+        pool = stack.enter_context(aa.Pool("GPU:1", declare={"GPU": 8}))
+        local = stack.enter_context(aa.Pool("GPU:1", declare={"GPU": 8}, shared=False))
         live = local.options(max_calls=0)
         shared_live = pool.options(max_calls=0)
         cpu = pool.options(needs=None)

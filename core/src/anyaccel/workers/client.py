@@ -77,7 +77,7 @@ class Nursery:
             worker, self._spare = self._spare, None
             if worker is not None:
                 worker.owner = owner
-        worker = worker or self._fork(owner)
+        worker = worker or self._fork(owner, ahead=False)
         self._tell(worker, Kind.HOLD, HOLD.pack(worker.number, grace), leases)
         return worker
 
@@ -87,7 +87,7 @@ class Nursery:
             if self._spare is not None or not self.users or not self.alive:
                 return
         with contextlib.suppress(OSError):
-            spare = self._fork(_Spare())
+            spare = self._fork(_Spare(), ahead=True)
             with self._lock:
                 # Another thread may have done the same, and the last user may have left.
                 extra, self._spare = (self._spare, spare) if self.users else (spare, self._spare)
@@ -109,7 +109,7 @@ class Nursery:
         if spare is not None:
             spare.finish()
 
-    def _fork(self, owner: Owner) -> Worker:
+    def _fork(self, owner: Owner, *, ahead: bool) -> Worker:
         channel, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
         with end:
@@ -121,7 +121,7 @@ class Nursery:
                     raise BrokenPipeError("the nursery has died")
                 self._workers[number] = worker
             worker.listen()
-            self._tell(worker, Kind.SPAWN, SPAWN.pack(number), (end.fileno(),))
+            self._tell(worker, Kind.SPAWN, SPAWN.pack(number, ahead), (end.fileno(),))
         return worker
 
     def _tell(self, worker: Worker, kind: Kind, body: bytes, descriptors: Sequence[int]) -> None:

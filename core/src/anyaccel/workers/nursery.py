@@ -118,7 +118,8 @@ class Nursery:
                 self._close()
                 return
             if message.kind == Kind.SPAWN:
-                self._spawn(*SPAWN.unpack(message.data), *message.descriptors)
+                number, ahead = SPAWN.unpack(message.data)
+                self._spawn(number, *message.descriptors, ahead=ahead)
             elif message.kind == Kind.HOLD:
                 number, grace = HOLD.unpack(message.data)
                 self._hold(number, grace, message.descriptors)
@@ -127,7 +128,7 @@ class Nursery:
                 if number in self.families:
                     self._ask_to_end(self.families[number], grace)
 
-    def _spawn(self, number: int, channel: int) -> None:
+    def _spawn(self, number: int, channel: int, *, ahead: bool) -> None:
         """Fork a worker that serves a channel."""
         reason = self.fault or self._threads()
         if not reason and not self.closing:
@@ -137,7 +138,7 @@ class Nursery:
                 reason = f"the kernel refused to fork: {error.strerror}"
             else:
                 if pid == 0:
-                    self._become_worker(channel)
+                    self._become_worker(channel, ahead=ahead)
                 self.families[number] = self.owners[pid] = Family(number, pid)
         os.close(channel)
         if reason:
@@ -153,7 +154,7 @@ class Nursery:
         for lease in leases:  # it has gone already
             os.close(lease)
 
-    def _become_worker(self, channel: int) -> None:
+    def _become_worker(self, channel: int, *, ahead: bool) -> None:
         """What the child does after the fork; never returns."""
         try:
             process.die_with_parent(self.pid)
@@ -167,9 +168,11 @@ class Nursery:
             process.adopt_orphans()
             process.set_name("accel-worker")
             gc.enable()
-            serve(channel)
+            serve(channel, ahead=ahead)
+        except BaseException:  # noqa: BLE001 - nobody above us must go on as if we were the nursery
+            sys.excepthook(*sys.exc_info())
         finally:
-            os._exit(70)  # only reached when the lines above failed
+            os._exit(70)
 
     def _on_signal(self) -> None:
         numbers: set[int] = set()

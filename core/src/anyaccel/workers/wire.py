@@ -25,8 +25,8 @@ MOST_DESCRIPTORS = 250
 NURSERY_VARIABLE = "ANYACCEL_NURSERY"
 """Set in everything that a nursery started, to a value that is that nursery's alone."""
 
-SPAWN = struct.Struct("=Q")
-"""Number of the worker."""
+SPAWN = struct.Struct("=Q?")
+"""Number of the worker, and whether it is forked ahead, before anybody waits for it."""
 HOLD = struct.Struct("=Qd")
 """Number of the worker, and seconds that what it leaves behind has between being asked to end and being killed."""
 STOP = struct.Struct("=Qd")
