@@ -182,12 +182,14 @@ def test_an_actor_is_told_to_end_in_time_to_clean_up(pool, tmp_path):
     class Careful(Counter):
         def work(self):
             try:
+                (tmp_path / "begun").touch()
                 time.sleep(1000)
             finally:
                 (tmp_path / "clean").touch()
 
     one = pool("A1:1", grace=10)
     careful = one.actor(Careful)
-    until(careful.work().running, "the call")
+    careful.work()
+    until((tmp_path / "begun").exists, "the call")
     os.kill(careful.ready.result(), signal.SIGTERM)
     until((tmp_path / "clean").exists, "cleaning up")

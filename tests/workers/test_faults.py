@@ -106,7 +106,7 @@ def test_processes_that_fork_while_they_are_killed(pool):
     with pytest.raises(aa.TaskTimeoutError):
         one.submit(bomb).result()
     one.options(timeout=None).submit(os.getpid).result()
-    assert len(left_of()) <= 2  # the nursery, and the last worker on its way out
+    assert len(left_of()) <= 3  # the nursery, the last worker on its way out, and the next one
 
 
 def test_the_nursery_dies(pool, tmp_path):

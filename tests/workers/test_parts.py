@@ -12,6 +12,7 @@ import time
 import pytest
 from anyaccel.workers import memory
 from anyaccel.workers.ending import ending
+from anyaccel.workers.handle import Gone, Worker
 from anyaccel.workers.logs import Logs
 from anyaccel.workers.loop import Loop
 from anyaccel.workers.mapping import Counter, Printer, Progress, chunks
@@ -50,6 +51,35 @@ def test_messages_arrive_as_they_were_sent(data, sizes, descriptors):
         for fd in (*opened, *message.descriptors):
             os.close(fd)
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_who_waits_for_an_answer_that_is_being_handed_over_takes_no_other(pair):
+    ours, theirs = pair
+    taken, goes_on, messages = threading.Event(), threading.Event(), []
+
+    class Owner:
+        def on_message(self, _, message):
+            messages.append(bytes(message.data))
+            taken.set()
+            goes_on.wait(10)
+
+        def on_gone(self, *_):
+            messages.append("gone")
+
+    worker = Worker(1, Owner(), ours, Loop(), stop=lambda _: None)
+    send(theirs, Kind.RESULT, b"first")
+    reader = threading.Thread(target=worker.read)
+    reader.start()
+    taken.wait(10)
+    send(theirs, Kind.RESULT, b"second")
+    worker.attend(lambda: True)
+    assert messages == [b"first"]
+    worker.forget()
+    worker.ended(Gone())
+    assert messages == [b"first"]
+    goes_on.set()
+    reader.join()
+    assert messages == [b"first", "gone"]
 
 
 def test_the_end_of_a_channel(pair):

@@ -57,7 +57,7 @@ class Worker:
         stop: Asks the nursery to end it, given the seconds between asking and killing.
     """
 
-    __slots__ = ("_channel", "_delivering", "_gone", "_loop", "_open", "_reading", "number", "owner", "stop")
+    __slots__ = ("_channel", "_deliveries", "_gone", "_loop", "_open", "_reading", "number", "owner", "stop")
 
     def __init__(
         self, number: int, owner: Owner, channel: socket.socket, loop: Loop, stop: Callable[[float], None]
@@ -69,7 +69,7 @@ class Worker:
         self._loop = loop
         self._open = True
         self._reading = threading.Lock()
-        self._delivering = False
+        self._deliveries = 0
         self._gone: Gone | None = None
 
     def listen(self) -> None:
@@ -99,8 +99,9 @@ class Worker:
         """Take one message from the channel, if there is one, and hand it over."""
         with self._reading:
             message = self._receive()
+            self._deliveries += message is not None
         if message is not None:
-            self.owner.on_message(self, message)
+            self._deliver(message)
 
     def attend(self, pending: Callable[[], bool]) -> None:
         """Take the next message in this thread, which saves the way through the loop's, and hand it over.
@@ -111,7 +112,8 @@ class Worker:
         if not self._reading.acquire(blocking=False):
             return  # somebody else is about to take it
         try:
-            if not (self._open and pending()):
+            # What is being handed over may be the message: then no other one may ever come.
+            if not self._open or self._deliveries or not pending():
                 return
             self._loop.pause(self._channel.fileno())
             try:
@@ -119,7 +121,7 @@ class Worker:
             finally:
                 if self._open:
                     self._loop.resume(self._channel.fileno())
-            self._delivering = message is not None
+            self._deliveries += message is not None
         finally:
             self._reading.release()
         if message is not None:
@@ -141,7 +143,7 @@ class Worker:
         self._channel.close()
         with self._reading:
             self._gone = gone
-            if self._delivering:
+            if self._deliveries:
                 return  # whoever hands over its last message says so afterwards
         self.owner.on_gone(self, gone)
 
@@ -152,13 +154,13 @@ class Worker:
         self._channel.close()
 
     def _deliver(self, message: Message) -> None:
-        """Hand over a message in the thread of somebody who waited for it."""
+        """Hand over a message, and the end of the worker where that was heard of meanwhile."""
         try:
             self.owner.on_message(self, message)
         finally:
             with self._reading:
-                self._delivering = False
-                gone = self._gone
+                self._deliveries -= 1
+                gone = None if self._deliveries else self._gone
             if gone is not None:
                 self.owner.on_gone(self, gone)
 

@@ -169,8 +169,8 @@ class Nursery:
             process.set_name("accel-worker")
             gc.enable()
             serve(channel, ahead=ahead)
-        except BaseException:  # noqa: BLE001 - nobody above us must go on as if we were the nursery
-            sys.excepthook(*sys.exc_info())
+        except BaseException as error:  # noqa: BLE001 - nobody above us must go on as if we were the nursery
+            sys.excepthook(type(error), error, error.__traceback__)
         finally:
             os._exit(70)
 

@@ -92,12 +92,9 @@ class TaskFuture(Future[Any]):
             Exception: What it raised, or why it was not run to its end.
         """
         worker = self._task.worker
-        if timeout is None and worker is not None and not self.done():
-            worker.attend(self._is_pending)
+        if timeout is None and worker is not None and self._task.undecided():
+            worker.attend(self._task.undecided)
         return super().result(timeout)
-
-    def _is_pending(self) -> bool:
-        return not self.done()
 
     def running(self) -> bool:
         """Whether a worker is at it."""
@@ -137,6 +134,10 @@ class Task:
         except IndexError:
             return False
         return True
+
+    def undecided(self) -> bool:
+        """Whether its outcome is open."""
+        return bool(self._open)
 
     def succeed(self, value: Any) -> None:
         """Set the result, unless the call was cancelled."""

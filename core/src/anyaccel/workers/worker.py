@@ -33,18 +33,30 @@ def serve(descriptor: int, *, ahead: bool) -> NoReturn:
         descriptor: Our end of the channel.
         ahead: Whether nobody waits for us yet, so that there is time to get ready.
     """
-    code = 0
+    try:
+        code = _work(descriptor, ahead=ahead)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are about to end; what takes too long is killed
+    except Terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        code = -signal.SIGTERM
+    _end(code)
+
+
+def _work(descriptor: int, *, ahead: bool) -> int:
+    """Answer until there is nothing more to do; returns the status to end with, or the negative number of a signal."""
     try:
         _reset_signals()
         if ahead:
             _rehearse()
         Worker(socket.socket(fileno=descriptor)).run()
+    except Terminated:
+        raise
     except SystemExit as error:  # user code wanted to end the process
-        code = _leave(error)
+        return _leave(error)
     except BaseException as error:  # noqa: BLE001 - the process ends either way, and its end is what the caller sees
         sys.excepthook(type(error), error, error.__traceback__)
-        code = 1
-    _end(code)
+        return 1
+    return 0
 
 
 class Worker:
@@ -231,8 +243,6 @@ def _terminate(number: int, _: object) -> NoReturn:
 
 def _leave(error: SystemExit) -> int:
     """The status with which an exit ends, as the interpreter would have it."""
-    if isinstance(error, Terminated):
-        return -signal.SIGTERM
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
     sys.stderr.write(f"{error.code}\n")
@@ -241,7 +251,6 @@ def _leave(error: SystemExit) -> int:
 
 def _end(code: int) -> NoReturn:
     """Run what was registered for the end, then end: with a status, or by the signal that a negative code names."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are about to; what takes too long is killed
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing's children do
         atexit._run_exitfuncs()  # noqa: SLF001
