@@ -62,8 +62,8 @@ def test_a_truncated_mapping_is_an_error(machine):
 
 def test_a_hanging_npu_smi_is_reported_before_the_deadline(machine):
     began = time.monotonic()
-    found = plugin.anyaccel_detect(machine("#!/bin/sh\nexec sleep 60\n", seconds=2.0))
-    assert time.monotonic() - began < 2.0
+    found = plugin.anyaccel_detect(machine("#!/bin/sh\nexec sleep 60\n", seconds=5.0))
+    assert time.monotonic() - began < 5.0
     assert len(found.devices) == 2
     assert {device.health for device in found.devices} == {Health.UNHEALTHY}
     assert "does not answer" in found.devices[0].health_reason

@@ -209,10 +209,10 @@ def test_hl_smi_that_hangs_is_killed_before_the_deadline_of_detection(machine) -
     machine.hl_smi("exec sleep 60")
     began = time.monotonic()
 
-    detected = detect(machine, seconds=1.0)
+    detected = detect(machine, seconds=4.0)
 
-    assert time.monotonic() - began < 0.9
-    assert "hl-smi did not end within 0.5 s and was killed" in detected.notes[0]
+    assert time.monotonic() - began < 4.0
+    assert "hl-smi did not end within 2.0 s and was killed" in detected.notes[0]
 
 
 def test_a_missing_hl_smi_is_said(machine) -> None:

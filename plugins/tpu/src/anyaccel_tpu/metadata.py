@@ -80,7 +80,7 @@ def fetch(host: str, seconds: float) -> dict[str, str]:
     thread = threading.Thread(target=work, name="tpu-metadata", daemon=True)
     thread.start()
     thread.join(seconds)
-    if not outcome:
+    if not outcome or isinstance(outcome[0], TimeoutError):
         _abort(connection)
         raise TimeoutError(f"the metadata server {host} did not answer within {seconds:.1f} s")
     if isinstance(outcome[0], Exception):
