@@ -43,9 +43,9 @@ ROOMS = {
     "ledger": "model errors inventory",
     "launcher": "model errors plugins inventory scheduler ledger",
     "workers": "model errors plugins inventory scheduler ledger launcher",
-    "engines": "model errors inventory scheduler ledger launcher workers",
+    "engines": "model errors plugins inventory scheduler ledger launcher workers accelerators",
     "accelerators": "model errors inventory",
-    "exports": "model errors plugins inventory",
+    "exports": "model errors plugins inventory engines",
 }
 """What each room may import, besides itself and ``_version``, also for types. Everything else may import all rooms."""
 LAST_ROOMS = {"__init__", "__main__", "cli", "testing"}

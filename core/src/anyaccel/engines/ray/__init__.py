@@ -1,0 +1,1 @@
+"""Ray: what its nodes are told, and what its workers see."""
