@@ -216,6 +216,7 @@ class _Wish:
     ) -> None:
         self.request = parse_request(request)
         self.environ = os.environ if environ is None else environ
+        self._confined = confined
         self.inventory = survey(environ=self.environ, **where)
         self._options: dict[str, Any] = {"environ": environ, "unallocated": unallocated, "mask": mask}
         self._grants: tuple[Grant, ...] = ()
@@ -256,7 +257,7 @@ class _Wish:
         """Make the hold; gives the lease back when the environment cannot be made."""
         try:
             lease_id = lease.id if lease else ""
-            allocation = Allocation(id=lease_id, request=self.request, grants=self._grants)
+            allocation = Allocation(id=lease_id, request=self.request, grants=self._grants, confined=self._confined)
             environment = worker_environment(allocation, self.inventory, lease=lease_id, **self._options)
         except BaseException:
             if lease:

@@ -123,18 +123,27 @@ def sandbox_for(allocation: Allocation, inventory: Inventory, *, enforce: Enforc
         EnforcementError: When it must be confined and the kernel cannot.
         PluginError: When the plug-in of a device that is held cannot say which nodes it needs.
     """
-    if not enforce:
+    if not confines(enforce):
         return None
-    reason = available()
-    if reason and enforce == "try":
-        return None
-    if reason:
-        raise _cannot(reason)
     sandbox = plan(allocation, inventory)
     from anyaccel.launcher import landlock
 
     gap = landlock.gap()
     return replace(sandbox, gaps=(*sandbox.gaps, gap)) if gap else sandbox
+
+
+def confines(enforce: Enforce) -> bool:
+    """Whether workers of which this is asked will be confined.
+
+    Raises:
+        EnforcementError: When they must be and the kernel cannot.
+    """
+    if not enforce:
+        return False
+    reason = available()
+    if reason and enforce != "try":
+        raise _cannot(reason)
+    return not reason
 
 
 def available() -> str:

@@ -57,11 +57,15 @@ class Allocation:
         id: Identity of the allocation, unique within its scheduler.
         request: The request that was served.
         grants: One grant per term, in the request's order; empty on CPU fallback.
+        confined: Whether the kernel refuses the holder the device nodes of all other devices.
+        gaps: What the holder was to be kept from and is not, one sentence each.
     """
 
     id: str
     request: Request
     grants: tuple[Grant, ...]
+    confined: bool = False
+    gaps: tuple[str, ...] = ()
 
     @property
     def shares(self) -> tuple[Share, ...]:

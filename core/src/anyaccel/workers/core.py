@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from anyaccel.errors import TaskTimeoutError
+from anyaccel.launcher.sandbox import confines
 from anyaccel.workers.actors import ActorMember
 from anyaccel.workers.devices import Devices
 from anyaccel.workers.handle import Gone
@@ -40,6 +41,9 @@ class Core(Devices):
         grace: Seconds between asking a process to end and killing it.
         idle: Seconds after which an unused process gives its devices back.
         logs: Where the output of each call goes, or None for where ours goes.
+
+    Raises:
+        EnforcementError: When workers must be confined and the kernel cannot.
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class Core(Devices):
         idle: float,
         logs: Logs | None,
     ) -> None:
-        super().__init__(leases, grace=grace, idle=idle)
+        super().__init__(leases, grace=grace, idle=idle, confined=confines(preparation.enforce))
         self.preparation = preparation
         self.preload = preload
         self.max_workers = max_workers

@@ -26,10 +26,12 @@ class Devices(Lifecycle):
         leases: Gives the machine and its devices; called once, when they are needed first.
         grace: Seconds between asking a process to end and killing it.
         idle: Seconds after which an unused process gives its devices back.
+        confined: Whether holders will be confined to their devices.
     """
 
-    def __init__(self, leases: Callable[[], Leases], *, grace: float, idle: float) -> None:
+    def __init__(self, leases: Callable[[], Leases], *, grace: float, idle: float, confined: bool) -> None:
         super().__init__(grace=grace, idle=idle)
+        self._confined = confined
         self._leases_of = leases
         self._leases: Leases | None = None
         self._opening = threading.Lock()
@@ -75,7 +77,11 @@ class Devices(Lifecycle):
             return
         try:
             claim = self.leases.claim(
-                task.options.needs, task.name, partial(self._on_held, place), partial(self._on_failed, place)
+                task.options.needs,
+                task.name,
+                partial(self._on_held, place),
+                partial(self._on_failed, place),
+                confined=self._confined,
             )
         except Exception as error:  # noqa: BLE001 - the request was served before; whatever has changed, it is told
             self._on_failed(place, error)

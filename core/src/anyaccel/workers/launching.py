@@ -6,11 +6,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from anyaccel.errors import NurseryError
 from anyaccel.launcher.environment import worker_environment
+from anyaccel.launcher.sandbox import Enforce, available, sandbox_for
 from anyaccel.model import Allocation, Inventory, Request
 from anyaccel.workers.pickling import Pickled, dumps, dumps_whole
 from anyaccel.workers.wire import NURSERY_VARIABLE
@@ -28,12 +29,14 @@ class Preparation:
     Attributes:
         unallocated: Whether vendors of which nothing was given are hidden, or left as the environment has them.
         mask: Whether masks name devices by id or by index.
-        sandbox: Pickled call that confines the process, or None.
+        enforce: Whether the kernel is to refuse them the device nodes of all other devices.
+        sandbox: Pickled call that confines the process further, or None.
         initializer: Pickled call that prepares it for the user's functions, or None.
     """
 
     unallocated: Literal["hide", "inherit"] = "hide"
     mask: Literal["id", "index"] = "id"
+    enforce: Enforce = False
     sandbox: bytes | None = None
     initializer: bytes | None = None
 
@@ -58,12 +61,18 @@ class Preparation:
             ready: Whether it is to say when it is about to run code of the user.
 
         Returns:
-            What it holds, each share with what enforces it; and the message.
+            What it holds, with what enforces that; and the message.
 
         Raises:
-            EnvConflictError, PluginError: When the environment cannot be made.
+            EnforcementError: When it must be confined and the kernel cannot.
+            EnvConflictError, PluginError: When the environment or the sandbox cannot be made.
             NurseryError: When there is no working directory.
         """
+        sandbox = sandbox_for(allocation, inventory, enforce=self.enforce)
+        if sandbox is not None:
+            allocation = replace(allocation, confined=True, gaps=sandbox.gaps)
+        elif self.enforce:
+            allocation = replace(allocation, gaps=(f"the worker is not confined to its devices: {available()}",))
         made = worker_environment(allocation, inventory, lease=lease, unallocated=self.unallocated, mask=self.mask)
         values = {**made.values, NURSERY_VARIABLE: environ[NURSERY_VARIABLE]}
         try:
@@ -78,6 +87,7 @@ class Preparation:
             "directory": directory,
             "path": None if sys.path == path else list(sys.path),
             "ready": ready,
+            "confine": None if sandbox is None else call(sandbox.apply),
             "sandbox": self.sandbox,
             "initializer": self.initializer,
         }

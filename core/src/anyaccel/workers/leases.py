@@ -85,7 +85,9 @@ class Leases(Protocol):
     def check(self, request: Request) -> None:
         """Raise what :meth:`claim` would raise for a request that can never be served."""
 
-    def claim(self, request: Request, note: str, on_held: OnHeld, on_failed: OnFailed) -> Claim:
+    def claim(
+        self, request: Request, note: str, on_held: OnHeld, on_failed: OnFailed, *, confined: bool = False
+    ) -> Claim:
         """Ask for devices.
 
         Args:
@@ -93,6 +95,7 @@ class Leases(Protocol):
             note: What for, in words.
             on_held: Called once, by any thread, perhaps before this returns.
             on_failed: Called instead, when that becomes impossible.
+            confined: Whether the holder will be confined to them, for people to read.
 
         Raises:
             UnknownNameError, NeverFitsError: When the request can never be served.
@@ -193,7 +196,15 @@ class LocalLeases:
         """Raise what :meth:`claim` would raise for a request that can never be served."""
         check(self.inventory, request)
 
-    def claim(self, request: Request, note: str, on_held: OnHeld, on_failed: OnFailed) -> LocalClaim:  # noqa: ARG002
+    def claim(
+        self,
+        request: Request,
+        note: str,
+        on_held: OnHeld,
+        on_failed: OnFailed,  # noqa: ARG002 - nothing fails later here
+        *,
+        confined: bool = False,  # noqa: ARG002 - nobody else reads of these
+    ) -> LocalClaim:
         """Ask for devices; see :class:`Leases`."""
         claim = LocalClaim(self)
         with self._order:

@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from anyaccel.errors import BrokenWorkerError, NurseryError, WorkerError
-from anyaccel.model import Allocation
 from anyaccel.workers import client
 from anyaccel.workers.ending import ending
 from anyaccel.workers.handle import Gone, Worker
@@ -27,6 +26,7 @@ class Member:
         core: The pool.
         options: How the calls that it runs are to be run.
         held: The devices that it holds, or None for the CPU alone.
+        allocation: What it holds, with what enforces that once it is known.
         worker: Its process, once the nursery was asked for it.
         task: The call that it runs, or None.
         calls: Calls that it was given so far.
@@ -35,12 +35,26 @@ class Member:
         rested: Time of ``time.monotonic()`` since which it has no call.
     """
 
-    __slots__ = ("calls", "core", "ending", "held", "options", "rested", "stuck", "task", "timer", "unsent", "worker")
+    __slots__ = (
+        "allocation",
+        "calls",
+        "core",
+        "ending",
+        "held",
+        "options",
+        "rested",
+        "stuck",
+        "task",
+        "timer",
+        "unsent",
+        "worker",
+    )
 
     def __init__(self, core: Core, options: Options, held: Held | None, task: Task | None) -> None:
         self.core = core
         self.options = options
         self.held = held
+        self.allocation = CPU if held is None else held.allocation
         self.worker: Worker | None = None
         self.task = task
         self.calls = 0
@@ -49,11 +63,6 @@ class Member:
         self.stuck = ""
         self.rested = 0.0
         self.timer: Timer | None = None
-
-    @property
-    def allocation(self) -> Allocation:
-        """What it holds."""
-        return CPU if self.held is None else self.held.allocation
 
     @property
     def busies_processor(self) -> bool:
@@ -72,7 +81,7 @@ class Member:
         try:
             descriptors = () if self.held is None else self.held.descriptors
             nursery, self.worker = client.spawn(self, core.preload, grace=core.grace, leases=descriptors)
-            task.future.allocation, setup = core.preparation.setup(
+            self.allocation, setup = core.preparation.setup(
                 self.allocation,
                 core.leases.inventory,
                 lease="" if self.held is None else self.held.lease,
@@ -80,6 +89,7 @@ class Member:
                 path=nursery.path,
                 ready=task.options.timeout is not None,
             )
+            task.future.allocation = self.allocation
             with outputs() as pair:
                 self.worker.send(Kind.SETUP, setup, (*pair, *descriptors))
             self._assign(task, fresh=True)

@@ -8,7 +8,9 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from anyaccel.errors import UsageError
 from anyaccel.inventory.machine import Machine
+from anyaccel.launcher.sandbox import Enforce
 from anyaccel.model import Allocation
 from anyaccel.scheduler import RequestLike
 from anyaccel.workers.core import Core
@@ -17,6 +19,9 @@ from anyaccel.workers.logs import Logs
 from anyaccel.workers.loop import loop
 from anyaccel.workers.machine import machine_leases
 from anyaccel.workers.submitter import Submitter, check_seconds, make_options
+
+CONFINING = ("anyaccel.launcher.sandbox", "anyaccel.launcher.landlock", "anyaccel.launcher.reach")
+"""Modules by which a worker is confined: imported once for all."""
 
 
 class Pool(Submitter):
@@ -42,13 +47,17 @@ class Pool(Submitter):
         grace: Seconds between asking a process to end and killing it.
         idle: Seconds after which a process that is kept for later calls gives its devices back.
         logs: Directory for the output of the calls, a file each; None to let it go where that of this process goes.
-        sandbox: Called in each worker right before any code of yours, to confine the process; when it raises, none
-            of your code runs.
+        enforce: Whether the kernel refuses workers, and all that they start, the device nodes of all other devices:
+            True to insist, ``"try"`` to do without where the kernel cannot. What is not refused is said by
+            ``future.allocation.gaps``, and inside of a call by ``anyaccel.current().gaps``.
+        sandbox: Called in each worker right before any code of yours, to confine the process further; when it
+            raises, none of your code runs.
         shared: Whether every process on the machine knows what is held. When not, only pools of this process that are
             not shared either respect each other.
 
     Raises:
         UsageError: When an argument makes no sense.
+        EnforcementError: When workers must be confined and the kernel cannot.
         MachineError: When ``machine`` names no machine.
         StateDirectoryError: When there is no directory for leases that can be trusted.
         NeverFitsError: When the machine can never serve ``needs``.
@@ -71,6 +80,7 @@ class Pool(Submitter):
         grace: float = 10.0,
         idle: float = 10.0,
         logs: str | os.PathLike[str] | None = None,
+        enforce: Enforce = False,
         sandbox: Callable[[], None] | None = None,
         shared: bool = True,
     ) -> None:
@@ -78,16 +88,19 @@ class Pool(Submitter):
             raise ValueError(f"max_workers must be greater than 0 (got {max_workers!r:.60})")
         if initializer is not None and not callable(initializer):
             raise TypeError(f"initializer must be a callable (got {initializer!r:.60})")
+        if enforce not in (True, False, "try"):
+            raise UsageError(f"enforce must be True, False or 'try' (got {enforce!r:.60})")
         check_seconds(grace=grace, idle=idle)
         core = Core(
             lambda: machine_leases(machine, declare, shared=shared),
             Preparation(
                 unallocated=unallocated,
                 mask=mask,
+                enforce=enforce,
                 sandbox=call(sandbox),
                 initializer=call(initializer, tuple(initargs)),
             ),
-            preload=(preload,) if isinstance(preload, str) else tuple(preload),
+            preload=((preload,) if isinstance(preload, str) else tuple(preload)) + (CONFINING if enforce else ()),
             max_workers=max_workers,
             grace=grace,
             idle=idle,

@@ -49,7 +49,16 @@ class SharedHeld:
 class SharedClaim:
     """A request on its way through this process's line, and then through the machine's."""
 
-    def __init__(self, leases: SharedLeases, request: Request, note: str, on_held: OnHeld, on_failed: OnFailed) -> None:
+    def __init__(
+        self,
+        leases: SharedLeases,
+        request: Request,
+        note: str,
+        on_held: OnHeld,
+        on_failed: OnFailed,
+        *,
+        confined: bool,
+    ) -> None:
         self.request = request
         self.note = note
         self.on_held = on_held
@@ -67,6 +76,7 @@ class SharedClaim:
             candidates=frozenset(map(leases.scope.key, self.ids)),
             witnesses={} if leases.scope.nested else witnesses(leases.inventory, candidates),
             request=str(request),
+            confined=confined,
         )
 
     @property
@@ -186,11 +196,13 @@ class SharedLeases:
         with self._lock:
             self._neighbors.add(neighbor)
 
-    def claim(self, request: Request, note: str, on_held: OnHeld, on_failed: OnFailed) -> SharedClaim:
+    def claim(
+        self, request: Request, note: str, on_held: OnHeld, on_failed: OnFailed, *, confined: bool = False
+    ) -> SharedClaim:
         """Ask for devices; see :class:`~anyaccel.workers.leases.Leases`."""
         with self._order:
             self._line_up()
-            claim = SharedClaim(self, request, note, on_held, on_failed)
+            claim = SharedClaim(self, request, note, on_held, on_failed, confined=confined)
             if not claim.ever_fits:
                 self.check(request)
                 held: SharedHeld | None = SharedHeld(Allocation(id="", request=request, grants=()), None)

@@ -96,7 +96,7 @@ class Worker:
                 sys.path[:] = setup["path"]
             if setup["ready"]:
                 send(self.channel, Kind.READY)
-            for stage in ("sandbox", "initializer"):
+            for stage in ("confine", "sandbox", "initializer"):
                 if setup[stage] is not None:
                     function, arguments = loads(setup[stage])
                     function(*arguments)
@@ -230,7 +230,7 @@ def _rehearse() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         setup: dict[str, Any] = {"set": {}, "unset": [], "directory": ".", "path": None, "ready": False}
-        send(ours, Kind.SETUP, dumps({**setup, "sandbox": None, "initializer": None}), OUTPUTS)
+        send(ours, Kind.SETUP, dumps({**setup, "confine": None, "sandbox": None, "initializer": None}), OUTPUTS)
         send(ours, Kind.CALL, dumps((int, (), {})))
         ours.shutdown(socket.SHUT_WR)
         Worker(theirs).run()
