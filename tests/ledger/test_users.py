@@ -142,6 +142,39 @@ def test_a_lying_ticket_costs_time_only(user, ledger, state):
     assert [ticket.uid for ticket in ledger.tickets()] == [ALICE]
 
 
+def test_links_that_an_attacker_makes_and_changes_meanwhile(user, state):
+    """At the names that will be used, and at any other: nothing outside of the directory is touched."""
+    victim = state.parent / "victim"
+    victim.write_text("precious")
+    os.chmod(victim, 0o666)
+    attacker, bob = user(ALICE), user(BOB)
+    attacker.do(f"home, victim = {f'{state}/'!r}, {str(victim)!r}")
+    attacker.do("dead = '.a.10000.1.1.' + '0' * 20; names = ['v1' + dead, '.v1' + dead, 't1' + dead, '.t1' + dead]")
+    attacker.begin(
+        "stop, rounds = time.monotonic() + 3, 0\n"
+        "while time.monotonic() < stop:\n"
+        "    rounds += 1\n"
+        "    for name in {*(each for each in os.listdir(home) if each[-2:] not in ('.x', '.y')), *names}:\n"
+        "        for act in (\n"
+        "            lambda: os.unlink(home + name),\n"
+        "            lambda: os.rename(home + name, home + name + '.x'),\n"
+        "            lambda: os.symlink(victim, home + name),\n"
+        "            lambda: os.link(victim, home + name + '.y'),\n"
+        "        ):\n"
+        "            try: act()\n"
+        "            except OSError: pass\n"
+        "result = rounds"
+    )
+    taken = 0
+    while attacker.busy():
+        assert bob.do("take('b', wait=60)") == {"b": 10_000}
+        bob.do("give()")
+        taken += 1
+    assert attacker.end() > 10
+    assert taken > 10
+    assert (victim.read_text(), victim.stat().st_mode & 0o7777) == ("precious", 0o666)
+
+
 def test_a_directory_of_another_user_is_refused(user, state):
     alice, parent = user(ALICE), state.parent
     os.chmod(parent, 0o1777)

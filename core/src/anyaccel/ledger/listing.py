@@ -54,8 +54,8 @@ def read(directory: int) -> Listing:
 
 def life(directory: int, lease: LeaseName) -> Life:
     """Say what keeps a lease in force. One that is over stays so: names are never used twice."""
-    found, _ = look(directory, lease.name)
-    if found is Life.OVER and lease.understood and not left_behind(lease.pid, lease.start, lease.boot):
+    found, file = look(directory, lease.name)
+    if found is Life.OVER and file and lease.understood and not left_behind(lease.pid, lease.start, lease.boot):
         return Life.LEAVING if _exists(directory, lease.name) else Life.OVER
     return found
 

@@ -7,6 +7,7 @@ import select
 from collections.abc import Iterator
 
 _ME: tuple[int, int] | None = None
+_ahead: int | None = None
 
 
 def exists(pid: int) -> bool:
@@ -30,9 +31,12 @@ def me() -> tuple[int, int]:
 
 
 def start_time(pid: int) -> int | None:
-    """When a process was started, in ticks since the boot; None when there is none, or none that we may see."""
+    """When a process was started, in ticks since the boot; None when there is none, or none that we may see.
+
+    The number is the same for all who ask, also in a time namespace, where the kernel shifts what it says.
+    """
     fields = _stat(pid)
-    return int(fields[19]) if fields else None
+    return int(fields[19]) - _ticks_ahead() if fields else None
 
 
 def state(pid: int) -> str:
@@ -109,6 +113,23 @@ def carriers(files: set[tuple[int, int]]) -> Iterator[int]:
             if (found.st_dev, found.st_ino) in files:
                 yield int(pid)
                 break
+
+
+def _ticks_ahead() -> int:
+    """How far the clock of this process's time namespace is ahead of the machine's; see ``time_namespaces(7)``."""
+    global _ahead  # noqa: PLW0603 -- a process with an offset has it from its start
+    if _ahead is None:
+        _ahead = 0
+        try:
+            with open("/proc/self/timens_offsets", encoding="ascii") as file:
+                offsets = {clock: (int(seconds), int(rest)) for clock, seconds, rest in map(str.split, file)}
+            # The file tells of the namespace of our children, which is ours unless we have just asked for a new one.
+            if os.readlink("/proc/self/ns/time") == os.readlink("/proc/self/ns/time_for_children"):
+                seconds, nanoseconds = offsets["boottime"]
+                _ahead = (seconds * 10**9 + nanoseconds) * os.sysconf("SC_CLK_TCK") // 10**9
+        except (OSError, ValueError, KeyError):  # a kernel without time namespaces
+            pass
+    return _ahead
 
 
 def _stat(pid: int) -> list[str]:

@@ -17,6 +17,7 @@ from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import LeaseName
 from anyaccel.model.device import UNITS_PER_DEVICE
 
+_STOPPED = ("T", "t")
 _TEXT_LIMIT = 250  # so that all of it stays below the limit of a body
 
 
@@ -28,9 +29,9 @@ class LeaseRecord:
         id: Identity of the lease, the same for all of its devices; empty where it is not understood.
         device: Id of the device.
         units: Units of it that are held, in 1/10000.
-        state: ``held``; ``leaving`` when its holder was killed and has not left the kernel yet; ``unknown`` when it is
-            locked and not understood, which counts as the whole device; ``outside`` when the device itself is locked
-            though no lease says so.
+        state: ``held``; ``aside`` when its holder keeps it although nobody uses it any more; ``leaving`` when its
+            holder was killed and has not left the kernel yet; ``unknown`` when it is locked and not understood, which
+            counts as the whole device; ``outside`` when the device itself is locked though no lease says so.
         reason: Why it is not simply held; else empty.
         pid: Process that took it; 0 when unknown. It may have ended while processes that it started live on.
         here: Whether the process id means anything in this container: it was taken in the same process namespace.
@@ -112,6 +113,11 @@ lease_body = lru_cache(maxsize=64)(write_body)
 """The same for a lease, of which nothing depends on the moment."""
 
 
+def add_reason(body: bytes, reason: str) -> bytes:
+    """Add to the body of a lease why it is kept although nobody uses it."""
+    return json.dumps(json.loads(body) | {"aside": clean(reason)}, ensure_ascii=False).encode(errors="replace")
+
+
 def read_words(body: bytes) -> dict[str, Any]:
     """Read what :func:`write_body` wrote, or what somebody made up: short printable texts, whatever it says."""
     try:
@@ -119,7 +125,7 @@ def read_words(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     words = found if isinstance(found, dict) else {}
-    texts = {key: clean(words.get(key)) for key in ("request", "note", "command")}
+    texts = {key: clean(words.get(key)) for key in ("request", "note", "command", "aside")}
     arrived = words.get("arrived")
     return {
         **texts,
@@ -158,7 +164,12 @@ def describe(directory: int, lease: LeaseName, state: Life) -> LeaseRecord:
     elif not lease.understood:
         kind, reason = "unknown", f"{lease.name!r} is locked and was not written by this version: all of it counts"
     words = read_words(read_body(directory, lease.name))
+    aside = words.pop("aside")
+    if state is Life.HELD and aside and not reason:
+        kind, reason = "aside", aside
     del words["arrived"]
+    if not reason and words["here"] and process.state(lease.pid) in _STOPPED:
+        reason = f"process {lease.pid} is stopped, and goes on with: kill -CONT {lease.pid}"
     return LeaseRecord(
         id=lease.id,
         device=lease.device,

@@ -1,0 +1,92 @@
+"""Processes that are not what they look like: in other namespaces, without their first thread, under attack."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from anyaccel.ledger import process
+from claimant import ClaimantError, eventually, state as state_of
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make namespaces and act as another user")
+ALICE = 61_001
+
+
+@needs_root
+def test_clocks_that_jump_in_a_time_namespace(claim, ledger, state):
+    """There every process seems to have been started a day later: it is still the same process."""
+    code = (
+        "import sys; from anyaccel.ledger import Ledger, Want\n"
+        "ledger = Ledger.open({'ANYACCEL_STATE_DIR': sys.argv[1]})\n"
+        "print([(record.device, record.state) for record in ledger.leases()], flush=True)\n"
+        "choose = lambda taken: None if taken.get(sys.argv[2]) else {sys.argv[2]: 10_000}\n"
+        "lease = ledger.acquire(Want(candidates=frozenset(sys.argv[2])), choose, wait=0)\n"
+        "print('held', flush=True); input()"
+    )
+    shift = ["unshare", "--time", "--fork", "--kill-child", "--boottime", "86400", "--monotonic", "86400"]
+    tried = subprocess.run([*shift, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"a time namespace cannot be made here: {tried.stderr.strip()}")
+    holder = claim()
+    holder.do("take('a'); os.close(leases[0].fds[0])")
+    command = [*shift, sys.executable, "-c", code, str(state)]
+    refused = subprocess.run([*command, "a"], capture_output=True, text=True, check=False, timeout=60)
+    assert refused.stdout == "[('a', 'leaving')]\n"
+    assert "DevicesBusyError" in refused.stderr
+    with subprocess.Popen([*command, "b"], stdin=-1, stdout=-1, text=True) as shifted:
+        assert (shifted.stdout.readline(), shifted.stdout.readline()) == ("[('a', 'leaving')]\n", "held\n")
+        assert [(record.device, record.here) for record in ledger.leases()] == [("a", True), ("b", True)]
+        shifted.communicate("\n", timeout=30)
+    assert [record.device for record in ledger.leases()] == ["a"]
+
+
+def test_a_holder_whose_first_thread_has_ended(claim, ledger):
+    """The table of processes calls it a zombie, and it lives."""
+    holder, rival = claim(), claim()
+    holder.begin(
+        "take('a')\n"
+        "libc = __import__('ctypes').CDLL(None)\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "libc.syscall(60 if os.uname().machine == 'x86_64' else 93, 0)\n"  # exit of one thread, not of the process
+    )
+    eventually(lambda: state_of(holder.pid) == "Z")
+    assert [(record.device, record.state) for record in ledger.leases()] == [("a", "held")]
+    assert not process.gone(holder.pid, process.start_time(holder.pid))
+    with pytest.raises(ClaimantError, match="DevicesBusyError"):
+        rival.do("take('a')")
+    holder.kill()
+    assert rival.do("take('a')") == {"a": 10_000}
+
+
+def test_a_stopped_holder_keeps_its_device_and_is_shown(claim, ledger):
+    holder, rival = claim(), claim()
+    holder.do("take('a')")
+    holder.stop()
+    with pytest.raises(ClaimantError, match=f"process {holder.pid} is stopped, and goes on with: kill -CONT"):
+        rival.do("take('a')")
+    assert ledger.leases()[0].state == "held"
+    holder.signal(signal.SIGCONT)
+    eventually(lambda: state_of(holder.pid) != "T")
+    assert ledger.leases()[0].reason == ""
+
+
+@needs_root
+def test_ten_thousand_files_of_somebody_else(claim, ledger, state):
+    """Junk, dead leases and dead tickets: nobody is kept from a device by them, and root removes what is dead."""
+    os.chmod(state, 0o1777)
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    pid = int(dead.stdout)
+    for number in range(10_000):
+        name = (
+            f"junk.{number}",
+            f"v1.a.10000.{pid}.1.{number:020d}",
+            f"t1.5000000.{number:016d}.{pid}.1.{number:020d}.a",
+        )[number % 3]
+        descriptor = os.open(state / name, os.O_CREAT | os.O_WRONLY, 0o644)
+        os.fchown(descriptor, ALICE, -1)
+        os.close(descriptor)
+    rival = claim()
+    assert rival.do("take('a', wait=60)", timeout=60) == {"a": 10_000}
+    assert [record.pid for record in ledger.leases()] == [rival.pid]
+    assert sum(not name.startswith("junk.") for name in os.listdir(state)) < 5
