@@ -1,6 +1,7 @@
 """What dies, hangs or escapes costs its own call, and leaves nothing behind."""
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -189,6 +190,23 @@ def test_nothing_outlives_a_caller_that_is_killed(script, when):
     caller.kill()
     until(lambda: not left_of(marker), "the end of all")
     caller.communicate()
+
+
+def test_nothing_outlives_the_terminal(acme, tmp_path):
+    """The kernel hangs up on whoever leads the terminal's session; workers have sessions of their own."""
+    program = tmp_path / "program.py"
+    begin = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    program.write_text(begin + CALLER.format(then="futures[0].result()"))
+    terminal, end = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, program], stdin=end, stdout=subprocess.PIPE, stderr=end, text=True, start_new_session=True
+    ) as caller:
+        os.close(end)
+        marker = caller.stdout.readline().strip()
+        assert [caller.stdout.readline() for _ in range(2)] == ["running\n"] * 2
+        os.close(terminal)
+        assert caller.wait(30) == -signal.SIGHUP
+        until(lambda: not left_of(marker), "the end of all")
 
 
 def test_nothing_outlives_a_caller_that_forked(script):
