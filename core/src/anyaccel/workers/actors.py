@@ -15,6 +15,7 @@ from anyaccel.workers.wire import Kind, Message
 
 if TYPE_CHECKING:
     from anyaccel.workers.core import Core
+    from anyaccel.workers.engine import Engine
     from anyaccel.workers.leases import Held
 
 
@@ -30,7 +31,7 @@ class ActorState:
         construction: The call that makes the object.
     """
 
-    def __init__(self, core: Core, name: str, options: Options) -> None:
+    def __init__(self, core: Engine, name: str, options: Options) -> None:
         self.name = name
         self.queue: deque[Task] = deque()
         self.member: ActorMember | None = None
@@ -48,13 +49,27 @@ class ActorState:
         Raises:
             RuntimeError: When the actor was closed.
         """
-        task = Task(f"{self.name}.{method}", self._options, self._on_cancel)
-        task.kind = Kind.METHOD
+        task = self.task(method)
         try:
             task.body = dumps((method, args, kwargs))
         except Exception as error:  # noqa: BLE001 - it belongs to the future
             task.fail(error)
-            return task.future
+        else:
+            self.enter(task)
+        return task.future
+
+    def task(self, method: str) -> Task:
+        """A call of a method, which has no arguments yet."""
+        task = Task(f"{self.name}.{method}", self._options, self._on_cancel)
+        task.kind = Kind.METHOD
+        return task
+
+    def enter(self, task: Task) -> None:
+        """Let a call be run once those that came before have been.
+
+        Raises:
+            RuntimeError: When the actor was closed.
+        """
         with self._core.lock:
             death = self.death
             if death is None and self.closing:
@@ -71,7 +86,6 @@ class ActorState:
             task.fail(self._obituary(death))
         else:
             self._core.keep(task)
-        return task.future
 
     def close(self) -> None:
         """Take no more calls; end when those that wait have been run."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from anyaccel.errors import TaskTimeoutError
 from anyaccel.launcher.sandbox import confines
+from anyaccel.model import Request
 from anyaccel.workers.actors import ActorMember
 from anyaccel.workers.devices import Devices
 from anyaccel.workers.handle import Gone
@@ -19,7 +20,7 @@ from anyaccel.workers.launching import Preparation
 from anyaccel.workers.leases import Held, Leases
 from anyaccel.workers.logs import Logs
 from anyaccel.workers.member import Member
-from anyaccel.workers.pickling import dumps
+from anyaccel.workers.pickling import Pickled, dumps
 from anyaccel.workers.tasks import Options, Task, TaskFuture, exception_in, name_of, settle_task
 from anyaccel.workers.wire import Kind, Message
 
@@ -74,7 +75,8 @@ class Core(Devices):
         options = task.options
         self.leases  # noqa: B018 - they may not be there, which is told before anything else
         try:
-            task.body = dumps(call)
+            body = call if isinstance(call, Pickled) else dumps(call)
+            task.body = body.frozen() if options.retries else body
         except Exception as error:  # noqa: BLE001 - it belongs to the future, as other executors do it
             self.check_open()
             task.fail(error)
@@ -104,6 +106,10 @@ class Core(Devices):
         elif not crowded:
             self.pump()
         self.keep(task)
+
+    def check(self, request: Request) -> None:
+        """Raise the error of a request that can never be served."""
+        self.leases.check(request)
 
     def pump(self) -> None:
         """Start whatever can be started now."""
@@ -150,10 +156,13 @@ class Core(Devices):
                     self.backlog.cpu.appendleft(task)
                 else:
                     self.backlog.placed.appendleft((task, held))
-        if task is not None and not again:
+        retry = task is not None and not again and gone.forked and not member.stopped and task.may_be_retried
+        if task is not None and not again and not retry:
             task.fail(member.death(gone, task.name))
         if held is not None and not again:
             self.give_back(held, gone)
+        if task is not None and retry:
+            self._retry(task)
         self.pump()
         self.settle()
 
@@ -196,6 +205,20 @@ class Core(Devices):
             with self.lock:
                 if task.body is body:
                     task.body = frozen
+
+    def _retry(self, task: Task) -> None:
+        """Let a call wait again, whose worker has died."""
+        place = None
+        with self.lock:
+            task.tries += 1
+            task.worker = None
+            if task.options.needs is None:
+                self.backlog.cpu.appendleft(task)
+            elif self.max_workers is None:
+                place = self.backlog.add(task)
+            else:
+                self.backlog.gate.appendleft(task)
+        self.claim(place)
 
     def _next(self) -> Step | None:
         """The next thing to do; called with the lock held, done without it."""

@@ -31,6 +31,7 @@ class Member:
         task: The call that it runs, or None.
         calls: Calls that it was given so far.
         ending: Whether it gets no more calls.
+        stopped: Whether we have ended it, whatever it was doing.
         unsent: Whether its call never reached it.
         rested: Time of ``time.monotonic()`` since which it has no call.
     """
@@ -43,6 +44,7 @@ class Member:
         "held",
         "options",
         "rested",
+        "stopped",
         "stuck",
         "task",
         "timer",
@@ -59,6 +61,7 @@ class Member:
         self.task = task
         self.calls = 0
         self.ending = False
+        self.stopped = False
         self.unsent = False
         self.stuck = ""
         self.rested = 0.0
@@ -114,7 +117,9 @@ class Member:
         assert self.worker is not None  # noqa: S101 - it was launched
         self.calls += 1
         self.ending = self.ending or self.calls == self.options.max_calls
-        body, task.body = task.body, None
+        body = task.body
+        if task.tries >= task.options.retries:
+            task.body = None
         if body is None:  # cancelled just now, and its worker is being ended
             return
         task.worker = self.worker
@@ -142,7 +147,7 @@ class Member:
             grace: Seconds between asking and killing.
             answer: Whether anybody still wants what it may say.
         """
-        self.ending = True
+        self.ending = self.stopped = True
         if self.worker is not None:
             self.worker.stop(grace)
             if not answer:

@@ -13,11 +13,10 @@ from anyaccel.inventory.machine import Machine
 from anyaccel.launcher.sandbox import Enforce
 from anyaccel.model import Allocation
 from anyaccel.scheduler import RequestLike
-from anyaccel.workers.core import Core
+from anyaccel.workers.engine import Engine, Setting, open_engine
 from anyaccel.workers.launching import Preparation, call
 from anyaccel.workers.logs import Logs
 from anyaccel.workers.loop import loop
-from anyaccel.workers.machine import machine_leases
 from anyaccel.workers.submitter import Submitter, check_seconds, make_options
 
 CONFINING = ("anyaccel.launcher.sandbox", "anyaccel.launcher.landlock", "anyaccel.launcher.reach")
@@ -32,9 +31,12 @@ class Pool(Submitter):
 
     Args:
         needs: The devices that each call holds while it runs, such as ``"GPU:1"``; None for the CPU alone.
+        engine: What decides where calls run: ``"local"`` for this machine, or ``"ray"`` for the nodes of a Ray cluster.
+        address: Where the cluster is, as ``ray.init`` takes it; None for the one that is found, or made on this machine
+            where there is none.
         max_workers: Processes at the same time; None for as many as there are devices, and processors for calls
             without needs.
-        machine: The machine; see :func:`anyaccel.detect`.
+        machine: The machine, where the engine is local; see :func:`anyaccel.detect`.
         declare: Devices to count by resource name whatever is found; see :func:`anyaccel.declare`.
         max_calls: Calls after which a process is replaced, 0 for never; None for 1 where devices are needed, and
             else 0.
@@ -44,6 +46,8 @@ class Pool(Submitter):
         unallocated: Whether vendors of which nothing was given are hidden, or left as the environment has them.
         mask: Whether masks name devices by stable id or by index, where the vendor's runtime takes both.
         timeout: Seconds that a call may run; None for no limit. Waiting for devices does not count.
+        retries: Times that a call is run again when its worker or its machine has died. A call that raises, takes too
+            long or is cancelled is not run again.
         grace: Seconds between asking a process to end and killing it.
         idle: Seconds after which a process that is kept for later calls gives its devices back.
         logs: Directory for the output of the calls, a file each; None to let it go where that of this process goes.
@@ -67,6 +71,8 @@ class Pool(Submitter):
         self,
         needs: RequestLike | None = None,
         *,
+        engine: str = "local",
+        address: str | None = None,
         max_workers: int | None = None,
         machine: str | Machine | None = None,
         declare: Mapping[str, int] | None = None,
@@ -77,6 +83,7 @@ class Pool(Submitter):
         unallocated: Literal["hide", "inherit"] = "hide",
         mask: Literal["id", "index"] = "id",
         timeout: float | None = None,
+        retries: int = 0,
         grace: float = 10.0,
         idle: float = 10.0,
         logs: str | os.PathLike[str] | None = None,
@@ -91,9 +98,9 @@ class Pool(Submitter):
         if enforce not in (True, False, "try"):
             raise UsageError(f"enforce must be True, False or 'try' (got {enforce!r:.60})")
         check_seconds(grace=grace, idle=idle)
-        core = Core(
-            lambda: machine_leases(machine, declare, shared=shared),
-            Preparation(
+        options = make_options(needs, max_calls=max_calls, timeout=timeout, retries=retries)
+        setting = Setting(
+            preparation=Preparation(
                 unallocated=unallocated,
                 mask=mask,
                 enforce=enforce,
@@ -105,10 +112,15 @@ class Pool(Submitter):
             grace=grace,
             idle=idle,
             logs=None if logs is None else Logs(os.fspath(logs)),
+            shared=shared,
+            machine=machine,
+            declare=declare,
+            address=address,
         )
-        super().__init__(core, make_options(needs, max_calls=max_calls, timeout=timeout))
-        if self._options.needs is not None:
-            core.leases.check(self._options.needs)
+        core = open_engine(engine, setting)
+        super().__init__(core, options)
+        if options.needs is not None:
+            core.check(options.needs)
         _cores.add(core)
         # A finalizer runs wherever garbage is collected, perhaps under one of our locks: it only leaves a note.
         weakref.finalize(self, _abandon, core).atexit = False
@@ -133,10 +145,10 @@ class Pool(Submitter):
             raise
 
 
-_cores: weakref.WeakSet[Core] = weakref.WeakSet()
+_cores: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
-def _abandon(core: Core) -> None:
+def _abandon(core: Engine) -> None:
     if not core.foreign:
         loop().call_soon(lambda: core.shutdown(wait=False))
 

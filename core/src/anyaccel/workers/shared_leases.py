@@ -66,7 +66,7 @@ class SharedClaim:
         self.number = next(leases.numbers)
         self.waits = False
         self._leases = leases
-        self._choice = Choice(leases.inventory, request, validate, KnownNames())
+        self._choice = leases.choice(request)
         self._grants: tuple[Grant, ...] = ()
         self._cancel: int | None = None
         self._guard = threading.Lock()
@@ -190,6 +190,14 @@ class SharedLeases:
     def check(self, request: Request) -> None:
         """Raise what :meth:`claim` would raise for a request that can never be served."""
         check(self.inventory, request)
+
+    def choice(self, request: Request) -> Choice:
+        """What chooses devices for a request.
+
+        Raises:
+            UnknownNameError: When nothing goes by one of its names.
+        """
+        return Choice(self.inventory, request, validate, KnownNames())
 
     def join(self, neighbor: Neighbor) -> None:
         """Tell somebody of others; held weakly."""

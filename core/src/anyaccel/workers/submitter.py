@@ -12,7 +12,7 @@ from typing import Any
 from anyaccel.errors import UsageError
 from anyaccel.scheduler import RequestLike, parse_request
 from anyaccel.workers.actors import Actor, ActorState
-from anyaccel.workers.core import Core
+from anyaccel.workers.engine import Engine
 from anyaccel.workers.loop import loop
 from anyaccel.workers.mapping import Counter, Printer, Progress, call_each, chunks
 from anyaccel.workers.tasks import Options, TaskFuture, checked, name_of
@@ -23,7 +23,7 @@ UNSET: Any = object()
 class Submitter(Executor):
     """A pool with options for the calls that go through it; see :meth:`Pool.options`."""
 
-    def __init__(self, core: Core, options: Options, owner: object = None) -> None:
+    def __init__(self, core: Engine, options: Options, owner: object = None) -> None:
         self._core = core
         self._options = options
         self._owner = owner  # the pool lives as long as somebody can submit to it
@@ -34,6 +34,7 @@ class Submitter(Executor):
         needs: RequestLike | None = UNSET,
         timeout: float | None = UNSET,
         max_calls: int | None = UNSET,
+        retries: int = UNSET,
     ) -> Submitter:
         """The same pool with other options for the calls that go through what is returned.
 
@@ -42,6 +43,7 @@ class Submitter(Executor):
             timeout: Seconds that a call may run; None for no limit.
             max_calls: Calls after which the process is replaced, 0 for never; None for 1 where devices are needed, and
                 else 0.
+            retries: Times that a call is run again when its worker or its machine has died.
 
         Raises:
             UsageError: When an option makes no sense.
@@ -51,9 +53,10 @@ class Submitter(Executor):
             self._options.needs if needs is UNSET else needs,
             max_calls=(self._options.max_calls if needs is UNSET else None) if max_calls is UNSET else max_calls,
             timeout=self._options.timeout if timeout is UNSET else timeout,
+            retries=self._options.retries if retries is UNSET else retries,
         )
         if changed.needs is not None:
-            self._core.leases.check(changed.needs)
+            self._core.check(changed.needs)
         return Submitter(self._core, changed, self._owner or self)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> TaskFuture:
@@ -154,17 +157,19 @@ def _results(futures: list[TaskFuture], end: float | None, *, chunked: bool) -> 
             future.cancel()
 
 
-def make_options(needs: RequestLike | None, *, max_calls: int | None, timeout: float | None) -> Options:
+def make_options(
+    needs: RequestLike | None, *, max_calls: int | None, timeout: float | None, retries: int = 0
+) -> Options:
     """Check options and fill in what depends on others.
 
     Raises:
         UsageError: When one makes no sense.
     """
-    checked(max_calls=max_calls, timeout=timeout)
+    checked(max_calls=max_calls, timeout=timeout, retries=retries)
     request = None if needs is None else parse_request(needs)
     if max_calls is None:
         max_calls = 0 if request is None else 1
-    return Options(needs=request, max_calls=max_calls, timeout=timeout)
+    return Options(needs=request, max_calls=max_calls, timeout=timeout, retries=retries)
 
 
 def check_seconds(**seconds: object) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from anyaccel.errors import RemoteError, UsageError
 from anyaccel.model import Allocation, Request
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from anyaccel.scheduler import Verdict
     from anyaccel.workers.actors import ActorState
     from anyaccel.workers.backlog import Place
-    from anyaccel.workers.handle import Worker
     from anyaccel.workers.loop import Timer
 
 
@@ -32,12 +31,14 @@ class Options:
         needs: The devices that a call holds while it runs, or None for the CPU alone.
         max_calls: Calls after which a worker's process is replaced; 0 for never.
         timeout: Seconds that a call may run, or None. Waiting for its devices does not count.
+        retries: Times that a call is run again when its worker or its machine has died.
         reuse: Calls for which this is equal may share a process; None when each has its own.
     """
 
     needs: Request | None = None
     max_calls: int = 0
     timeout: float | None = None
+    retries: int = 0
 
     reuse: tuple[Request | None, int] | None = field(init=False)
 
@@ -45,7 +46,7 @@ class Options:
         object.__setattr__(self, "reuse", None if self.max_calls == 1 else (self.needs, self.max_calls))
 
 
-def checked(*, max_calls: object, timeout: object) -> None:
+def checked(*, max_calls: object, timeout: object, retries: object) -> None:
     """Check options that are numbers.
 
     Raises:
@@ -55,6 +56,15 @@ def checked(*, max_calls: object, timeout: object) -> None:
         raise UsageError(f"max_calls must be a whole number, 0 for unlimited (got {max_calls!r:.60})")
     if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
         raise UsageError(f"timeout must be a positive number of seconds, or None for no limit (got {timeout!r:.60})")
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise UsageError(f"retries must be a whole number, 0 for none (got {retries!r:.60})")
+
+
+class Runner(Protocol):
+    """Whatever runs a call."""
+
+    def attend(self, pending: Callable[[], bool]) -> None:
+        """Somebody waits for its next answer in this thread."""
 
 
 class TaskFuture(Future[Any]):
@@ -110,7 +120,8 @@ class Task:
     """A call: what is to be run, where it stands, and whom to tell."""
 
     __slots__ = (
-        "_open", "actor", "body", "future", "kind", "name", "number", "on_cancel", "options", "place", "timer", "worker"
+        "_open", "actor", "body", "future", "kind", "name", "number", "on_cancel", "options", "place", "relay",
+        "timer", "tries", "worker",
     )  # fmt: skip
 
     def __init__(self, name: str, options: Options, on_cancel: Callable[[Task], None]) -> None:
@@ -122,7 +133,9 @@ class Task:
         self.kind = Kind.CALL
         self.actor: ActorState | None = None
         self.place: Place | None = None
-        self.worker: Worker | None = None
+        self.worker: Runner | None = None
+        self.relay: Callable[[Message], None] | None = None  # wants the answer as it is
+        self.tries = 0
         self.timer: Timer | None = None
         self._open = [None]
         self.future = TaskFuture(self)
@@ -134,6 +147,11 @@ class Task:
         except IndexError:
             return False
         return True
+
+    @property
+    def may_be_retried(self) -> bool:
+        """Whether it is to be run again when its worker has died."""
+        return self.kind == Kind.CALL and self.tries < self.options.retries and self.undecided()
 
     def undecided(self) -> bool:
         """Whether its outcome is open."""
@@ -163,6 +181,9 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is shown as the cause of th
 
 def settle_task(task: Task, message: Message) -> None:
     """Give a call the outcome that its worker sent."""
+    if task.relay is not None:
+        task.relay(message)
+        return
     if message.kind != Kind.RESULT:
         task.fail(exception_in(message))
         return

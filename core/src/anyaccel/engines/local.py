@@ -1,0 +1,27 @@
+"""The engine that runs calls on this machine."""
+
+from __future__ import annotations
+
+from anyaccel.errors import UsageError
+from anyaccel.workers.core import Core
+from anyaccel.workers.engine import Setting
+from anyaccel.workers.machine import machine_leases
+
+
+def open_engine(setting: Setting) -> Core:
+    """Make it.
+
+    Raises:
+        UsageError: When it shall find a cluster.
+    """
+    if setting.address is not None:
+        raise UsageError(f"address is for the engines of a cluster, such as engine='ray' (got {setting.address!r:.60})")
+    return Core(
+        lambda: machine_leases(setting.machine, setting.declare, shared=setting.shared),
+        setting.preparation,
+        preload=setting.preload,
+        max_workers=setting.max_workers,
+        grace=setting.grace,
+        idle=setting.idle,
+        logs=setting.logs,
+    )
