@@ -16,6 +16,10 @@ import pytest
 from processes import gone, until
 
 
+def begun():
+    return time.monotonic_ns(), os.getpid()
+
+
 def square(x):
     return x * x
 
@@ -174,6 +178,18 @@ def test_first_come_first_served_also_among_processes_that_are_kept(pool, tmp_pa
     concurrent.futures.wait([first, second, half, other, last])
     until(lambda: len(order) == 5, "all")
     assert order == ["a1", "a2", "half", "other", "a3"]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_bursts_over_kept_processes_keep_their_order_and_their_processes(pool, shared):
+    kept = pool("A1:1", machine="sim:A1:1", max_calls=0, shared=shared)
+    pids = set()
+    for _ in range(8):  # each begins with an unused process, and the queue for its device is made meanwhile
+        futures = [kept.submit(begun) for _ in range(60)]
+        times, ran_in = zip(*[future.result() for future in futures], strict=True)
+        assert list(times) == sorted(times)
+        pids |= set(ran_in)
+    assert len(pids) < 60  # of 480: hardly ever is a process given up just before it is needed
 
 
 def test_the_number_of_processes_is_kept(pool, tmp_path):

@@ -73,6 +73,11 @@ class Backlog:
         """The first that waits for devices among calls that may share a process."""
         return next(iter(self._lines.get(reuse, ())), None)
 
+    def claiming(self, reuse: object) -> bool:
+        """Whether a claim is being made for the first of them."""
+        first = self.first(reuse)
+        return first is not None and first.place is not None and first.place.claim is None
+
     def remove(self, task: Task) -> Place | None:
         """Let a call wait no more; returns a place that is to be given up."""
         if not self._leave(task):

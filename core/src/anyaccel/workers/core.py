@@ -131,8 +131,8 @@ class Core(Devices):
                 task, member.task = member.task, None
             if member.ending:
                 member.expect_end()
-            elif not self._go_on(member):
-                self._rest(member)
+            elif not self.go_on(member):
+                self.rest(member)
             if task is not None:
                 settle_task(task, message)
         except BaseException as error:
@@ -260,7 +260,7 @@ class Core(Devices):
         self.members.add(member)
         return partial(member.launch, task)
 
-    def _go_on(self, member: Member) -> bool:
+    def go_on(self, member: Member) -> bool:
         """Give a worker the next call of its kind, unless that would overtake somebody."""
         place = None
         if member.held is None:
@@ -302,7 +302,7 @@ class Core(Devices):
         member.run(task)
         return True
 
-    def _rest(self, member: Member) -> None:
+    def rest(self, member: Member) -> None:
         """Keep a worker for later calls, unless somebody waits for its devices."""
         with self.lock:
             watch = self.resting.add(member)

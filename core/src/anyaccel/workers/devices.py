@@ -14,6 +14,7 @@ from anyaccel.workers.handle import Gone
 from anyaccel.workers.leases import Held, Leases
 from anyaccel.workers.lifecycle import Lifecycle
 from anyaccel.workers.loop import loop
+from anyaccel.workers.member import Member
 from anyaccel.workers.reclaim import can_tell, release_when_free
 
 
@@ -63,12 +64,26 @@ class Devices(Lifecycle):
         for place in places:
             self.claim(place)
 
+    @abstractmethod
+    def go_on(self, member: Member) -> bool:
+        """Give an unused worker the next call of its kind, unless that would overtake somebody."""
+
+    @abstractmethod
+    def rest(self, member: Member) -> None:
+        """Keep a worker for later calls, unless somebody waits for its devices."""
+
     def make_way(self, devices: frozenset[str]) -> None:
-        """Somebody waits for devices: those that we hold without using them go back."""
+        """Somebody waits for devices: those that we hold without using them go back, unless it is us who wait."""
         with self.lock:
-            unused = self.resting.take_holders(devices)
+            # Where a claim is being made just now, nobody can say yet who comes first; whoever makes it comes again.
+            unused = self.resting.take_holders(devices, unless=self.backlog.claiming)
         for member in unused:
-            member.finish()
+            if self.go_on(member):
+                continue
+            if self.leases.wanted(member.ids):  # still: the one before may have run what they were wanted for
+                member.finish()
+            else:
+                self.rest(member)
 
     def claim(self, place: Place | None) -> None:
         """Stand in line for devices, where there is anybody to do so."""
@@ -82,6 +97,7 @@ class Devices(Lifecycle):
                 partial(self._on_held, place),
                 partial(self._on_failed, place),
                 confined=self._confined,
+                line=None if task.options.reuse is None else (id(self), task.options.reuse),
             )
         except Exception as error:  # noqa: BLE001 - the request was served before; whatever has changed, it is told
             self._on_failed(place, error)
@@ -91,6 +107,7 @@ class Devices(Lifecycle):
             unwanted = place.task is None
         if unwanted:
             claim.withdraw()
+        self._look_at_resting()
 
     def kept_aside(self) -> tuple[tuple[Allocation, str], ...]:
         """Devices that nobody gets although their holder has been ended, and why."""
@@ -132,6 +149,7 @@ class Devices(Lifecycle):
             task.fail(error)
         if heir is not None:
             loop().call_soon(partial(self.claim, place))  # not from here: a thousand may follow
+        self._look_at_resting()
         self.settle()
 
     def _on_held(self, place: Place, held: Held) -> None:
@@ -142,6 +160,13 @@ class Devices(Lifecycle):
         if following is not None:
             self.claim(following)
         self.pump()
+
+    def _look_at_resting(self) -> None:
+        """A claim has been made, or not: now it can be said for whom the devices of unused workers are."""
+        if self.resting:
+            with self.lock:
+                held = self.resting.held()
+            self.make_way(self.leases.wanted(held))
 
     def _end_idle(self) -> None:
         """End workers that have held devices for too long without a call."""

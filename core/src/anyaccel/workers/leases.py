@@ -62,10 +62,10 @@ class Claim(Protocol):
         """Stop waiting; False when it has been granted already."""
 
     def first(self) -> bool:
-        """Whether nobody who competes for the same devices comes before."""
+        """Whether nobody of another line who competes for the same devices comes before."""
 
     def alone(self) -> bool:
-        """Whether nobody else waits for one of the same devices."""
+        """Whether nobody of another line waits for one of the same devices."""
 
     def why(self) -> Verdict:
         """What it waits for."""
@@ -86,7 +86,14 @@ class Leases(Protocol):
         """Raise what :meth:`claim` would raise for a request that can never be served."""
 
     def claim(
-        self, request: Request, note: str, on_held: OnHeld, on_failed: OnFailed, *, confined: bool = False
+        self,
+        request: Request,
+        note: str,
+        on_held: OnHeld,
+        on_failed: OnFailed,
+        *,
+        confined: bool = False,
+        line: object = None,
     ) -> Claim:
         """Ask for devices.
 
@@ -96,6 +103,8 @@ class Leases(Protocol):
             on_held: Called once, by any thread, perhaps before this returns.
             on_failed: Called instead, when that becomes impossible.
             confined: Whether the holder will be confined to them, for people to read.
+            line: Claims for which this is equal stand for each other, so that none of them is in the way of another;
+                None for one that stands alone.
 
         Raises:
             UnknownNameError, NeverFitsError: When the request can never be served.
@@ -141,10 +150,11 @@ class LocalHeld:
 class LocalClaim:
     """A place in the queue of a scheduler of this process."""
 
-    __slots__ = ("_leases", "ticket")
+    __slots__ = ("_leases", "line", "ticket")
 
-    def __init__(self, leases: LocalLeases) -> None:
+    def __init__(self, leases: LocalLeases, line: object) -> None:
         self._leases = leases
+        self.line = line
         self.ticket: Ticket | None = None
 
     def withdraw(self) -> bool:
@@ -152,16 +162,16 @@ class LocalClaim:
         ticket = self.ticket
         if ticket is None or not ticket.cancel():
             return False
-        self._leases.left(ticket)
+        self._leases.left(ticket, self.line)
         return True
 
     def first(self) -> bool:
-        """Whether nobody who competes for the same devices comes before."""
-        return self.ticket is not None and self._leases.first(self.ticket)
+        """Whether nobody of another line who competes for the same devices comes before."""
+        return self.ticket is not None and self._leases.first(self.ticket, self.line)
 
     def alone(self) -> bool:
-        """Whether nobody else waits for one of the same devices."""
-        return self.ticket is not None and self._leases.alone(self.ticket)
+        """Whether nobody of another line waits for one of the same devices."""
+        return self.ticket is not None and self._leases.alone(self.ticket, self.line)
 
     def why(self) -> Verdict:
         """What it waits for."""
@@ -181,7 +191,7 @@ class LocalLeases:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self._lock = threading.Lock()
-        self._waiting: dict[int, OrderedDict[int, Ticket]] = {}
+        self._waiting: dict[tuple[int, object], OrderedDict[int, Ticket]] = {}
         self._neighbors: weakref.WeakSet[Neighbor] = weakref.WeakSet()
         self._order = threading.RLock()
         self._lining_up = False
@@ -204,13 +214,16 @@ class LocalLeases:
         on_failed: OnFailed,  # noqa: ARG002 - nothing fails later here
         *,
         confined: bool = False,  # noqa: ARG002 - nobody else reads of these
+        line: object = None,
     ) -> LocalClaim:
         """Ask for devices; see :class:`Leases`."""
-        claim = LocalClaim(self)
+        claim = LocalClaim(self, line)
         with self._order:
-            self._line_up()
-            ticket = claim.ticket = self.scheduler.submit(request, note=note, on_placed=partial(self._placed, on_held))
-            waits = self._enter(ticket)
+            self._line_up(line)
+            ticket = claim.ticket = self.scheduler.submit(
+                request, note=note, on_placed=partial(self._placed, on_held, line)
+            )
+            waits = self._enter(ticket, line)
         if waits:
             self._make_way(ticket.plan.mask)
         return claim
@@ -218,7 +231,7 @@ class LocalLeases:
     def wanted(self, devices: frozenset[str]) -> frozenset[str]:
         """Those of some devices, by id, for which somebody waits."""
         with self._lock:
-            mask = reduce(or_, self._waiting, 0)
+            mask = reduce(or_, (mask for mask, _ in self._waiting), 0)
         return frozenset(device_id for device_id in devices if self._masks[device_id] & mask)
 
     def join(self, neighbor: Neighbor) -> None:
@@ -226,45 +239,51 @@ class LocalLeases:
         with self._lock:
             self._neighbors.add(neighbor)
 
-    def first(self, ticket: Ticket) -> bool:
-        """Whether no other ticket that waits for one of the same devices comes before this one."""
+    def first(self, ticket: Ticket, line: object) -> bool:
+        """Whether no ticket of another line that waits for one of the same devices comes before those of this one."""
         with self._lock:
-            return all(
-                next(iter(group)) >= ticket.number for mask, group in self._waiting.items() if mask & ticket.plan.mask
-            )
+            own = self._waiting.get((ticket.plan.mask, line)) or OrderedDict()
+            first = ticket.number if line is None else next(iter(own), ticket.number)
+            rivals = (group for (mask, _), group in self._waiting.items() if mask & ticket.plan.mask)
+            return all(next(iter(group)) >= first for group in rivals)
 
-    def alone(self, ticket: Ticket) -> bool:
-        """Whether no other ticket waits for one of the same devices as this one, which waits."""
+    def alone(self, ticket: Ticket, line: object) -> bool:
+        """Whether no ticket of another line waits for one of the same devices as this one, which waits."""
         with self._lock:
-            rivals = [group for mask, group in self._waiting.items() if mask & ticket.plan.mask]
-            return len(rivals) == 1 and len(rivals[0]) == 1 and ticket.number in rivals[0]
+            rivals = {key: group for key, group in self._waiting.items() if key[0] & ticket.plan.mask}
+            own = rivals.get((ticket.plan.mask, line)) or OrderedDict()
+            others = any(other != line for _, other in rivals)
+            return ticket.number in own and not others and (line is not None or len(own) == 1)
 
-    def left(self, ticket: Ticket) -> None:
+    def left(self, ticket: Ticket, line: object) -> None:
         """Count a ticket no more among those who wait."""
+        key = ticket.plan.mask, line
         with self._lock:
-            group = self._waiting.get(ticket.plan.mask)
+            group = self._waiting.get(key)
             if group is not None and group.pop(ticket.number, None) is not None and not group:
-                del self._waiting[ticket.plan.mask]
+                del self._waiting[key]
 
-    def _enter(self, ticket: Ticket) -> bool:
+    def _enter(self, ticket: Ticket, line: object) -> bool:
         """Count a ticket among those who wait, if it does."""
         if ticket.allocation is not None:
             return False
         with self._lock:
-            self._waiting.setdefault(ticket.plan.mask, OrderedDict())[ticket.number] = ticket
+            self._waiting.setdefault((ticket.plan.mask, line), OrderedDict())[ticket.number] = ticket
         if _is_placed(ticket):  # meanwhile, and then it was not found among those who wait
-            self.left(ticket)
+            self.left(ticket, line)
             return False
         return True
 
-    def _placed(self, on_held: OnHeld, ticket: Ticket) -> None:
-        self.left(ticket)
+    def _placed(self, on_held: OnHeld, line: object, ticket: Ticket) -> None:
+        self.left(ticket, line)
         assert ticket.allocation is not None  # noqa: S101 - that is what being placed means
         on_held(LocalHeld(self, ticket.allocation))
 
-    def _line_up(self) -> None:
-        """Let neighbors claim what they have put off, once for all of it."""
-        if self._lining_up:
+    def _line_up(self, line: object) -> None:
+        """Let neighbors claim what they have put off, once for all of it; it stands behind a claim that waits."""
+        with self._lock:
+            needless = all(line is not None and other == line for _, other in self._waiting)
+        if self._lining_up or needless:
             return
         self._lining_up = True
         try:

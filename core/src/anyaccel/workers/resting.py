@@ -49,9 +49,9 @@ class Resting:
         """All of them."""
         return self._take(lambda _: True)
 
-    def take_holders(self, devices: frozenset[str]) -> list[Member]:
-        """Those that hold one of some devices, by id."""
-        return self._take(lambda member: bool(member.ids & devices))
+    def take_holders(self, devices: frozenset[str], *, unless: Callable[[object], bool]) -> list[Member]:
+        """Those that hold one of some devices, by id, unless that is so for the calls that they may run."""
+        return self._take(lambda member: bool(member.ids & devices) and not unless(member.options.reuse))
 
     def take_old(self) -> list[Member]:
         """Those that hold devices and were not used for too long."""

@@ -58,11 +58,13 @@ class SharedClaim:
         on_failed: OnFailed,
         *,
         confined: bool,
+        line: object,
     ) -> None:
         self.request = request
         self.note = note
         self.on_held = on_held
         self.on_failed = on_failed
+        self.line = line
         self.number = next(leases.numbers)
         self.waits = False
         self._leases = leases
@@ -109,11 +111,11 @@ class SharedClaim:
         return True
 
     def first(self) -> bool:
-        """Whether nobody who competes for the same devices comes before."""
+        """Whether nobody of another line who competes for the same devices comes before."""
         return self._leases.first(self)
 
     def alone(self) -> bool:
-        """Whether nobody else waits for one of the same devices."""
+        """Whether nobody of another line waits for one of the same devices."""
         return self._leases.alone(self)
 
     def why(self) -> Verdict:
@@ -205,12 +207,19 @@ class SharedLeases:
             self._neighbors.add(neighbor)
 
     def claim(
-        self, request: Request, note: str, on_held: OnHeld, on_failed: OnFailed, *, confined: bool = False
+        self,
+        request: Request,
+        note: str,
+        on_held: OnHeld,
+        on_failed: OnFailed,
+        *,
+        confined: bool = False,
+        line: object = None,
     ) -> SharedClaim:
         """Ask for devices; see :class:`~anyaccel.workers.leases.Leases`."""
         with self._order:
-            self._line_up()
-            claim = SharedClaim(self, request, note, on_held, on_failed, confined=confined)
+            self._line_up(line)
+            claim = SharedClaim(self, request, note, on_held, on_failed, confined=confined, line=line)
             if not claim.ever_fits:
                 self.check(request)
                 held: SharedHeld | None = SharedHeld(Allocation(id="", request=request, grants=()), None)
@@ -248,16 +257,19 @@ class SharedLeases:
             claim.start()
 
     def first(self, claim: SharedClaim) -> bool:
-        """Whether nobody who competes for the same devices comes before."""
+        """Whether nobody of another line who competes for the same devices comes before."""
         with self._lock:
             rivals = (other for other in self._waiting.values() if other.ids & claim.ids)
-            return next(rivals, None) is claim and not claim.ids & self._wanted_elsewhere()
+            head = next(rivals, None)
+            mine = head is claim or (head is not None and claim.line is not None and head.line == claim.line)
+            return mine and claim.number in self._waiting and not claim.ids & self._wanted_elsewhere()
 
     def alone(self, claim: SharedClaim) -> bool:
-        """Whether nobody else waits for one of the same devices."""
+        """Whether nobody of another line waits for one of the same devices."""
         with self._lock:
-            rivals = [other for other in self._waiting.values() if other.ids & claim.ids]
-            return rivals == [claim] and not claim.ids & self._wanted_elsewhere()
+            rivals = (other for other in self._waiting.values() if other is not claim and other.ids & claim.ids)
+            others = any(other.line is None or other.line != claim.line for other in rivals)
+            return claim.number in self._waiting and not others and not claim.ids & self._wanted_elsewhere()
 
     def wanted(self, devices: frozenset[str]) -> frozenset[str]:
         """Those of some devices, by id, for which somebody waits."""
@@ -276,9 +288,11 @@ class SharedLeases:
             self._others = frozenset(self._ids[key] for key in keys)
         return self._others
 
-    def _line_up(self) -> None:
-        """Let neighbors claim what they have put off, once for all of it."""
-        if self._lining_up:
+    def _line_up(self, line: object) -> None:
+        """Let neighbors claim what they have put off, once for all of it; it stands behind a claim that waits."""
+        with self._lock:
+            needless = all(line is not None and claim.line == line for claim in self._waiting.values())
+        if self._lining_up or needless:
             return
         self._lining_up = True
         try:
