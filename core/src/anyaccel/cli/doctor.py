@@ -1,4 +1,4 @@
-"""Look for what is wrong - plug-ins, drivers, permissions, variables - and say what to do about it, one fix each.
+"""Look for what is wrong - plug-ins, drivers, permissions, variables, leases - and say what to do about it.
 
 Exit status: 0 when all is well, 1 when there is a warning or a failure.
 """
@@ -9,9 +9,9 @@ import argparse
 
 from anyaccel.cli import output
 from anyaccel.cli.options import machine_options
-from anyaccel.inventory.diagnose import Diagnosis, diagnose
+from anyaccel.inventory.diagnose import ORDER, Diagnosis, diagnose
 from anyaccel.inventory.machine import HOST
-from anyaccel.model import Severity
+from anyaccel.model import Inventory, Severity
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     options = machine_options(args)
-    inventory, found = diagnose(options["machine"], timeout=options["timeout"])
+    inventory, of_vendors = diagnose(options["machine"], timeout=options["timeout"])
+    found = sorted((*of_vendors, *_of_leases(inventory)), key=lambda diagnosis: ORDER.index(diagnosis.finding.severity))
     wrong = [diagnosis for diagnosis in found if diagnosis.finding.severity is not Severity.OK]
     shown = wrong if args.quiet else found
     if args.json:
@@ -42,6 +43,12 @@ def main(args: argparse.Namespace) -> int:
         for diagnosis in shown:
             print(line(diagnosis))
     return 1 if wrong else 0
+
+
+def _of_leases(inventory: Inventory) -> list[Diagnosis]:
+    from anyaccel.launcher.diagnose import diagnose_leases
+
+    return [Diagnosis(vendor="", finding=finding) for finding in diagnose_leases(inventory)]
 
 
 def line(diagnosis: Diagnosis) -> str:

@@ -169,7 +169,12 @@ def _held_by(device: Device, seen: Stats, leases: Leases | None) -> str:
 
     records = (leases or {}).get(device.id, [])
     if records:
-        return "; ".join(f"{record.id} {holder(record)}" + " (confined)" * record.confined for record in records)
+        return "; ".join(
+            f"{record.id} {holder(record)}"
+            + " (confined)" * record.confined
+            + " (set aside: anyaccel doctor says why)" * (record.state == "aside")
+            for record in records
+        )
     if seen.processes:
         return "* " + ", ".join(f"process {process.pid}" for process in seen.processes[:3])
     return "-"

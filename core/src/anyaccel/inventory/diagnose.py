@@ -29,7 +29,7 @@ from anyaccel.probe.recording import RecordedFacts, load
 
 ORPHANED_SHARE = 0.05
 """Part of a device's memory that drivers and firmware may keep for themselves without any process."""
-_ORDER = (Severity.FAIL, Severity.WARN, Severity.OK)
+ORDER = (Severity.FAIL, Severity.WARN, Severity.OK)
 _COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
@@ -89,7 +89,7 @@ def diagnose(
         fix = "install one, for example with 'pip install anyaccel[all]'"
         message = "no plug-in is installed, so nothing was probed"
         found.append(Diagnosis(vendor="", finding=Finding(severity=Severity.WARN, message=message, fix=fix)))
-    found.sort(key=lambda diagnosis: (_ORDER.index(diagnosis.finding.severity), diagnosis.vendor))
+    found.sort(key=lambda diagnosis: (ORDER.index(diagnosis.finding.severity), diagnosis.vendor))
     return inventory, tuple(found)
 
 

@@ -38,6 +38,11 @@ def network_type(descriptor: int) -> str:
     return name if _NETWORK.fullmatch(name) or fuse else ""
 
 
+def file_system(descriptor: int) -> str:
+    """Type of the file system that an open directory is on; empty when unknown."""
+    return _type(descriptor)
+
+
 def _type(descriptor: int) -> str:
     """Type of a file system, by the mount that a descriptor came through; empty when unknown."""
     try:

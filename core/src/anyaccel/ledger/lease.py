@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from anyaccel.errors import LedgerError
-from anyaccel.ledger import process
+from anyaccel.ledger import process, record
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lockfile import LockedFile
 from anyaccel.ledger.names import boot, lease_name
@@ -120,6 +121,16 @@ class Lease:
         finally:
             self._state.unlock(directory)
             self._state.close(directory)
+
+    def set_aside(self, reason: str) -> None:
+        """Say to others why the devices are kept although nobody uses them.
+
+        Args:
+            reason: Why, for people to read.
+        """
+        for file in list(self._files.values()):
+            with contextlib.suppress(OSError):  # no room for words; the devices are kept all the same
+                file.rewrite(record.add_reason(file.read(), reason))
 
     def release(self) -> None:
         """Give the devices back. It needs neither the ledger's lock nor space, and does nothing the second time."""

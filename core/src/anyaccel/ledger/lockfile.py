@@ -80,6 +80,23 @@ class LockedFile:
         if os.write(self.fd, body) != len(body):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def rewrite(self, body: bytes) -> None:
+        """Write something else into it, which readers see at once or not at all.
+
+        Args:
+            body: JSON, after which spaces mean nothing.
+
+        Raises:
+            OSError: When it could not be written.
+        """
+        before = os.fstat(self.fd)
+        os.pwrite(self.fd, body.ljust(before.st_size), 0)
+        os.utime(self.fd, ns=(before.st_atime_ns, before.st_mtime_ns))  # which says since when it is held
+
+    def read(self) -> bytes:
+        """What is written in it."""
+        return os.pread(self.fd, BODY_LIMIT, 0)
+
     def rename(self, directory: int, name: str) -> None:
         """Give it another name. An interrupt leaves both names known, so that :meth:`discard` finds it."""
         self._former, self.name = self.name, name

@@ -117,7 +117,10 @@ class Devices(Lifecycle):
     def set_aside(self, held: Held, reason: str) -> None:
         """Say why devices are kept."""
         with self.lock:
+            known = self._aside.get(id(held))
             self._aside[id(held)] = (held.allocation, reason)
+        if known is None or known[1] != reason:
+            held.set_aside(reason)
 
     def give_back(self, held: Held, gone: Gone) -> None:
         """Give devices back: at once when their holder has ended by itself, else when nothing of it is left."""

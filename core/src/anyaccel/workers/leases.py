@@ -41,6 +41,9 @@ class Held(Protocol):
     def descriptors(self) -> tuple[int, ...]:
         """Descriptors that the worker must carry, so that the lease ends with the last process that does."""
 
+    def set_aside(self, reason: str) -> None:
+        """Say to others why it is kept although nobody uses it."""
+
     def release(self) -> None:
         """Give it back."""
 
@@ -141,6 +144,9 @@ class LocalHeld:
     def __init__(self, leases: LocalLeases, allocation: Allocation) -> None:
         self._leases = leases
         self.allocation = allocation
+
+    def set_aside(self, reason: str) -> None:
+        """Say why they are kept: to nobody, since nobody else sees them."""
 
     def release(self) -> None:
         """Give them back, and serve those who waited for them."""

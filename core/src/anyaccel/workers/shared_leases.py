@@ -40,6 +40,11 @@ class SharedHeld:
         """Descriptors that carry the lease."""
         return self._lease.fds if self._lease else ()
 
+    def set_aside(self, reason: str) -> None:
+        """Say to others why they are kept although nobody uses them."""
+        if self._lease:
+            self._lease.set_aside(reason)
+
     def release(self) -> None:
         """Give them back."""
         if self._lease:

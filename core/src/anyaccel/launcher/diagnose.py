@@ -1,0 +1,88 @@
+"""What is wrong with the leases of a machine and with the line for its devices, and the way out of each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from anyaccel.errors import AnyaccelError, LedgerError
+from anyaccel.launcher.hold import leases, why, written
+from anyaccel.ledger import LeaseRecord, Ledger, TicketRecord
+from anyaccel.ledger.diagnosis import diagnose
+from anyaccel.ledger.process import exists
+from anyaccel.model import Finding, Inventory, Severity
+
+LONG_SECONDS = 600.0
+"""A wait that somebody who asks what is wrong should hear of."""
+
+
+def diagnose_leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
+    """Look for devices that are held and not used, for waits that do not end, and for a ledger that cannot work.
+
+    Args:
+        inventory: The machine.
+        environ: The environment, which says where leases are kept; that of this process when None.
+    """
+    environ = os.environ if environ is None else environ
+    found = diagnose(environ)
+    if not any(finding.severity is Severity.OK for finding in found):  # there is nothing to look into
+        return found
+    try:
+        held, waiting = leases(inventory, environ), Ledger.open(environ).tickets()
+    except LedgerError as error:
+        return (*found, Finding(severity=Severity.FAIL, message=str(error), fix=error.hint))
+    names = {device.id: f"{device.vendor}:{device.index}" for device in inventory.devices}
+    return (*_of_leases(held, names), *_of_tickets(waiting, inventory, environ), *found)
+
+
+def _of_leases(records: tuple[LeaseRecord, ...], names: Mapping[str, str]) -> Iterator[Finding]:
+    for record in records:
+        name = f"{names[record.device]} ({record.device})"
+        holder = f"process {record.pid} of {record.user}"
+        if record.state == "aside":
+            message = f"{name} is set aside by {holder}: {record.reason}"
+            fix = (
+                "nothing if this is new: it comes back by itself; else end what is left on it, reset it with its"
+                f" vendor's tool, or have it given out as it is (anyaccel release {record.id})"
+            )
+        elif record.state == "leaving":
+            message = f"{name} is not free yet: {record.reason}"
+            fix = "wait; if this stays so, the kernel's log (dmesg) says more, and only a restart of the machine helps"
+        elif record.state == "unknown":
+            message = f"{name} counts as held: {record.reason}"
+            fix = "use one version of anyaccel for all, or end what locks the file (fuser shows it)"
+        elif record.here and record.pid and not exists(record.pid):
+            message = f"{name} is held by what {holder} left running when it ended"
+            fix = f"if that was forgotten: anyaccel release {record.id}"
+        elif record.reason:
+            message, fix = f"{name} is held by {holder}: {record.reason}", f"do so, or: anyaccel release {record.id}"
+        else:
+            continue
+        yield Finding(severity=Severity.WARN, message=message, fix=fix)
+
+
+def _of_tickets(
+    tickets: tuple[TicketRecord, ...], inventory: Inventory, environ: Mapping[str, str]
+) -> Iterator[Finding]:
+    for ticket in tickets:
+        wish = ticket.request or "devices"
+        who = f"process {ticket.pid} of {ticket.user}"
+        if not ticket.responsive:
+            message = f"{who} has waited for {wish} for {written(ticket.waited)} and does not look any more"
+            fix = f"let it go on (kill -CONT {ticket.pid}), or end it; until then others are served first"
+        elif ticket.waited >= LONG_SECONDS:
+            reason, hint = _why(ticket, inventory, environ)
+            message = f"{who} has waited for {wish} for {written(ticket.waited)}" + (f": {reason}" if reason else "")
+            fix = hint or "anyaccel queue shows who comes first, and anyaccel status who holds what"
+        else:
+            continue
+        yield Finding(severity=Severity.WARN, message=message, fix=fix)
+
+
+def _why(ticket: TicketRecord, inventory: Inventory, environ: Mapping[str, str]) -> tuple[str, str]:
+    """For whom somebody waits, and what would fit: by its own words, which may be about another machine."""
+    try:
+        verdict = why(ticket.request, inventory=inventory, environ=environ)
+    except AnyaccelError:
+        return "", ""
+    return (verdict.message, verdict.hint) if verdict.ever_fits and not verdict.fits_now else ("", "")

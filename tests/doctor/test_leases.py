@@ -1,0 +1,276 @@
+"""What doctor says of leases: devices that are held and not used, waits that do not end, a ledger that cannot work."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import anyaccel as aa
+import pytest
+from anyaccel.launcher.diagnose import diagnose_leases
+from anyaccel.ledger.names import boot
+from anyaccel.model import Severity
+
+PATIENCE = 30.0
+NOBODY = 65534
+MACHINE = "sim:A1:2"
+
+TELLING = """
+
+from anyaccel.plugin import DeviceProcess, Stats
+
+@hookimpl
+def anyaccel_stats(ctx, devices):
+    said = json.loads(ctx.read("/sys/class/acme/memory") or "{}")
+    return {device.id: Stats(memory_used_bytes=said["used"], processes=()) for device in devices}
+"""
+
+
+@pytest.fixture
+def state() -> Path:
+    """Where the leases of this test lie."""
+    path = Path(os.environ["ANYACCEL_STATE_DIR"])
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def start(acme: object, state: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start programs of ours; all have ended, with what they started, when the test is over."""
+    started = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "anyaccel", *arguments]
+        started.append(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=PATIENCE)
+
+
+def until(condition, what: str):
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)
+    return found
+
+
+def wrong(machine: str = MACHINE) -> list[tuple[str, str]]:
+    found = diagnose_leases(aa.detect(machine))
+    return [(each.message, each.fix) for each in found if each.severity is not Severity.OK]
+
+
+def named(state: Path, first: str) -> list[Path]:
+    return [path for path in state.iterdir() if path.name.startswith(first)]
+
+
+def test_nothing_is_wrong_with_what_is_in_use(start, state, anyaccel):
+    start("--machine", MACHINE, "run", "A1:1", "--", "sleep", "1000")
+    until(lambda: aa.leases(aa.detect(MACHINE)), "the lease")
+    done = anyaccel("doctor", "--machine", MACHINE)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1].startswith(f"ok    leases are kept in {state} (")
+    assert anyaccel("doctor", "--quiet", "--machine", MACHINE).stdout == ""
+
+
+def test_a_device_that_is_set_aside(acme, record, anyaccel):
+    acme.write_text(acme.read_text() + TELLING)
+    machine = Path(record({}))
+
+    def say(used: int) -> None:
+        recording = json.loads((machine / "machine.json").read_text())
+        recording["paths"]["/sys/class/acme/memory"] = {"text": json.dumps({"used": used})}
+        (machine / "new").write_text(json.dumps(recording))
+        (machine / "new").rename(machine / "machine.json")
+
+    say(0)
+    with aa.Pool("A1:1", machine=str(machine)) as pool:
+        before = pool.submit(pow, 2, 2)
+        before.result()
+        say(8 << 30)
+        try:
+            with pytest.raises(aa.BrokenWorkerError):
+                pool.submit(os._exit, 1).result()
+            reason = "acme-s0 has 8192 MiB in use, and no process that uses them"
+            until(lambda: reason in str(wrong(str(machine))), "the reason")
+            ((message, fix),) = wrong(str(machine))
+            (record_,) = aa.leases(aa.detect(str(machine)))
+            assert message.startswith(f"acme:0 (acme-s0) is set aside by process {os.getpid()} of ")
+            assert message.endswith(reason)
+            assert f"anyaccel release {record_.id}" in fix
+            assert (record_.state, record_.reason, record_.request) == ("aside", reason, "A1:1")
+            assert abs(record_.since - time.time()) < PATIENCE
+            done = anyaccel("doctor", "--quiet", "--machine", str(machine))
+            assert (done.returncode, done.stdout.count("\n")) == (1, 1)
+            assert "(set aside: anyaccel doctor says why)" in anyaccel("--machine", str(machine)).stdout
+        finally:
+            say(0)
+        assert pool.submit(pow, 2, 3).result() == 8
+    assert wrong(str(machine)) == []
+
+
+def test_what_a_holder_left_running(start, state):
+    left = "import subprocess, sys; subprocess.Popen(['sleep', '1000'], close_fds=False)"
+    holder = start("--machine", MACHINE, "run", "A1:1", "--", sys.executable, "-c", left)
+    holder.wait(PATIENCE)
+    ((message, fix),) = wrong()
+    (lease,) = aa.leases(aa.detect(MACHINE))
+    assert f"is held by what process {holder.pid} of" in message
+    assert fix == f"if that was forgotten: anyaccel release {lease.id}"
+
+
+def test_a_holder_that_is_stopped(start, state):
+    holder = start("--machine", MACHINE, "run", "A1:1", "--", "sleep", "1000")
+    until(lambda: aa.leases(aa.detect(MACHINE)), "the lease")
+    os.kill(holder.pid, signal.SIGSTOP)
+    os.waitpid(holder.pid, os.WUNTRACED)
+    ((message, fix),) = wrong()
+    assert f"process {holder.pid} is stopped" in message
+    assert fix.startswith("do so, or: anyaccel release ")
+
+
+def test_who_waits_for_long_and_for_whom(start, state, anyaccel):
+    start("--machine", MACHINE, "run", "A1:2", "--note", "evaluation", "--", "sleep", "1000")
+    until(lambda: aa.leases(aa.detect(MACHINE)), "the leases")
+    waiting = start("--machine", MACHINE, "run", "A1:1", "--", "true")
+    (ticket,) = until(lambda: named(state, "t1."), "the ticket")
+    assert wrong() == []  # it has waited for a moment only
+    words = json.loads(ticket.read_text())
+    words["arrived"] -= 7200 * 10**9
+    ticket.write_text(json.dumps(words))
+    said = "has waited for A1:1 for 2h00m: A1:1 does not fit now: 0 of 2 A1 free; held by "
+    (message,) = until(lambda: [message for message, _ in wrong() if said in message], "the next stamp")
+    assert message.startswith(f"process {waiting.pid} of ")
+    assert "evaluation" in message
+    assert anyaccel("doctor", "--machine", MACHINE).returncode == 1
+
+
+def test_who_waits_and_does_not_look(start, state):
+    start("--machine", MACHINE, "run", "A1:2", "--", "sleep", "1000")
+    until(lambda: aa.leases(aa.detect(MACHINE)), "the leases")
+    waiting = start("--machine", MACHINE, "run", "A1:1", "--", "true")
+    until(lambda: named(state, "t1."), "the ticket")
+    os.kill(waiting.pid, signal.SIGSTOP)
+    message, fix = until(wrong, "doctor to notice")[0]
+    assert message.startswith(f"process {waiting.pid} of ")
+    assert message.endswith("and does not look any more")
+    assert f"kill -CONT {waiting.pid}" in fix
+
+
+def test_a_lease_of_another_version(start, state):
+    name = next(iter(aa.detect(MACHINE).devices)).id
+    holder = start("--machine", MACHINE, "run", "A1:1", "--", "sleep", "1000")
+    until(lambda: aa.leases(aa.detect(MACHINE)), "the lease")
+    (file,) = named(state, "v1.")
+    file.rename(file.with_name("v9." + file.name.split(".")[1] + ".new"))
+    ((message, fix),) = wrong()
+    assert message.startswith(f"acme:0 ({name}) counts as held: 'v9.")
+    assert fix.startswith("use one version of anyaccel for all")
+    assert holder.poll() is None
+
+
+# The state directory
+
+
+@pytest.mark.parametrize("trouble", ["mode", "link", "file"])
+def test_a_state_directory_that_must_not_be_used(acme, state, anyaccel, trouble, tmp_path):
+    state.rmdir()
+    if trouble == "mode":
+        state.mkdir()
+        state.chmod(0o777)
+    elif trouble == "link":
+        (tmp_path / "elsewhere").mkdir()
+        state.symlink_to(tmp_path / "elsewhere")
+    else:
+        state.touch()
+    done = anyaccel("doctor", "--quiet", "--machine", MACHINE)
+    assert done.returncode == 1
+    (line,) = done.stdout.splitlines()
+    assert line.startswith(f"fail  the state directory {state} ")
+    assert (
+        line.split("  ->  ")[1]
+        == {
+            "mode": f"'chmod 1777 {state}'",
+            "link": "set ANYACCEL_STATE_DIR to a directory of your own",
+            "file": "set ANYACCEL_STATE_DIR to a directory of your own",
+        }[trouble]
+    )
+
+
+def test_a_state_directory_that_somebody_keeps_locked(acme, state):
+    hold = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); print(flush=True); input()"
+    command = [sys.executable, "-c", hold, str(state)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        holder.stdout.readline()
+        ((message, fix),) = wrong()
+        holder.communicate("\n", timeout=PATIENCE)
+    assert f"has been locked for 1 s by process {holder.pid}" in message
+    assert fix == "end it, then try again"
+    assert wrong() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount file systems and become other users")
+def test_a_full_and_a_read_only_file_system(acme, state):
+    options = ["-t", "tmpfs", "-o", "size=16k,mode=700", "none", str(state)]
+    if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
+        pytest.skip("root may not mount file systems in this container")
+    try:
+        assert any("is full, so that nobody can take devices" in message for message, _ in wrong())
+        subprocess.run(["mount", "-o", "remount,size=16M", str(state)], check=True)
+        assert wrong() == []
+        subprocess.run(["mount", "-o", "remount,ro", str(state)], check=True)
+        ((message, fix),) = wrong()
+        assert message.endswith("cannot be written by this user, since its file system is read-only")
+        assert fix == "mount it for writing, or set ANYACCEL_STATE_DIR"
+    finally:
+        subprocess.run(["umount", str(state)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of other users")
+@pytest.mark.parametrize(("count", "severity"), [(2, "ok"), (100, "warn")])
+def test_files_that_only_others_can_remove(acme, monkeypatch, count, severity):
+    """Of another user and another boot."""
+    with tempfile.TemporaryDirectory() as home:
+        state = Path(home, "leases")
+        state.mkdir()
+        state.chmod(0o1777)
+        os.chmod(home, 0o755)
+        monkeypatch.setenv("ANYACCEL_STATE_DIR", str(state))
+        marker = state / f"checked.{boot()}.{NOBODY}"  # the test of the lock, which has tests of its own
+        left = [state / f"v1.acme-0.10000.1.1.{1 - int(boot()[0] == '1')}{'0' * 7}{each:012x}" for each in range(count)]
+        for path, owner in [(marker, NOBODY), *((path, 12345) for path in left)]:
+            path.touch()
+            os.chown(path, owner, owner)
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY], capture_output=True, text=True, timeout=PATIENCE, check=True
+        )
+        first, second = done.stdout.splitlines()
+        assert first.startswith(f"{severity} {count} files in {state} are left from processes of 12345 that have ended")
+        assert second.endswith("which all users share")
+        assert wrong() == []  # root removes them when it next takes devices
+
+
+AS_NOBODY = f"""
+import os
+import anyaccel as aa
+from anyaccel.launcher.diagnose import diagnose_leases
+inventory = aa.Inventory(machine="host", devices=())
+diagnose_leases(inventory)  # which loads all that it needs: another user may not be able to read this installation
+os.setgroups([]), os.setgid({NOBODY}), os.setuid({NOBODY})
+for each in diagnose_leases(inventory):
+    print(each.severity.value, each.message)
+"""
