@@ -1,0 +1,80 @@
+"""Ray itself: whether it is installed, and the cluster that this process is connected to."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from anyaccel.engines.ray.labels import PREDEFINED, UNIT_VARIABLE, node_labels, node_resources, unit_instances
+from anyaccel.errors import UsageError
+from anyaccel.inventory.detect import detect
+
+_OLDEST = (2, 49)
+
+
+def import_ray() -> Any:
+    """Ray.
+
+    Raises:
+        UsageError: When it is not installed, or too old.
+    """
+    try:
+        import ray  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        raise UsageError("engine='ray' needs Ray, which is not installed: pip install 'anyaccel[ray]'") from error
+    if tuple(map(int, ray.__version__.split(".")[:2])) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise UsageError(f"engine='ray' needs Ray {oldest} or newer (got {ray.__version__}): pip install -U ray")
+    return ray
+
+
+def connect(ray: Any, address: str | None) -> None:
+    """Connect to a cluster, unless this process is; make one on this machine where none is to be found.
+
+    Raises:
+        UsageError: When there is none at the address.
+    """
+    if ray.is_initialized():
+        there = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", "local", there):
+            raise UsageError(
+                f"this process is connected to the Ray cluster at {there} already (got address={address!r})"
+            )
+        return
+    quiet = {"logging_level": "WARNING"}
+    if address not in (None, "local"):
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise UsageError(f"there is no Ray cluster at {address!r}: {last_line(error)}") from error
+        return
+    if address is None:
+        try:
+            ray.init(address="auto", **quiet)
+        except ConnectionError:
+            pass
+        else:
+            return
+    devices = [device for device in detect().devices if device.usable]
+    resources = node_resources(devices)
+    before = os.environ.get(UNIT_VARIABLE)
+    os.environ[UNIT_VARIABLE] = unit_instances({device.resource for device in devices})
+    try:
+        ray.init(
+            address="local",
+            num_gpus=resources.pop(PREDEFINED, 0),
+            resources=resources,
+            labels=node_labels(devices),
+            include_dashboard=False,
+            **quiet,
+        )
+    finally:
+        if before is None:
+            del os.environ[UNIT_VARIABLE]
+        else:
+            os.environ[UNIT_VARIABLE] = before
+
+
+def last_line(error: BaseException) -> str:
+    """What an error of Ray comes to; it may have a traceback in its text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]

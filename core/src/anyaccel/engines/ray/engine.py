@@ -1,0 +1,197 @@
+"""The engine that has Ray place calls, which workers of our own then run on the nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import AsyncIterable, Callable, Iterable
+from functools import cache, partial
+from typing import Any
+
+from anyaccel.engines.ray import host
+from anyaccel.engines.ray.cluster import Cluster
+from anyaccel.engines.ray.host import Order, Spec
+from anyaccel.engines.ray.members import RemoteActor, RemoteCall
+from anyaccel.errors import UsageError
+from anyaccel.model import Allocation, Request
+from anyaccel.workers.engine import Setting
+from anyaccel.workers.lifecycle import Lifecycle
+from anyaccel.workers.loop import loop
+from anyaccel.workers.member import Member
+from anyaccel.workers.pickling import Pickled, dumps, dumps_whole
+from anyaccel.workers.tasks import Options, Task, TaskFuture, name_of
+
+LARGE = 1 << 15
+"""Bytes from which what each call needs is stored once."""
+THREADS = 4
+"""Of an actor's host: for a call, for word of its end, and for whatever ends it."""
+
+
+def open_engine(setting: Setting) -> RayEngine:
+    """Make it.
+
+    Raises:
+        UsageError: When Ray is not installed or not there, or an argument is for one machine.
+    """
+    for name, given in (("machine", setting.machine), ("declare", setting.declare)):
+        if given is not None:
+            raise UsageError(f"{name} is for engine='local': each node of a Ray cluster has devices of its own")
+    return RayEngine(setting)
+
+
+class RayEngine(Lifecycle):
+    """The calls of one pool on a Ray cluster. Every method may be called by any thread.
+
+    Attributes:
+        ray: The module.
+        logs: Where the output of each call goes, or None.
+        run: Our task of Ray.
+        actor_class: Our actor of Ray.
+        spec: What hosts must know of the pool.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(grace=setting.grace, idle=setting.idle)
+        self._cluster = Cluster(setting.address)
+        self.ray = self._cluster.ray
+        self.max_workers = setting.max_workers
+        self.logs = setting.logs
+        # Whatever dies is told at once, and run again by us where that was asked for.
+        self.run = self.ray.remote(max_calls=0, max_retries=0, num_returns="streaming")(host.run)
+        self.actor_class = self.ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=THREADS)(host.ActorHost)
+        spec = dumps_whole(
+            Spec(
+                pool=secrets.token_hex(8),
+                preparation=setting.preparation,
+                preload=setting.preload,
+                grace=setting.grace,
+                idle=setting.idle,
+                shared=setting.shared,
+            )
+        )
+        self.spec = spec if len(spec) < LARGE else self.ray.put(spec)
+
+    def check(self, request: Request) -> None:
+        """Raise the error of a request that no node can ever serve."""
+        self._cluster.plan(request)
+
+    def submit(self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any) -> TaskFuture:
+        """Let Ray place a call."""
+        task = Task(name_of(function), options, self.on_cancel)
+        self.enter(task, (function, args, kwargs))
+        return task.future
+
+    def enter(self, task: Task, call: object) -> None:
+        """Let Ray place a call, once there may be one more."""
+        try:
+            body = call if isinstance(call, Pickled) else dumps(call)
+        except Exception as error:  # noqa: BLE001 - it belongs to the future, as other executors do it
+            self.check_open()
+            task.fail(error)
+            return
+        task.body = body
+        with self.lock:
+            self.check_open()
+            self.backlog.cpu.append(task)
+        self.pump()
+        self.keep(task)
+
+    def keep(self, task: Task) -> None:
+        """Let a call that has to wait not see what becomes of its arguments."""
+        body = task.body
+        if body is not None:
+            task.body = body.frozen()
+
+    def pump(self) -> None:
+        """Hand over to Ray whatever may be."""
+        while True:
+            with self.lock:
+                task = self.backlog.next_cpu()
+                if task is None or (self.max_workers is not None and len(self.members) >= self.max_workers):
+                    return
+                self.backlog.cpu.popleft()
+                member = (RemoteCall if task.actor is None else RemoteActor)(self, task.options, task)
+                self.members.add(member)
+            member.launch(task)
+
+    def order(self, task: Task) -> tuple[Order, dict[str, Any]]:
+        """What to tell the host of a call, and Ray.
+
+        Raises:
+            NeverFitsError: When no node can ever serve its request any more.
+        """
+        options = task.options
+        order = partial(Order, name=task.name, max_calls=options.max_calls, timeout=options.timeout)
+        plan = None if options.needs is None else self._cluster.plan(options.needs)
+        if plan is None or plan.request is None:
+            # Actors are idle for most of the time, as calls with devices leave the processors to others.
+            return order(request=None, resources=()), {"num_cpus": 1 if task.actor is None else 0}
+        resources = dict(plan.resources)
+        wanted: dict[str, Any] = {"num_cpus": 0, "num_gpus": resources.pop("GPU", 0), "resources": resources}
+        if plan.selector:
+            wanted["label_selector"] = dict(plan.selector)
+        return order(request=plan.request, resources=plan.terms), wanted
+
+    def follow(
+        self,
+        refs: Iterable[Any] | AsyncIterable[Any],
+        on_value: Callable[[Any], None],
+        on_lost: Callable[[BaseException], None],
+    ) -> None:
+        """Have values of Ray handed over as they come, or why there are no more; in the thread of the loop."""
+        asyncio.run_coroutine_threadsafe(_follow(refs, on_value, on_lost), _followers())
+
+    def discard(self, member: Member) -> None:
+        """A call is over, or an actor."""
+        with self.lock:
+            self.members.discard(member)
+        self.pump()
+        self.settle()
+
+    def retry(self, task: Task) -> None:
+        """Let a call be placed again, whose worker or node has died."""
+        with self.lock:
+            task.tries += 1
+            task.worker = None
+            self.backlog.cpu.appendleft(task)
+
+    def on_cancel(self, task: Task) -> None:
+        """A call was cancelled: if Ray knows of it, tell Ray."""
+        with self.lock:
+            member = next((member for member in self.members if member.task is task), None)
+            task.body = None
+        if member is not None:
+            member.stop(self.grace, answer=False)
+        self.pump()
+        self.settle()
+
+    def kept_aside(self) -> tuple[tuple[Allocation, str], ...]:
+        """The nodes keep devices aside, and say so in their ledgers."""
+        return ()
+
+
+async def _follow(
+    refs: Iterable[Any] | AsyncIterable[Any],
+    on_value: Callable[[Any], None],
+    on_lost: Callable[[BaseException], None],
+) -> None:
+    try:
+        if isinstance(refs, AsyncIterable):
+            async for ref in refs:
+                value = await ref
+                loop().call_soon(partial(on_value, value))
+        else:
+            for ref in refs:
+                value = await ref
+                loop().call_soon(partial(on_value, value))
+    except Exception as error:  # noqa: BLE001 - Ray raises many kinds
+        loop().call_soon(partial(on_lost, error))
+
+
+@cache
+def _followers() -> asyncio.AbstractEventLoop:
+    """A thread that waits for whatever Ray is to say."""
+    made = asyncio.new_event_loop()
+    threading.Thread(target=made.run_forever, name="anyaccel ray", daemon=True).start()
+    return made

@@ -1,0 +1,337 @@
+"""On a node, in a process of Ray: has calls run by workers of our own, and sends their answers back as they are.
+
+Ray's process is a host only. The user's code runs in a process that was forked for it, whose environment was complete
+before any of that code was unpickled. So it takes milliseconds to give each call a fresh process, and whatever the
+call does to its process does not matter to the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from anyaccel.engines.ray.connection import import_ray
+from anyaccel.engines.ray.given import GivenLeases, UnsharedLeases
+from anyaccel.engines.ray.node import Given, given, held_slots, node_inventory, restore_environ
+from anyaccel.errors import BrokenWorkerError, RemoteError
+from anyaccel.model import Allocation, Inventory, Request
+from anyaccel.workers.actors import ActorState
+from anyaccel.workers.core import Core
+from anyaccel.workers.failures import BrokenPoolError
+from anyaccel.workers.launching import CPU, Preparation
+from anyaccel.workers.logs import Logs
+from anyaccel.workers.loop import loop
+from anyaccel.workers.pickling import Pickled, dumps, loads
+from anyaccel.workers.tasks import Options, Task
+from anyaccel.workers.wire import Kind, Message
+
+FAILED = 0
+"""Kind of an answer that no worker gave: the call was not run to its end, and why."""
+POLL_SECONDS = 0.2
+"""How often to look whether Ray wants us to stop: it interrupts no wait."""
+MARGIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What the calls of a pool have in common; see :class:`~anyaccel.workers.engine.Setting`."""
+
+    pool: str
+    preparation: Preparation
+    preload: tuple[str, ...]
+    grace: float
+    idle: float
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """How one call, or an actor, is to be run.
+
+    Attributes:
+        name: What to call it in messages.
+        request: What it was to be given, or None for the CPU alone.
+        resources: For each term of the request, the resource that it was asked of Ray as.
+        max_calls: Calls after which a process is replaced.
+        timeout: Seconds that it may run, or None.
+    """
+
+    name: str
+    request: Request | None
+    resources: tuple[str, ...]
+    max_calls: int
+    timeout: float | None
+
+
+class Started(NamedTuple):
+    """A call has its devices and is about to run."""
+
+    node: str
+    allocation: Allocation
+
+
+class Answer(NamedTuple):
+    """What became of a call: a message of a worker, or :data:`FAILED`."""
+
+    kind: int
+    data: bytes
+    buffers: tuple[bytearray, ...] = ()
+    allocation: Allocation | None = None
+
+
+class OneLog(Logs):
+    """The file that the pool chose for the next call."""
+
+    def __init__(self, path: str) -> None:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        self.path = path
+
+    def path_for(self, name: str) -> str:  # noqa: ARG002
+        """That file."""
+        return self.path
+
+
+class Host:
+    """What this process of Ray has for one pool."""
+
+    def __init__(self, spec: Spec) -> None:
+        ray = import_ray()
+        restore_environ()
+        context = ray.get_runtime_context()
+        self.node = f"{ray.util.get_node_ip_address()} ({context.get_node_id()[:8]})"
+        self.inventory = node_inventory()
+        self.leases: GivenLeases | UnsharedLeases
+        if spec.shared:
+            self.leases = GivenLeases(self.inventory, f"Ray job {context.get_job_id()}")
+        else:
+            self.leases = UnsharedLeases(self.inventory)
+        self.grace, self.idle = spec.grace, spec.idle
+        self.core = Core(
+            lambda: self.leases,
+            spec.preparation,
+            preload=spec.preload,
+            max_workers=None,
+            grace=spec.grace,
+            idle=spec.idle,
+            logs=None,
+        )
+        self.used = time.monotonic()
+
+    def options(self, order: Order) -> Options:
+        """How our workers are to run it: on the devices that Ray has given to us."""
+        if order.request is None:
+            return Options(max_calls=order.max_calls, timeout=order.timeout)
+        needs = given(order.request, order.resources, held_slots(), self.inventory)
+        # Nobody could be told to give devices back that are kept where leases are not shared.
+        max_calls = order.max_calls if isinstance(self.leases, GivenLeases) else 1
+        return Options(needs=needs, max_calls=max_calls, timeout=order.timeout)
+
+    def log_to(self, path: str | None) -> None:
+        """Say where the output of the next call goes."""
+        self.core.logs = None if path is None else OneLog(path)
+
+    def started(self, options: Options) -> Started:
+        """What to tell the caller before the answer."""
+        needs = options.needs
+        if not isinstance(needs, Given):
+            return Started(self.node, CPU)
+        plain = Request(terms=needs.terms, else_cpu=needs.else_cpu)
+        return Started(self.node, Allocation(id="ray", request=plain, grants=needs.grants))
+
+    def settle(self) -> None:
+        """Where nobody else would wait for devices that are on their way back, wait for them."""
+        if isinstance(self.leases, UnsharedLeases):
+            self.leases.free.wait(self.grace + MARGIN_SECONDS)
+
+
+class Waiting:
+    """A call on its way, and somebody who waits for it."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self._done = threading.Event()
+        task.relay = self._relay
+        task.future.add_done_callback(lambda _: self._done.set())
+
+    def wait(self) -> None:
+        """Wait until it is over."""
+        while not self._done.wait(POLL_SECONDS):
+            pass
+
+    def answer(self) -> Answer:
+        """What became of it."""
+        self.wait()
+        try:
+            answer: Answer = self.task.future.result()
+        except BrokenPoolError as error:
+            cause = error.__cause__ or error
+            text = "".join(getattr(cause.__cause__, "args", ())[:1])
+            return _failure(cause, text, kind=Kind.BROKEN)
+        except Exception as error:  # noqa: BLE001 - it is the caller's
+            return failure(error)
+        return answer._replace(allocation=self.task.future.allocation)
+
+    def _relay(self, message: Message) -> None:
+        self.task.succeed(Answer(message.kind, bytes(message.data), tuple(map(bytearray, message.buffers))))
+
+
+def failure(error: BaseException) -> Answer:
+    """The answer that a call was not run to its end."""
+    return _failure(error, "", kind=FAILED)
+
+
+def _failure(error: BaseException, text: str, *, kind: int) -> Answer:
+    try:
+        data = dumps((error, text)).data
+        loads(data)
+    except Exception:  # noqa: BLE001 - then its text travels
+        data = dumps((RemoteError(f"{type(error).__name__}: {error}"), text)).data
+    return Answer(kind, data)
+
+
+_hosts: dict[str, Host] = {}
+_lock = threading.Lock()
+
+
+def host_of(spec: bytes) -> Host:
+    """The host of this process for a pool; kept while calls keep coming."""
+    loaded: Spec = loads(spec)
+    with _lock:
+        host = _hosts.get(loaded.pool)
+        if host is None or host.core.broken is not None:
+            host = _hosts[loaded.pool] = Host(loaded)
+            loop().call_later(max(loaded.idle, 1.0), partial(_look, loaded.pool, host))
+        host.used = float("inf")
+    return host
+
+
+def _look(pool: str, host: Host) -> None:
+    """Let a host go that has had no calls for a while: its pool may have ended."""
+    with _lock:
+        left = host.used + max(host.idle, 1.0) - time.monotonic()
+        if left <= 0 and _hosts.get(pool) is host:
+            del _hosts[pool]
+    if left > 0:
+        loop().call_later(min(left, max(host.idle, 1.0)), partial(_look, pool, host))
+    else:
+        host.core.shutdown(wait=False)
+
+
+def run(spec: bytes, order: Order, log: str | None, data: bytes, *buffers: bytes) -> Iterator[Started | Answer]:
+    """Run one call: the body of our task of Ray. Says first that it runs, and then what became of it."""
+    waiting = None
+    try:
+        host = host_of(spec)
+        restore_environ()
+        host.log_to(log)
+        options = host.options(order)
+        waiting = Waiting(Task(order.name, options, host.core.on_cancel))
+        # In the thread of the loop: Ray may interrupt this one at any line.
+        loop().call_soon(partial(_enter, host, waiting.task, Pickled(data, [memoryview(each) for each in buffers])))
+        yield host.started(options)
+        answer = waiting.answer()
+        host.settle()
+        host.used = time.monotonic()
+    except Exception as error:  # noqa: BLE001 - it is the caller's
+        answer = failure(error)
+    except BaseException:
+        if waiting is not None:  # cancelled
+            waiting.task.future.cancel()
+            host.settle()
+            host.used = time.monotonic()
+        raise
+    yield answer
+
+
+def _enter(host: Host, task: Task, body: Pickled) -> None:
+    try:
+        host.core.enter(task, body)
+    except Exception as error:  # noqa: BLE001 - it is the caller's
+        task.fail(error)
+
+
+def survey() -> Inventory:
+    """What is on this node."""
+    return node_inventory()
+
+
+class ActorHost:
+    """Hosts one actor: the class of our actors of Ray. Its methods run in threads, one call of the object at a time."""
+
+    def __init__(self, spec: bytes, order: Order) -> None:
+        self._order = order
+        self._gone = threading.Event()
+        self._death: BaseException = BrokenWorkerError("it was killed before it had been made")
+        self._state: ActorState | None = None
+        try:
+            self._host = Host(loads(spec))
+            self._options = self._host.options(order)
+        except Exception as error:  # noqa: BLE001 - it is the caller's
+            self._death = error
+            self._gone.set()
+
+    def started(self) -> Started | Answer:
+        """Where it is, and on which devices; or why it is not."""
+        return failure(self._death) if self._gone.is_set() else self._host.started(self._options)
+
+    def construct(self, log: str | None, data: bytes, *buffers: bytes) -> Answer:
+        """Make the object."""
+        self._host.log_to(log)
+        self._state = state = _State(self._host.core, self._order.name, self._options)
+        state.on_buried = self._bury
+        waiting = Waiting(state.construction)
+        _enter(self._host, state.construction, Pickled(data, [memoryview(each) for each in buffers]))
+        return waiting.answer()
+
+    def call(self, method: str, log: str | None, data: bytes, *buffers: bytes) -> Answer:
+        """Call a method of the object."""
+        assert self._state is not None  # noqa: S101 - it was made before
+        self._host.log_to(log)
+        task = self._state.task(method)
+        task.body = Pickled(data, [memoryview(each) for each in buffers])
+        waiting = Waiting(task)
+        try:
+            self._state.enter(task)
+        except RuntimeError as error:
+            return failure(error)
+        return waiting.answer()
+
+    def close(self) -> None:
+        """Let the object's process end by itself."""
+        if self._state is not None:
+            self._state.close()
+
+    def stop(self, grace: float) -> None:
+        """End the object's process."""
+        member = None if self._state is None else self._state.member
+        if member is not None:
+            member.stop(grace)
+        else:
+            self._gone.set()
+
+    def ended(self) -> Answer:
+        """Wait until the object's process and whatever it started have gone; why they have."""
+        self._gone.wait()
+        while hasattr(self, "_host") and self._host.core.members:
+            time.sleep(POLL_SECONDS / 10)
+        return failure(self._death)
+
+    def _bury(self, death: BaseException) -> None:
+        self._death = death
+        self._gone.set()
+
+
+class _State(ActorState):
+    """An actor that says when it has gone."""
+
+    on_buried: Any = None
+
+    def bury(self, death: Any) -> None:
+        """It has gone."""
+        super().bury(death)
+        self.on_buried(self.death)

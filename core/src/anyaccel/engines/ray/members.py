@@ -1,0 +1,286 @@
+"""Calls and actors that Ray has been asked to place, as their pool sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from anyaccel.engines.ray.connection import last_line
+from anyaccel.engines.ray.host import FAILED, Answer, Order, Started
+from anyaccel.errors import BrokenWorkerError, NurseryError, WorkerError
+from anyaccel.scheduler import Reason, ReasonCode, Verdict
+from anyaccel.workers.actors import ActorMember
+from anyaccel.workers.backlog import Place
+from anyaccel.workers.failures import BrokenPoolError
+from anyaccel.workers.loop import loop
+from anyaccel.workers.member import Member
+from anyaccel.workers.pickling import Pickled, loads
+from anyaccel.workers.tasks import Options, Task, exception_in, settle_task
+from anyaccel.workers.wire import Kind, Message
+
+if TYPE_CHECKING:
+    from anyaccel.engines.ray.engine import RayEngine
+
+
+class Demand:
+    """A call that Ray knows of and has not placed: what stands in for a claim."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def withdraw(self) -> bool:
+        """The call is cancelled, not this."""
+        return False
+
+    def first(self) -> bool:
+        """Nobody but Ray knows."""
+        return False
+
+    def alone(self) -> bool:
+        """Nobody but Ray knows."""
+        return False
+
+    def why(self) -> Verdict:
+        """What it waits for, as far as anybody can say."""
+        request = self._task.options.needs
+        assert request is not None  # noqa: S101 - others have no demand
+        reason = Reason(code=ReasonCode.TAKEN, message="Ray has not placed it yet; 'ray status' shows all demands")
+        return Verdict(request=request, fits_now=False, ever_fits=True, reasons=(reason,))
+
+
+class Remote:
+    """What calls and actors have in common; mixed into members."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        core: Any
+        task: Task | None
+        started: Started | None
+
+    @property
+    def engine(self) -> RayEngine:
+        """The pool."""
+        engine: RayEngine = self.core
+        return engine
+
+    def attend(self, pending: Callable[[], bool]) -> None:
+        """The answer comes through Ray: there is nothing to be done for it."""
+
+    def expect_end(self) -> None:
+        """Whoever runs the process sees to it."""
+
+    def ask(self, task: Task) -> tuple[Order, dict[str, Any]]:
+        """Say what a call needs: to its host, and to Ray."""
+        found = self.engine.order(task)
+        if task.options.needs is not None:
+            task.place = Place(task)
+            task.place.claim = Demand(task)
+        return found
+
+    def on_started(self, started: Started) -> None:
+        """It has its devices."""
+        self.started = started  # type: ignore[misc]
+        task = self.task
+        if task is not None:
+            task.place = None
+            task.worker = self
+            task.future.allocation = started.allocation
+
+    def lost(self, error: BaseException) -> WorkerError:
+        """Why there is no answer when Ray has given up."""
+        name = self.task.name if self.task is not None else "it"
+        if isinstance(error, self.engine.ray.exceptions.RayTaskError):
+            return NurseryError(f"no worker can be started for {name} on a node: {last_line(error)}")
+        where = f"on the node {self.started.node}" if self.started else "on a node of the cluster"
+        return BrokenWorkerError(
+            f"the worker that ran {name} {where} ended before it answered, since the node or Ray's process there has"
+            f" died ({type(error).__name__})"
+        )
+
+
+class RemoteCall(Remote, Member):
+    """A call of a function."""
+
+    __slots__ = ("_stream", "started")
+
+    def __init__(self, engine: RayEngine, options: Options, task: Task) -> None:
+        super().__init__(engine, options, None, task)  # type: ignore[arg-type]
+        self.started: Started | None = None
+        self._stream: Any = None
+
+    def launch(self, task: Task) -> None:
+        """Ask Ray to place it."""
+        engine = self.engine
+        try:
+            order, options = self.ask(task)
+            body = task.body or Pickled(b"", [])
+            if not task.may_be_retried:
+                task.body = None
+            if engine.logs is not None:
+                task.future.log = engine.logs.path_for(task.name)
+            self._stream = engine.run.options(name=task.name, **options).remote(
+                engine.spec, order, task.future.log, body.data, *map(bytes, body.buffers)
+            )
+        except Exception as error:  # noqa: BLE001 - it is the caller's
+            task.fail(error)
+            engine.discard(self)
+            return
+        engine.follow(self._stream, self.on_news, self.on_lost)
+        if self.stopped:
+            self.stop(0)
+
+    def stop(self, grace: float, *, answer: bool = True) -> None:  # noqa: ARG002
+        """Let Ray tell its host, which gives it the pool's time of grace."""
+        self.ending = self.stopped = True
+        if self._stream is not None:
+            self.engine.ray.cancel(self._stream)
+
+    def leave(self) -> None:
+        """It ends with its answer."""
+
+    def on_news(self, news: Started | Answer) -> None:
+        """Its host says something."""
+        if isinstance(news, Started):
+            self.on_started(news)
+            return
+        task = self._take()
+        if task is not None and news.kind == FAILED:
+            self._fail(task, loads(news.data)[0])
+        elif task is not None and news.kind == Kind.BROKEN:
+            self.engine.break_off(exception_in(message_in(news)))
+            task.fail(BrokenPoolError(str(self.engine.broken)))
+        elif task is not None:
+            task.future.allocation = news.allocation or task.future.allocation
+            settle_task(task, message_in(news))
+        self.engine.discard(self)
+
+    def on_lost(self, error: BaseException) -> None:
+        """Ray has no answer."""
+        death = self.lost(error)
+        task = self._take()
+        if task is not None:
+            self._fail(task, death)
+        self.engine.discard(self)
+
+    def _take(self) -> Task | None:
+        with self.core.lock:
+            task, self.task = self.task, None
+        return task
+
+    def _fail(self, task: Task, error: BaseException) -> None:
+        if isinstance(error, BrokenWorkerError) and not self.stopped and task.may_be_retried:
+            self.engine.retry(task)
+        else:
+            task.fail(error)
+
+
+class RemoteActor(Remote, ActorMember):
+    """An actor: our object, in a process of which an actor of Ray is the host."""
+
+    __slots__ = ("_actor", "_buried", "started")
+
+    def __init__(self, engine: RayEngine, options: Options, task: Task) -> None:
+        super().__init__(engine, options, None, task)  # type: ignore[arg-type]
+        self.started: Started | None = None
+        self._actor: Any = None
+        self._buried = False
+
+    def launch(self, task: Task) -> None:
+        """Ask Ray to place it."""
+        engine = self.engine
+        try:
+            order, options = self.ask(task)
+            self._actor = engine.actor_class.options(**options).remote(engine.spec, order)
+        except Exception as error:  # noqa: BLE001 - it is the caller's
+            task.fail(error)
+            self._bury(BrokenWorkerError(f"it could not be placed: {error}"))
+            return
+        engine.follow([self._actor.started.remote()], self._on_placed, self._on_lost)
+        if self.stopped:
+            self.stop(0)
+
+    def run(self, task: Task) -> None:
+        """Send it a call."""
+        body, task.body = task.body, None
+        if body is None:  # cancelled just now
+            return
+        task.worker = self
+        task.future.allocation = self.started.allocation if self.started else None
+        if self.engine.logs is not None:
+            task.future.log = self.engine.logs.path_for(task.name)
+        arguments = (task.future.log, body.data, *map(bytes, body.buffers))
+        if task.kind == Kind.CONSTRUCT:
+            ref = self._actor.construct.remote(*arguments)
+        else:
+            ref = self._actor.call.remote(task.name.rpartition(".")[2], *arguments)
+        self.engine.follow([ref], self._on_answer, self._on_lost)
+
+    def stop(self, grace: float, *, answer: bool = True) -> None:  # noqa: ARG002
+        """End its process."""
+        self.ending = self.stopped = True
+        if self.started is not None:
+            self._actor.stop.remote(grace)
+        elif self._actor is not None:
+            self.engine.ray.kill(self._actor)
+
+    def finish(self) -> None:
+        """Let its process end by itself; if that takes too long, end it."""
+        self.ending = True
+        self._actor.close.remote()
+        grace = self.core.grace
+        self.timer = loop().call_later(max(grace, 1.0), partial(self.stop, grace))
+
+    def _on_placed(self, news: Started | Answer) -> None:
+        if isinstance(news, Answer):
+            self._bury(loads(news.data)[0])
+            return
+        self.on_started(news)
+        self.engine.follow([self._actor.ended.remote()], self._on_ended, self._on_lost)
+        task = self.task
+        if self.stopped:
+            self.stop(0)
+        elif task is not None:
+            self.run(task)
+
+    def _on_answer(self, news: Answer) -> None:
+        task = self.task
+        if news.kind == FAILED:  # and it is about to end
+            with self.core.lock:
+                self.task = None
+            if task is not None:
+                task.fail(loads(news.data)[0])
+        elif news.kind == Kind.BROKEN:
+            self.engine.break_off(exception_in(message_in(news)))
+        else:
+            if task is not None:
+                task.future.allocation = news.allocation or task.future.allocation
+            self.on_message(None, message_in(news))  # type: ignore[arg-type]
+
+    def _on_ended(self, news: Answer) -> None:
+        self._bury(loads(news.data)[0])
+
+    def _on_lost(self, error: BaseException) -> None:
+        early = self.stopped and self.started is None
+        self._bury(BrokenWorkerError("it was killed before it had been made") if early else self.lost(error))
+
+    def _bury(self, death: WorkerError) -> None:
+        with self.core.lock:
+            buried, self._buried = self._buried, True
+            task, self.task = self.task, None
+        if buried:
+            return
+        if self.timer is not None:
+            self.timer.cancel()
+        if task is not None:
+            task.fail(death)
+        self._state.bury(death)
+        if self._actor is not None:
+            self.engine.ray.kill(self._actor)
+        self.engine.discard(self)
+
+
+def message_in(answer: Answer) -> Message:
+    """An answer as a worker gave it to its host."""
+    return Message(answer.kind, answer.data, [memoryview(each) for each in answer.buffers], [])

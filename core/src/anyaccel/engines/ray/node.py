@@ -1,0 +1,130 @@
+"""On a node: what is on it, and which devices Ray has given to the task that runs in this process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from anyaccel.engines.ray.connection import import_ray
+from anyaccel.engines.ray.labels import PREDEFINED, UNIT_VARIABLE, by_resource, own_unit_instances
+from anyaccel.engines.ray.snapshot import VARIABLE as SNAPSHOT_VARIABLE
+from anyaccel.engines.ray.snapshot import read_snapshot
+from anyaccel.errors import NurseryError
+from anyaccel.inventory.detect import detect
+from anyaccel.model import UNITS_PER_DEVICE, Device, Grant, Inventory, Request
+from anyaccel.scheduler.choice import share
+
+Slots = Mapping[str, Sequence[tuple[int, float]]]
+"""By resource, the slots that a task holds and how much of each: Ray's own form."""
+
+_KEPT = re.compile(r"RAY_|PYTHON|SPT_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given(Request):
+    """A request with the devices that Ray has given for it.
+
+    Requests are equal when their devices are, so that a process is used again only for calls with the same ones.
+
+    Attributes:
+        grants: What was given; not compared, since ``units`` says the same.
+        units: Ids of the devices, and how much of each is held.
+    """
+
+    grants: tuple[Grant, ...]
+    units: tuple[tuple[str, int], ...] = ()
+
+    # Not generated: that would compare the grants, which hold mappings.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Given) and (self.terms, self.units) == (other.terms, other.units)
+
+    def __hash__(self) -> int:
+        return hash((self.terms, self.units))
+
+
+@functools.cache
+def started_with() -> Mapping[str, str]:
+    """The environment that this process was started with, before Ray wrote masks of its own into it."""
+    with open("/proc/self/environ", "rb") as file:
+        pairs = [os.fsdecode(pair).partition("=") for pair in file.read().split(b"\0") if pair]
+    return {name: value for name, _, value in pairs if name}
+
+
+def restore_environ() -> None:
+    """Undo what Ray has written into the environment for its task: masks, and a number of threads."""
+    before = started_with()
+    for name in [name for name in os.environ if name not in before and not _KEPT.match(name)]:
+        del os.environ[name]
+    os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
+
+
+@functools.cache
+def node_inventory() -> Inventory:
+    """What is on this node: what ``anyaccel ray start`` found, or what is found now.
+
+    Raises:
+        AnyaccelError: When that cannot be found out.
+    """
+    environ = started_with()
+    path = environ.get(SNAPSHOT_VARIABLE)
+    return read_snapshot(path) if path else detect(environ=environ)
+
+
+def held_slots() -> Slots:
+    """What Ray has given to the task or actor of this process."""
+    ids: Slots = import_ray()._private.worker.global_worker.core_worker.resource_ids()  # noqa: SLF001 - the public call leaves resources out
+    return {_plain(name): slots for name, slots in ids.items() if not re.search(r"_group_\d+_[0-9a-f]+$", name)}
+
+
+def given(request: Request, resources: Sequence[str], slots: Slots, inventory: Inventory) -> Given:
+    """Say which devices the slots of a task are.
+
+    Args:
+        request: What was asked for.
+        resources: For each term, the resource that it was asked of Ray as.
+        slots: What Ray gave.
+        inventory: What is on this node.
+
+    Raises:
+        NurseryError: When Ray does not count the devices one by one, or counts more than there are.
+    """
+    devices = by_resource(device for device in inventory.devices if device.usable)
+    left = {name: sorted(slots.get(name, ())) for name in set(resources)}
+    grants = []
+    for term, resource in zip(request.terms, resources, strict=True):
+        _check_counted(resource)
+        own, left[resource] = left[resource][: term.count], left[resource][term.count :]
+        units = [round(part * UNITS_PER_DEVICE) for _, part in own]
+        if sum(units) != term.units:
+            raise NurseryError(f"Ray gave {own} of {resource} for {term}, which are not devices one by one")
+        shares = (share(_device(devices, resource, slot), part) for (slot, _), part in zip(own, units, strict=True))
+        grants.append(Grant(term=term, shares=tuple(shares)))
+    units_of = tuple((share.device.id, share.units) for grant in grants for share in grant.shares)
+    return Given(terms=request.terms, else_cpu=request.else_cpu, grants=tuple(grants), units=units_of)
+
+
+def _device(devices: Mapping[str, list[Device]], resource: str, slot: int) -> Device:
+    found = devices.get(resource, [])
+    if slot >= len(found):
+        raise NurseryError(
+            f"Ray gave {resource} number {slot} and this node has {len(found)}; start it with 'anyaccel ray start'"
+        )
+    return found[slot]
+
+
+def _check_counted(resource: str) -> None:
+    listed = started_with().get(UNIT_VARIABLE)
+    names = own_unit_instances() if listed is None else tuple(listed.split(","))
+    if resource != PREDEFINED and resource not in names:
+        raise NurseryError(
+            f"Ray counts {resource} as one pool on this node and cannot say which devices it gave;"
+            " start the node with 'anyaccel ray start'"
+        )
+
+
+def _plain(name: str) -> str:
+    """A resource of a placement group by the name that it has outside."""
+    return re.sub(r"_group_[0-9a-f]+$", "", name)

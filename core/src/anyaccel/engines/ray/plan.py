@@ -1,0 +1,271 @@
+"""What to ask Ray for, so that it places a call on a node that can serve its request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from anyaccel.engines.ray.labels import MIXED, TYPE_PREFIX, TYPE_SHARE, by_resource, label_name, label_value
+from anyaccel.errors import UnknownNameError
+from anyaccel.launcher.launch import open_scheduler
+from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Product, Request, Term
+from anyaccel.scheduler import Verdict
+
+Products = Callable[[], Mapping[str, Sequence[Product]]]
+"""By resource, what the installed plug-ins know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Nodes of a cluster that are alike.
+
+    Attributes:
+        names: Their names.
+        resources: Quantities as Ray counts them.
+        labels: Labels of ours, as Ray has them.
+        inventory: What is on each.
+    """
+
+    names: tuple[str, ...]
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+    inventory: Inventory
+
+    def __str__(self) -> str:
+        first, *others = self.names
+        return f"node {first}" + (f" and {len(others)} like it" if others else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to ask Ray for.
+
+    Attributes:
+        request: What the workers are to be given; None for the CPU alone.
+        terms: For each term, the resource that it is asked as.
+        resources: Quantities.
+        selector: Values that labels of the node must have.
+    """
+
+    request: Request | None = None
+    terms: tuple[str, ...] = ()
+    resources: Mapping[str, float] = field(default_factory=dict)
+    selector: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """What came of looking for nodes.
+
+    Attributes:
+        plan: What to ask for; None when no node can serve the request.
+        verdicts: Of each kind of nodes that was looked at, what our scheduler says.
+        reasons: Why each kind cannot serve it, in words.
+        unknown: The error where no node knows a name.
+    """
+
+    plan: Plan | None
+    verdicts: tuple[Verdict, ...] = ()
+    reasons: tuple[str, ...] = ()
+    unknown: UnknownNameError | None = None
+
+
+def find_plan(request: Request, kinds: Sequence[Kind], products: Products, *, grows: bool) -> Findings:
+    """Find out what to ask for.
+
+    Args:
+        request: What somebody wants.
+        kinds: The nodes that there are.
+        products: What the plug-ins know; asked only where a request names a type that no node has.
+        grows: Whether nodes may be added that can serve what those that are there cannot.
+    """
+    verdicts, reasons, served = [], [], []
+    unknown = None
+    for kind in kinds:
+        try:
+            verdict = open_scheduler(kind.inventory).why(request)
+        except UnknownNameError as error:
+            unknown = error
+            reasons.append(f"{kind} has no such device")
+            continue
+        verdicts.append(verdict)
+        why = "" if verdict.ever_fits else "; ".join(reason.message for reason in verdict.reasons)
+        terms, why = ((), why) if why else _resources_of(request, kind)
+        if terms:
+            served.append((terms, kind))
+        else:
+            reasons.append(f"{kind}: {why}")
+    plan = None
+    if served:
+        terms = min((terms for terms, _ in served), key=lambda terms: _preference(request, terms, served))
+        chosen = [kind for found, kind in served if found == terms]
+        plan = _plan(request, terms, chosen, kinds, products)
+    elif grows:
+        plan = _plan_ahead(request, products)
+    return Findings(plan=plan, verdicts=tuple(verdicts), reasons=tuple(reasons), unknown=unknown)
+
+
+def _resources_of(request: Request, kind: Kind) -> tuple[tuple[str, ...], str]:
+    """The resource for each term on a node whose devices would do; or none, and why Ray cannot be asked for them."""
+    terms: list[str] = []
+    why = ""
+    for term in request.terms:
+        for resource, devices in _by_preference(term, kind.inventory):
+            why = _obstacle(term, resource, devices, kind) or _shared_obstacle(request, terms, term, resource)
+            if not why:
+                terms.append(resource)
+                break
+        else:
+            return (), why or f"nothing serves {term}"
+    wanted = _quantities(request, tuple(terms))
+    for resource, quantity in wanted.items():
+        if quantity > kind.resources.get(resource, 0):
+            return (), f"it was started with {kind.resources.get(resource, 0):g} {resource}"
+    return tuple(terms), ""
+
+
+def _by_preference(term: Term, inventory: Inventory) -> list[tuple[str, list[Device]]]:
+    """All devices of each resource of which one goes by a name of a term, the name that comes first first."""
+    devices = by_resource(device for device in inventory.devices if device.usable)
+    found: dict[str, list[Device]] = {}
+    for name in term.names:
+        for resource, own in devices.items():
+            if any(_goes_by(device, name) for device in own):
+                found.setdefault(resource, own)
+    return list(found.items())
+
+
+def _obstacle(term: Term, resource: str, devices: Sequence[Device], kind: Kind) -> str:
+    """Why it does not do to ask Ray for some of these devices: it gives any of them."""
+    if not all(_serves(device, term) for device in devices):
+        return f"its {resource} are of several types, of which Ray cannot give one"
+    if not (_by_resource(term, resource) or label_name(resource) in kind.labels):
+        return f"Ray does not know the type of its {resource}; start it with 'anyaccel ray start'"
+    if term.count > 1 and not term.mixed and len({device.type for device in devices}) > 1:
+        return f"its {resource} are of several types, which Ray mixes; ask for {term},mixed"
+    if term.linked and not all(other.id in device.links for device in devices for other in devices if other != device):
+        return f"not all of its {resource} are linked, and Ray does not look at that"
+    return ""
+
+
+def _shared_obstacle(request: Request, terms: Sequence[str], term: Term, resource: str) -> str:
+    """Ray is asked once for each resource, so shares of one cannot stand beside another term."""
+    others = [other for other, taken in zip(request.terms, terms, strict=False) if taken == resource]
+    if others and (term.fraction or any(other.fraction for other in others)):
+        return f"Ray gives a share of {resource} only where no other term needs {resource}"
+    return ""
+
+
+def _plan(
+    request: Request, terms: tuple[str, ...], chosen: Sequence[Kind], kinds: Sequence[Kind], products: Products
+) -> Plan:
+    wanted: dict[str, float] = _quantities(request, terms)
+    selector: dict[str, str] = {}
+    for resource in tuple(wanted):
+        own = [term for term, taken in zip(request.terms, terms, strict=True) if taken == resource]
+        name = label_name(resource)
+        types = {kind.labels[name]: None for kind in chosen if name in kind.labels}
+        if not all(_by_resource(term, resource) for term in own):
+            types |= dict.fromkeys(_types_ahead(own, resource, types, products))
+            types = {each: None for each in types if each != MIXED}
+            wanted |= _type_share(types, chosen)
+            selector[name] = _in(types)
+        elif any(kind not in chosen and _has(kind, wanted, resource) for kind in kinds):
+            selector[name] = _in(types) if types else f"!{MIXED}"
+    return Plan(request=request, terms=terms, resources=wanted, selector=selector)
+
+
+def _plan_ahead(request: Request, products: Products) -> Plan | None:
+    """What to ask for where no node is there yet that could serve it; None when no product could either."""
+    terms, selector = [], {}
+    share: dict[str, float] = {}
+    for term in request.terms:
+        for resource, own in products().items():
+            types = list(_types_ahead([term], resource, {}, products))
+            if _by_resource(term, resource) or types:
+                terms.append(resource)
+                if types and not _by_resource(term, resource):
+                    selector[label_name(resource)] = _in(types)
+                    share |= {
+                        f"{TYPE_PREFIX}{each.name}": TYPE_SHARE for each in own if [label_value(each.name)] == types
+                    }
+                break
+        else:
+            return None
+    found = tuple(terms)
+    return Plan(request=request, terms=found, resources=_quantities(request, found) | share, selector=selector)
+
+
+def _types_ahead(terms: Iterable[Term], resource: str, known: Iterable[str], products: Products) -> Iterable[str]:
+    """Labels of the types that terms name and that no node may have yet."""
+    there = {each.lower() for each in known}
+    for term in terms:
+        for name in term.names:
+            if label_value(name).lower() in there:
+                continue
+            for product in products().get(resource, ()):
+                names = (product.name, *product.aliases)
+                fits = term.memory_bytes is None or (product.memory_bytes or 0) >= term.memory_bytes
+                if fits and name.lower() in map(str.lower, names):
+                    yield label_value(product.name)
+
+
+def _type_share(types: Iterable[str], chosen: Sequence[Kind]) -> dict[str, float]:
+    """Ray's own resource of a type, where a single one will do: autoscalers look at it."""
+    (*others, last) = types
+    name = next(
+        (name for kind in chosen for name in kind.resources if name == f"{TYPE_PREFIX}{last}"),
+        "",
+    )
+    everywhere = name and all(name in kind.resources for kind in chosen)
+    return {} if others or not everywhere else {name: TYPE_SHARE}
+
+
+def _quantities(request: Request, terms: Sequence[str]) -> dict[str, float]:
+    units: dict[str, int] = {}
+    for term, resource in zip(request.terms, terms, strict=True):
+        units[resource] = units.get(resource, 0) + term.units
+    return {resource: each / UNITS_PER_DEVICE for resource, each in units.items()}
+
+
+def _has(kind: Kind, wanted: Mapping[str, float], resource: str) -> bool:
+    return kind.resources.get(resource, 0) >= wanted[resource]
+
+
+def _in(types: Iterable[str]) -> str:
+    (*others, last) = types
+    return f"in({','.join((*others, last))})" if others else last
+
+
+def _preference(
+    request: Request, terms: Sequence[str], served: Sequence[tuple[tuple[str, ...], Kind]]
+) -> tuple[int, ...]:
+    """Which alternative of each term this is: the smallest is the one that was named first."""
+    kind = next(kind for found, kind in served if found == terms)
+    ranks = []
+    for term, resource in zip(request.terms, terms, strict=True):
+        order = [name for name, _ in _by_preference(term, kind.inventory)]
+        names = [i for i, name in enumerate(term.names) if any(_goes_by(d, name) for d in _of(kind, resource))]
+        ranks.append(min(names) if names else order.index(resource))
+    return tuple(ranks)
+
+
+def _of(kind: Kind, resource: str) -> list[Device]:
+    return [device for device in kind.inventory.devices if device.resource == resource]
+
+
+def _goes_by(device: Device, name: str) -> bool:
+    return name.lower() in (each.lower() for each in (device.resource, device.vendor, *device.tags))
+
+
+def _serves(device: Device, term: Term) -> bool:
+    memory = term.memory_bytes
+    if memory is not None and term.fraction and device.memory_bytes is not None:
+        memory = memory * UNITS_PER_DEVICE // term.units
+    enough = memory is None or (device.memory_bytes is not None and device.memory_bytes >= memory)
+    return enough and any(_goes_by(device, name) for name in term.names)
+
+
+def _by_resource(term: Term, resource: str) -> bool:
+    """Whether a term asks for any device of a resource, of whatever type."""
+    return term.memory_bytes is None and any(name.lower() == resource.lower() for name in term.names)
