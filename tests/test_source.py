@@ -25,7 +25,7 @@ VENDOR_WORDS = re.compile(
         | google | gke | libtpu | jax
         | huawei | ascend | davinci | cann
     ) (?![a-z])
-    | [a-z]+-(?:smi|ls)\b | \b[a-z]+_VISIBLE_[A-Z]+
+    | [a-z]+-(?:smi|ls)\b | \b(?-i:[A-Z]+_VISIBLE_[A-Z]+)
     | 0x(?:10de|1002|8086|1da3|1d0f|1ae0|19e5)
     """
 )
@@ -44,6 +44,7 @@ ROOMS = {
     "launcher": "model errors plugins inventory scheduler ledger",
     "workers": "model errors plugins inventory scheduler ledger launcher",
     "engines": "model errors plugins inventory scheduler ledger launcher workers accelerators",
+    "integrations": "model errors inventory scheduler launcher workers",
     "accelerators": "model errors inventory",
     "exports": "model errors plugins inventory engines",
 }

@@ -88,6 +88,7 @@ def test_every_schema_is_described():
         ("export", "ray", "--machine", "sim:H100:1"),
         ("record", "DIRECTORY"),
         ("queue",),
+        ("ray", "start", "--dry-run", "--declare", "GPU=1"),
     ],
     ids=" ".join,
 )

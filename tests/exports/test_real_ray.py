@@ -1,25 +1,24 @@
 """What Ray itself makes of the exports; for whoever has Ray installed, since the tests do not bring it along."""
 
-import contextlib
-import importlib.util
 import json
-import os
 import shlex
-import socket
-import subprocess
-import sys
-import time
-from pathlib import Path
 
-import psutil
-import pytest
 import yaml
 from anyaccel.exports.ray import command, node_type
 from export_machines import device, source
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="needs Ray, which is not installed here (try: pip install ray)"
+from ray_nodes import (
+    NODE_OPTIONS,
+    environment,
+    free_port,
+    head_options,
+    needs_ray,
+    run_program,
+    short_directory,
+    started,
+    wait_for,
 )
+
+pytestmark = needs_ray
 
 DEVICES = (
     device(0, tags=("H100",)),
@@ -52,43 +51,23 @@ print(json.dumps([node["Resources"], node["Labels"], ray.get([held.remote(both) 
 """
 
 
-@pytest.fixture
-def ray_node(tmp_path):
-    """Start a node as the export says, and end what was started and nothing else; its address."""
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        port = found.getsockname()[1]
-    options = ["--head", "--block", "--num-cpus=2", f"--port={port}", "--include-dashboard=false"]
-    start = [*shlex.split(command(source(*DEVICES)).text), *options, "--disable-usage-stats"]
-    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    log = tmp_path / "log"
-    with log.open("w") as output:
-        process = subprocess.Popen(start, env=environ, stdout=output, stderr=output)
-    try:
-        until = time.monotonic() + 90
-        while "Ray runtime started" not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < until, log.read_text()
-            time.sleep(0.1)
-        yield f"127.0.0.1:{port}"
-    finally:
-        started = [process, *psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
-        for each in started:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.terminate()
-        process.wait(60)
-        for each in psutil.wait_procs(started[1:], timeout=30)[1]:
-            each.kill()
-
-
-def test_a_node_has_the_resources_device_by_device(ray_node):
-    program = [sys.executable, "-c", PROGRAM, ray_node]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    resources, labels, held = json.loads(done.stdout.splitlines()[-1])
+def test_a_node_has_the_resources_device_by_device(tmp_path):
+    port, log = free_port(), tmp_path / "node"
+    with short_directory() as files:
+        start = [
+            *shlex.split(command(source(*DEVICES)).text),
+            *head_options(port, files),
+            *NODE_OPTIONS,
+            "--num-cpus=2",
+        ]
+        with started(start, environment(), log) as node:
+            wait_for("Ray runtime started", node, log)
+            address = f"127.0.0.1:{port}"
+            printed = run_program(PROGRAM, address, environ=environment(), log=tmp_path / "driver", seconds=100)
+    resources, labels, held = json.loads(printed.splitlines()[-1])
     found = {name: resources[name] for name in ("GPU", "WPU", "accelerator_type:NPU-9")}
     assert found == {"GPU": 1, "WPU": 2, "accelerator_type:NPU-9": 1}
-    assert labels["anyaccel/NPU-9"] == "2"
+    assert (labels["anyaccel/GPU"], labels["anyaccel/WPU"]) == ("H100", "NPU-9")
     assert len({*held}) == 2, "each task has a device of its own"
 
 

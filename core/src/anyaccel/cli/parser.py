@@ -27,6 +27,7 @@ COMMANDS = {
     "new": "write the project of a new plug-in",
     "record": "record this machine, so that it can be replayed anywhere",
     "export": "print the devices in another scheduler's or container engine's own form",
+    "ray": "make this machine a node of a Ray cluster",
 }
 DEFAULT = "status"
 EPILOG = """exit status: 0 done, 1 failed, 2 the request or an argument is wrong, 3 the request can never fit on this
@@ -64,7 +65,11 @@ def _call(name: str, arguments: list[str], command: list[str] | None) -> int:
         prog=f"anyaccel {name}", description=module.__doc__, epilog=EPILOG, parents=[_common()], allow_abbrev=False
     )
     module.add_arguments(parser)
-    args = parser.parse_intermixed_args(arguments)
+    if getattr(module, "PASSES_ON", False):
+        args, passed_on = parser.parse_known_args(arguments)
+        args.passed_on = passed_on
+    else:
+        args = parser.parse_intermixed_args(arguments)
     if command is not None and name != "run":
         raise UsageError(f"'--' and a command belong to 'anyaccel run' (got them with {name!r})")
     if name == "run":

@@ -1,0 +1,125 @@
+"""Make this machine a node of a Ray cluster: anyaccel ray start [OPTIONS OF ray start ...].
+
+Detects the devices and becomes 'ray start' with their quantities, types and labels, every vendor's at once. All other
+options are Ray's own, such as --head, --address, --port, --num-cpus or --block; what you say yourself wins. A node is
+ended by 'ray stop'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+from anyaccel.cli import output
+from anyaccel.cli.options import survey
+from anyaccel.engines.ray.labels import PREDEFINED
+from anyaccel.engines.ray.snapshot import VARIABLE, write_snapshot
+from anyaccel.engines.ray.start import countable, describe, narrowed
+from anyaccel.errors import CommandNotRunnableError, UsageError
+from anyaccel.inventory.machine import HOST
+from anyaccel.inventory.machine import VARIABLE as MACHINE_VARIABLE
+from anyaccel.model import VendorState
+
+PASSES_ON = True
+"""Arguments that are not ours are Ray's."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("action", metavar="start", choices=("start",), help="what to do; further options are Ray's own")
+    parser.add_argument("--dry-run", "--print", action="store_true", help="print the command instead of running it")
+    parser.add_argument("--num-gpus", metavar="COUNT", type=_count, help="give Ray only so many GPUs")
+    parser.add_argument(
+        "--resources", metavar="JSON", type=_resources, default={}, help="further resources, or fewer devices of one"
+    )
+    parser.add_argument(
+        "--labels", metavar="KEY=VALUE,...", type=_labels, default={}, help="further labels of the node"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    if args.json and not args.dry_run:
+        raise UsageError("--json prints the command as JSON and starts nothing: add --dry-run")
+    inventory = survey(args)
+    failed = [report.vendor for report in inventory.vendors if report.state is VendorState.FAILED]
+    if failed:
+        output.say(f"the node gets no device of {' and '.join(failed)}: it is not known what there is")
+    wanted = args.resources if args.num_gpus is None else {**args.resources, PREDEFINED: args.num_gpus}
+    inventory = narrowed(inventory, wanted)
+    further = {name: quantity for name, quantity in wanted.items() if name not in countable(inventory)}
+    node = describe(inventory, resources=further, node_labels=args.labels, environ=os.environ)
+    for note in node.notes:
+        output.say(note)
+    if not args.dry_run:
+        program = _program()
+        snapshot = {VARIABLE: write_snapshot(inventory)}
+        if inventory.machine != HOST:
+            snapshot[MACHINE_VARIABLE] = inventory.machine
+        _become(program, [*node.arguments, *args.passed_on], {**os.environ, **node.variables, **snapshot})
+    if args.json:
+        command = ["ray", "start", *node.arguments, *args.passed_on]
+        output.print_json("ray/1", {"command": command, "variables": dict(node.variables), "notes": list(node.notes)})
+    else:
+        print(node.command(args.passed_on))
+    return 0
+
+
+def _program() -> str:
+    """The command ``ray`` that belongs to the interpreter that runs us."""
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError("Ray is not installed beside anyaccel", hint="pip install 'anyaccel[ray]'")
+    beside = os.path.dirname(sys.executable)
+    program = shutil.which("ray", path=os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]))
+    if program is None:
+        raise CommandNotRunnableError(f"Ray is installed and its command 'ray' is neither in {beside} nor on PATH")
+    return program
+
+
+def _become(program: str, arguments: list[str], environ: Mapping[str, str]) -> NoReturn:
+    """Replace this process by ``ray start``."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these two, and what is ignored stays ignored
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execve(program, ["ray", "start", *arguments], dict(environ))
+    except OSError as error:
+        raise CommandNotRunnableError(f"the command {program!r} cannot be run: {error.strerror}") from error
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= len("65536")):
+        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more (got {text!r:.40})")
+    return int(text)
+
+
+def _resources(text: str) -> dict[str, float]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"must be JSON such as '{{\"TPU\": 4}}' (got {text!r:.60}: {error})"
+        ) from error
+    if not isinstance(found, dict) or not all(_is_quantity(value) for value in found.values()):
+        raise argparse.ArgumentTypeError(f"must be a JSON object of quantities, 0 or more (got {text!r:.60})")
+    for name, option in (("CPU", "--num-cpus"), (PREDEFINED, "--num-gpus")):
+        if name in found:
+            raise argparse.ArgumentTypeError(f"cannot hold {name}, which has an option of its own: {option}")
+    return found
+
+
+def _is_quantity(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def _labels(text: str) -> dict[str, str]:
+    pairs = [pair.strip().partition("=") for pair in text.split(",") if pair.strip()]
+    if not all(name and equals and "=" not in value for name, equals, value in pairs):
+        raise argparse.ArgumentTypeError(f"must be KEY=VALUE, separated by commas (got {text!r:.60})")
+    return {name.strip(): value.strip() for name, _, value in pairs}

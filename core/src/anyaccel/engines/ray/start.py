@@ -1,0 +1,174 @@
+"""How a machine becomes a node of Ray: what ``ray start`` is told about its devices.
+
+The result holds for tasks of ours, which look into the snapshot of the node, and is as good as Ray allows for tasks
+that know nothing of us: these get the masks that Ray itself writes, and where those would be wrong, none.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from anyaccel.engines.ray import labels
+from anyaccel.engines.ray.slices import slice_labels, slice_resources
+from anyaccel.errors import PluginError, UsageError
+from anyaccel.model import Device, EnvContext, Health, Inventory, Share
+from anyaccel.plugins.registry import plugin
+
+TYPE_LABEL = "ray.io/accelerator-type"
+KEEP = "RAY_EXPERIMENTAL_NOSET_{}"
+"""The variable that keeps Ray from writing a mask of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What Ray is told about a machine.
+
+    Attributes:
+        gpus: Devices of the resource that has an option of its own.
+        resources: Quantities of all other resources.
+        labels: Labels of the node.
+        variables: Variables that the node's processes need.
+        notes: Sentences that people should see.
+    """
+
+    gpus: int
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+    variables: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> list[str]:
+        """The options of ``ray start``."""
+        found = [f"--num-gpus={self.gpus}"]
+        if self.resources:
+            found.append(f"--resources={json.dumps(dict(self.resources), separators=(',', ':'))}")
+        if self.labels:
+            found.append(f"--labels={','.join(f'{name}={value}' for name, value in self.labels.items())}")
+        return found
+
+    def command(self, options: Sequence[str] = ()) -> str:
+        """The whole command, for a shell."""
+        variables = [f"{name}={value}" for name, value in self.variables.items()]
+        return shlex.join([*(["env", *variables] if variables else []), "ray", "start", *self.arguments, *options])
+
+
+def usable(inventory: Inventory) -> tuple[Device, ...]:
+    """The devices that a node gives out, in the order of their slots."""
+    return tuple(device for device in inventory.devices if device.usable)
+
+
+def describe(
+    inventory: Inventory,
+    *,
+    resources: Mapping[str, float] | None = None,
+    node_labels: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Node:
+    """Say what Ray should be told about a machine.
+
+    Args:
+        inventory: What is on it; see :func:`narrowed` for giving Ray less.
+        resources: Further resources that somebody wants the node to have; they win.
+        node_labels: Further labels; they win.
+        environ: The environment in which the node starts; when given, masks are set for devices that are broken.
+    """
+    devices = usable(inventory)
+    quantities: dict[str, float] = {**labels.node_resources(devices), **slice_resources(devices), **(resources or {})}
+    gpus = int(quantities.pop(labels.PREDEFINED, 0))
+    types = {device.type for device in devices}
+    own = {TYPE_LABEL: labels.label_value(types.pop())} if len(types) == 1 else {}
+    variables = unit_variables(inventory)
+    kept, notes = _kept_from_ray(inventory, devices)
+    masks, more = ({}, []) if environ is None else _masks(inventory, devices, environ)
+    return Node(
+        gpus=gpus,
+        resources=quantities,
+        labels={**labels.node_labels(devices), **own, **slice_labels(devices), **(node_labels or {})},
+        variables={**variables, **kept, **masks},
+        notes=(*notes, *more),
+    )
+
+
+def unit_variables(inventory: Inventory) -> dict[str, str]:
+    """What makes Ray hand out the machine's devices one by one; nothing where Ray does so by itself."""
+    if all(device.resource == labels.PREDEFINED for device in usable(inventory)):
+        return {}
+    known = {report.resource for report in inventory.vendors if report.resource}
+    return {labels.UNIT_VARIABLE: labels.unit_instances(known | {device.resource for device in usable(inventory)})}
+
+
+def countable(inventory: Inventory) -> set[str]:
+    """The resources that are counted by device: the machine's own, and those of the installed plug-ins."""
+    known = {report.resource for report in inventory.vendors if report.resource}
+    return known | {device.resource for device in inventory.devices} | {labels.PREDEFINED}
+
+
+def narrowed(inventory: Inventory, quantities: Mapping[str, float]) -> Inventory:
+    """Leave of each resource only the first so many devices; resources that are not named stay as they are.
+
+    Args:
+        inventory: What is on the machine.
+        quantities: Devices to leave by resource; what is not counted by device does not matter here.
+
+    Raises:
+        UsageError: When more are asked for than there are, or a part of one.
+    """
+    have = labels.by_resource(usable(inventory))
+    left_out: set[str] = set()
+    for resource in sorted(countable(inventory) & quantities.keys()):
+        quantity, own = quantities[resource], have.get(resource, [])
+        if quantity != int(quantity):
+            raise UsageError(
+                f"a node has whole devices: the quantity of {resource} must be a whole number (got {quantity})"
+            )
+        if quantity > len(own):
+            raise UsageError(
+                f"this node cannot have {int(quantity)} {resource}: it has {len(own)} that may be given out (see"
+                f" 'anyaccel'); ask for fewer, or add '--declare {resource}={int(quantity)}' where they are there and"
+                " cannot be found"
+            )
+        left_out.update(device.id for device in own[int(quantity) :])
+    devices = tuple(replace(device, visible=False) if device.id in left_out else device for device in inventory.devices)
+    return replace(inventory, devices=devices)
+
+
+def _kept_from_ray(inventory: Inventory, devices: Sequence[Device]) -> tuple[dict[str, str], list[str]]:
+    """Keep Ray from masks where several vendors share a resource: it would number one vendor's devices as another's."""
+    kept: dict[str, str] = {}
+    notes = []
+    for resource, own in labels.by_resource(devices).items():
+        vendors = sorted({device.vendor for device in own if not device.declared})
+        if len(vendors) > 1:
+            reports = (inventory.report(vendor) for vendor in vendors)
+            kept |= {KEEP.format(report.env_vars[0]): "1" for report in reports if report and report.env_vars}
+            notes.append(
+                f"{resource} of this node are of {' and '.join(vendors)}, and Ray's own tasks see all of them: to Ray"
+                " a resource is one vendor's. Calls of a Pool see theirs alone."
+            )
+    return kept, notes
+
+
+def _masks(
+    inventory: Inventory, devices: Sequence[Device], environ: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Hide broken devices from Ray's own tasks: Ray counts slots from the first device on, whatever its health."""
+    masks: dict[str, str] = {}
+    notes = []
+    broken = {device.vendor for device in inventory.devices if device.visible and device.health is Health.UNHEALTHY}
+    for vendor in sorted(broken):
+        everything = inventory.of_vendor(vendor)
+        own = tuple(device for device in devices if device.vendor == vendor)
+        shares = {device.id: Share(device=device, memory_bytes=device.memory_bytes) for device in own}
+        try:
+            edits = plugin(vendor).env(
+                own, EnvContext(devices=everything, shares=shares, environ=environ, mask="index")
+            )
+        except PluginError as error:
+            notes.append(f"Ray's own tasks may be given broken devices of {vendor}, which cannot be hidden: {error}")
+        else:
+            masks |= edits.set
+    return masks, notes

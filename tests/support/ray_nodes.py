@@ -1,0 +1,120 @@
+"""Real nodes of Ray on loopback, that leave nothing behind and end nobody else's."""
+
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+MARK = "STARTED_BY_A_TEST"
+SECONDS = 120
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs Ray, which is not installed here (try: pip install ray)"
+)
+NODE_OPTIONS = (
+    "--block",
+    "--disable-usage-stats",
+    "--node-ip-address=127.0.0.1",
+    "--object-store-memory=80000000",
+    "--min-worker-port=0",
+    "--max-worker-port=0",
+    "--dashboard-agent-listen-port=0",
+)
+"""What keeps several nodes on one machine from meeting."""
+
+
+def environment(**changes):
+    """The environment of a node and its drivers: Ray beside this interpreter, and no settings of whoever tests."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    # Without the mode, a token in the home directory decides, and decides differently for nodes and for drivers.
+    return {**kept, "PATH": path, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", **changes}
+
+
+def head_options(port, files):
+    return (
+        *("--head", f"--port={port}", f"--temp-dir={files}", "--include-dashboard=false"),
+        f"--ray-client-server-port={free_port()}",
+    )
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+@contextlib.contextmanager
+def short_directory():
+    """A directory for Ray's sockets, whose paths must be short."""
+    path = tempfile.mkdtemp(prefix="r", dir="/tmp")
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def started(command, environ, log):
+    """Run a command in the background; at the end, end whatever it started, and nothing else."""
+    mark = uuid.uuid4().hex
+    with open(log, "w") as output:
+        process = subprocess.Popen(
+            command, env={**environ, MARK: mark}, stdout=output, stderr=output, stdin=subprocess.DEVNULL
+        )
+    try:
+        yield process
+    finally:
+        end(mark)
+        process.wait(30)
+
+
+def end(mark):
+    """End all processes that carry a mark, those that have left their parents too."""
+    for _ in range(20):
+        ours = [each for each in psutil.process_iter() if carries(each, mark)]
+        if not ours:
+            return
+        for each in ours:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
+        psutil.wait_procs(ours, timeout=5)
+    raise AssertionError(f"these do not end: {ours}")
+
+
+def carries(process, mark):
+    with contextlib.suppress(psutil.Error):
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
+    return False
+
+
+def wait_for(pattern, process, log):
+    """Wait until a node's output says something; the match."""
+    until = time.monotonic() + SECONDS
+    while not (found := re.search(pattern, Path(log).read_text())):
+        assert process.poll() is None, Path(log).read_text()
+        assert time.monotonic() < until, Path(log).read_text()
+        time.sleep(0.05)
+    return found
+
+
+def run_program(program, *arguments, environ, log, seconds=SECONDS):
+    """Run a Python program to its end; its output."""
+    with started([sys.executable, "-c", program, *arguments], environ, log) as process:
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            status = f"more than {seconds} s"
+        text = Path(log).read_text()
+        assert status == 0, f"{status}: {text}"
+    return text
