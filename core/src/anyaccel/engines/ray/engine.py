@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
+import pickle
 import secrets
 import threading
-from collections.abc import AsyncIterable, Callable, Iterable
-from functools import cache, partial
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from itertools import count
 from typing import Any
 
 from anyaccel.engines.ray import host
 from anyaccel.engines.ray.cluster import Cluster
 from anyaccel.engines.ray.host import Order, Spec
 from anyaccel.engines.ray.members import RemoteActor, RemoteCall
+from anyaccel.engines.ray.notices import LOOK_SECONDS, look
+from anyaccel.engines.ray.plan import Plan
 from anyaccel.errors import UsageError
 from anyaccel.model import Allocation, Request
 from anyaccel.workers.engine import Setting
@@ -24,6 +28,7 @@ from anyaccel.workers.tasks import Options, Task, TaskFuture, name_of
 
 LARGE = 1 << 15
 """Bytes from which what each call needs is stored once."""
+MOST_PREPARED = 256
 THREADS = 4
 """Of an actor's host: for a call, for word of its end, and for whatever ends it."""
 
@@ -47,7 +52,6 @@ class RayEngine(Lifecycle):
         ray: The module.
         logs: Where the output of each call goes, or None.
         run: Our task of Ray.
-        actor_class: Our actor of Ray.
         spec: What hosts must know of the pool.
     """
 
@@ -57,12 +61,16 @@ class RayEngine(Lifecycle):
         self.ray = self._cluster.ray
         self.max_workers = setting.max_workers
         self.logs = setting.logs
+        self._name = secrets.token_hex(8)
+        self._numbers = count()
+        self._prepared: dict[object, tuple[Any, bytes, Plan | None]] = {}  # with the plan, of which the key has the id
+        self._looking = False
         # Whatever dies is told at once, and run again by us where that was asked for.
-        self.run = self.ray.remote(max_calls=0, max_retries=0, num_returns="streaming")(host.run)
-        self.actor_class = self.ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=THREADS)(host.ActorHost)
+        self.run = self.ray.remote(max_calls=0, max_retries=0)(host.run)
+        self._actors = self.ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=THREADS)(host.ActorHost)
         spec = dumps_whole(
             Spec(
-                pool=secrets.token_hex(8),
+                pool=self._name,
                 preparation=setting.preparation,
                 preload=setting.preload,
                 grace=setting.grace,
@@ -113,17 +121,35 @@ class RayEngine(Lifecycle):
                 self.backlog.cpu.popleft()
                 member = (RemoteCall if task.actor is None else RemoteActor)(self, task.options, task)
                 self.members.add(member)
+                unwatched, self._looking = not self._looking, True
             member.launch(task)
+            if unwatched:
+                loop().call_later(LOOK_SECONDS, self._look_aside)
 
-    def order(self, task: Task) -> tuple[Order, dict[str, Any]]:
-        """What to tell the host of a call, and Ray.
+    def prepared(self, task: Task) -> tuple[Any, bytes]:
+        """What to ask Ray for, and what to tell the host of a call; the same for all calls that are alike.
 
         Raises:
             NeverFitsError: When no node can ever serve its request any more.
         """
+        needs = task.options.needs
+        plan = None if needs is None else self._cluster.plan(needs)
+        key = (task.name, task.kind, task.options, id(plan))
+        found = self._prepared.get(key)
+        if found is None:
+            order, wanted = self._order(task, plan)
+            remote = (
+                self.run.options(name=task.name, **wanted) if task.actor is None else self._actors.options(**wanted)
+            )
+            if len(self._prepared) > MOST_PREPARED:
+                self._prepared.clear()
+            found = self._prepared[key] = (remote, pickle.dumps(order), plan)
+        return found[:2]
+
+    @staticmethod
+    def _order(task: Task, plan: Plan | None) -> tuple[Order, dict[str, Any]]:
         options = task.options
         order = partial(Order, name=task.name, max_calls=options.max_calls, timeout=options.timeout)
-        plan = None if options.needs is None else self._cluster.plan(options.needs)
         if plan is None or plan.request is None:
             # Actors are idle for most of the time, as calls with devices leave the processors to others.
             return order(request=None, resources=()), {"num_cpus": 1 if task.actor is None else 0}
@@ -133,14 +159,31 @@ class RayEngine(Lifecycle):
             wanted["label_selector"] = dict(plan.selector)
         return order(request=plan.request, resources=plan.terms), wanted
 
-    def follow(
-        self,
-        refs: Iterable[Any] | AsyncIterable[Any],
-        on_value: Callable[[Any], None],
-        on_lost: Callable[[BaseException], None],
-    ) -> None:
-        """Have values of Ray handed over as they come, or why there are no more; in the thread of the loop."""
-        asyncio.run_coroutine_threadsafe(_follow(refs, on_value, on_lost), _followers())
+    def follow(self, ref: Any, on_value: Callable[[Any], None], on_lost: Callable[[BaseException], None]) -> None:
+        """Have a value of Ray handed over once it is there, or why it never will be; in the thread of the loop."""
+        ref.future().add_done_callback(lambda done: loop().call_soon(partial(_hand_over, done, on_value, on_lost)))
+
+    def new_key(self) -> str:
+        """A key for the notice of a call."""
+        return f"{self._name}/{next(self._numbers)}"
+
+    def look_for_notices(self) -> None:
+        """See which calls run by now, as long as there are some of which nothing was heard."""
+        with self.lock:
+            calls = {member.key: member for member in self.members if isinstance(member, RemoteCall)}
+        silent = any(member.started is None for member in calls.values())
+        found = look(f"{self._name}/", (key for key, member in calls.items() if member.started)) if silent else {}
+        for key, started in found.items():
+            if key in calls:
+                calls[key].on_started(started)
+        with self.lock:
+            self._looking = bool(self.members)
+        if self._looking:
+            loop().call_later(LOOK_SECONDS, self._look_aside)
+
+    def _look_aside(self) -> None:
+        # Not in the thread of the loop, which others need: this may take a while.
+        threading.Thread(target=self.look_for_notices, name="anyaccel ray", daemon=True).start()
 
     def discard(self, member: Member) -> None:
         """A call is over, or an actor."""
@@ -171,27 +214,10 @@ class RayEngine(Lifecycle):
         return ()
 
 
-async def _follow(
-    refs: Iterable[Any] | AsyncIterable[Any],
-    on_value: Callable[[Any], None],
-    on_lost: Callable[[BaseException], None],
-) -> None:
+def _hand_over(done: Future[Any], on_value: Callable[[Any], None], on_lost: Callable[[BaseException], None]) -> None:
     try:
-        if isinstance(refs, AsyncIterable):
-            async for ref in refs:
-                value = await ref
-                loop().call_soon(partial(on_value, value))
-        else:
-            for ref in refs:
-                value = await ref
-                loop().call_soon(partial(on_value, value))
-    except Exception as error:  # noqa: BLE001 - Ray raises many kinds
-        loop().call_soon(partial(on_lost, error))
-
-
-@cache
-def _followers() -> asyncio.AbstractEventLoop:
-    """A thread that waits for whatever Ray is to say."""
-    made = asyncio.new_event_loop()
-    threading.Thread(target=made.run_forever, name="anyaccel ray", daemon=True).start()
-    return made
+        value = done.result()
+    except BaseException as error:  # noqa: BLE001 - Ray raises many kinds
+        on_lost(error)
+    else:
+        on_value(value)

@@ -7,17 +7,21 @@ call does to its process does not matter to the next one.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from anyaccel.engines.ray.connection import import_ray
 from anyaccel.engines.ray.given import GivenLeases, UnsharedLeases
 from anyaccel.engines.ray.node import Given, given, held_slots, node_inventory, restore_environ
+from anyaccel.engines.ray.notices import LOOK_SECONDS, Started, leave, remove
 from anyaccel.errors import BrokenWorkerError, RemoteError
 from anyaccel.model import Allocation, Inventory, Request
 from anyaccel.workers.actors import ActorState
@@ -68,20 +72,13 @@ class Order:
     timeout: float | None
 
 
-class Started(NamedTuple):
-    """A call has its devices and is about to run."""
-
-    node: str
-    allocation: Allocation
-
-
 class Answer(NamedTuple):
-    """What became of a call: a message of a worker, or :data:`FAILED`."""
+    """What became of a call: a message of a worker, or :data:`FAILED`; and a pickled notice of where it ran."""
 
     kind: int
     data: bytes
     buffers: tuple[bytearray, ...] = ()
-    allocation: Allocation | None = None
+    started: bytes | None = None
 
 
 class OneLog(Logs):
@@ -135,13 +132,14 @@ class Host:
         """Say where the output of the next call goes."""
         self.core.logs = None if path is None else OneLog(path)
 
-    def started(self, options: Options) -> Started:
-        """What to tell the caller before the answer."""
-        needs = options.needs
-        if not isinstance(needs, Given):
-            return Started(self.node, CPU)
-        plain = Request(terms=needs.terms, else_cpu=needs.else_cpu)
-        return Started(self.node, Allocation(id="ray", request=plain, grants=needs.grants))
+    def started(self, task: Task) -> Started:
+        """What to tell the caller of a call that runs, or has run."""
+        needs = task.options.needs
+        allocation = task.future.allocation
+        if allocation is None and isinstance(needs, Given):
+            plain = Request(terms=needs.terms, else_cpu=needs.else_cpu)
+            allocation = Allocation(id="ray", request=plain, grants=needs.grants)
+        return Started(self.node, allocation or CPU)
 
     def settle(self) -> None:
         """Where nobody else would wait for devices that are on their way back, wait for them."""
@@ -158,14 +156,14 @@ class Waiting:
         task.relay = self._relay
         task.future.add_done_callback(lambda _: self._done.set())
 
-    def wait(self) -> None:
-        """Wait until it is over."""
-        while not self._done.wait(POLL_SECONDS):
-            pass
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is over, or for so long; whether it is."""
+        return self._done.wait(seconds)
 
     def answer(self) -> Answer:
         """What became of it."""
-        self.wait()
+        while not self.wait(POLL_SECONDS):
+            pass
         try:
             answer: Answer = self.task.future.result()
         except BrokenPoolError as error:
@@ -174,7 +172,7 @@ class Waiting:
             return _failure(cause, text, kind=Kind.BROKEN)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             return failure(error)
-        return answer._replace(allocation=self.task.future.allocation)
+        return answer
 
     def _relay(self, message: Message) -> None:
         self.task.succeed(Answer(message.kind, bytes(message.data), tuple(map(bytearray, message.buffers))))
@@ -194,13 +192,15 @@ def _failure(error: BaseException, text: str, *, kind: int) -> Answer:
     return Answer(kind, data)
 
 
+_loaded = lru_cache(maxsize=64)(loads)
+"""What comes again with each call of a pool."""
 _hosts: dict[str, Host] = {}
 _lock = threading.Lock()
 
 
 def host_of(spec: bytes) -> Host:
     """The host of this process for a pool; kept while calls keep coming."""
-    loaded: Spec = loads(spec)
+    loaded: Spec = _loaded(spec)
     with _lock:
         host = _hosts.get(loaded.pool)
         if host is None or host.core.broken is not None:
@@ -222,30 +222,59 @@ def _look(pool: str, host: Host) -> None:
         host.core.shutdown(wait=False)
 
 
-def run(spec: bytes, order: Order, log: str | None, data: bytes, *buffers: bytes) -> Iterator[Started | Answer]:
-    """Run one call: the body of our task of Ray. Says first that it runs, and then what became of it."""
-    waiting = None
-    try:
-        host = host_of(spec)
-        restore_environ()
-        host.log_to(log)
-        options = host.options(order)
-        waiting = Waiting(Task(order.name, options, host.core.on_cancel))
-        # In the thread of the loop: Ray may interrupt this one at any line.
-        loop().call_soon(partial(_enter, host, waiting.task, Pickled(data, [memoryview(each) for each in buffers])))
-        yield host.started(options)
-        answer = waiting.answer()
+def run(spec: bytes, order: bytes, key: str, log: str | None, data: bytes, *buffers: bytes) -> bytes:
+    """Run one call: the body of our task of Ray.
+
+    Args:
+        spec: A pickled :class:`Spec`.
+        order: A pickled :class:`Order`.
+        key: Key of the notice that it leaves when it takes a while.
+        log: Where its output goes, or None.
+        data: The pickled call, with
+        buffers: what it refers to.
+
+    Returns:
+        A pickled :class:`Answer`. Ray takes bytes as they are, which saves time.
+    """
+    return pickle.dumps(_run(spec, _loaded(order), key, log, Pickled(data, [memoryview(each) for each in buffers])))
+
+
+def _run(spec: bytes, order: Order, key: str, log: str | None, body: Pickled) -> Answer:
+    with uninterrupted() as interrupted:
+        try:
+            host = host_of(spec)
+            restore_environ()
+            host.log_to(log)
+            options = host.options(order)
+            waiting = Waiting(Task(order.name, options, host.core.on_cancel))
+            _enter(host, waiting.task, body)
+        except Exception as error:  # noqa: BLE001 - it is the caller's
+            return failure(error)
+        noticed = False
+        while not waiting.wait(POLL_SECONDS if noticed else LOOK_SECONDS):
+            if interrupted.is_set():
+                waiting.task.future.cancel()
+            elif not noticed:
+                leave(key, host.started(waiting.task))
+                noticed = True
         host.settle()
         host.used = time.monotonic()
-    except Exception as error:  # noqa: BLE001 - it is the caller's
-        answer = failure(error)
-    except BaseException:
-        if waiting is not None:  # cancelled
-            waiting.task.future.cancel()
-            host.settle()
-            host.used = time.monotonic()
-        raise
-    yield answer
+        if noticed:
+            remove(key)
+        if waiting.task.future.cancelled():
+            return failure(BrokenWorkerError("it was cancelled"))
+        return waiting.answer()._replace(started=pickle.dumps(host.started(waiting.task)))
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[threading.Event]:
+    """Take note when Ray cancels the task of this thread, instead of being interrupted at any line."""
+    interrupted = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _enter(host: Host, task: Task, body: Pickled) -> None:
@@ -263,21 +292,23 @@ def survey() -> Inventory:
 class ActorHost:
     """Hosts one actor: the class of our actors of Ray. Its methods run in threads, one call of the object at a time."""
 
-    def __init__(self, spec: bytes, order: Order) -> None:
-        self._order = order
+    def __init__(self, spec: bytes, order: bytes) -> None:
+        self._order: Order = loads(order)
         self._gone = threading.Event()
         self._death: BaseException = BrokenWorkerError("it was killed before it had been made")
         self._state: ActorState | None = None
         try:
             self._host = Host(loads(spec))
-            self._options = self._host.options(order)
+            self._options = self._host.options(self._order)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             self._death = error
             self._gone.set()
 
     def started(self) -> Started | Answer:
         """Where it is, and on which devices; or why it is not."""
-        return failure(self._death) if self._gone.is_set() else self._host.started(self._options)
+        if self._gone.is_set():
+            return failure(self._death)
+        return self._host.started(Task(self._order.name, self._options, self._host.core.on_cancel))
 
     def construct(self, log: str | None, data: bytes, *buffers: bytes) -> Answer:
         """Make the object."""
@@ -286,7 +317,7 @@ class ActorHost:
         state.on_buried = self._bury
         waiting = Waiting(state.construction)
         _enter(self._host, state.construction, Pickled(data, [memoryview(each) for each in buffers]))
-        return waiting.answer()
+        return waiting.answer()._replace(started=pickle.dumps(self._host.started(waiting.task)))
 
     def call(self, method: str, log: str | None, data: bytes, *buffers: bytes) -> Answer:
         """Call a method of the object."""
@@ -299,7 +330,7 @@ class ActorHost:
             self._state.enter(task)
         except RuntimeError as error:
             return failure(error)
-        return waiting.answer()
+        return waiting.answer()._replace(started=pickle.dumps(self._host.started(waiting.task)))
 
     def close(self) -> None:
         """Let the object's process end by itself."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.ray.connection import last_line
-from anyaccel.engines.ray.host import FAILED, Answer, Order, Started
+from anyaccel.engines.ray.host import FAILED, Answer
+from anyaccel.engines.ray.notices import Started, remove
 from anyaccel.errors import BrokenWorkerError, NurseryError, WorkerError
 from anyaccel.scheduler import Reason, ReasonCode, Verdict
 from anyaccel.workers.actors import ActorMember
@@ -71,9 +72,9 @@ class Remote:
     def expect_end(self) -> None:
         """Whoever runs the process sees to it."""
 
-    def ask(self, task: Task) -> tuple[Order, dict[str, Any]]:
-        """Say what a call needs: to its host, and to Ray."""
-        found = self.engine.order(task)
+    def ask(self, task: Task) -> tuple[Any, bytes]:
+        """What to ask Ray for, and what to tell the host of a call."""
+        found = self.engine.prepared(task)
         if task.options.needs is not None:
             task.place = Place(task)
             task.place.claim = Demand(task)
@@ -103,48 +104,49 @@ class Remote:
 class RemoteCall(Remote, Member):
     """A call of a function."""
 
-    __slots__ = ("_stream", "started")
+    __slots__ = ("_ref", "key", "started")
 
     def __init__(self, engine: RayEngine, options: Options, task: Task) -> None:
         super().__init__(engine, options, None, task)  # type: ignore[arg-type]
         self.started: Started | None = None
-        self._stream: Any = None
+        self._ref: Any = None
+        self.key = engine.new_key()
 
     def launch(self, task: Task) -> None:
         """Ask Ray to place it."""
         engine = self.engine
         try:
-            order, options = self.ask(task)
+            remote, order = self.ask(task)
             body = task.body or Pickled(b"", [])
             if not task.may_be_retried:
                 task.body = None
             if engine.logs is not None:
                 task.future.log = engine.logs.path_for(task.name)
-            self._stream = engine.run.options(name=task.name, **options).remote(
-                engine.spec, order, task.future.log, body.data, *map(bytes, body.buffers)
+            self._ref = remote.remote(
+                engine.spec, order, self.key, task.future.log, body.data, *map(bytes, body.buffers)
             )
         except Exception as error:  # noqa: BLE001 - it is the caller's
             task.fail(error)
             engine.discard(self)
             return
-        engine.follow(self._stream, self.on_news, self.on_lost)
+        engine.follow(self._ref, self.on_answer, self.on_lost)
         if self.stopped:
             self.stop(0)
 
     def stop(self, grace: float, *, answer: bool = True) -> None:  # noqa: ARG002
         """Let Ray tell its host, which gives it the pool's time of grace."""
         self.ending = self.stopped = True
-        if self._stream is not None:
-            self.engine.ray.cancel(self._stream)
+        if self._ref is not None:
+            self.engine.ray.cancel(self._ref)
 
     def leave(self) -> None:
         """It ends with its answer."""
 
-    def on_news(self, news: Started | Answer) -> None:
-        """Its host says something."""
-        if isinstance(news, Started):
-            self.on_started(news)
-            return
+    def on_answer(self, data: bytes) -> None:
+        """Its host has an answer."""
+        news: Answer = loads(data)
+        if news.started is not None:
+            self.on_started(_notice(news.started))
         task = self._take()
         if task is not None and news.kind == FAILED:
             self._fail(task, loads(news.data)[0])
@@ -152,13 +154,14 @@ class RemoteCall(Remote, Member):
             self.engine.break_off(exception_in(message_in(news)))
             task.fail(BrokenPoolError(str(self.engine.broken)))
         elif task is not None:
-            task.future.allocation = news.allocation or task.future.allocation
             settle_task(task, message_in(news))
         self.engine.discard(self)
 
     def on_lost(self, error: BaseException) -> None:
         """Ray has no answer."""
         death = self.lost(error)
+        if self.started is not None:
+            remove(self.key)
         task = self._take()
         if task is not None:
             self._fail(task, death)
@@ -191,13 +194,13 @@ class RemoteActor(Remote, ActorMember):
         """Ask Ray to place it."""
         engine = self.engine
         try:
-            order, options = self.ask(task)
-            self._actor = engine.actor_class.options(**options).remote(engine.spec, order)
+            remote, order = self.ask(task)
+            self._actor = remote.remote(engine.spec, order)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             task.fail(error)
             self._bury(BrokenWorkerError(f"it could not be placed: {error}"))
             return
-        engine.follow([self._actor.started.remote()], self._on_placed, self._on_lost)
+        engine.follow(self._actor.started.remote(), self._on_placed, self._on_lost)
         if self.stopped:
             self.stop(0)
 
@@ -215,7 +218,7 @@ class RemoteActor(Remote, ActorMember):
             ref = self._actor.construct.remote(*arguments)
         else:
             ref = self._actor.call.remote(task.name.rpartition(".")[2], *arguments)
-        self.engine.follow([ref], self._on_answer, self._on_lost)
+        self.engine.follow(ref, self._on_answer, self._on_lost)
 
     def stop(self, grace: float, *, answer: bool = True) -> None:  # noqa: ARG002
         """End its process."""
@@ -237,7 +240,7 @@ class RemoteActor(Remote, ActorMember):
             self._bury(loads(news.data)[0])
             return
         self.on_started(news)
-        self.engine.follow([self._actor.ended.remote()], self._on_ended, self._on_lost)
+        self.engine.follow(self._actor.ended.remote(), self._on_ended, self._on_lost)
         task = self.task
         if self.stopped:
             self.stop(0)
@@ -254,8 +257,8 @@ class RemoteActor(Remote, ActorMember):
         elif news.kind == Kind.BROKEN:
             self.engine.break_off(exception_in(message_in(news)))
         else:
-            if task is not None:
-                task.future.allocation = news.allocation or task.future.allocation
+            if task is not None and news.started is not None:
+                task.future.allocation = _notice(news.started).allocation
             self.on_message(None, message_in(news))  # type: ignore[arg-type]
 
     def _on_ended(self, news: Answer) -> None:
@@ -279,6 +282,10 @@ class RemoteActor(Remote, ActorMember):
         if self._actor is not None:
             self.engine.ray.kill(self._actor)
         self.engine.discard(self)
+
+
+_notice: Callable[[bytes], Started] = lru_cache(maxsize=64)(loads)
+"""Of calls that share a process, all notices are the same."""
 
 
 def message_in(answer: Answer) -> Message:

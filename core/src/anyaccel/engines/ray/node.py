@@ -20,6 +20,7 @@ from anyaccel.scheduler.choice import share
 Slots = Mapping[str, Sequence[tuple[int, float]]]
 """By resource, the slots that a task holds and how much of each: Ray's own form."""
 
+_restored: dict[str, str] = {}
 _KEPT = re.compile(r"RAY_|PYTHON|SPT_")
 
 
@@ -55,10 +56,15 @@ def started_with() -> Mapping[str, str]:
 
 def restore_environ() -> None:
     """Undo what Ray has written into the environment for its task: masks, and a number of threads."""
-    before = started_with()
-    for name in [name for name in os.environ if name not in before and not _KEPT.match(name)]:
-        del os.environ[name]
-    os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
+    before, now = started_with(), dict(os.environ)
+    if now == _restored:
+        return
+    for name in now.keys() - before.keys():
+        if not _KEPT.match(name):
+            del os.environ[name]
+    os.environ.update({name: value for name, value in before.items() if now.get(name) != value})
+    _restored.clear()
+    _restored.update(os.environ)
 
 
 @functools.cache

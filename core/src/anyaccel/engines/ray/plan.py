@@ -89,8 +89,11 @@ def find_plan(request: Request, kinds: Sequence[Kind], products: Products, *, gr
             reasons.append(f"{kind} has no such device")
             continue
         verdicts.append(verdict)
-        why = "" if verdict.ever_fits else "; ".join(reason.message for reason in verdict.reasons)
-        terms, why = ((), why) if why else _resources_of(request, kind)
+        if verdict.ever_fits:
+            terms, why = _resources_of(request, kind)
+        else:
+            why = "; ".join(reason.message for reason in verdict.reasons).replace("this machine", "it")
+            terms = ()
         if terms:
             served.append((terms, kind))
         else:

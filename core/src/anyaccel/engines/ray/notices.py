@@ -1,0 +1,61 @@
+"""Word of calls that run, before they have an answer: in the key-value store that every Ray cluster has.
+
+Ray does not say when a task starts. A call that takes a while leaves a notice, and its pool looks for notices while it
+has calls of which it has heard nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from anyaccel.engines.ray.connection import import_ray
+from anyaccel.model import Allocation
+
+LOOK_SECONDS = 0.1
+"""How often a pool looks for notices, and how long a call runs before it leaves one."""
+_NAMESPACE = b"anyaccel"
+
+
+class Started(NamedTuple):
+    """A call has its devices and runs.
+
+    Attributes:
+        node: Name of its node.
+        allocation: What it holds.
+    """
+
+    node: str
+    allocation: Allocation
+
+
+def leave(key: str, started: Started) -> None:
+    """Leave a notice for the pool."""
+    _store()._internal_kv_put(key, pickle.dumps(started), overwrite=True, namespace=_NAMESPACE)  # noqa: SLF001
+
+
+def remove(key: str) -> None:
+    """Remove a notice; nothing happens when there is none, or nobody to ask."""
+    with contextlib.suppress(Exception):  # it goes with the cluster, if not now
+        _store()._internal_kv_del(key, namespace=_NAMESPACE)  # noqa: SLF001
+
+
+def look(prefix: str, known: Iterable[str]) -> dict[str, Started]:
+    """New notices, by key.
+
+    Args:
+        prefix: What their keys begin with.
+        known: Keys of those that were read before.
+    """
+    found = {}
+    for key in {each.decode() for each in _store()._internal_kv_list(prefix, namespace=_NAMESPACE)} - {*known}:  # noqa: SLF001
+        value = _store()._internal_kv_get(key, namespace=_NAMESPACE)  # noqa: SLF001
+        if value is not None:  # it is over meanwhile
+            found[key] = pickle.loads(value)  # noqa: S301 - from a process that runs the same user's code
+    return found
+
+
+def _store() -> Any:
+    return import_ray().experimental.internal_kv
