@@ -28,6 +28,7 @@ class ActorState:
         member: Its worker, once there is one.
         closing: Whether it gets no more calls.
         death: Why it can run no call any more, or None.
+        options: How its calls are to be run.
         construction: The call that makes the object.
     """
 
@@ -38,7 +39,7 @@ class ActorState:
         self.closing = False
         self.death: WorkerError | None = None
         self._core = core
-        self._options = options
+        self.options = options
         self.construction = Task(name, Options(needs=options.needs, max_calls=1), self._on_cancel)
         self.construction.kind = Kind.CONSTRUCT
         self.construction.actor = self
@@ -60,7 +61,7 @@ class ActorState:
 
     def task(self, method: str) -> Task:
         """A call of a method, which has no arguments yet."""
-        task = Task(f"{self.name}.{method}", self._options, self._on_cancel)
+        task = Task(f"{self.name}.{method}", self.options, self._on_cancel)
         task.kind = Kind.METHOD
         return task
 
@@ -115,10 +116,16 @@ class ActorState:
                 return task
         return None
 
-    def bury(self, death: WorkerError) -> None:
-        """It has gone: no call will be run any more."""
+    def die(self, death: WorkerError) -> None:
+        """No call will be run any more."""
         with self._core.lock:
-            self.death = death = self.death or death
+            self.death = self.death or death
+
+    def bury(self, death: WorkerError) -> None:
+        """It has gone: whatever waits for it fails."""
+        self.die(death)
+        with self._core.lock:
+            death = self.death or death
             waiting, self.queue = self.queue, deque()
         self.construction.fail(death)
         for task in waiting:
@@ -184,6 +191,7 @@ class ActorMember(Member):
         death = self.death(gone, task.name if task is not None else f"the actor {self._state.name}")
         if self._state.closing and gone.status == 0:
             death = BrokenWorkerError("it was closed", exit_status=0)
+        self._state.die(death)  # before anybody hears of it and calls again
         super().on_gone(_, gone)
         self._state.bury(death)
 

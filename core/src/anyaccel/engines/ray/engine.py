@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import secrets
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -71,6 +73,7 @@ class RayEngine(Lifecycle):
         spec = dumps_whole(
             Spec(
                 pool=self._name,
+                path=tuple(os.path.abspath(entry) for entry in sys.path),
                 preparation=setting.preparation,
                 preload=setting.preload,
                 grace=setting.grace,
@@ -134,7 +137,7 @@ class RayEngine(Lifecycle):
         """
         needs = task.options.needs
         plan = None if needs is None else self._cluster.plan(needs)
-        key = (task.name, task.kind, task.options, id(plan))
+        key = (task.name, task.kind, _options(task), id(plan))
         found = self._prepared.get(key)
         if found is None:
             order, wanted = self._order(task, plan)
@@ -148,7 +151,7 @@ class RayEngine(Lifecycle):
 
     @staticmethod
     def _order(task: Task, plan: Plan | None) -> tuple[Order, dict[str, Any]]:
-        options = task.options
+        options = _options(task)
         order = partial(Order, name=task.name, max_calls=options.max_calls, timeout=options.timeout)
         if plan is None or plan.request is None:
             # Actors are idle for most of the time, as calls with devices leave the processors to others.
@@ -212,6 +215,11 @@ class RayEngine(Lifecycle):
     def kept_aside(self) -> tuple[tuple[Allocation, str], ...]:
         """The nodes keep devices aside, and say so in their ledgers."""
         return ()
+
+
+def _options(task: Task) -> Options:
+    """How a call is to be run, or the calls of an actor."""
+    return task.options if task.actor is None else task.actor.options
 
 
 def _hand_over(done: Future[Any], on_value: Callable[[Any], None], on_lost: Callable[[BaseException], None]) -> None:

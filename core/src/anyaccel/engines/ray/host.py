@@ -11,6 +11,7 @@ import contextlib
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ class Spec:
     """What the calls of a pool have in common; see :class:`~anyaccel.workers.engine.Setting`."""
 
     pool: str
+    path: tuple[str, ...]
     preparation: Preparation
     preload: tuple[str, ...]
     grace: float
@@ -99,6 +101,8 @@ class Host:
     def __init__(self, spec: Spec) -> None:
         ray = import_ray()
         restore_environ()
+        # The caller's modules, as far as this node has them in the same place.
+        sys.path += [entry for entry in spec.path if entry not in sys.path and os.path.exists(entry)]
         context = ray.get_runtime_context()
         self.node = f"{ray.util.get_node_ip_address()} ({context.get_node_id()[:8]})"
         self.inventory = node_inventory()

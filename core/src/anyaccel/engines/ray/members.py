@@ -250,10 +250,14 @@ class RemoteActor(Remote, ActorMember):
     def _on_answer(self, news: Answer) -> None:
         task = self.task
         if news.kind == FAILED:  # and it is about to end
+            error = loads(news.data)[0]
+            if isinstance(error, BrokenWorkerError):
+                self._bury(error)
+                return
             with self.core.lock:
                 self.task = None
             if task is not None:
-                task.fail(loads(news.data)[0])
+                task.fail(error)
         elif news.kind == Kind.BROKEN:
             self.engine.break_off(exception_in(message_in(news)))
         else:
@@ -274,6 +278,7 @@ class RemoteActor(Remote, ActorMember):
             task, self.task = self.task, None
         if buried:
             return
+        self._state.die(death)  # before anybody hears of it and calls again
         if self.timer is not None:
             self.timer.cancel()
         if task is not None:

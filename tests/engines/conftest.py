@@ -1,0 +1,129 @@
+"""Pools on every engine, and a Ray cluster on the loopback whose nodes are simulated machines."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyaccel as aa
+import cloudpickle
+import pytest
+from anyaccel.engines.ray.labels import UNIT_VARIABLE, node_labels, node_resources, unit_instances
+
+HERE = Path(__file__).parent
+sys.path += [str(HERE), str(HERE.parent / "workers")]  # helpers; workers have our path, too
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+needs_ray = pytest.mark.skipif(not HAS_RAY, reason="needs Ray, which is not installed here (try: pip install ray)")
+ACME = (HERE.parent / "vendors" / "acme.py").read_text()
+
+
+@pytest.fixture(autouse=True)
+def functions_travel_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Test modules cannot be imported by workers: pytest gives them names that are on no path."""
+    cloudpickle.register_pickle_by_value(request.module)
+    yield
+    cloudpickle.unregister_pickle_by_value(request.module)
+
+
+@pytest.fixture(scope="session")
+def acme_site(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A directory in which the vendor of the tests is installed, for all nodes."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "plug_acme_everywhere.py").write_text(ACME)
+    info = site / "anyaccel_acme-1.2.3.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: anyaccel-acme\nVersion: 1.2.3\n")
+    (info / "entry_points.txt").write_text("[anyaccel]\nacme = plug_acme_everywhere\n")
+    return str(site)
+
+
+class Nodes:
+    """A cluster of Ray whose nodes say what simulated machines have."""
+
+    def __init__(self, site: str, state: Path) -> None:
+        from ray.cluster_utils import Cluster
+
+        self._cluster = Cluster(shutdown_at_exit=True)
+        self._site = site
+        self._state = state
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        return str(self._cluster.address)
+
+    def add(self, machine: str, *, cpus: int = 0, labels: bool = True, **environ: str) -> Any:
+        """Start a node that has the devices of a machine, as 'anyaccel ray start' would."""
+        state = self._state / f"{len(list(self._state.iterdir()))}"  # each stands for a machine of its own
+        state.mkdir(mode=0o700)
+        own = {"ANYACCEL_MACHINE": machine, "ANYACCEL_STATE_DIR": str(state), **environ}
+        path = os.pathsep.join(filter(None, (self._site, os.environ.get("PYTHONPATH"))))
+        own |= {"PYTHONPATH": path, "RAY_DISABLE_IMPORT_WARNING": "1"}
+        devices = [device for device in detected(self._site, own) if device.usable]
+        resources: dict[str, Any] = node_resources(devices)
+        own[UNIT_VARIABLE] = unit_instances({device.resource for device in devices})
+        return self._cluster.add_node(
+            num_cpus=cpus,
+            num_gpus=resources.pop("GPU", 0),
+            resources=resources,
+            labels=node_labels(devices) if labels else {},
+            env_vars=own,
+            include_dashboard=False,
+        )
+
+    def kill(self, node: Any) -> None:
+        """Let a node die."""
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def end(self) -> None:
+        """End all nodes."""
+        import ray
+
+        ray.shutdown()
+        self._cluster.shutdown()
+
+
+def detected(site: str, environ: dict[str, str]) -> tuple[aa.Device, ...]:
+    """What a process with this environment finds."""
+    sys.path.insert(0, site)
+    try:
+        return aa.detect(environ={**os.environ, **environ}).devices
+    finally:
+        sys.path.remove(site)
+
+
+@pytest.fixture(scope="session")
+def ray_nodes(acme_site: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """A cluster with one node, on which there are four devices of the vendor of the tests."""
+    if not HAS_RAY:
+        pytest.skip("needs Ray, which is not installed here (try: pip install ray)")
+    nodes = Nodes(acme_site, tmp_path_factory.mktemp("state"))
+    try:
+        nodes.add("sim:A1:4", cpus=4)
+        yield nodes
+    finally:
+        nodes.end()
+
+
+@pytest.fixture
+def pool_on(acme: object, request: pytest.FixtureRequest) -> Iterator[Callable[..., aa.Pool]]:
+    """Make pools on an engine, where there are four devices that can be shared; all are ended after the test."""
+    made: list[aa.Pool] = []
+
+    def pool_on(engine: str, needs: Any = None, **options: Any) -> aa.Pool:
+        if engine == "ray":
+            options["address"] = request.getfixturevalue("ray_nodes").address
+        else:
+            options["machine"] = "sim:A1:4"
+        made.append(aa.Pool(needs, engine=engine, **{"grace": 2.0, **options}))
+        return made[-1]
+
+    yield pool_on
+    for each in made:
+        each._core.stop(0)
+        each.shutdown()
