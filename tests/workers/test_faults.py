@@ -92,6 +92,34 @@ def test_a_daemon_does_not_outlive_its_call(pool, tmp_path):
     assert gone(int(Path(path).read_text()))
 
 
+def test_workers_that_die_at_the_same_moment_are_not_taken_for_each_other(pool, tmp_path):
+    """What they leave cannot be told apart any more, so none of their devices is free before all of it has gone."""
+
+    def leave():
+        if os.fork() == 0:
+            os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            (tmp_path / f"{os.getpid()}.left").touch()
+            time.sleep(1000)
+        (tmp_path / f"{os.getpid()}.worker").touch()
+        time.sleep(1000)
+
+    one = pool("A1:1", machine="sim:A1:2", grace=0.3)
+    futures = [one.submit(leave) for _ in range(2)]
+    until(lambda: len([*tmp_path.glob("*.left"), *tmp_path.glob("*.worker")]) == 4, "both")
+    nursery = client.nursery().pid
+    os.kill(nursery, signal.SIGSTOP)
+    for worker in tmp_path.glob("*.worker"):
+        os.kill(int(worker.stem), signal.SIGKILL)
+    until(lambda: all(gone(int(worker.stem)) for worker in tmp_path.glob("*.worker")), "their death")
+    os.kill(nursery, signal.SIGCONT)
+    left = [int(path.stem) for path in tmp_path.glob("*.left")]
+    assert one.submit(lambda: [os.path.exists(f"/proc/{pid}") for pid in left]).result() == [False, False]
+    for future in futures:
+        with pytest.raises(aa.BrokenWorkerError):
+            future.result()
+
+
 def test_processes_that_fork_while_they_are_killed(pool):
     def bomb():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -417,3 +445,21 @@ def test_a_process_that_ignores_sigkill_keeps_its_device(pool, monkeypatch):
     member.stop(0)
     assert waiting.result() == 4
     assert one.kept_aside == ()
+
+
+def test_a_call_that_is_cancelled_while_its_worker_is_being_made(pool, monkeypatch):
+    spawn = client.spawn
+    one = pool("A1:1", machine="sim:A1:1")
+    running = one.submit(time.sleep, 1000)  # what follows is launched once this has ended
+    until(running.running, "the first call")
+    future = one.submit(pow, 2, 2)
+
+    def cancel_and_spawn(*arguments, **options):
+        monkeypatch.setattr(client, "spawn", spawn)
+        future.cancel()
+        return spawn(*arguments, **options)
+
+    monkeypatch.setattr(client, "spawn", cancel_and_spawn)
+    running.cancel()
+    until(future.cancelled, "the second call")
+    assert one.submit(pow, 2, 3).result(60) == 8
