@@ -96,6 +96,8 @@ class Member:
             with outputs() as pair:
                 self.worker.send(Kind.SETUP, setup, (*pair, *descriptors))
             self._assign(task, fresh=True)
+            if self.stopped:  # when there was no worker yet that could have been told
+                self.worker.stop(core.grace)
             core.use(nursery, ahead=self.options.max_calls == 1)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             task.fail(error)
