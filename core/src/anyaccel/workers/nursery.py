@@ -27,6 +27,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped, unused-ignore]  # noqa: F401 - workers need it, and they should not each load it
 
 from anyaccel.workers import process, tree
+from anyaccel.workers.family import Family, stuck
 from anyaccel.workers.wire import GONE, HOLD, NUMBER, SPAWN, STOP, Kind, receive, send
 from anyaccel.workers.worker import serve
 
@@ -47,30 +48,8 @@ def main() -> None:
     os._exit(0)
 
 
-class Family:
-    """A worker and everything that descends from it."""
-
-    __slots__ = ("deadline", "grace", "killing_since", "leases", "number", "orphans", "pid", "status", "told_stuck")
-
-    def __init__(self, number: int, pid: int) -> None:
-        self.number = number
-        self.pid = pid
-        self.grace = 0.0
-        self.leases: list[int] = []
-        self.status: int | None = None
-        self.orphans: set[int] = set()
-        self.deadline: float | None = None
-        self.killing_since: float | None = None
-        self.told_stuck = False
-
-    def members(self, nursery: int) -> list[tuple[int, int]]:
-        """All its processes, each with its parent."""
-        roots = [*([self.pid] if self.status is None else []), *self.orphans]
-        return [member for root in roots for member in ((root, nursery), *tree.descendants(root))]
-
-
 class Nursery:
-    """The state of the process: families by number, and whose each child is."""
+    """The state of the process: families by number, and of which families each child may be."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.pid = os.getpid()
@@ -78,7 +57,7 @@ class Nursery:
         self.control = socket.socket(fileno=config["control"])
         self.caller = _caller(config["caller"])
         self.families: dict[int, Family] = {}
-        self.owners: dict[int, Family] = {}
+        self.owners: dict[int, frozenset[Family]] = {}
         self.outbox: deque[tuple[Kind, bytes]] = deque()
         self.closing = False
         process.adopt_orphans()
@@ -141,7 +120,8 @@ class Nursery:
             else:
                 if pid == 0:
                     self._become_worker(channel, ahead=ahead)
-                self.families[number] = self.owners[pid] = Family(number, pid)
+                self.families[number] = family = Family(number, pid)
+                self.owners[pid] = frozenset((family,))
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os.close(channel)
@@ -185,32 +165,52 @@ class Nursery:
                 numbers.update(chunk)
         if numbers - {signal.SIGCHLD}:
             self._close()
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if not pid:
-                    return
-                self._reaped(pid, os.waitstatus_to_exitcode(status))
+        self._look_after_families()
 
-    def _reaped(self, pid: int, status: int) -> None:
-        family = self.owners.pop(pid, None)
-        if family is None:
-            return
-        if pid == family.pid:
-            family.status = status
-        family.orphans.discard(pid)
-        # What the dead process leaves is ours now.
-        left = [child for child in tree.children(self.pid) if child not in self.owners]
-        for orphan in left:
-            self.owners[orphan] = family
-            family.orphans.add(orphan)
-        if left and family.killing_since is None:
-            self._ask_to_end(family, family.grace)
+    def _look_after_families(self) -> None:
+        """Reap who has died, adopt whom they leave, and say which families have gone.
+
+        What a dead process leaves is our child before it can be reaped itself. So whoever is seen before a round of
+        reaping is of a family that lost somebody up to that round; the last round finds nobody dead, which tells that
+        there is nobody left to be seen. Where several families lost somebody meanwhile, nobody can say whose it is:
+        then none of them has gone before it has.
+        """
+        bereaved: frozenset[Family] = frozenset()
+        dead = {0: 0}
+        while dead:
+            left = [child for child in tree.children(self.pid) if child not in self.owners]
+            dead = _reap()
+            for pid, status in dead.items():
+                bereaved |= self._forget(pid, status)
+            self._adopt([orphan for orphan in left if orphan not in dead], bereaved)
+        for family in bereaved:
+            self._look_after(family)
+
+    def _adopt(self, orphans: list[int], families: frozenset[Family]) -> None:
+        """Count orphans among some families; among all where a worker gave up being the parent of its orphans."""
+        for orphan in orphans:
+            self.owners[orphan] = families or frozenset(self.families.values())
+            for family in self.owners[orphan]:
+                family.orphans.add(orphan)
+
+    def _look_after(self, family: Family) -> None:
+        """A family lost somebody: say so when nobody is left, and else have the orphans end."""
         if family.status is not None and not family.orphans:
             del self.families[family.number]
             for lease in family.leases:
                 os.close(lease)
             self._post(Kind.GONE, GONE.pack(family.number, family.pid, family.status))
+        elif family.orphans and family.killing_since is None:
+            self._ask_to_end(family, family.grace)
+
+    def _forget(self, pid: int, status: int) -> frozenset[Family]:
+        """Take a dead process out of the families that it may be of; returns these."""
+        families = self.owners.pop(pid, frozenset())
+        for family in families:
+            if pid == family.pid:
+                family.status = status
+            family.orphans.discard(pid)
+        return families
 
     def _ask_to_end(self, family: Family, grace: float) -> None:
         """Ask every process of a family to end, and set the time at which it is not asked any more."""
@@ -234,7 +234,7 @@ class Nursery:
             tree.send_all(members, signal.SIGKILL)
             if now - family.killing_since > STUCK_AFTER and not family.told_stuck:
                 family.told_stuck = True
-                self._post(Kind.STUCK, NUMBER.pack(family.number) + _describe(members).encode())
+                self._post(Kind.STUCK, NUMBER.pack(family.number) + stuck(members, STUCK_AFTER).encode())
 
     def _close(self) -> None:
         """The caller has gone: end everything."""
@@ -290,6 +290,18 @@ class Nursery:
         return ""
 
 
+def _reap() -> dict[int, int]:
+    """The children that have died, each with its exit status or the negative number of a signal."""
+    dead = {}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            dead[pid] = os.waitstatus_to_exitcode(status)
+    return dead
+
+
 def _caller(pid: int) -> int:
     """Pin the process that started us; if it has gone already, end."""
     try:
@@ -317,13 +329,3 @@ def _preload(modules: list[str]) -> str:
         except BaseException as error:  # noqa: BLE001 - whatever a module does on import, the caller should hear of it
             return f"the module {module!r} cannot be preloaded: {type(error).__name__}: {error}"
     return ""
-
-
-def _describe(members: list[tuple[int, int]]) -> str:
-    shown = []
-    for pid, _ in members:
-        fields = tree.status_fields(pid)
-        if fields:
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
-                shown.append(f"process {pid} (state {fields[0]}, in {file.read() or 'the kernel'})")
-    return f"{', '.join(shown)} did not end {STUCK_AFTER:g} s after SIGKILL"
