@@ -66,7 +66,7 @@ def test_who_waits_for_an_answer_that_is_being_handed_over_takes_no_other(pair):
         def on_gone(self, *_):
             messages.append("gone")
 
-    worker = Worker(1, Owner(), ours, Loop(), stop=lambda _: None)
+    worker = Worker(1, Owner(), ours, theirs.dup(), Loop(), stop=lambda _: None)
     send(theirs, Kind.RESULT, b"first")
     reader = threading.Thread(target=worker.read)
     reader.start()

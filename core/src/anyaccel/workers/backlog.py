@@ -69,6 +69,26 @@ class Backlog:
         line[task] = None
         return None if heir else self._give_place(task)
 
+    def put_back(self, tasks: list[Task]) -> list[Place]:
+        """Let calls of one kind wait again, in front of their like, in whose places they stand.
+
+        Returns:
+            Places for which claims are to be made.
+        """
+        line = self._lines.setdefault(tasks[0].options.reuse, OrderedDict())
+        waiting = list(line)
+        places = [task.place for task in waiting if task.place is not None]
+        line.clear()
+        for task in (*tasks, *waiting):
+            line[task] = None
+            task.place = None
+        for task, place in zip(line, places, strict=False):
+            task.place, place.task = place, task
+        without = list(line)[len(places) :]
+        if tasks[0].options.reuse is not None and (not places or places[0].alone):
+            without = [] if places else without[:1]  # the others inherit it
+        return [self._give_place(task) for task in without]
+
     def first(self, reuse: object) -> Task | None:
         """The first that waits for devices among calls that may share a process."""
         return next(iter(self._lines.get(reuse, ())), None)

@@ -112,16 +112,17 @@ class Nursery:
     def _fork(self, owner: Owner, *, ahead: bool) -> Worker:
         channel, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-        with end:
-            number = next(self._numbers)
-            worker = Worker(number, owner, channel, self._loop, partial(self._stop, number))
-            with self._lock:
-                if not self.alive:
-                    channel.close()
-                    raise BrokenPipeError("the nursery has died")
+        number = next(self._numbers)
+        worker = Worker(number, owner, channel, end, self._loop, stop=partial(self._stop, number))
+        with self._lock:
+            alive = self.alive
+            if alive:
                 self._workers[number] = worker
-            worker.listen()
-            self._tell(worker, Kind.SPAWN, SPAWN.pack(number, ahead), (end.fileno(),))
+        if not alive:
+            worker.forget()
+            raise BrokenPipeError("the nursery has died")
+        worker.listen()
+        self._tell(worker, Kind.SPAWN, SPAWN.pack(number, ahead), (end.fileno(),))
         return worker
 
     def _tell(self, worker: Worker, kind: Kind, body: bytes, descriptors: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from anyaccel.errors import TaskTimeoutError
 from anyaccel.launcher.sandbox import confines
 from anyaccel.model import Request
 from anyaccel.workers.actors import ActorMember
-from anyaccel.workers.devices import Devices
+from anyaccel.workers.feeding import Feeding
 from anyaccel.workers.handle import Gone
 from anyaccel.workers.launching import Preparation
 from anyaccel.workers.leases import Held, Leases
@@ -30,7 +30,7 @@ PROCESSORS = len(os.sched_getaffinity(0))
 """Processors that this process may use: as many calls as that can run at once without devices."""
 
 
-class Core(Devices):
+class Core(Feeding):
     """The state of a pool. Every method may be called by any thread.
 
     Args:
@@ -58,11 +58,16 @@ class Core(Devices):
         idle: float,
         logs: Logs | None,
     ) -> None:
-        super().__init__(leases, grace=grace, idle=idle, confined=confines(preparation.enforce))
+        super().__init__(
+            leases,
+            grace=grace,
+            idle=idle,
+            confined=confines(preparation.enforce),
+            max_workers=max_workers,
+            logs=logs,
+        )
         self.preparation = preparation
         self.preload = preload
-        self.max_workers = max_workers
-        self.logs = logs
 
     def submit(self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any) -> TaskFuture:
         """Let a call be run as soon as there is a worker and, where it needs them, devices for it."""
@@ -128,9 +133,13 @@ class Core(Devices):
         task = None
         try:
             with self.lock:
-                task, member.task = member.task, None
+                task = member.answered(message.number)
+                idle = member.task is None
             if member.ending:
-                member.expect_end()
+                if idle:
+                    member.expect_end()
+            elif not idle:
+                self.feed(member)
             elif not self.go_on(member):
                 self.rest(member)
             if task is not None:
@@ -147,22 +156,24 @@ class Core(Devices):
         with self.lock:
             self.members.discard(member)
             self.resting.discard(member)
-            task, member.task = member.task, None
+            again = member.not_begun()
+            begun = [task for task in member.outstanding if task not in again]
+            member.task = None
+            member.queued.clear()
             held, member.held = member.held, None
-            again = task is not None and member.unsent and not task.future.done()
-            if task is not None and again:
+            if held is not None and again and not begun:  # it was unused, or never there
+                self.backlog.placed.appendleft((again.pop(0), held))
+                held = None
+        for task in begun:
+            if gone.forked and not member.stopped and task.may_be_retried:
+                task.tries += 1
                 task.worker = None
-                if held is None:
-                    self.backlog.cpu.appendleft(task)
-                else:
-                    self.backlog.placed.appendleft((task, held))
-        retry = task is not None and not again and gone.forked and not member.stopped and task.may_be_retried
-        if task is not None and not again and not retry:
-            task.fail(member.death(gone, task.name))
-        if held is not None and not again:
+                again.insert(0, task)
+            else:
+                task.fail(member.death(gone, task.name))
+        self.put_back(again)  # first, or others that came later would be given the devices
+        if held is not None:
             self.give_back(held, gone)
-        if task is not None and retry:
-            self._retry(task)
         self.pump()
         self.settle()
 
@@ -173,6 +184,8 @@ class Core(Devices):
             self.set_aside(member.held, reason)
         if task is not None:
             task.fail(member.death(Gone(reason=reason), task.name))
+        self.recall(member)
+        self.pump()
 
     def on_timeout(self, member: Member, task: Task) -> None:
         """The time of a call is up."""
@@ -185,6 +198,10 @@ class Core(Devices):
 
     def on_cancel(self, task: Task) -> None:
         """A call was cancelled: if it runs, end its worker."""
+        with self.lock:
+            ahead = next((member for member in self.members if task in member.queued), None)
+        if ahead is not None and self.recall(ahead) and not self.go_on(ahead):
+            self.rest(ahead)
         with self.lock:
             member = next((member for member in self.members if member.task is task), None)
             if member is not None:
@@ -205,20 +222,6 @@ class Core(Devices):
             with self.lock:
                 if task.body is body:
                     task.body = frozen
-
-    def _retry(self, task: Task) -> None:
-        """Let a call wait again, whose worker has died."""
-        place = None
-        with self.lock:
-            task.tries += 1
-            task.worker = None
-            if task.options.needs is None:
-                self.backlog.cpu.appendleft(task)
-            elif self.max_workers is None:
-                place = self.backlog.add(task)
-            else:
-                self.backlog.gate.appendleft(task)
-        self.claim(place)
 
     def _next(self) -> Step | None:
         """The next thing to do; called with the lock held, done without it."""
@@ -259,48 +262,6 @@ class Core(Devices):
         member = (Member if task.actor is None else ActorMember)(self, task.options, held, task)
         self.members.add(member)
         return partial(member.launch, task)
-
-    def go_on(self, member: Member) -> bool:
-        """Give a worker the next call of its kind, unless that would overtake somebody."""
-        place = None
-        if member.held is None:
-            with self.lock:
-                task = self.backlog.next_cpu()
-                if task is None or task.options.reuse != member.options.reuse or self.backlog.placed:
-                    return False
-                gated = self.backlog.next_gated()
-                if gated is not None and gated.number < task.number:
-                    return False
-                member.task = self.backlog.cpu.popleft()
-        else:
-            reuse = member.options.reuse
-            with self.lock:
-                task = self.backlog.first(reuse)
-                claim = task.place.claim if task is not None and task.place is not None else None
-            if task is None and self.max_workers is not None:
-                return self._go_on_from_gate(member)
-            if task is None or claim is None or not claim.first():
-                return False
-            with self.lock:
-                if self.backlog.first(reuse) is not task:
-                    return False
-                place = self.backlog.remove(task)
-                member.task = task
-        member.run(task)
-        self.give_up(place)
-        return True
-
-    def _go_on_from_gate(self, member: Member) -> bool:
-        """The same where the number of processes is limited, so that most calls have not asked for devices yet."""
-        if self.leases.wanted(member.ids):
-            return False
-        with self.lock:
-            task, cpu = self.backlog.next_gated(), self.backlog.next_cpu()
-            if task is None or task.options.reuse != member.options.reuse or (cpu and cpu.number < task.number):
-                return False
-            member.task = self.backlog.gate.popleft()
-        member.run(task)
-        return True
 
     def rest(self, member: Member) -> None:
         """Keep a worker for later calls, unless somebody waits for its devices."""

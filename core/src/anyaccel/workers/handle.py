@@ -53,19 +53,34 @@ class Worker:
         number: Its number in the nursery.
         owner: Who wants to hear of it.
         channel: Our end of its channel.
+        end: Its end: whatever it has not taken out can be taken back there.
         loop: The loop that listens.
         stop: Asks the nursery to end it, given the seconds between asking and killing.
+
+    Attributes:
+        awaited: How many answers may be there at once.
     """
 
-    __slots__ = ("_channel", "_deliveries", "_gone", "_loop", "_open", "_reading", "number", "owner", "stop")
+    __slots__ = (
+        "_channel", "_deliveries", "_end", "_gone", "_loop", "_open", "_reading", "awaited", "number", "owner", "stop"
+    )  # fmt: skip
 
     def __init__(
-        self, number: int, owner: Owner, channel: socket.socket, loop: Loop, stop: Callable[[float], None]
+        self,
+        number: int,
+        owner: Owner,
+        channel: socket.socket,
+        end: socket.socket,
+        loop: Loop,
+        *,
+        stop: Callable[[float], None],
     ) -> None:
         self.number = number
         self.owner = owner
         self.stop = stop
+        self.awaited = 1
         self._channel = channel
+        self._end = end
         self._loop = loop
         self._open = True
         self._reading = threading.Lock()
@@ -76,14 +91,16 @@ class Worker:
         """Hand over what it sends from now on."""
         self._loop.watch(self._channel.fileno(), self.read)
 
-    def send(self, kind: Kind, body: Pickled | bytes = b"", descriptors: Sequence[int] = ()) -> bool:
+    def send(
+        self, kind: Kind, body: Pickled | bytes = b"", descriptors: Sequence[int] = (), *, number: int = 0
+    ) -> bool:
         """Send it a message; False when it has gone.
 
         Raises:
             OSError: When there is no memory or no descriptor left for the message.
         """
         try:
-            send(self._channel, kind, body, descriptors)
+            send(self._channel, kind, body, descriptors, number=number)
         except OSError as error:
             if error.errno in _GONE:
                 return False
@@ -95,13 +112,25 @@ class Worker:
         with contextlib.suppress(OSError):
             self._channel.shutdown(socket.SHUT_WR)
 
+    def take_back(self) -> Message | None:
+        """Take back the first message that it has not taken out, or None: the kernel gives it to one of us alone."""
+        try:
+            return receive(self._end, wait=False)
+        except (OSError, ValueError):  # there is none, or it cannot be understood here, and the worker will say so
+            return None
+
     def read(self) -> None:
-        """Take one message from the channel, if there is one, and hand it over."""
+        """Take what answers there are from the channel, and hand them over."""
+        messages = []
         with self._reading:
-            message = self._receive()
-            self._deliveries += message is not None
-        if message is not None:
-            self._deliver(message)
+            for _ in range(self.awaited):
+                message = self._receive()
+                if message is None:
+                    break
+                messages.append(message)
+            self._deliveries += len(messages)
+        if messages:
+            self._deliver(messages)
 
     def attend(self, pending: Callable[[], bool]) -> None:
         """Take the next message in this thread, which saves the way through the loop's, and hand it over.
@@ -109,7 +138,8 @@ class Worker:
         Args:
             pending: Whether the calling thread still waits for that message; if not, nothing is done.
         """
-        if not self._reading.acquire(blocking=False):
+        # Of several answers, the loop takes all that are there at once, and it serves those who wait for the others.
+        if self.awaited > 1 or not self._reading.acquire(blocking=False):
             return  # somebody else is about to take it
         try:
             # What is being handed over may be the message: then no other one may ever come.
@@ -125,7 +155,7 @@ class Worker:
         finally:
             self._reading.release()
         if message is not None:
-            self._deliver(message)
+            self._deliver([message])
 
     def interrupt(self) -> None:
         """Let nobody wait for its answer any more."""
@@ -134,7 +164,8 @@ class Worker:
 
     def ended(self, gone: Gone) -> None:
         """Hand over what it said last, and that it has gone."""
-        self.interrupt()
+        with contextlib.suppress(OSError):
+            self._channel.shutdown(socket.SHUT_RDWR)  # nothing is sent any more, since nobody would take it out
         while self._open:
             with self._reading:
                 message = self._receive(last=True)
@@ -145,24 +176,30 @@ class Worker:
             self._gone = gone
             if self._deliveries:
                 return  # whoever hands over its last message says so afterwards
-        self.owner.on_gone(self, gone)
+        self._hand_over_end(gone)
 
     def forget(self) -> None:
         """Close the channel: nobody was there."""
         with self._reading:
             self._deaf()
         self._channel.close()
+        self._end.close()
 
-    def _deliver(self, message: Message) -> None:
-        """Hand over a message, and the end of the worker where that was heard of meanwhile."""
+    def _deliver(self, messages: Sequence[Message]) -> None:
+        """Hand over messages, and the end of the worker where that was heard of meanwhile."""
         try:
-            self.owner.on_message(self, message)
+            for message in messages:
+                self.owner.on_message(self, message)
         finally:
             with self._reading:
-                self._deliveries -= 1
+                self._deliveries -= len(messages)
                 gone = None if self._deliveries else self._gone
             if gone is not None:
-                self.owner.on_gone(self, gone)
+                self._hand_over_end(gone)
+
+    def _hand_over_end(self, gone: Gone) -> None:
+        self.owner.on_gone(self, gone)
+        self._end.close()
 
     def _receive(self, *, wait: bool = False, last: bool = False) -> Message | None:
         if not self._open:

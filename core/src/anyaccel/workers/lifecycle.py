@@ -57,6 +57,10 @@ class Lifecycle:
             return
         with self.lock:
             self.closed = True
+            members = list(self.members) if cancel_futures else []
+        for member in members:
+            self.recall(member)
+        with self.lock:
             waiting = list(self.backlog) if cancel_futures else []
         for task in waiting:
             task.future.cancel()
@@ -73,6 +77,10 @@ class Lifecycle:
             members = list(self.members)
         for member in members:
             member.stop(grace)
+
+    def recall(self, member: Member) -> bool:  # noqa: ARG002 - not every engine sends calls ahead
+        """Let calls wait again that a worker was given and has not begun with; returns whether it is idle now."""
+        return False
 
     def settle(self) -> None:
         """Once closed and out of work, let the workers go."""
@@ -114,7 +122,7 @@ class Lifecycle:
         error.__cause__ = cause
         with self.lock:
             self.broken = self.broken or error
-            running = [member.task for member in self.members if member.task is not None]
+            running = [task for member in self.members for task in member.outstanding]
             unfinished = [*self.backlog, *running]
         for task in unfinished:
             task.fail(error)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,12 +15,19 @@ from anyaccel.workers.ending import ending
 from anyaccel.workers.handle import Gone, Worker
 from anyaccel.workers.launching import CPU, outputs
 from anyaccel.workers.loop import Timer, loop
+from anyaccel.workers.pickling import Pickled
 from anyaccel.workers.tasks import Options, Task
 from anyaccel.workers.wire import Kind, Message
 
 if TYPE_CHECKING:
     from anyaccel.workers.core import Core
     from anyaccel.workers.leases import Held
+
+QUICK_SECONDS = 0.005
+"""Calls that take less may stand behind each other in a channel; what does not answer for so long is looked after."""
+
+MOST_QUEUED_BYTES = 1 << 12
+"""Larger calls do not wait in channels, of which the room is limited."""
 
 
 class Member:
@@ -29,10 +40,15 @@ class Member:
         allocation: What it holds, with what enforces that once it is known.
         worker: Its process, once the nursery was asked for it.
         task: The call that it runs, or None.
+        feeding: Held by whoever gives it a call, from the choice to the sending: calls arrive in the order of choice.
+        queued: Calls that stand behind that one in its channel: it begins with them without asking.
+        quick: Whether it answered the last call so soon that others may stand behind the next.
+        heard: Time of ``time.monotonic()`` of its last answer, or of the first call since it had none.
         calls: Calls that it was given so far.
         ending: Whether it gets no more calls.
         stopped: Whether we have ended it, whatever it was doing.
-        unsent: Whether its call never reached it.
+        proven: Whether it has answered at all.
+        unsent: Numbers of calls that could not even be sent, since it had gone.
         rested: Time of ``time.monotonic()`` since which it has no call.
     """
 
@@ -41,8 +57,13 @@ class Member:
         "calls",
         "core",
         "ending",
+        "feeding",
+        "heard",
         "held",
         "options",
+        "proven",
+        "queued",
+        "quick",
         "rested",
         "stopped",
         "stuck",
@@ -59,10 +80,15 @@ class Member:
         self.allocation = CPU if held is None else held.allocation
         self.worker: Worker | None = None
         self.task = task
+        self.queued: deque[Task] = deque()
+        self.quick = False
+        self.feeding = threading.Lock()
+        self.heard = 0.0
         self.calls = 0
         self.ending = False
         self.stopped = False
-        self.unsent = False
+        self.proven = False
+        self.unsent: set[int] = set()
         self.stuck = ""
         self.rested = 0.0
         self.timer: Timer | None = None
@@ -76,6 +102,11 @@ class Member:
     def ids(self) -> frozenset[str]:
         """Ids of the devices that it holds."""
         return frozenset(device.id for device in self.allocation.devices)
+
+    @property
+    def outstanding(self) -> list[Task]:
+        """Calls that it was given and has not answered, in order."""
+        return [*([] if self.task is None else [self.task]), *self.queued]
 
     def launch(self, task: Task) -> None:
         """Have it forked, make its environment, and send it its first call."""
@@ -109,11 +140,98 @@ class Member:
     def run(self, task: Task) -> None:
         """Send it another call."""
         task.future.allocation = self.allocation
+        self.heard = time.monotonic()
         try:
             self._assign(task)
         except OSError as error:
             task.fail(error)
             self.stop(0)
+
+    def queue(self, task: Task) -> None:
+        """Send it a call that is to wait in its channel. What does not reach it is found there when it has gone."""
+        worker, body = self.worker, task.body
+        assert worker is not None  # noqa: S101 - it has answered already
+        if body is None:  # cancelled just now, and on its way back
+            return
+        task.future.allocation = self.allocation
+        task.worker = worker
+        self.calls += 1
+        if not worker.send(Kind.CALL, body, number=task.number):
+            self.unsent.add(task.number)
+
+    def answered(self, number: int) -> Task | None:
+        """The call that it has answered, which it does not run any more; called with the pool's lock held."""
+        now = time.monotonic()
+        self.quick, self.heard, self.proven = now - self.heard < QUICK_SECONDS, now, True
+        task = self.task
+        if task is None or task.number != number:
+            task = next((task for task in self.queued if task.number == number), None)
+        if task is not None:
+            self.drop(task)
+            task.body = None
+        return task
+
+    def takes(self, task: Task, *, ahead: bool) -> bool:
+        """Whether a call may be run here, or stand behind one that runs; called with the pool's lock held."""
+        if task.options.reuse != self.options.reuse:
+            return False
+        if not ahead:
+            return True
+        body = task.body
+        small = body is not None and not body.buffers and len(body.data) <= MOST_QUEUED_BYTES
+        return small and self.task is not None and task.options.timeout is None and self.options.max_calls == 0
+
+    def add(self, task: Task) -> None:
+        """Say that it has a call; called with the pool's lock held."""
+        if self.task is None:
+            self.task = task
+        else:
+            self.queued.append(task)
+            if self.worker is not None:
+                self.worker.awaited = 1 + len(self.queued)
+
+    def drop(self, task: Task) -> None:
+        """Forget a call that it was given; called with the pool's lock held."""
+        if self.task is task:
+            self.task = self.queued.popleft() if self.queued else None
+        else:
+            self.queued.remove(task)
+        if self.worker is not None:
+            self.worker.awaited = 1 + len(self.queued)
+
+    def take_back(self) -> Task | None:
+        """The first call that it has not begun with, which it never will now; called with the pool's lock held."""
+        message = None if self.worker is None else self.worker.take_back()
+        task = next((task for task in self.outstanding if message and task.number == message.number), None)
+        if message is not None and task is not None:
+            self._regain(task, message)
+            self.drop(task)
+        return task
+
+    def not_begun(self) -> list[Task]:
+        """The calls that it never began with, now that it has gone; called with the pool's lock held."""
+        messages: dict[int, Message] = {}
+        while self.worker is not None and (message := self.worker.take_back()) is not None:
+            for descriptor in message.descriptors:
+                os.close(descriptor)
+            messages[message.number] = message
+        if not self.proven:
+            messages = {}  # it never became a worker, and another one may not either
+        found = []
+        for task in self.outstanding:
+            if task.number in messages:
+                self._regain(task, messages[task.number])
+            elif task.number not in self.unsent:
+                continue
+            task.worker = None
+            found.append(task)
+        return [task for task in found if task.kind != Kind.METHOD and not task.future.done()]
+
+    @staticmethod
+    def _regain(task: Task, message: Message) -> None:
+        task.worker = None
+        if task.undecided():
+            task.body = Pickled(bytes(message.data), message.buffers)
 
     def _assign(self, task: Task, *, fresh: bool = False) -> None:
         assert self.worker is not None  # noqa: S101 - it was launched
@@ -129,13 +247,13 @@ class Member:
         if not fresh:  # the time of a fresh one begins when it is there
             self._start_timer(task)
         if self.core.logs is None:
-            sent = self.worker.send(kind, body)
+            sent = self.worker.send(kind, body, number=task.number)
         else:
             task.future.log = self.core.logs.path_for(task.name)
             with outputs(task.future.log) as pair:
-                sent = self.worker.send(kind, body, pair)
+                sent = self.worker.send(kind, body, pair, number=task.number)
         if not sent:
-            self.unsent = True
+            self.unsent.add(task.number)
             task.body = body
 
     def _start_timer(self, task: Task | None) -> None:

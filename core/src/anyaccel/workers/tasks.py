@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anyaccel.workers.loop import Timer
 
 
-_numbers = count()
+_numbers = count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,17 +80,18 @@ class TaskFuture(Future[Any]):
 
     def __init__(self, task: Task) -> None:
         super().__init__()
-        self._task = task
+        self._task: Task | None = task  # until it is over: so nothing is left for the garbage collector
         self.allocation: Allocation | None = None
         self.log: str | None = None
 
     def cancel(self) -> bool:
         """Cancel the call, whether it waits or runs; False when it is over."""
-        if (self._task.kind == Kind.METHOD and self._task.worker is not None) or not self._task.decide():
+        task = self._task
+        if task is None or (task.kind == Kind.METHOD and task.worker is not None) or not task.decide():
             return self.cancelled()
         super().cancel()
         self.set_running_or_notify_cancel()
-        self._task.on_cancel(self._task)
+        task.on_cancel(task)
         return True
 
     def result(self, timeout: float | None = None) -> Any:
@@ -101,19 +102,25 @@ class TaskFuture(Future[Any]):
             CancelledError: When it was cancelled.
             Exception: What it raised, or why it was not run to its end.
         """
-        worker = self._task.worker
-        if timeout is None and worker is not None and self._task.undecided():
-            worker.attend(self._task.undecided)
+        task = self._task
+        worker = None if task is None else task.worker
+        if timeout is None and task is not None and worker is not None and task.undecided():
+            worker.attend(task.undecided)
         return super().result(timeout)
 
     def running(self) -> bool:
         """Whether a worker is at it."""
-        return self._task.worker is not None and not self.done()
+        task = self._task
+        return task is not None and task.worker is not None and not self.done()
 
     def why(self) -> Verdict | None:
         """Say what the call waits for; None when it does not wait for devices."""
-        place = self._task.place
+        place = None if self._task is None else self._task.place
         return None if place is None or place.claim is None else place.claim.why()
+
+    def forget(self) -> None:
+        """It is over: let go of the call."""
+        self._task = None
 
 
 class Task:
@@ -163,6 +170,7 @@ class Task:
             self.timer.cancel()
         if self.decide():
             self.future.set_result(value)
+            self.future.forget()
 
     def fail(self, error: BaseException) -> None:
         """Set the exception, unless the call was cancelled."""
@@ -170,6 +178,7 @@ class Task:
             self.timer.cancel()
         if self.decide():
             self.future.set_exception(error)
+            self.future.forget()
 
 
 class RemoteTraceback(Exception):  # noqa: N818 - it is shown as the cause of the error, as other executors do

@@ -36,7 +36,8 @@ GONE = struct.Struct("=Qii")
 NUMBER = struct.Struct("=Q")
 """Number of the worker; a reason in words follows."""
 
-_HEAD = struct.Struct("=BB")
+_HEAD = struct.Struct("=BBQ")
+"""What the message is about, whether it is here or in shared memory, and the number of the call that it is about."""
 _PACKET = _HEAD.size + MOST_INLINE
 _ANCILLARY = socket.CMSG_SPACE(MOST_DESCRIPTORS * 4)
 _INLINE, _SHARED = 0, 1
@@ -81,7 +82,6 @@ class Kind(IntEnum):
     """From the nursery: a process of a worker ignores even SIGKILL."""
 
 
-_HEADS = {kind: _HEAD.pack(kind, _INLINE) for kind in Kind}
 _buffers: list[bytearray] = []
 """Room for packets, used again: as many as there were threads at once that received."""
 
@@ -94,12 +94,14 @@ class Message(NamedTuple):
         data: The pickle, or whatever the kind says.
         buffers: Memory that the pickle refers to.
         descriptors: What was passed along; the receiver closes them.
+        number: Number of the call that it is about, or 0.
     """
 
     kind: int
     data: bytes | memoryview
     buffers: list[memoryview]
     descriptors: list[int]
+    number: int = 0
 
 
 def send(
@@ -108,6 +110,7 @@ def send(
     body: Pickled | bytes = b"",
     descriptors: Sequence[int] = (),
     *,
+    number: int = 0,
     wait: bool = True,
 ) -> None:
     """Send one message. It is small in the channel whatever it holds, so an idle receiver never makes us wait.
@@ -118,11 +121,11 @@ def send(
     """
     data, buffers = (body, None) if isinstance(body, bytes) else body
     if buffers or len(data) > MOST_INLINE:
-        _send_shared(channel, kind, [data, *(buffers or ())], descriptors, wait=wait)
+        _send_shared(channel, kind, [data, *(buffers or ())], descriptors, number=number, wait=wait)
     elif descriptors:
-        _send(channel, _HEADS[kind] + data, descriptors, wait=wait)
+        _send(channel, _HEAD.pack(kind, _INLINE, number) + data, descriptors, wait=wait)
     else:
-        channel.send(_HEADS[kind] + data, 0 if wait else _NO_WAIT)
+        channel.send(_HEAD.pack(kind, _INLINE, number) + data, 0 if wait else _NO_WAIT)
 
 
 def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
@@ -145,8 +148,9 @@ def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
         _buffers.append(buffer)
     if not packet:
         return None
-    if not ancillary and not got & _CUT and packet[1] == _INLINE:
-        return Message(packet[0], memoryview(packet)[_HEAD.size :], [], [])
+    if not ancillary and not got & _CUT and size >= _HEAD.size and packet[1] == _INLINE:
+        kind, _, number = _HEAD.unpack_from(packet)
+        return Message(kind, memoryview(packet)[_HEAD.size :], [], [], number)
     descriptors = array("i")
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -154,9 +158,9 @@ def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
     if len(packet) < _HEAD.size or got & _CUT:
         _close(descriptors)
         raise ValueError("a message was cut short: the process may have no descriptors left (see ulimit -n)")
-    kind, form = _HEAD.unpack_from(packet)
+    kind, form, number = _HEAD.unpack_from(packet)
     if form != _SHARED:
-        return Message(kind, memoryview(packet)[_HEAD.size :], [], list(descriptors))
+        return Message(kind, memoryview(packet)[_HEAD.size :], [], list(descriptors), number)
     try:
         data, *buffers = memory.read(descriptors[0], array("Q", packet[_HEAD.size :]))
     except BaseException:
@@ -164,16 +168,22 @@ def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
         raise
     finally:
         os.close(descriptors[0])
-    return Message(kind, data, buffers, list(descriptors[1:]))
+    return Message(kind, data, buffers, list(descriptors[1:]), number)
 
 
 def _send_shared(
-    channel: socket.socket, kind: Kind, parts: Sequence[bytes | memoryview], descriptors: Sequence[int], *, wait: bool
+    channel: socket.socket,
+    kind: Kind,
+    parts: Sequence[bytes | memoryview],
+    descriptors: Sequence[int],
+    *,
+    number: int,
+    wait: bool,
 ) -> None:
     shared = memory.write(parts)
     try:
         lengths = array("Q", map(len, parts)).tobytes()
-        _send(channel, _HEAD.pack(kind, _SHARED) + lengths, (shared, *descriptors), wait=wait)
+        _send(channel, _HEAD.pack(kind, _SHARED, number) + lengths, (shared, *descriptors), wait=wait)
     finally:
         os.close(shared)
 

@@ -134,15 +134,15 @@ class Worker:
             raise
         except BaseException as error:  # noqa: BLE001 - it is the caller's
             _flush()
-            return self._answer(Kind.ERROR, _describe(error))
+            return self._answer(Kind.ERROR, _describe(error), message.number)
         try:
-            return self._answer(Kind.RESULT, body)
+            return self._answer(Kind.RESULT, body, message.number)
         except (OSError, MemoryError) as error:  # no memory to put it into
-            return self._answer(Kind.ERROR, _describe(error))
+            return self._answer(Kind.ERROR, _describe(error), message.number)
 
-    def _answer(self, kind: Kind, body: Pickled) -> bool:
+    def _answer(self, kind: Kind, body: Pickled, number: int = 0) -> bool:
         try:
-            send(self.channel, kind, body)
+            send(self.channel, kind, body, number=number)
         except (BrokenPipeError, ConnectionResetError):
             return False
         return True

@@ -1,0 +1,130 @@
+"""Calls that stand behind others in a worker's channel: nobody waits for them in vain, and none is run twice."""
+
+import concurrent.futures
+import os
+import signal
+import time
+
+import anyaccel as aa
+import pytest
+from processes import until
+
+QUICK = 40
+
+
+def note(path, number):
+    """Say which call ran where, in one write that no other one cuts in half."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, f"{number}\n".encode())
+    os.close(descriptor)
+    return os.getpid()
+
+
+def block(begun, end):
+    """Say that we run, and go on until we may end."""
+    begun.touch()
+    while not end.exists():
+        time.sleep(0.002)
+    return os.getpid()
+
+
+def die(begun, end):
+    """Kill our process once we may."""
+    block(begun, end)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def noted(path):
+    return [int(line) for line in path.read_text().split()]
+
+
+@pytest.fixture(params=["cpu", "device", "gate"])
+def kept(request, pool):
+    """A pool of one process that is kept; with devices, their number or the number of processes sets the limit."""
+    if request.param == "cpu":
+        return pool(max_workers=1)
+    limits = {"max_workers": 1} if request.param == "gate" else {"machine": "sim:A1:1"}
+    return pool("A1:1", max_calls=0, **limits)
+
+
+@pytest.fixture
+def stands(tmp_path):
+    """Have a call run of which others stand in line behind: the ones before it, itself, and the ones behind it."""
+
+    def stands(kept, function):
+        ran, begun, end = tmp_path / "ran", tmp_path / "begun", tmp_path / "end"
+        kept.submit(os.getpid).result()
+        last = time.monotonic() + 20
+        while time.monotonic() < last:  # whether others are sent behind it depends on how quick the machine is just now
+            before = [kept.submit(note, ran, number) for number in range(QUICK)]
+            middle = kept.submit(function, begun, end)
+            behind = [kept.submit(note, ran, number) for number in range(QUICK, 2 * QUICK)]
+            until(begun.exists, "the call")
+            if any(member.queued for member in kept._core.members):
+                return ran, end, before, middle, behind
+            end.touch()
+            concurrent.futures.wait((*before, middle, *behind))
+            for path in (ran, begun, end):
+                path.unlink()
+        return pytest.skip("the machine is too busy for any call to be quick")
+
+    return stands
+
+
+def test_a_call_that_is_cancelled_in_line_is_not_run_and_costs_nobody_else(kept, stands):
+    ran, end, before, middle, behind = stands(kept, block)
+    assert all(future.cancel() for future in behind[:3])
+    end.touch()
+    pids = {middle.result(), *(future.result() for future in (*before, *behind[3:]))}
+    assert len(pids) == 1
+    assert noted(ran) == [*range(QUICK), *range(QUICK + 3, 2 * QUICK)]
+
+
+def test_what_a_dying_worker_never_began_with_is_run_once_by_another(kept, stands):
+    ran, end, before, middle, behind = stands(kept, die)
+    end.touch()
+    with pytest.raises(aa.BrokenWorkerError, match="was killed by SIGKILL"):
+        middle.result()
+    first = {future.result() for future in before}
+    second = {future.result() for future in behind}
+    assert len(first | second) == len(first) + len(second) == 2
+    assert noted(ran) == [*range(2 * QUICK)]
+
+
+def test_shutdown_cancels_what_stands_in_line_and_lets_the_rest_end(kept, stands):
+    ran, end, before, middle, behind = stands(kept, block)
+    kept.shutdown(wait=False, cancel_futures=True)
+    assert all(future.cancelled() for future in behind)
+    assert not middle.done()
+    end.touch()
+    assert middle.result() == before[0].result()
+    assert noted(ran) == [*range(QUICK)]
+
+
+def test_a_timeout_of_the_first_does_not_cost_those_behind_it(pool, tmp_path):
+    one = pool(max_workers=1)
+    limited = one.options(timeout=0.3)
+    before = [one.submit(note, tmp_path / "ran", number) for number in range(QUICK)]
+    middle = limited.submit(time.sleep, 1000)
+    behind = [one.submit(note, tmp_path / "ran", number) for number in range(QUICK, 2 * QUICK)]
+    with pytest.raises(aa.TaskTimeoutError):
+        middle.result()
+    assert len({future.result() for future in (*before, *behind)}) == 2
+    assert noted(tmp_path / "ran") == [*range(2 * QUICK)]
+
+
+@pytest.mark.parametrize("options", [{}, {"needs": "A1:1", "max_calls": 0}])
+def test_whoever_is_free_runs_what_stands_behind_a_long_call(pool, tmp_path, options):
+    two = pool(max_workers=2).options(**options)
+    for _ in range(5):
+        begun, end = tmp_path / "begun", tmp_path / "end"
+        before = [two.submit(os.getpid) for _ in range(QUICK)]
+        long = two.submit(block, begun, end)
+        behind = [two.submit(os.getpid) for _ in range(QUICK)]
+        for future in (*before, *behind):
+            future.result()  # it would hang if one of them stood behind the long one
+        assert not long.done()
+        end.touch()
+        long.result()
+        begun.unlink()
+        end.unlink()
