@@ -51,16 +51,18 @@ class Nodes:
         self._cluster = Cluster(shutdown_at_exit=True)
         self._site = site
         self._state = state
+        self.states: dict[str, str] = {}
 
     @property
     def address(self) -> str:
         """Where it is."""
         return str(self._cluster.address)
 
-    def add(self, machine: str, *, cpus: int = 0, labels: bool = True, **environ: str) -> Any:
+    def add(self, machine: str, *, cpus: int = 0, **environ: str) -> Any:
         """Start a node that has the devices of a machine, as 'anyaccel ray start' would."""
         state = self._state / f"{len(list(self._state.iterdir()))}"  # each stands for a machine of its own
         state.mkdir(mode=0o700)
+        self.states[machine] = str(state)
         own = {"ANYACCEL_MACHINE": machine, "ANYACCEL_STATE_DIR": str(state), **environ}
         path = os.pathsep.join(filter(None, (self._site, os.environ.get("PYTHONPATH"))))
         own |= {"PYTHONPATH": path, "RAY_DISABLE_IMPORT_WARNING": "1"}
@@ -71,7 +73,7 @@ class Nodes:
             num_cpus=cpus,
             num_gpus=resources.pop("GPU", 0),
             resources=resources,
-            labels=node_labels(devices) if labels else {},
+            labels=node_labels(devices),
             env_vars=own,
             include_dashboard=False,
         )

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from anyaccel.engines.ray.autoscaler import grows
 from anyaccel.engines.ray.connection import connect, import_ray, last_line
 from anyaccel.engines.ray.labels import PREFIX
 from anyaccel.engines.ray.plan import Kind, Plan, find_plan
@@ -21,6 +22,8 @@ from anyaccel.scheduler import Verdict
 FRESH_SECONDS = 5.0
 """How long what was found out about the nodes holds."""
 SURVEY_SECONDS = 60.0
+_inventories: dict[str, dict[object, Inventory]] = {}
+"""By address of the cluster, what is on nodes of each kind: the same for all pools."""
 
 
 class Cluster:
@@ -37,7 +40,7 @@ class Cluster:
         self.ray = import_ray()
         connect(self.ray, address)
         self._lock = threading.Lock()
-        self._inventories: dict[object, Inventory] = {}
+        self._inventories = _inventories.setdefault(self.ray.get_runtime_context().gcs_address, {})
         self._plans: dict[Request, Plan] = {}
         self._looked = float("-inf")
 
@@ -59,7 +62,7 @@ class Cluster:
 
     def _find(self, request: Request) -> Plan:
         kinds = self.kinds()
-        found = find_plan(request, kinds, known_products, grows=self._grows())
+        found = find_plan(request, kinds, known_products, grows=grows(self.ray))
         if found.plan is not None:
             return found.plan
         if not found.verdicts and found.unknown is not None:
@@ -78,7 +81,7 @@ class Cluster:
                 groups.setdefault(_signature(node), []).append(node)
         missing = {key: nodes[0] for key, nodes in groups.items() if key not in self._inventories}
         if missing:
-            self._inventories |= self._survey(missing)
+            self._inventories.update(self._survey(missing))
         return [
             Kind(
                 names=tuple(f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})" for node in nodes),
@@ -87,6 +90,7 @@ class Cluster:
                 inventory=self._inventories[key],
             )
             for key, nodes in groups.items()
+            if key in self._inventories
         ]
 
     def _survey(self, nodes: Mapping[object, Mapping[str, Any]]) -> dict[object, Inventory]:
@@ -99,18 +103,16 @@ class Cluster:
             key: task.options(scheduling_strategy=affinity(node["NodeID"], soft=False)).remote()
             for key, node in nodes.items()
         }
-        try:
-            return dict(zip(refs, self.ray.get(list(refs.values()), timeout=SURVEY_SECONDS), strict=True))
-        except self.ray.exceptions.RayError as error:
-            raise NurseryError(f"a node cannot say what is on it: {last_line(error)}") from error
-
-    def _grows(self) -> bool:
-        """Whether an autoscaler can add nodes."""
-        try:
-            config = self.ray._private.state.state.get_cluster_config()  # noqa: SLF001
-        except Exception:  # noqa: BLE001 - it is not public; without an answer there is none
-            return False
-        return bool(config is not None and config.node_group_configs)
+        self.ray.wait(list(refs.values()), num_returns=len(refs), timeout=SURVEY_SECONDS)
+        found = {}
+        for key, ref in refs.items():
+            try:
+                found[key] = self.ray.get(ref, timeout=0)
+            except self.ray.exceptions.RayTaskError as error:
+                raise NurseryError(f"a node cannot say what is on it: {last_line(error)}") from error
+            except self.ray.exceptions.RayError:  # it has died meanwhile, or is about to
+                continue
+        return found
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Leases of devices that Ray has chosen already: exactly those, and for others on the node to see."""
+"""Leases of devices that Ray has chosen already: those, and for others on the node to see."""
 
 from __future__ import annotations
 
@@ -8,33 +8,64 @@ from dataclasses import replace
 from typing import Any
 
 from anyaccel.engines.ray.node import Given
-from anyaccel.model import Allocation, Device, Grant, Inventory, Request
+from anyaccel.launcher.launch import KnownNames, validate
+from anyaccel.model import UNITS_PER_DEVICE, Allocation, Device, Grant, Inventory, Request, Term
 from anyaccel.scheduler import Choice, Verdict
 from anyaccel.workers.leases import Neighbor, OnFailed, OnHeld
 from anyaccel.workers.shared_leases import SharedClaim, SharedLeases
 
 
-class Fixed(Choice):
-    """The one choice that there is.
+class Preferred(Choice):
+    """The devices that Ray has chosen, or others where a vendor's rule needs that.
+
+    Ray knows no rule: it gives chips 1 and 3 where only 0 and 1, or 2 and 3, can work together. Then we choose in its
+    place, among the devices that nobody on the node holds; Ray has seen to it that there are enough.
 
     Args:
+        inventory: What is on the node.
         request: The request, with its devices.
+        ruled: Whether a vendor has rules for such devices.
     """
 
-    def __init__(self, request: Given) -> None:
-        self.request = request
-        self._grants = request.grants
+    def __init__(self, inventory: Inventory, request: Given, *, ruled: bool) -> None:
+        self._given = request.grants
         self._units = dict(request.units)
+        self._any: Choice | None = None
+        self._accepted = not ruled or all(_accepted(grant) for grant in request.grants)
+        if ruled:
+            self._any = Choice(inventory, plain(request), validate, KnownNames())
 
     @property
     def candidates(self) -> tuple[Device, ...]:
-        """The devices."""
-        return tuple(share.device for grant in self._grants for share in grant.shares)
+        """The devices that will do."""
+        return _devices(self._given) if self._any is None else self._any.candidates
 
     def choose(self, taken: Mapping[str, int]) -> tuple[Grant, ...] | None:
         """The devices, if nobody holds them."""
-        free = all(taken.get(device.id, 0) + self._units[device.id] <= device.units for device in self.candidates)
-        return self._grants if free else None
+        free = (taken.get(each.id, 0) + self._units[each.id] <= each.units for each in _devices(self._given))
+        if self._accepted and all(free):
+            return self._given
+        return None if self._any is None else self._any.choose(taken)
+
+
+def _devices(grants: tuple[Grant, ...]) -> tuple[Device, ...]:
+    return tuple(share.device for grant in grants for share in grant.shares)
+
+
+def plain(request: Request) -> Request:
+    """A request without its devices."""
+    return Request(terms=request.terms, else_cpu=request.else_cpu)
+
+
+def _accepted(grant: Grant) -> bool:
+    return validate(grant.term, [share.device for share in grant.shares]) is None
+
+
+def _has_rules(like: Device, inventory: Inventory) -> bool:
+    """Whether the vendor refuses some number of such devices, so that not every set of them will do."""
+    devices = [device for device in inventory.devices if device.usable and device.type == like.type]
+    terms = (Term(names=(like.resource,), units=UNITS_PER_DEVICE * count) for count in range(1, len(devices) + 1))
+    return any(validate(term, devices[: term.count]) is not None for term in terms)
 
 
 class GivenLeases(SharedLeases):
@@ -51,17 +82,24 @@ class GivenLeases(SharedLeases):
     def __init__(self, inventory: Inventory, note: str) -> None:
         super().__init__(inventory)
         self._note = note
+        self._ruled: dict[str, bool] = {}
 
     def choice(self, request: Request) -> Choice:
         """What Ray has chosen."""
-        return Fixed(_given(request))
+        wanted = _given(request)
+        ruled = any(self._is_ruled(share.device) for grant in wanted.grants for share in grant.shares)
+        return Preferred(self.inventory, wanted, ruled=ruled)
+
+    def _is_ruled(self, device: Device) -> bool:
+        if device.type not in self._ruled:
+            self._ruled[device.type] = _has_rules(device, self.inventory)
+        return self._ruled[device.type]
 
     def claim(self, request: Request, note: str, on_held: OnHeld, on_failed: OnFailed, **options: Any) -> SharedClaim:
         """Ask for the devices; see :class:`~anyaccel.workers.leases.Leases`."""
-        plain = Request(terms=request.terms, else_cpu=request.else_cpu)
 
         def hold(held: object) -> None:
-            held.allocation = replace(held.allocation, request=plain)  # type: ignore[attr-defined]
+            held.allocation = replace(held.allocation, request=plain(request))  # type: ignore[attr-defined]
             on_held(held)  # type: ignore[arg-type]
 
         return super().claim(request, f"{note} ({self._note})", hold, on_failed, **options)
@@ -136,9 +174,8 @@ class UnsharedLeases:
     ) -> UnsharedClaim:
         """Take the devices; see :class:`~anyaccel.workers.leases.Leases`."""
         given = _given(request)
-        plain = Request(terms=request.terms, else_cpu=request.else_cpu)
         self.free.clear()
-        on_held(UnsharedHeld(Allocation(id="ray", request=plain, grants=given.grants), self.free.set))
+        on_held(UnsharedHeld(Allocation(id="ray", request=plain(request), grants=given.grants), self.free.set))
         return UnsharedClaim()
 
     def wanted(self, devices: Iterable[str]) -> frozenset[str]:  # noqa: ARG002

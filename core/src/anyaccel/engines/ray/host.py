@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from anyaccel.engines.ray.connection import import_ray
-from anyaccel.engines.ray.given import GivenLeases, UnsharedLeases
+from anyaccel.engines.ray.given import GivenLeases, UnsharedLeases, plain
 from anyaccel.engines.ray.node import Given, given, held_slots, node_inventory, restore_environ
 from anyaccel.engines.ray.notices import LOOK_SECONDS, Started, leave, remove
 from anyaccel.errors import BrokenWorkerError, RemoteError
@@ -141,8 +141,7 @@ class Host:
         needs = task.options.needs
         allocation = task.future.allocation
         if allocation is None and isinstance(needs, Given):
-            plain = Request(terms=needs.terms, else_cpu=needs.else_cpu)
-            allocation = Allocation(id="ray", request=plain, grants=needs.grants)
+            allocation = Allocation(id="ray", request=plain(needs), grants=needs.grants)
         return Started(self.node, allocation or CPU)
 
     def settle(self) -> None:

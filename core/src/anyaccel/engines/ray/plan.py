@@ -140,9 +140,12 @@ def _by_preference(term: Term, inventory: Inventory) -> list[tuple[str, list[Dev
 
 def _obstacle(term: Term, resource: str, devices: Sequence[Device], kind: Kind) -> str:
     """Why it does not do to ask Ray for some of these devices: it gives any of them."""
-    if not all(_serves(device, term) for device in devices):
+    typed = not _by_resource(term, resource)
+    if not all(_serves(device, term) for device in devices) or (
+        typed and kind.labels.get(label_name(resource)) == MIXED
+    ):
         return f"its {resource} are of several types, of which Ray cannot give one"
-    if not (_by_resource(term, resource) or label_name(resource) in kind.labels):
+    if typed and label_name(resource) not in kind.labels:
         return f"Ray does not know the type of its {resource}; start it with 'anyaccel ray start'"
     if term.count > 1 and not term.mixed and len({device.type for device in devices}) > 1:
         return f"its {resource} are of several types, which Ray mixes; ask for {term},mixed"

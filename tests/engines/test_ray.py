@@ -1,0 +1,206 @@
+"""Pools on a Ray cluster of several machines: every device to one call at a time, every mask right, nodes that die."""
+
+import importlib.util
+import os
+import random
+import time
+
+import anyaccel as aa
+import pytest
+from anyaccel.engines.ray.labels import own_unit_instances
+from conftest import needs_ray
+from processes import until
+
+MISSING = [name for name in ("amd", "nvidia", "tpu") if importlib.util.find_spec(f"anyaccel_{name}") is None]
+pytestmark = [
+    needs_ray,
+    pytest.mark.skipif(bool(MISSING), reason=f"needs the plug-ins anyaccel-{{{','.join(MISSING)}}}"),
+    pytest.mark.xdist_group("ray"),
+]
+
+WAIT = 90
+TASKS = int(os.environ.get("ANYACCEL_TEST_RAY_TASKS", "120"))
+"""Calls of the large test; a thousand take a minute or two on two processors."""
+ONE, TWO = "sim:H100:4", "sim:MI300X:4,TPU-V4:4"
+NEEDS = ("H100", "GPU:2", "MI300X:0.25", "H100:0.25", "GPU:0.5", "TPU:1", "TPU:2", "TPU:4", "H100|MI300X", None)
+NEEDS += ("MI300X:1 TPU:1", "nvidia:1", "v4:1")
+
+
+@pytest.fixture(scope="module")
+def nodes(ray_nodes):
+    """Two more nodes, which this module may use as it likes."""
+    added = [ray_nodes.add(ONE, cpus=1), ray_nodes.add(TWO, cpus=1)]
+    yield ray_nodes
+    for node in added:
+        ray_nodes.kill(node)
+
+
+@pytest.fixture
+def pool(ray_nodes):
+    """Make pools; all are ended after the test."""
+    made = []
+
+    def pool(needs=None, **options):
+        made.append(aa.Pool(needs, engine="ray", address=ray_nodes.address, **{"grace": 2.0, **options}))
+        return made[-1]
+
+    yield pool
+    for each in made:
+        each._core.stop(0)
+        each.shutdown()
+
+
+def variables(machine):
+    """Names of the variables that the vendors of a machine own."""
+    return {name for report in aa.detect(machine).vendors for name in report.env_vars}
+
+
+def report(names, seconds=0.0):
+    """What a worker sees, and from when to when it had it."""
+    start = time.monotonic()
+    held = aa.current()
+    time.sleep(seconds)
+    shares = [(share.device.id, share.units) for share in held.shares]
+    return {name: os.environ[name] for name in names if name in os.environ}, shares, (start, time.monotonic())
+
+
+def test_calls_of_every_kind_at_once(nodes, pool):
+    names = variables("host")
+    inventories = {device.id: inventory for inventory in map(aa.detect, (ONE, TWO)) for device in inventory.devices}
+    chance = random.Random(7)
+    every = pool(max_workers=12)
+    views = {needs: every.options(needs=needs) for needs in NEEDS}
+    wanted = [chance.choice(NEEDS) for _ in range(TASKS)]
+    futures = [views[needs].submit(report, names, chance.choice((0.0, 0.005, 0.02))) for needs in wanted]
+    changes = []
+    for needs, future in zip(wanted, futures, strict=True):
+        seen, shares, (start, end) = future.result(WAIT)
+        assert shares == [(share.device.id, share.units) for share in future.allocation.shares]
+        if needs is None:
+            assert not shares
+            assert all(value in ("", "-1") for value in seen.values()), "a call without needs sees a device"
+            continue
+        # Each on its own: Ray may have given whatever it likes, and the mask must be that.
+        assert sum(units for _, units in shares) == sum(term.units for term in aa.parse_request(needs).terms)
+        inventory = inventories[shares[0][0]]
+        expected = aa.worker_environment(future.allocation, inventory, environ={}).set
+        assert seen == {name: expected[name] for name in names if name in expected}
+        if future.allocation.devices[0].vendor == "nvidia":
+            assert seen["CUDA_VISIBLE_DEVICES"] == ",".join(device_id for device_id, _ in shares)
+        changes += [(start, units, device_id) for device_id, units in shares]
+        changes += [(end, -units, device_id) for device_id, units in shares]
+    held = dict.fromkeys(inventories, 0)
+    for _, units, device_id in sorted(changes):
+        held[device_id] += units
+        assert held[device_id] <= 10_000, f"{device_id} was given twice"
+
+
+def test_types_lead_to_the_nodes_that_have_them(nodes, pool):
+    every = pool()
+    for needs, types in {
+        "H100:1": {"H100"},
+        "MI300X:1": {"AMD-Instinct-MI300X-OAM"},
+        "A100|MI300X:1": {"AMD-Instinct-MI300X-OAM"},
+        "amd:1": {"AMD-Instinct-MI300X-OAM"},
+        "tpu-v4-podslice:1": {"TPU-V4"},
+        "GPU:1,mem=100G": {"AMD-Instinct-MI300X-OAM"},
+    }.items():
+        allocations = [future.allocation for future in map_all(every.options(needs=needs), 4)]
+        assert {device.type for allocation in allocations for device in allocation.devices} == types, needs
+
+
+def map_all(pool, number):
+    futures = [pool.submit(time.sleep, 0.01) for _ in range(number)]
+    for future in futures:
+        future.result(WAIT)
+    return futures
+
+
+def test_what_no_node_can_ever_serve_is_refused_with_what_they_have(nodes, pool):
+    with pytest.raises(aa.NeverFitsError, match=r"A100:1: node .*it has 4 H100") as caught:
+        pool("A100:1")
+    assert "TPU-V4" in str(caught.value), "what each node has"
+    with pytest.raises(aa.NeverFitsError, match="never 3"):
+        pool("TPU:3")
+    with pytest.raises(aa.NeverFitsError):
+        pool("H100:1 TPU:1")  # each is there, on different nodes
+    assert pool("H100:5,else=cpu").submit(report, {"CUDA_VISIBLE_DEVICES"}).result(WAIT)[1] == []
+
+
+def test_a_node_that_is_masked_itself_gives_its_devices_in_its_order(ray_nodes, pool):
+    mask = ["7", "5", "3", "1", *map(str, range(15, 7, -1))]
+    names = {"CUDA_VISIBLE_DEVICES"}
+    node = ray_nodes.add("sim:L4:16", CUDA_VISIBLE_DEVICES=",".join(mask))
+    try:
+        one = pool(mask="index")
+        assert one.options(needs="L4:12").submit(report, names).result(WAIT)[0] == {names.copy().pop(): ",".join(mask)}
+        two = [one.options(needs="L4:2").submit(report, names, 0.2) for _ in range(2)]
+        seen = [future.result(WAIT)[0]["CUDA_VISIBLE_DEVICES"] for future in two]
+        assert {*seen} <= {"7,5", "3,1", "15,14"}
+    finally:
+        ray_nodes.kill(node)
+
+
+def test_companions_of_one_call_do_not_reach_the_next(nodes, pool):
+    names = variables(TWO)
+    one = pool()
+    assert one.options(needs="TPU:1").submit(report, names).result(WAIT)[0]["TPU_CHIPS_PER_HOST_BOUNDS"] == "1,1,1"
+    for _ in range(4):
+        seen, _, _ = one.submit(report, names).result(WAIT)
+        assert not [name for name in seen if "BOUNDS" in name]
+
+
+def test_what_was_on_a_node_that_dies(ray_nodes, pool, tmp_path):
+    nodes = [ray_nodes.add("sim:A10:4") for _ in range(2)]
+    go_on = tmp_path / "go on"
+
+    def run():
+        until(go_on.exists, "the end of the test")
+        return aa.current().devices[0].type
+
+    def dead():
+        try:
+            actor.copy().result(WAIT)
+        except aa.BrokenWorkerError as error:
+            return str(error)
+        return ""
+
+    try:
+        one = pool("A10:1")
+        again = one.options(retries=2)
+        actor = one.options(needs="A10:2").actor(list)
+        calls = [each.submit(run) for each in (one, again) * 3]
+        until(lambda: actor.ready.done() and all(future.running() for future in calls), "all")
+        home = actor._state.member.started.node
+        here = [future._task.worker.started.node == home for future in calls]
+        assert sum(here) == 2, "the other four are on the other node"
+        ray_nodes.kill(next(node for node in nodes if node.node_id[:8] in home))
+        nodes = [node for node in nodes if node.node_id[:8] not in home]
+        assert "died" in until(dead, "the end of the actor")
+        go_on.touch()
+        for number, (future, lost) in enumerate(zip(calls, here, strict=True)):
+            if lost and number % 2 == 0:
+                with pytest.raises(aa.BrokenWorkerError, match=r"on the node [0-9.]+ \([0-9a-f]+\) ended .* died"):
+                    future.result(WAIT)
+            else:
+                assert future.result(WAIT) == "A10"
+        assert one.submit(run).result(WAIT) == "A10", "the rest goes on"
+    finally:
+        for node in nodes:
+            ray_nodes.kill(node)
+
+
+def test_leases_are_seen_by_others_on_the_node(nodes, pool, monkeypatch):
+    future = pool("H100:1").submit(time.sleep, 30)
+    until(future.running, "the call")
+    monkeypatch.setenv("ANYACCEL_STATE_DIR", nodes.states[ONE])
+    (lease,) = aa.leases(aa.detect(ONE))
+    assert lease.device == future.allocation.devices[0].id
+    assert "sleep (Ray job " in lease.note
+    assert future.cancel()
+
+
+def test_the_list_of_unit_instances_is_that_of_ray():
+    from ray._private.accelerators import get_all_accelerator_resource_names
+
+    assert {*own_unit_instances(), "GPU"} == {*get_all_accelerator_resource_names()}
