@@ -157,6 +157,7 @@ def test_slots_are_the_first_devices_of_a_resource(acme, record):
 
 PROGRAM = """
 import json, os, ray, sys
+from anyaccel.engines.ray.autoscaler import grows
 ray.init(address=sys.argv[1], logging_level="ERROR")
 
 @ray.remote(resources={"APU": 1}, label_selector={"anyaccel/APU": "Acme-One"})
@@ -165,7 +166,7 @@ def see():
     return slots, os.environ["ANYACCEL_RAY_NODE"], os.environ["ANYACCEL_MACHINE"]
 
 node = ray.nodes()[0]
-print(json.dumps([node["Resources"], node["Labels"], ray.get(see.remote(), timeout=60)]))
+print(json.dumps([node["Resources"], node["Labels"], ray.get(see.remote(), timeout=60), grows(ray)]))
 """
 
 
@@ -179,9 +180,12 @@ def test_a_node_is_started_with_what_was_found(acme, record, tmp_path):
         with started([*start, *NODE_OPTIONS, "--num-cpus", "2"], environment(), log) as node:
             wait_for("Ray runtime started", node, log)
             assert Path(f"/proc/{node.pid}/cmdline").read_bytes().split(b"\0")[2:3] == [b"start"], "it has become Ray"
-            printed = run_program(PROGRAM, f"127.0.0.1:{port}", environ=environment(), log=tmp_path / "driver")
-    resources, labels, (slots, snapshot, seen) = json.loads(printed.splitlines()[-1])
+            printed = run_program(
+                PROGRAM, [f"127.0.0.1:{port}"], environ=environment(), log=tmp_path / "driver", needs=node
+            )
+    resources, labels, (slots, snapshot, seen), growing = json.loads(printed.splitlines()[-1])
     assert (resources["APU"], resources["CPU"], labels["anyaccel/APU"]) == (3, 2, "Acme-One")
     assert [share for _, share in slots] == [1.0]
     assert seen == machine
+    assert not growing, "nobody can add nodes"
     assert [device.index for device in read_snapshot(snapshot).devices] == [0, 1, 2]

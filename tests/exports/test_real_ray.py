@@ -63,7 +63,7 @@ def test_a_node_has_the_resources_device_by_device(tmp_path):
         with started(start, environment(), log) as node:
             wait_for("Ray runtime started", node, log)
             address = f"127.0.0.1:{port}"
-            printed = run_program(PROGRAM, address, environ=environment(), log=tmp_path / "driver", seconds=100)
+            printed = run_program(PROGRAM, [address], environ=environment(), log=tmp_path / "driver", needs=node)
     resources, labels, held = json.loads(printed.splitlines()[-1])
     found = {name: resources[name] for name in ("GPU", "WPU", "accelerator_type:NPU-9")}
     assert found == {"GPU": 1, "WPU": 2, "accelerator_type:NPU-9": 1}

@@ -108,13 +108,13 @@ def wait_for(pattern, process, log):
     return found
 
 
-def run_program(program, *arguments, environ, log, seconds=SECONDS):
-    """Run a Python program to its end; its output."""
+def run_program(program, arguments=(), *, environ, log, needs=None, seconds=SECONDS):
+    """Run a Python program to its end, or to that of the node that it needs; its output."""
+    until = time.monotonic() + seconds
     with started([sys.executable, "-c", program, *arguments], environ, log) as process:
-        try:
-            status = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            status = f"more than {seconds} s"
+        while process.poll() is None and time.monotonic() < until and (needs is None or needs.poll() is None):
+            time.sleep(0.02)
+        status = process.poll()
         text = Path(log).read_text()
-        assert status == 0, f"{status}: {text}"
+        assert status == 0, f"{'it did not end' if status is None else status}: {text}"
     return text
