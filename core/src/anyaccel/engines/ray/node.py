@@ -104,7 +104,7 @@ def given(request: Request, resources: Sequence[str], slots: Slots, inventory: I
         _check_counted(resource)
         own, left[resource] = left[resource][: term.count], left[resource][term.count :]
         units = [round(part * UNITS_PER_DEVICE) for _, part in own]
-        if sum(units) != term.units:
+        if len(own) != term.count or sum(units) != term.units:
             raise NurseryError(f"Ray gave {own} of {resource} for {term}, which are not devices one by one")
         shares = (share(_device(devices, resource, slot), part) for (slot, _), part in zip(own, units, strict=True))
         grants.append(Grant(term=term, shares=tuple(shares)))

@@ -176,7 +176,7 @@ def _plan(
             types = {each: None for each in types if each != MIXED}
             wanted |= _type_share(types, chosen)
             selector[name] = _in(types)
-        elif any(kind not in chosen and _has(kind, wanted, resource) for kind in kinds):
+        elif any(kind not in chosen and _has(kind, wanted) for kind in kinds):
             selector[name] = _in(types) if types else f"!{MIXED}"
     return Plan(request=request, terms=terms, resources=wanted, selector=selector)
 
@@ -234,8 +234,8 @@ def _quantities(request: Request, terms: Sequence[str]) -> dict[str, float]:
     return {resource: each / UNITS_PER_DEVICE for resource, each in units.items()}
 
 
-def _has(kind: Kind, wanted: Mapping[str, float], resource: str) -> bool:
-    return kind.resources.get(resource, 0) >= wanted[resource]
+def _has(kind: Kind, wanted: Mapping[str, float]) -> bool:
+    return all(kind.resources.get(resource, 0) >= quantity for resource, quantity in wanted.items())
 
 
 def _in(types: Iterable[str]) -> str:
