@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anyaccel.engines.ray.labels import MIXED, TYPE_PREFIX, TYPE_SHARE, by_resource, label_name, label_value
 from anyaccel.errors import UnknownNameError
-from anyaccel.launcher.launch import open_scheduler
+from anyaccel.launcher.launch import KnownNames, validate
 from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Product, Request, Term
-from anyaccel.scheduler import Verdict
+from anyaccel.scheduler import Scheduler, Verdict
 
 Products = Callable[[], Mapping[str, Sequence[Product]]]
 """By resource, what the installed plug-ins know."""
@@ -83,7 +83,7 @@ def find_plan(request: Request, kinds: Sequence[Kind], products: Products, *, gr
     unknown = None
     for kind in kinds:
         try:
-            verdict = open_scheduler(kind.inventory).why(request)
+            verdict = Scheduler(kind.inventory, validate=validate, known=_Known(kinds)).why(request)
         except UnknownNameError as error:
             unknown = error
             reasons.append(f"{kind} has no such device")
@@ -106,6 +106,19 @@ def find_plan(request: Request, kinds: Sequence[Kind], products: Products, *, gr
     elif grows:
         plan = _plan_ahead(request, products)
     return Findings(plan=plan, verdicts=tuple(verdicts), reasons=tuple(reasons), unknown=unknown)
+
+
+class _Known:
+    """Names that are known, though perhaps not on each node: those of all nodes, and of the installed plug-ins."""
+
+    def __init__(self, kinds: Iterable[Kind]) -> None:
+        self._kinds = kinds
+
+    def __iter__(self) -> Iterator[str]:
+        for kind in self._kinds:
+            for device in kind.inventory.devices:
+                yield from (device.resource, device.vendor, *device.tags)
+        yield from KnownNames()
 
 
 def _resources_of(request: Request, kind: Kind) -> tuple[tuple[str, ...], str]:
