@@ -120,3 +120,18 @@ def test_mistakes(arguments, status, message, acme, anyaccel):
     assert (code, out) == (status, "")
     assert message in err
     assert "Traceback" not in err
+
+
+def test_an_instance_type_is_a_machine_with_a_name(acme, anyaccel):
+    known = acme.read_text().replace('name="Acme-Whole",', 'name="Acme-Whole", instance_types={"acme.4xlarge": 4},')
+    acme.write_text(known)
+    status, out, _ = run(anyaccel, "--instance", "acme.4xlarge", "export", "ray-autoscaler")
+    assert status == 0
+    [(name, entry)] = yaml.safe_load(out)["available_node_types"].items()
+    assert (name, entry["resources"]["APU"], entry["labels"]) == ("acme.4xlarge", 4, {"anyaccel/APU": "Acme-Whole"})
+    status, _, err = run(anyaccel, "export", "kuberay", "--instance", "acme.5xlarge")
+    assert status == 2
+    assert "did you mean acme.4xlarge?" in err
+    status, _, err = run(anyaccel, "export", "kuberay", "--instance", "acme.4xlarge", "--machine", "sim:A1:1")
+    assert status == 2
+    assert "leave --machine and --declare out" in err

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 
 import anyaccel
+from anyaccel.accelerators import instance_type
 from anyaccel.cli import output
 from anyaccel.cli.options import survey
 from anyaccel.errors import AnyaccelError, UsageError
@@ -30,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listed = "\n".join(f"  {name:<{width}}  {target.summary}" for name, target in TARGETS.items())
     parser.description = f"{parser.description}\n\ntargets:\n{listed}"
     parser.add_argument("target", metavar="TARGET", choices=tuple(TARGETS), help="one of the targets above")
+    parser.add_argument(
+        "--instance", metavar="TYPE", help="a cloud instance type, such as a node that does not exist yet will be of"
+    )
     parser.add_argument("--out", metavar="FILE", help="write this file, whole or not at all, instead of printing")
     parser.add_argument("--node", metavar="NAME", help="name of the machine in its cluster (default: its host name)")
     parser.add_argument(
@@ -46,6 +50,8 @@ def main(args: argparse.Namespace) -> int:
     target = TARGETS[args.target]
     if args.shards and not args.target.startswith("slurm"):
         raise UsageError(f"--shards belongs to the target slurm (got it with {args.target})")
+    if args.instance:
+        _imagine(args)
     inventory = survey(args)
     _refuse_failed(inventory)
     exported = export(args.target, _collect(inventory, args, target.needs))
@@ -59,6 +65,14 @@ def main(args: argparse.Namespace) -> int:
     elif not args.out:
         print(exported.text, end="")
     return 0
+
+
+def _imagine(args: argparse.Namespace) -> None:
+    """Let the machine be one of the instance type, which is also its name in the cluster."""
+    if args.machine or args.declare:
+        raise UsageError("--instance stands for a machine: leave --machine and --declare out")
+    args.machine = instance_type(args.instance).machine
+    args.node = args.node or args.instance
 
 
 def _collect(inventory: Inventory, args: argparse.Namespace, needs: Needs) -> Source:

@@ -102,7 +102,17 @@ def _common() -> argparse.ArgumentParser:
     return common
 
 
-VALUED = ("--machine", "--declare", "--probe-timeout", "--mask", "--unallocated", "--out", "--node", "--shards")
+VALUED = (
+    "--machine",
+    "--declare",
+    "--probe-timeout",
+    "--mask",
+    "--unallocated",
+    "--out",
+    "--node",
+    "--shards",
+    "--instance",
+)
 """Options that may stand before the command and take the next argument as their value."""
 
 
