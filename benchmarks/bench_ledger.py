@@ -1,16 +1,12 @@
 """What a lease costs, against SQLite in WAL mode doing the same, in one run on one machine.
 
-    python benchmarks/bench_ledger.py [--seconds S] [--rivals N]
-
 Every claimant asks for half of any of eight devices, holds it for no time, and asks again. SQLite keeps one row per
 lease, sums them in an immediate transaction, and retries at random intervals; "in order" it keeps a table of those
-who wait, too, and serves the first. It does not notice that a holder has died. Prints ratios; absolute values are
-there for scale.
+who wait, too, and serves the first. It does not notice that a holder has died.
 """
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import random
@@ -18,17 +14,19 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from anyaccel.ledger import Ledger, Want
+from measure import Row, against, at_most, state
 
 DEVICES = [f"dev-{number}" for number in range(8)]
 HALF, WHOLE = 5_000, 10_000
+ROUNDS, RIVALS, LINES = 20, 64, (1, 10, 100, 1000)
+LEASE_SECONDS, TAKEOVER_SECONDS, FAIR = 0.2e-3, 20e-3, 10.0
 
 Claim = Callable[[], Callable[[], None]]
 """Gets half a device and returns how to give it back."""
@@ -99,7 +97,7 @@ def compete(make: Callable[[str], Claim], directory: str, begin: float, seconds:
 
 
 def measure(make: Callable[[str], Claim], rivals: int, seconds: float) -> tuple[float, float, float]:
-    """Turns per second, most to least served, slowest turn in ms."""
+    """Seconds per turn, how many times more the most served got than the least, seconds of the slowest turn."""
     with state() as directory:
         make(directory)
         context = multiprocessing.get_context("fork")
@@ -114,35 +112,28 @@ def measure(make: Callable[[str], Claim], rivals: int, seconds: float) -> tuple[
         for process in processes:
             process.join()
     turns = [turn for turn, _ in results]
-    return sum(turns) / seconds, max(turns) / max(1, min(turns)), max(slow for _, slow in results) * 1e3
+    return seconds / max(1, sum(turns)), max(turns) / max(1, min(turns)), max(slow for _, slow in results)
 
 
-@contextmanager
-def state() -> Iterator[str]:
-    """A directory on tmpfs where there is one."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as directory:
-        yield directory
-
-
-def acquire_with(live: int) -> float:
-    """Median microseconds of one lease and back while some leases of other devices are live."""
+def acquire_with(live: int, turns: int) -> float:
+    """Median seconds of one lease and back while some leases of other devices are live."""
     with state() as directory:
         ledger = Ledger.open({"ANYACCEL_STATE_DIR": directory})
         other = Want(candidates=frozenset(["other"]))
         held = [ledger.acquire(other, lambda _: {"other": 1}) for _ in range(live)]
         claim = ledger_claim(directory)
         samples = []
-        for _ in range(1000):
+        for _ in range(turns):
             before = time.perf_counter()
             claim()()
             samples.append(time.perf_counter() - before)
         for lease in held:
             lease.release()
-    return sorted(samples)[len(samples) // 2] * 1e6
+    return sorted(samples)[len(samples) // 2]
 
 
 def takeover(rounds: int) -> list[float]:
-    """Milliseconds from SIGKILL of a holder to the moment at which the next has the device."""
+    """Seconds from SIGKILL of a holder to the moment at which the next has the device."""
     samples = []
     code = (
         "import sys; from anyaccel.ledger import Ledger, Want; import time\n"
@@ -162,7 +153,7 @@ def takeover(rounds: int) -> list[float]:
             time.sleep(0.2)
             before = time.monotonic()
             holder.send_signal(signal.SIGKILL)
-            samples.append((float(waiter.stdout.readline()) - before) * 1e3)
+            samples.append(float(waiter.stdout.readline()) - before)
             holder.wait()
             holder = waiter
         holder.kill()
@@ -170,25 +161,60 @@ def takeover(rounds: int) -> list[float]:
     return sorted(samples)
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--rivals", type=int, default=64)
-    args = parser.parse_args()
-    print("one lease and back, median: ", end="")
-    print(", ".join(f"{acquire_with(live):.0f} us with {live} live" for live in (0, 16, 64, 256)))
-    rivals = {"ledger": ledger_claim, "sqlite in order": partial(sqlite_claim, in_order=True), "sqlite": sqlite_claim}
-    print(f"{'rivals':>6}  {'':<16} {'turns/s':>8} {'ratio':>6} {'most:least':>11} {'slowest':>10}")
-    for number in sorted({1, 8, args.rivals}):
-        base = 0.0
-        for name, claim in rivals.items():
-            turns, spread, slowest = measure(claim, number, args.seconds)
-            base = base or turns
-            print(f"{number:>6}  {name:<16} {turns:>8.0f} {base / turns:>6.2f} {spread:>9.1f}:1 {slowest:>7.0f} ms")
-    samples = takeover(20)
-    print(f"next holder after SIGKILL: median {samples[10]:.1f} ms, slowest of 20 {samples[-1]:.1f} ms")
+def rows(rounds: int = ROUNDS) -> list[Row]:
+    """Measure one lease and back, rivals beside SQLite, and what follows the death of a holder."""
+    found = []
+    for live in (0, 16, 256):
+        seconds = acquire_with(live, 50 * rounds)
+        what = f"lease and back, {live} others live"
+        found.append(Row(what=what, seconds=seconds) if live else at_most(what, seconds, LEASE_SECONDS))
+    contenders = {
+        "ledger": ledger_claim,
+        "SQLite in order": partial(sqlite_claim, in_order=True),
+        "SQLite": sqlite_claim,
+    }
+    for rivals in (1, 8, RIVALS) if rounds > 1 else (2,):
+        turns, spread = {}, {}
+        for name, claim in contenders.items():
+            who = f"{name}, {rivals} rival{'s' if rivals > 1 else ''}"
+            turns[who], spread[who], _ = measure(claim, rivals, rounds / 10)
+        ours, in_order, _ = turns
+        if rivals == RIVALS:
+            found += against(in_order, turns, {ours: 1.0, f"SQLite, {rivals} rivals": None})
+            found.append(
+                Row(
+                    what=f"most to least served, {ours}", seconds=turns[ours], ratio=spread[ours],
+                    reference="the least served", budget=f"at most {FAIR:g}x", kept=spread[ours] <= FAIR,
+                )
+            )  # fmt: skip
+        else:
+            found += against(in_order, turns, {ours: None, f"SQLite, {rivals} rival{'s' if rivals > 1 else ''}": None})
+    samples = takeover(rounds)
+    found.append(at_most("next holder after SIGKILL, median", samples[len(samples) // 2], TAKEOVER_SECONDS))
+    found.append(Row(what=f"next holder after SIGKILL, slowest of {rounds}", seconds=samples[-1]))
+    found += [
+        Row(what=f"turn in a line of {number:,} threads", seconds=line_of(number)) for number in LINES[: rounds + 1]
+    ]
+    return found
 
 
-if __name__ == "__main__":
-    main()
+def line_of(number: int) -> float:
+    """Seconds per turn when so many threads of one process stand in the machine's line for one device."""
+    want = Want(candidates=frozenset(["one"]))
+    with state() as directory:
+        ledger = Ledger.open({"ANYACCEL_STATE_DIR": directory})
+        first = ledger.acquire(want, lambda taken: None if taken.get("one") else {"one": WHOLE})
+
+        def turn() -> None:
+            ledger.acquire(want, lambda taken: None if taken.get("one") else {"one": WHOLE}).release()
+
+        threads = [threading.Thread(target=turn) for _ in range(number)]
+        for thread in threads:
+            thread.start()
+        while sum(name.startswith("t1.") for name in os.listdir(directory)) < number:
+            time.sleep(0.01)
+        start = time.perf_counter()
+        first.release()
+        for thread in threads:
+            thread.join()
+        return (time.perf_counter() - start) / number

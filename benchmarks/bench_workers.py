@@ -1,7 +1,5 @@
 """What a worker costs: a fresh process, one call of a live one, and how many calls a second, beside the bare floor.
 
-    python benchmarks/bench_workers.py [--rounds N] [--calls N]
-
 The floor is a small interpreter that forks, sends one byte through a pipe and gets one back; and that sends a byte to
 a child that lives already. The peer is ``concurrent.futures.ProcessPoolExecutor``. All of them take turns in one run,
 so that ratios hold while the machine's speed drifts.
@@ -9,21 +7,19 @@ so that ratios hold while the machine's speed drifts.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from itertools import chain
 
 import anyaccel as aa
-from measure import Row
+from measure import Row, against, state
 
 ROUNDS, CALLS, BATCH, FEW = 40, 60, 1_500, 16
 PAUSE = 0.01
@@ -113,7 +109,7 @@ def batch(executor: Executor, calls: int = BATCH) -> float:
 def measured(rounds: int, calls: int) -> Iterator[dict[str, float]]:
     """Median seconds of everything, in turns."""
     with contextlib.ExitStack() as stack:
-        os.environ["ANYACCEL_STATE_DIR"] = stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))
+        stack.enter_context(state())
         processors = os.cpu_count() or 1
         peer = stack.enter_context(ProcessPoolExecutor(processors))
         batch(peer)  # it forks us: before there is more than one thread
@@ -123,6 +119,7 @@ def measured(rounds: int, calls: int) -> Iterator[dict[str, float]]:
         pool = stack.enter_context(aa.Pool("GPU:1", declare={"GPU": DEVICES}))
         local = stack.enter_context(aa.Pool("GPU:1", declare={"GPU": DEVICES}, shared=False))
         live = local.options(max_calls=0)
+        quarter = local.options(needs="GPU:0.25")
         shared_live = pool.options(max_calls=0)
         cpu = pool.options(needs=None)
         actor = local.actor(Echo)
@@ -132,8 +129,10 @@ def measured(rounds: int, calls: int) -> Iterator[dict[str, float]]:
             "bare fork and pipe round trip": lambda: floor.measure("fork"),
             "fresh worker with a device": timed(lambda: local.submit(os.getppid).result()),
             "fresh worker with a machine-wide lease": timed(lambda: pool.submit(os.getppid).result()),
+            "fresh worker with a quarter of a device": timed(lambda: quarter.submit(os.getppid).result()),
             "fresh workers back to back": lambda: batch(local, FEW),
             "fresh ProcessPoolExecutor back to back": lambda: batch(fresh_peer, FEW),
+            "fresh workers, four to a device, back to back": lambda: batch(quarter, FEW),
         }
         many: dict[str, Callable[[], float]] = {
             "bare pipe round trip": lambda: floor.measure("pipe"),
@@ -162,49 +161,23 @@ def measured(rounds: int, calls: int) -> Iterator[dict[str, float]]:
         yield {name: statistics.median(taken) for name, taken in times.items()}
 
 
-def rows(rounds: int = ROUNDS, calls: int = CALLS) -> list[Row]:
+def rows(rounds: int = ROUNDS) -> list[Row]:
     """Measure, and compare with the budgets."""
-    tables: tuple[tuple[str, float | None, tuple[str, ...]], ...] = (
-        (
-            "bare fork and pipe round trip",
-            FRESH,
-            ("fresh worker with a device", "fresh worker with a machine-wide lease"),
-        ),
-        (
-            "bare fork and pipe round trip",
-            None,
-            ("fresh workers back to back", "fresh ProcessPoolExecutor back to back"),
-        ),
-        ("bare pipe round trip", LIVE, ("live worker without devices", "live worker with a device", "actor")),
-        ("bare pipe round trip", None, ("ProcessPoolExecutor",)),
-        ("ProcessPoolExecutor, always busy", 1 / RATE, tuple(f"{name}, always busy" for name in BUSY)),
-    )
-    with measured(rounds, calls) as times:
-        found = []
-        for reference, limit, names in tables:
-            if not any(row.what == reference for row in found):
-                found.append(Row(what=reference, seconds=times[reference], ratio=1.0, reference=reference))
-            for name in names:
-                ratio = times[name] / times[reference]
-                budget = "" if limit is None else f"at most {limit:g}x"
-                kept = None if limit is None else ratio <= limit
-                found.append(
-                    Row(what=name, seconds=times[name], ratio=ratio, reference=reference, budget=budget, kept=kept)
-                )
-        return found
-
-
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--calls", type=int, default=CALLS)
-    arguments = parser.parse_args()
-    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} processors")
-    for row in rows(arguments.rounds, arguments.calls):
-        verdict = {None: "", True: "kept", False: "MISSED"}[row.kept]
-        print(f"{row.what:<52} {row.seconds * 1e6:>9.1f} us {row.ratio or 1:>7.2f}x   {row.budget:<14} {verdict}")
-
-
-if __name__ == "__main__":
-    main()
+    fork, pipe, busy = "bare fork and pipe round trip", "bare pipe round trip", "ProcessPoolExecutor, always busy"
+    with measured(rounds, min(CALLS, 2 * rounds)) as times:
+        fresh: dict[str, float | None] = {
+            "fresh worker with a device": FRESH,
+            "fresh worker with a machine-wide lease": FRESH,
+            "fresh worker with a quarter of a device": FRESH,
+            "fresh workers back to back": None,
+            "fresh workers, four to a device, back to back": None,
+            "fresh ProcessPoolExecutor back to back": None,
+        }
+        live: dict[str, float | None] = {
+            "live worker without devices": LIVE,
+            "live worker with a device": LIVE,
+            "actor": LIVE,
+            "ProcessPoolExecutor": None,
+        }
+        rates: dict[str, float | None] = {f"{name}, always busy": 1 / RATE for name in BUSY}
+        return [*against(fork, times, fresh), *against(pipe, times, live), *against(busy, times, rates)]
