@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,8 +16,6 @@ from anyaccel.engines.ray.labels import UNIT_VARIABLE, node_labels, node_resourc
 HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE.parent / "workers")]  # helpers; workers have our path, too
 
-HAS_RAY = importlib.util.find_spec("ray") is not None
-needs_ray = pytest.mark.skipif(not HAS_RAY, reason="needs Ray, which is not installed here (try: pip install ray)")
 ACME = (HERE.parent / "vendors" / "acme.py").read_text()
 
 
@@ -102,8 +99,6 @@ def detected(site: str, environ: dict[str, str]) -> tuple[aa.Device, ...]:
 @pytest.fixture(scope="session")
 def ray_nodes(acme_site: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     """A cluster with one node, on which there are four devices of the vendor of the tests."""
-    if not HAS_RAY:
-        pytest.skip("needs Ray, which is not installed here (try: pip install ray)")
     nodes = Nodes(acme_site, tmp_path_factory.mktemp("state"))
     try:
         nodes.add("sim:A1:4", cpus=4)

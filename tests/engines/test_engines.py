@@ -7,8 +7,8 @@ import time
 
 import anyaccel as aa
 import pytest
-from conftest import needs_ray
 from processes import until
+from ray_nodes import needs_ray
 
 pytestmark = pytest.mark.xdist_group("ray")
 

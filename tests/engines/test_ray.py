@@ -1,15 +1,19 @@
 """Pools on a Ray cluster of several machines: every device to one call at a time, every mask right, nodes that die."""
 
+import ast
 import importlib.util
 import os
 import random
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import anyaccel as aa
 import pytest
 from anyaccel.engines.ray.labels import own_unit_instances
-from conftest import needs_ray
 from processes import until
+from ray_nodes import needs_ray
 
 MISSING = [name for name in ("amd", "nvidia", "tpu") if importlib.util.find_spec(f"anyaccel_{name}") is None]
 pytestmark = [
@@ -204,3 +208,13 @@ def test_the_list_of_unit_instances_is_that_of_ray():
     from ray._private.accelerators import get_all_accelerator_resource_names
 
     assert {*own_unit_instances(), "GPU"} == {*get_all_accelerator_resource_names()}
+
+
+def test_the_example_starts_a_cluster_of_its_own():
+    path = Path(__file__).parents[2] / "examples" / "ray_pool.py"
+    promised = ast.get_docstring(ast.parse(path.read_text())).partition("Prints:\n")[2].strip()
+    program = [sys.executable, str(path)]
+    environ = {**os.environ, "RAY_ADDRESS": "local"}
+    done = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=WAIT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == promised

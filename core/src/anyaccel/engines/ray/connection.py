@@ -41,6 +41,7 @@ def connect(ray: Any, address: str | None) -> None:
                 f"this process is connected to the Ray cluster at {there} already (got address={address!r})"
             )
         return
+    address = address or os.environ.get("RAY_ADDRESS") or None
     quiet = {"logging_level": "WARNING"}
     if address not in (None, "local"):
         try:
