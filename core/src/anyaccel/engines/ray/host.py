@@ -40,6 +40,7 @@ FAILED = 0
 POLL_SECONDS = 0.2
 """How often to look whether Ray wants us to stop: it interrupts no wait."""
 MARGIN_SECONDS = 5.0
+MOST_OPTIONS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +123,21 @@ class Host:
             logs=None,
         )
         self.used = time.monotonic()
+        self._options: dict[object, Options] = {}
 
     def options(self, order: Order) -> Options:
         """How our workers are to run it: on the devices that Ray has given to us."""
         if order.request is None:
             return Options(max_calls=order.max_calls, timeout=order.timeout)
-        needs = given(order.request, order.resources, held_slots(), self.inventory)
+        slots = held_slots()
+        key = (order, tuple((name, tuple(held)) for name, held in slots.items()))
+        if key not in self._options:
+            if len(self._options) > MOST_OPTIONS:
+                self._options.clear()
+            self._options[key] = self._options_with(order, given(order.request, order.resources, slots, self.inventory))
+        return self._options[key]
+
+    def _options_with(self, order: Order, needs: Given) -> Options:
         # Nobody could be told to give devices back that are kept where leases are not shared.
         max_calls = order.max_calls if isinstance(self.leases, GivenLeases) else 1
         return Options(needs=needs, max_calls=max_calls, timeout=order.timeout)
