@@ -8,8 +8,10 @@ A page is one session of one shell, in a folder that looks like a checkout. Bloc
 
 A comment right above a block changes that: ``<!-- file: NAME -->`` makes it a file, ``<!-- not run: REASON -->`` leaves
 it out. Commands must succeed; to show one that fails, show its exit status too: ``$ false; echo "exit status $?"``.
+``<!-- needs: MODULE -->`` anywhere leaves the page out where the module is not installed.
 """
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -19,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from ray_nodes import MARK, end, short_directory
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -28,6 +31,7 @@ BLOCK = re.compile(
     r"(?:^<!-- (?P<note>[^\n]+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 RUN = {"console", "sh", "python"}
+NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
 INSIDE = "RUN_BY_A_PAGE"
 LEFT_OUT = {"command: tests": "this is what runs the tests"}
 
@@ -105,9 +109,16 @@ def run_session(steps: list[Step], where: Path) -> list[tuple[int, str]]:
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "COLUMNS": "100",
         INSIDE: "1",
+        MARK: str(where),
+        "RAY_USAGE_STATS_ENABLED": "0",
     }
-    # 'timeout' ends all that the page started; on success it returns what the last 'echo' did.
-    subprocess.run(["timeout", "--kill-after=5", "200", "bash", "-c", script], cwd=work, env=environ, check=True)
+    with short_directory() as files:
+        try:
+            # 'timeout' ends what is in the foreground; on success it returns what the last 'echo' did.
+            command = ["timeout", "--kill-after=5", "200", "bash", "-c", script]
+            subprocess.run(command, cwd=work, env=environ | {"RAY_TMPDIR": files}, check=True)
+        finally:
+            end(str(where))  # what the page has left running
     return [
         (int((out / f"{number}.status").read_text()), (out / str(number)).read_text()) for number in range(len(steps))
     ]
@@ -117,6 +128,9 @@ def run_session(steps: list[Step], where: Path) -> list[tuple[int, str]]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_does_what_it_says(page, tmp_path):
+    for module in NEEDS.findall(page.read_text(encoding="utf-8")):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"needs {module}, which is not installed here (try: pip install {module})")
     steps = steps_of(page)
     faults = []
     for step, (status, printed) in zip(steps, run_session(steps, tmp_path) if steps else [], strict=True):
