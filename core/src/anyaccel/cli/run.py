@@ -29,11 +29,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="enforce",
         help="the same where the kernel can, else run the command without it and say so",
     )
+    job = parser.add_mutually_exclusive_group()
+    job.add_argument(
+        "--ranks",
+        action="store_true",
+        help="run the command once for each device, with RANK, WORLD_SIZE, MASTER_PORT and so on set; the first failure"
+        " ends all",
+    )
+    job.add_argument(
+        "--port",
+        action="store_true",
+        help="set MASTER_ADDR and MASTER_PORT, a port of this job alone, for a command that starts its ranks itself",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     from anyaccel.launcher.command import replace_process
+    from anyaccel.launcher.launch import with_variables
     from anyaccel.launcher.sandbox import available, sandbox_for
 
     if not args.command:
@@ -50,4 +63,14 @@ def main(args: argparse.Namespace) -> int:
         output.say(gap)
     if hold.lease:
         hold.lease.inherit()  # the command carries the lease from here on, and all that it starts
-    replace_process(hold.launch, args.command, sandbox)
+    if not args.ranks and not args.port:
+        replace_process(hold.launch, args.command, sandbox)
+    from anyaccel.launcher.rendezvous import Rendezvous
+
+    rendezvous = Rendezvous()
+    if args.port:
+        rendezvous.inherit()  # as it does the lease
+        replace_process(with_variables(hold.launch, rendezvous.variables), args.command, sandbox)
+    from anyaccel.launcher.ranks import run_ranks
+
+    return run_ranks(hold.launch, args.command, rendezvous, sandbox=sandbox)

@@ -57,7 +57,7 @@ def run(
         except OSError as error:
             if error.filename not in (None, command[0]):
                 raise
-            raise _not_started(command[0], error) from error
+            raise not_started(command[0], error) from error
 
 
 def replace_process(launch: Launch, command: Sequence[str], sandbox: Sandbox | None = None) -> NoReturn:
@@ -80,10 +80,11 @@ def replace_process(launch: Launch, command: Sequence[str], sandbox: Sandbox | N
     try:
         os.execvpe(command[0], list(command), dict(launch.environment.values))
     except OSError as error:
-        raise _not_started(command[0], error) from error
+        raise not_started(command[0], error) from error
 
 
-def _not_started(program: str, error: OSError) -> CommandNotFoundError | CommandNotRunnableError:
+def not_started(program: str, error: OSError) -> CommandNotFoundError | CommandNotRunnableError:
+    """The error of a command that the kernel would not start."""
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return CommandNotFoundError(f"the command {program!r} was not found; check its name and PATH")
     reason = os.strerror(error.errno) if error.errno else str(error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from anyaccel.inventory.detect import DEADLINE_SECONDS, ask, detect
@@ -60,6 +60,18 @@ def prepare(
     allocation = open_scheduler(inventory).allocate(wanted)
     environment = worker_environment(allocation, inventory, environ=environ, unallocated=unallocated, mask=mask)
     return Launch(inventory=inventory, environment=environment)
+
+
+def with_variables(launch: Launch, variables: Mapping[str, str]) -> Launch:
+    """The same launch with some more variables in the worker's environment."""
+    made = launch.environment
+    environment = replace(
+        made,
+        set={**made.set, **variables},
+        unset=made.unset - variables.keys(),
+        values={**made.values, **variables},
+    )
+    return replace(launch, environment=environment)
 
 
 def survey(

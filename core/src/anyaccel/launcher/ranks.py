@@ -1,0 +1,157 @@
+"""One process per device, each of which knows its rank: what ``torchrun`` does for one machine.
+
+All see all devices of the job and choose theirs by ``LOCAL_RANK``, as programs that are written for ``torchrun`` do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+
+from anyaccel.launcher.command import not_started
+from anyaccel.launcher.launch import Launch
+from anyaccel.launcher.rendezvous import Rendezvous
+from anyaccel.launcher.sandbox import Sandbox
+
+GRACE_SECONDS = 10.0
+"""Time between asking the ranks that are left to end and killing them."""
+LOOK_SECONDS = 1.0
+FORWARDED = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT
+)  # fmt: skip
+_STOP = signal.SIGTSTP
+
+
+def run_ranks(
+    launch: Launch,
+    command: Sequence[str],
+    rendezvous: Rendezvous,
+    *,
+    sandbox: Sandbox | None = None,
+    grace: float = GRACE_SECONDS,
+) -> int:
+    """Run a command once for each device, and wait for all of them.
+
+    Signals are passed on to all ranks and what they started. When one fails, the others are asked to end, and killed if
+    they do not. The signal mask of this thread stays changed: the process should end afterwards.
+
+    Args:
+        launch: What was prepared for the job.
+        command: The command and its arguments.
+        rendezvous: Where the ranks meet; it is kept until they have ended.
+        sandbox: What they may not open; None when they are not confined.
+        grace: Seconds between asking a rank to end and killing it.
+
+    Returns:
+        0 when all have ended well, else the exit status of the first that did not; 128 and its number for a signal.
+
+    Raises:
+        EnforcementError: When they cannot be confined.
+        CommandNotFoundError, CommandNotRunnableError: When the command cannot be started.
+    """
+    # What is ignored, as SIGHUP is under nohup, stays ignored. All others wait until we ask for them.
+    signals = {number for number in (*FORWARDED, _STOP) if signal.getsignal(number) is not signal.SIG_IGN}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals | {signal.SIGCHLD})
+    ranks = _Ranks(grace)
+    count = max(1, len(launch.environment.allocation.devices))
+    try:
+        for rank in range(count):
+            environ = {**launch.environment.values, **variables(rank, count), **rendezvous.variables}
+            ranks.start(command, environ, first=rank == 0, sandbox=sandbox)
+        return ranks.wait(signals)
+    finally:
+        ranks.kill()
+
+
+def variables(rank: int, count: int) -> dict[str, str]:
+    """What a process learns of its place among those of a job on one machine."""
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    return {name: str(value) for name, value in place.items()}
+
+
+class _Ranks:
+    """The processes, each the leader of a process group of its own, so that a signal reaches what it started, too."""
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        self._running: list[int] = []
+        self._status = 0
+        self._deadline: float | None = None
+
+    def start(
+        self, command: Sequence[str], environ: Mapping[str, str], *, first: bool, sandbox: Sandbox | None
+    ) -> None:
+        # Another process group than the terminal's would be stopped when it reads from there.
+        with_input = first and not os.isatty(0)
+        actions = [] if with_input else [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+
+        def spawn() -> int:
+            return os.posix_spawnp(
+                command[0],
+                list(command),
+                dict(environ),
+                file_actions=actions,
+                setpgroup=0,
+                setsigmask=(),
+                setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),  # which Python ignores
+            )
+
+        try:
+            self._running.append(spawn() if sandbox is None else sandbox.start(spawn))
+        except OSError as error:
+            raise not_started(command[0], error) from error
+
+    def wait(self, signals: set[signal.Signals]) -> int:
+        """Wait until all have ended."""
+        while self._reap():
+            self._press()
+            left = LOOK_SECONDS if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            came = signal.sigtimedwait(signals | {signal.SIGCHLD}, min(LOOK_SECONDS, left))
+            if came is None or came.si_signo == signal.SIGCHLD:
+                continue
+            self._send(signal.Signals(came.si_signo))
+            if came.si_signo == _STOP:
+                os.kill(os.getpid(), signal.SIGSTOP)
+        return self._status
+
+    def kill(self) -> None:
+        """Let nothing be left."""
+        self._send(signal.SIGKILL)
+        while self._running:
+            os.waitpid(self._running.pop(), 0)
+
+    def _reap(self) -> bool:
+        """Note who has ended; False when nobody is left."""
+        for pid in list(self._running):
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                continue
+            status = ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
+            if status and not self._status:
+                self._status = status
+                self._send(signal.SIGTERM)
+                self._deadline = time.monotonic() + self._grace
+            if self._status:  # before it is reaped: until then nobody else has its number
+                _signal_group(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            self._running.remove(pid)
+        return bool(self._running)
+
+    def _press(self) -> None:
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._send(signal.SIGKILL)
+            self._deadline = None
+
+    def _send(self, number: signal.Signals) -> None:
+        for pid in self._running:
+            _signal_group(pid, number)
+            if number == signal.SIGTERM:
+                _signal_group(pid, signal.SIGCONT)  # a stopped process hears only once it goes on
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)

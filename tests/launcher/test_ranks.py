@@ -1,0 +1,278 @@
+"""run --ranks and --port: the processes of a job find each other, and no two jobs meet at the same port."""
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyaccel as aa
+import pytest
+from anyaccel.launcher.rendezvous import Rendezvous
+from anyaccel.launcher.sandbox import available
+
+PATIENCE = 60.0
+MACHINE = "sim:A1:4"
+TELL = """
+import json, os, sys
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACME_VISIBLE")
+os.write(1, json.dumps([os.environ.get(name) for name in names]).encode() + b"\\n")  # in one piece
+"""
+MEET = """
+import os, socket
+rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
+address = os.environ["MASTER_ADDR"], port
+if rank == 0:
+    with socket.create_server(address) as server:
+        for _ in range(int(os.environ["WORLD_SIZE"]) - 1):
+            server.accept()[0].sendall(b"hello")
+else:
+    while True:
+        try:
+            with socket.create_connection(address, 60) as connection:
+                assert connection.recv(5) == b"hello"
+                break
+        except ConnectionRefusedError:
+            pass
+"""
+
+
+@pytest.fixture
+def job(acme):
+    """Start jobs; all that is left of them is killed in the end."""
+    started = []
+
+    def job(request, flag, *command, options=(), **more):
+        argv = [sys.executable, "-m", "anyaccel", "--machine", MACHINE, "run", request, flag, *options, "--", *command]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(argv, text=True, **(pipes | more)))
+        return started[-1]
+
+    yield job
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            process.kill()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def finished(process):
+    out, err = process.communicate(timeout=PATIENCE)
+    return process.returncode, out, err
+
+
+def until(condition, what):
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)
+    return found
+
+
+def state(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def alive(pid):
+    return state(pid) not in ("", "Z", "X")
+
+
+def test_one_process_per_device_knows_its_rank(job):
+    status, out, err = finished(job("A1:4", "--ranks", sys.executable, "-c", TELL))
+    assert status == 0, err
+    told = sorted(json.loads(line) for line in out.splitlines())
+    assert [line[:4] for line in told] == [[str(rank), str(rank), "4", "4"] for rank in range(4)]
+    assert len({tuple(line[4:]) for line in told}) == 1
+    assert told[0][4] == "127.0.0.1"
+    assert len(told[0][6].split(",")) == 4  # all see all, and choose by their rank
+
+
+def test_jobs_at_the_same_time_have_other_devices_and_other_ports(job):
+    wait = TELL + "sys.stdin.close(); import time; time.sleep(1000)"
+    processes = [job("A1:2", "--ranks", sys.executable, "-c", wait) for _ in range(2)]
+    told = [[json.loads(process.stdout.readline()) for _ in range(2)] for process in processes]
+    assert {line[5] for line in told[0]} != {line[5] for line in told[1]}
+    assert {line[6] for line in told[0]} != {line[6] for line in told[1]}
+
+
+def test_the_ranks_meet(job):
+    processes = [job("A1:2", "--ranks", sys.executable, "-c", MEET) for _ in range(2)]
+    assert [finished(process)[::2] for process in processes] == [(0, ""), (0, "")]
+
+
+def test_a_fraction_or_the_processor_alone_is_one_rank(job):
+    status, out, err = finished(job("A1:0.5", "--ranks", sys.executable, "-c", TELL))
+    assert (status, [json.loads(line)[:4] for line in out.splitlines()]) == (0, [["0", "0", "1", "1"]]), err
+    status, out, _ = finished(job("A1:9,else=cpu", "--ranks", sys.executable, "-c", TELL))
+    assert (status, [json.loads(line)[2] for line in out.splitlines()]) == (0, ["1"])
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("sys.exit(5)", 5), ("os.kill(os.getpid(), 9)", 137), ("os.kill(os.getpid(), 15)", 143)],
+    ids=["exit", "SIGKILL", "SIGTERM"],
+)
+def test_the_first_failure_ends_the_others_and_what_they_started(job, tmp_path, end, status):
+    code = f"""
+import os, subprocess, sys, time
+rank = os.environ["RANK"]
+child = subprocess.Popen(["sleep", "1000"])
+with open({str(tmp_path)!r} + "/" + rank, "w") as file:
+    file.write(f"{{os.getpid()}} {{child.pid}}")
+os.rename(file.name, file.name + ".there")
+while len([name for name in os.listdir({str(tmp_path)!r}) if name.endswith(".there")]) < 4:
+    time.sleep(0.01)
+if rank == "1":
+    {end}
+time.sleep(1000)
+"""
+    found, _, err = finished(job("A1:4", "--ranks", sys.executable, "-c", code))
+    assert found == status, err
+    pids = [int(pid) for path in tmp_path.glob("*.there") for pid in path.read_text().split()]
+    assert len(pids) == 8
+    until(lambda: not any(map(alive, pids)), "the end of all")
+    assert aa.leases(aa.detect(MACHINE)) == ()
+
+
+def test_a_rank_that_does_not_end_is_killed(acme, tmp_path):
+    """With less patience than the command line has."""
+    code = f"""
+import anyaccel, sys
+from anyaccel.launcher.ranks import run_ranks
+from anyaccel.launcher.rendezvous import Rendezvous
+script = "trap '' TERM; touch {tmp_path}/$RANK; while [ ! -e {tmp_path}/1 ]; do sleep 0.01; done; " \
+    "[ $RANK = 0 ] && exit 3; while true; do sleep 0.1; done"
+launch = anyaccel.prepare("A1:2", machine={MACHINE!r})
+sys.exit(run_ranks(launch, ["sh", "-c", script], Rendezvous(), grace=0.2))
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=PATIENCE, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+def test_ranks_that_end_well_are_waited_for(job, tmp_path):
+    code = f"[ $RANK = 0 ] || {{ while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; echo late; }}; touch {tmp_path}/go"
+    assert finished(job("A1:2", "--ranks", "sh", "-c", code))[:2] == (0, "late\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_signals_are_passed_on(job, number):
+    code = f"""
+import os, signal, sys
+signal.signal({int(number)}, lambda *_: sys.exit(7))
+os.write(1, b"ready\\n")
+while True: signal.pause()
+"""
+    process = job("A1:2", "--ranks", sys.executable, "-c", code)
+    assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+    process.send_signal(number)
+    assert finished(process)[0] == 7
+
+
+def test_stopped_and_going_on(job):
+    code = "import os, time; os.write(1, f'{os.getpid()}\\n'.encode()); time.sleep(1000)"
+    process = job("A1:2", "--ranks", sys.executable, "-c", code)
+    pids = [int(process.stdout.readline()) for _ in range(2)]
+    process.send_signal(signal.SIGTSTP)
+    until(lambda: [state(pid) for pid in (process.pid, *pids)] == ["T"] * 3, "all to stop")
+    process.send_signal(signal.SIGCONT)
+    until(lambda: "T" not in [state(pid) for pid in (process.pid, *pids)], "all to go on")
+    process.terminate()
+    assert finished(process)[0] == 128 + signal.SIGTERM
+
+
+def test_what_is_ignored_stays_ignored(job):
+    """As under nohup."""
+    code = "import time; print('ready', flush=True); time.sleep(1000)"
+    process = job(
+        "A1:1", "--ranks", sys.executable, "-c", code, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    )
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    assert finished(process)[0] == 128 + signal.SIGTERM
+
+
+def test_a_launcher_that_is_killed_leaves_the_devices_to_its_ranks(job):
+    code = "import os, time; os.write(1, f'{os.getpid()}\\n'.encode()); time.sleep(1000)"
+    process = job("A1:2", "--ranks", sys.executable, "-c", code)
+    pids = [int(process.stdout.readline()) for _ in range(2)]
+    try:
+        process.kill()
+        process.wait(PATIENCE)
+        assert len(aa.leases(aa.detect(MACHINE))) == 2
+        os.kill(pids[0], signal.SIGKILL)
+        assert len(aa.leases(aa.detect(MACHINE))) == 2
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    until(lambda: aa.leases(aa.detect(MACHINE)) == (), "the end of the leases")
+
+
+def test_input_goes_to_the_first(job):
+    process = job("A1:2", "--ranks", "sh", "-c", "echo $RANK $(cat)", stdin=subprocess.PIPE)
+    out, _ = process.communicate("given\n", timeout=PATIENCE)
+    assert sorted(out.splitlines()) == ["0 given", "1"]
+
+
+@pytest.mark.skipif(bool(available()), reason=f"workers cannot be confined here: {available()}")
+def test_ranks_are_confined(job):
+    status, out, err = finished(
+        job("A1:2", "--ranks", "grep", "NoNewPrivs", "/proc/self/status", options=["--enforce"])
+    )
+    assert (status, out) == (0, "NoNewPrivs:\t1\n" * 2), err
+
+
+def test_a_command_that_cannot_be_started(job):
+    status, _, err = finished(job("A1:2", "--ranks", "no-such-command"))
+    assert (status, "no-such-command" in err, "Traceback" in err) == (127, True, False)
+
+
+def test_a_port_alone_for_a_command_that_starts_its_ranks_itself(job):
+    code = "import os; print(os.environ['MASTER_PORT'], os.environ['PET_MASTER_PORT'], os.environ.get('RANK'))"
+    told = []
+    for process in [job("A1:1", "--port", sys.executable, "-c", code) for _ in range(2)]:
+        status, out, err = finished(process)
+        assert status == 0, err
+        told.append(out.split())
+    assert all(port == same and rank == "None" for port, same, rank in told)
+    status, _, err = finished(job("A1:1", "--port", "true", options=["--ranks"]))
+    assert (status, "not allowed with" in err) == (2, True)
+
+
+# The port
+
+
+def test_a_port_is_nobody_elses_and_the_jobs_own():
+    with Rendezvous() as one, Rendezvous() as other:
+        assert one.port != other.port
+        for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0")):
+            with socket.socket(family) as rival, pytest.raises(OSError, match="in use") as refused:
+                rival.bind((address, one.port))  # somebody who does not know of it
+            assert refused.value.errno == errno.EADDRINUSE
+        with socket.create_server(("127.0.0.1", one.port)) as server:  # as those who were told it do
+            socket.create_connection(server.getsockname()[:2], PATIENCE).close()
+            server.accept()[0].close()
+
+
+def test_the_kernel_gives_a_kept_port_to_nobody():
+    with Rendezvous() as kept:
+        ports = set()
+        for _ in range(3000):
+            with socket.socket() as rival:
+                rival.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                rival.bind(("", 0))
+                ports.add(rival.getsockname()[1])
+        assert kept.port not in ports
