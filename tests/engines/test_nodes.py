@@ -1,5 +1,6 @@
 """``anyaccel ray start``: what Ray is told about a machine, and what its own tasks make of it."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -189,3 +190,46 @@ def test_a_node_is_started_with_what_was_found(acme, record, tmp_path):
     assert seen == machine
     assert not growing, "nobody can add nodes"
     assert [device.index for device in read_snapshot(snapshot).devices] == [0, 1, 2]
+
+
+SLICE = """
+import json, os, ray, sys
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.tpu import slice_placement_group
+ray.init(address=sys.argv[1], logging_level="ERROR")
+
+@ray.remote(num_cpus=0)
+def see():
+    return os.environ["TPU_WORKER_ID"]
+
+found = slice_placement_group(topology="2x2x2", accelerator_version="v7x")
+ray.get(found.placement_group.ready(), timeout=60)
+strategies = [PlacementGroupSchedulingStrategy(found.placement_group, index) for index in range(found.num_bundles)]
+calls = [see.options(resources={"TPU": found.chips_per_host}, scheduling_strategy=each).remote() for each in strategies]
+print(json.dumps(ray.get(calls, timeout=60)))
+"""
+
+
+@needs_ray
+@pytest.mark.timeout(240)
+def test_ray_reserves_a_slice_and_starts_one_task_on_each_of_its_hosts(tmp_path):
+    """Two hosts of a slice, of which only the second was recorded; the first is told apart by its number."""
+    pytest.importorskip("anyaccel_tpu", reason="needs the plug-in anyaccel-tpu")
+    recorded = Path(__file__).parents[2] / "plugins" / "tpu" / "recordings" / "tpu7x-16-gke-worker-1" / "machine.json"
+    facts = json.loads(recorded.read_text())
+    port = free_port()
+    with short_directory() as files, contextlib.ExitStack() as nodes:
+        for worker in range(2):
+            facts["environ"] |= {"TPU_NAME": "slice-7", "TPU_WORKER_ID": str(worker)}
+            machine = tmp_path / f"host-{worker}"
+            machine.mkdir()
+            (machine / "machine.json").write_text(json.dumps(facts))
+            where = (f"--address=127.0.0.1:{port}",) if worker else head_options(port, files)
+            start = [sys.executable, "-m", "anyaccel", "ray", "start", f"--machine={machine}", "--num-cpus=1"]
+            log = tmp_path / f"node-{worker}"
+            environ = environment(**facts["environ"])  # which Ray looks at, too
+            node = nodes.enter_context(started([*start, *where, *NODE_OPTIONS], environ, log))
+            wait_for("Ray runtime started", node, log)
+        address = f"127.0.0.1:{port}"
+        printed = run_program(SLICE, [address], environ=environment(), log=tmp_path / "driver", needs=node)
+    assert sorted(json.loads(printed.splitlines()[-1])) == ["0", "1"]
