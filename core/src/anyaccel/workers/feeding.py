@@ -19,9 +19,6 @@ from anyaccel.workers.logs import Logs
 from anyaccel.workers.member import QUICK_SECONDS, Member
 from anyaccel.workers.tasks import Task
 
-FEW_QUEUED, MOST_QUEUED = 3, 8
-"""A worker gets more calls when it has so few that stand behind the one that it runs, and so many then."""
-
 
 class Feeding(Devices):
     """A pool as the one who gives its workers their calls.
@@ -67,13 +64,14 @@ class Feeding(Devices):
 
     def feed(self, member: Member) -> None:
         """Let calls stand behind the one that a worker runs, so that it need not wait for us between the two."""
-        if not member.quick or member.ending or len(member.queued) > FEW_QUEUED or self.logs is not None:
+        room = member.room
+        if len(member.queued) >= -(-room // 2) or member.ending or self.logs is not None:
             return
         if not member.feeding.acquire(blocking=False):
             return  # somebody else does
         fed, places = False, []
         try:
-            while len(member.queued) < MOST_QUEUED:
+            while len(member.queued) < room:
                 task, place = self._steal(member, silent=True, ahead=True), None
                 if task is None:
                     task, place = self._take(member, ahead=True)

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from anyaccel.workers.leases import Held
 
 QUICK_SECONDS = 0.005
-"""Calls that take less may stand behind each other in a channel; what does not answer for so long is looked after."""
+"""About so much work stands in line in a channel; a worker that does not answer for so long is looked after."""
 
-MOST_QUEUED_BYTES = 1 << 12
-"""Larger calls do not wait in channels, of which the room is limited."""
+MOST_QUEUED, MOST_QUEUED_BYTES = 32, 1 << 12
+"""So many calls at most stand in line in a channel, and larger ones do not: together they find room in its buffer."""
 
 
 class Member:
@@ -42,7 +42,7 @@ class Member:
         task: The call that it runs, or None.
         feeding: Held by whoever gives it a call, from the choice to the sending: calls arrive in the order of choice.
         queued: Calls that stand behind that one in its channel: it begins with them without asking.
-        quick: Whether it answered the last call so soon that others may stand behind the next.
+        pace: Seconds that an answer has taken lately.
         heard: Time of ``time.monotonic()`` of its last answer, or of the first call since it had none.
         calls: Calls that it was given so far.
         ending: Whether it gets no more calls.
@@ -61,9 +61,9 @@ class Member:
         "heard",
         "held",
         "options",
+        "pace",
         "proven",
         "queued",
-        "quick",
         "rested",
         "stopped",
         "stuck",
@@ -81,7 +81,7 @@ class Member:
         self.worker: Worker | None = None
         self.task = task
         self.queued: deque[Task] = deque()
-        self.quick = False
+        self.pace = float("inf")
         self.feeding = threading.Lock()
         self.heard = 0.0
         self.calls = 0
@@ -102,6 +102,11 @@ class Member:
     def ids(self) -> frozenset[str]:
         """Ids of the devices that it holds."""
         return frozenset(device.id for device in self.allocation.devices)
+
+    @property
+    def room(self) -> int:
+        """How many calls may stand behind the one that it runs: few that take long, none that take very long."""
+        return min(MOST_QUEUED, int(QUICK_SECONDS / max(self.pace, 1e-6)))
 
     @property
     def outstanding(self) -> list[Task]:
@@ -162,7 +167,9 @@ class Member:
     def answered(self, number: int) -> Task | None:
         """The call that it has answered, which it does not run any more; called with the pool's lock held."""
         now = time.monotonic()
-        self.quick, self.heard, self.proven = now - self.heard < QUICK_SECONDS, now, True
+        taken, self.heard = now - self.heard, now
+        self.pace = self.pace + (taken - self.pace) / 4 if self.proven else taken
+        self.proven = True
         task = self.task
         if task is None or task.number != number:
             task = next((task for task in self.queued if task.number == number), None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -67,6 +69,31 @@ class Runner(Protocol):
         """Somebody waits for its next answer in this thread."""
 
 
+class _Condition(threading.Condition):
+    """A condition that is three objects and not eight: it finds the methods of its lock when they are called."""
+
+    def __init__(self) -> None:
+        self._lock: Any = threading.RLock()
+        self._waiters: deque[Any] = deque()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        taken: bool = self._lock.acquire(blocking, timeout)
+        return taken
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def _release_save(self) -> Any:
+        return self._lock._release_save()  # noqa: SLF001 - as the class above does
+
+    def _acquire_restore(self, state: Any) -> None:
+        self._lock._acquire_restore(state)  # noqa: SLF001
+
+    def _is_owned(self) -> bool:
+        owned: bool = self._lock._is_owned()  # noqa: SLF001
+        return owned
+
+
 class TaskFuture(Future[Any]):
     """The future of a call.
 
@@ -80,6 +107,7 @@ class TaskFuture(Future[Any]):
 
     def __init__(self, task: Task) -> None:
         super().__init__()
+        self._condition = _Condition()  # the other one is most of what a call costs the garbage collector
         self._task: Task | None = task  # until it is over: so nothing is left for the garbage collector
         self.allocation: Allocation | None = None
         self.log: str | None = None
@@ -118,6 +146,11 @@ class TaskFuture(Future[Any]):
         place = None if self._task is None else self._task.place
         return None if place is None or place.claim is None else place.claim.why()
 
+    @property
+    def guard(self) -> threading.Condition:
+        """Held over every look at what has been decided."""
+        return self._condition
+
     def forget(self) -> None:
         """It is over: let go of the call."""
         self._task = None
@@ -127,7 +160,7 @@ class Task:
     """A call: what is to be run, where it stands, and whom to tell."""
 
     __slots__ = (
-        "_open", "actor", "body", "future", "kind", "name", "number", "on_cancel", "options", "place", "relay",
+        "_decided", "actor", "body", "future", "kind", "name", "number", "on_cancel", "options", "place", "relay",
         "timer", "tries", "worker",
     )  # fmt: skip
 
@@ -144,16 +177,14 @@ class Task:
         self.relay: Callable[[Message], None] | None = None  # wants the answer as it is
         self.tries = 0
         self.timer: Timer | None = None
-        self._open = [None]
+        self._decided = False
         self.future = TaskFuture(self)
 
     def decide(self) -> bool:
         """Decide its outcome; True for the first who does."""
-        try:
-            self._open.pop()
-        except IndexError:
-            return False
-        return True
+        with self.future.guard:
+            first, self._decided = not self._decided, True
+        return first
 
     @property
     def may_be_retried(self) -> bool:
@@ -162,7 +193,7 @@ class Task:
 
     def undecided(self) -> bool:
         """Whether its outcome is open."""
-        return bool(self._open)
+        return not self._decided
 
     def succeed(self, value: Any) -> None:
         """Set the result, unless the call was cancelled."""
