@@ -210,6 +210,39 @@ def test_the_list_of_unit_instances_is_that_of_ray():
     assert {*own_unit_instances(), "GPU"} == {*get_all_accelerator_resource_names()}
 
 
+PROGRAM = """
+import sys, time, anyaccel as aa, ray
+def late(path):
+    time.sleep(0.5)
+    open(path, "w").write("done")
+if __name__ == "__main__":
+    pool = aa.Pool(engine="ray", address=sys.argv[1], grace=0.5)
+    pool.submit(abs, 1).result(60)
+    future = pool.submit(late, sys.argv[2])
+    if sys.argv[3] == "leave":
+        ray.shutdown()
+        pool.shutdown()
+        print(type(future.exception(60)).__name__)
+"""
+
+
+@pytest.mark.parametrize(("how", "said"), [("exit", ""), ("leave", "BrokenWorkerError")])
+def test_a_program_that_ends_or_leaves_the_cluster_with_a_call_on_its_way(ray_nodes, tmp_path, how, said):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, str(path), ray_nodes.address, str(tmp_path / "late"), how],
+        env={**os.environ, "RAY_LOG_TO_DRIVER": "0"},
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith(said)
+    assert (tmp_path / "late").exists() or how == "leave"
+
+
 def test_the_example_starts_a_cluster_of_its_own():
     path = Path(__file__).parents[2] / "examples" / "ray_pool.py"
     promised = ast.get_docstring(ast.parse(path.read_text())).partition("Prints:\n")[2].strip()

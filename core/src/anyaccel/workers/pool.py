@@ -122,6 +122,8 @@ class Pool(Submitter):
         if options.needs is not None:
             core.check(options.needs)
         _cores.add(core)
+        atexit.unregister(_finish_all)
+        atexit.register(_finish_all)  # before whatever the engine has registered: that may be what our calls need
         # A finalizer runs wherever garbage is collected, perhaps under one of our locks: it only leaves a note.
         weakref.finalize(self, _abandon, core).atexit = False
 

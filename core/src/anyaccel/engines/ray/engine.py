@@ -174,19 +174,38 @@ class RayEngine(Lifecycle):
         """See which calls run by now, as long as there are some of which nothing was heard."""
         with self.lock:
             calls = {member.key: member for member in self.members if isinstance(member, RemoteCall)}
-        silent = any(member.started is None for member in calls.values())
+        silent = self.ray.is_initialized() and any(member.started is None for member in calls.values())
         found = look(f"{self._name}/", (key for key, member in calls.items() if member.started)) if silent else {}
         for key, started in found.items():
             if key in calls:
                 calls[key].on_started(started)
         with self.lock:
-            self._looking = bool(self.members)
+            self._looking = bool(self.members) and self.ray.is_initialized()
         if self._looking:
             loop().call_later(LOOK_SECONDS, self._look_aside)
 
     def _look_aside(self) -> None:
         # Not in the thread of the loop, which others need: this may take a while.
         threading.Thread(target=self.look_for_notices, name="anyaccel ray", daemon=True).start()
+
+    def kill(self, actor: Any) -> None:
+        """End an actor of Ray."""
+        if self.ray.is_initialized():  # else Ray would start a cluster to do that
+            self.ray.kill(actor)
+
+    def cancel(self, ref: Any) -> None:
+        """Let Ray stop a task."""
+        if self.ray.is_initialized():
+            self.ray.cancel(ref)
+
+    def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
+        """Take no more calls; end when those that there are have been run, or nobody is left who would."""
+        if not self.foreign and not self.ray.is_initialized():
+            with self.lock:
+                members = [member for member in self.members if isinstance(member, (RemoteCall, RemoteActor))]
+            for member in members:
+                member.on_lost(ConnectionError("this process has left the cluster"))
+        super().shutdown(wait=wait, cancel_futures=cancel_futures)
 
     def discard(self, member: Member) -> None:
         """A call is over, or an actor."""

@@ -137,7 +137,7 @@ class RemoteCall(Remote, Member):
         """Let Ray tell its host, which gives it the pool's time of grace."""
         self.ending = self.stopped = True
         if self._ref is not None:
-            self.engine.ray.cancel(self._ref)
+            self.engine.cancel(self._ref)
 
     def leave(self) -> None:
         """It ends with its answer."""
@@ -200,7 +200,7 @@ class RemoteActor(Remote, ActorMember):
             task.fail(error)
             self._bury(BrokenWorkerError(f"it could not be placed: {error}"))
             return
-        engine.follow(self._actor.started.remote(), self._on_placed, self._on_lost)
+        engine.follow(self._actor.started.remote(), self._on_placed, self.on_lost)
         if self.stopped:
             self.stop(0)
 
@@ -218,7 +218,7 @@ class RemoteActor(Remote, ActorMember):
             ref = self._actor.construct.remote(*arguments)
         else:
             ref = self._actor.call.remote(task.name.rpartition(".")[2], *arguments)
-        self.engine.follow(ref, self._on_answer, self._on_lost)
+        self.engine.follow(ref, self._on_answer, self.on_lost)
 
     def stop(self, grace: float, *, answer: bool = True) -> None:  # noqa: ARG002
         """End its process."""
@@ -226,7 +226,7 @@ class RemoteActor(Remote, ActorMember):
         if self.started is not None:
             self._actor.stop.remote(grace)
         elif self._actor is not None:
-            self.engine.ray.kill(self._actor)
+            self.engine.kill(self._actor)
 
     def finish(self) -> None:
         """Let its process end by itself; if that takes too long, end it."""
@@ -240,7 +240,7 @@ class RemoteActor(Remote, ActorMember):
             self._bury(loads(news.data)[0])
             return
         self.on_started(news)
-        self.engine.follow(self._actor.ended.remote(), self._on_ended, self._on_lost)
+        self.engine.follow(self._actor.ended.remote(), self._on_ended, self.on_lost)
         task = self.task
         if self.stopped:
             self.stop(0)
@@ -268,7 +268,8 @@ class RemoteActor(Remote, ActorMember):
     def _on_ended(self, news: Answer) -> None:
         self._bury(loads(news.data)[0])
 
-    def _on_lost(self, error: BaseException) -> None:
+    def on_lost(self, error: BaseException) -> None:
+        """Ray has no answer, and never will."""
         early = self.stopped and self.started is None
         self._bury(BrokenWorkerError("it was killed before it had been made") if early else self.lost(error))
 
@@ -285,7 +286,7 @@ class RemoteActor(Remote, ActorMember):
             task.fail(death)
         self._state.bury(death)
         if self._actor is not None:
-            self.engine.ray.kill(self._actor)
+            self.engine.kill(self._actor)
         self.engine.discard(self)
 
 
