@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +32,9 @@ DEVICES, PARTS = 3, 2
 MARK = "ANYACCEL_TEST_CHAOS"
 PATIENCE = 30.0
 VERBOSE = "ANYACCEL_TEST_VERBOSE" in os.environ
-CALLS_BETWEEN, LINE = 2, 20
-"""Calls between two signals, and bytes that one writes at least."""
+CALLS_BETWEEN, MOST_SECONDS, LINE = 2, 0.4, 20
+"""Calls between two signals, seconds to wait for them, and bytes that one writes at least."""
+DECLARED = {"GPU": DEVICES}
 PROGRAMS = ("pool", "pool", "actor", "acquire", "run")
 SIGNALS = (signal.SIGKILL,) * 8 + (signal.SIGTERM, signal.SIGINT, signal.SIGSTOP)
 
@@ -90,7 +92,9 @@ def use(home: str, seed: int, since: float, leave: bool = True) -> None:
                     missing -= 1
         if missing:
             found = "; ".join(holders(f"{home}/{share.device.id}."))
-            os.write(log, f"double {share.device.id} {share.units} in process {os.getpid()}, held by {found}\n".encode())
+            os.write(
+                log, f"double {share.device.id} {share.units} in process {os.getpid()}, held by {found}\n".encode()
+            )
     os.write(log, f"call {waited}\n".encode())
     if leave and rng.random() < 0.3 and os.fork() == 0:
         os.setsid()
@@ -122,61 +126,75 @@ class User:
         time.sleep(seconds)
 
 
-def run_program(kind: str, home: str, seed: int) -> None:
-    """Be one of the programs, until the end."""
-    rng = random.Random(seed)
-    machine = {"declare": {"GPU": DEVICES}}
-    numbers = iter(range(seed * 1000, seed * 1000 + 999))
+class Program:
+    """One of the programs: it goes on until something ends it."""
 
-    def needs() -> str:
-        return rng.choice(["GPU:1", "GPU:1", "GPU:0.5", "GPU:2"])
+    def __init__(self, home: str, seed: int) -> None:
+        self.home = home
+        self.rng = random.Random(seed)
+        self.numbers = iter(range(seed * 1000, seed * 1000 + 999))
 
-    if kind == "pool":
-        with aa.Pool("GPU:1", grace=0.1, **machine) as pool:
+    def needs(self) -> str:
+        """What the next call is to be given."""
+        return self.rng.choice(["GPU:1", "GPU:1", "GPU:0.5", "GPU:2"])
+
+    def command(self, *, leave: bool) -> list[str]:
+        """A command that does what a call does."""
+        words = ["use", self.home, str(next(self.numbers)), str(time.monotonic()), "leave" * leave]
+        return [sys.executable, __file__, *words]
+
+    def pool(self) -> None:
+        """Calls, of which some are cancelled and some take too long."""
+        with aa.Pool("GPU:1", grace=0.1, declare=DECLARED) as pool:
             while True:
                 futures = [
-                    pool.options(needs=needs(), timeout=rng.choice([None, 0.05])).submit(
-                        use, home, next(numbers), time.monotonic()
+                    pool.options(needs=self.needs(), timeout=self.rng.choice([None, 0.05])).submit(
+                        use, self.home, next(self.numbers), time.monotonic()
                     )
                     for _ in range(4)
                 ]
-                if rng.random() < 0.3:
-                    rng.choice(futures).cancel()
+                if self.rng.random() < 0.3:
+                    self.rng.choice(futures).cancel()
                 for future in futures:
-                    with contextlib.suppress(Exception):
+                    with contextlib.suppress(Exception, CancelledError):
                         future.result()
-    elif kind == "actor":
-        with aa.Pool("GPU:1", grace=0.1, **machine) as pool:
+
+    def actor(self) -> None:
+        """Actors, which are closed or killed."""
+        with aa.Pool("GPU:1", grace=0.1, declare=DECLARED) as pool:
             while True:
-                user = pool.options(needs=needs()).actor(User, home, next(numbers), time.monotonic())
+                user = pool.options(needs=self.needs()).actor(User, self.home, next(self.numbers), time.monotonic())
                 with contextlib.suppress(Exception):
-                    user.work(rng.uniform(0, 0.02)).result()
-                rng.choice([user.close, user.kill])()
-    elif kind == "acquire":
+                    user.work(self.rng.uniform(0, 0.02)).result()
+                self.rng.choice([user.close, user.kill])()
+
+    def acquire(self) -> None:
+        """A lease of our own, which a child carries, too. When we give it back, the child must have ended."""
         while True:
-            since = time.monotonic()
-            with aa.acquire(needs(), wait=60, **machine) as lease:
-                subprocess.run(
-                    [sys.executable, __file__, "use", home, str(next(numbers)), str(since), ""],  # release is the end
-                    env=lease.environ,
-                    pass_fds=lease.fds,
-                    check=False,
-                )
-    else:
+            with (
+                aa.acquire(self.needs(), declare=DECLARED) as lease,
+                subprocess.Popen(self.command(leave=False), env=lease.environ, pass_fds=lease.fds) as child,
+            ):
+                try:
+                    child.wait()
+                finally:
+                    child.kill()
+                    child.wait()
+
+    def run(self) -> None:
+        """The command line."""
+        launcher = [sys.executable, "-m", "anyaccel", "--declare", f"GPU={DEVICES}", "run"]
         while True:
-            command = [sys.executable, __file__, "use", home, str(next(numbers)), str(time.monotonic()), "leave"]
-            launcher = [sys.executable, "-m", "anyaccel", "--declare", f"GPU={DEVICES}", "run", needs(), "--"]
-            subprocess.run([*launcher, *command], check=False)
+            subprocess.run([*launcher, self.needs(), "--", *self.command(leave=True)], check=False)
 
 
 def left(mark: str) -> list[int]:
     """Processes that carry a mark in their environment, but for those that have ended and wait to be asked for."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                if mark.encode() in file.read():
-                    found.append(int(pid))
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            if mark.encode() in file.read():
+                found.append(int(pid))
     return found
 
 
@@ -199,53 +217,71 @@ def hit(rng: random.Random, mark: str) -> signal.Signals | None:
     return None
 
 
+class Stage:
+    """The programs, kept running.
+
+    Args:
+        home: Directory for everything.
+        seed: What chance depends on.
+    """
+
+    def __init__(self, home: Path, seed: int) -> None:
+        self.mark = f"{MARK}={os.urandom(8).hex()}"
+        self.log, self.output = home / "log", home / "output"
+        self.log.touch()
+        name, _, value = self.mark.partition("=")
+        self.environ = {**os.environ, name: value, "ANYACCEL_STATE_DIR": str(home / "state"), "ANYACCEL_PLUGINS": ","}
+        self._home = home
+        self._numbers = iter(range(seed * 1_000, (seed + 1) * 1_000))
+        self._programs: list[tuple[str, subprocess.Popen[bytes]]] = [(kind, self._start(kind)) for kind in PROGRAMS]
+
+    def _start(self, kind: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, __file__, kind, str(self._home), str(next(self._numbers))]
+        with self.output.open("ab") as output:
+            return subprocess.Popen(command, env=self.environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+
+    def wait_for_calls(self) -> None:
+        """Let some calls be made, or this would be a test of how fast programs start."""
+        size, until = self.log.stat().st_size, time.monotonic() + MOST_SECONDS
+        while self.log.stat().st_size < size + CALLS_BETWEEN * LINE and time.monotonic() < until:
+            time.sleep(0.002)
+
+    def restart(self) -> None:
+        """Start again what has ended."""
+        self._programs = [
+            (kind, program if program.poll() is None else self._start(kind)) for kind, program in self._programs
+        ]
+
+    def end(self) -> None:
+        """Kill the programs; what they started must end by itself."""
+        for _, program in self._programs:
+            program.kill()
+            program.wait()
+
+
 def chaos(home: Path, *, rounds: int, seed: int) -> Outcome:
     """Let programs compete for some rounds, and see what is left."""
     rng = random.Random(seed)
     state = home / "state"
     state.mkdir(mode=0o700)
-    mark = f"{MARK}={os.urandom(8).hex()}"
-    name, _, value = mark.partition("=")
-    environ = {**os.environ, name: value, "ANYACCEL_STATE_DIR": str(state), "ANYACCEL_PLUGINS": ","}
-    numbers = iter(range(seed * 1_000, (seed + 1) * 1_000))
-    log = open(home / "output", "ab")  # noqa: SIM115 - closed below
-
-    def start(kind: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, __file__, kind, str(home), str(next(numbers))]
-        return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    programs = [(kind, start(kind)) for kind in PROGRAMS]
-    beginning = time.monotonic()
-    while not (home / "log").exists():
-        time.sleep(0.01)
-        assert time.monotonic() < beginning + PATIENCE, (home / "output").read_text()
+    stage = Stage(home, seed)
     sent: list[signal.Signals] = []
     while len(sent) < rounds:
-        size, until = (home / "log").stat().st_size, time.monotonic() + 1
-        while (home / "log").stat().st_size < size + CALLS_BETWEEN * LINE and time.monotonic() < until:
-            time.sleep(0.002)  # or it would be a test of how fast programs start
+        stage.wait_for_calls()
         time.sleep(rng.uniform(0, 0.02))
-        number = hit(rng, mark)
+        number = hit(rng, stage.mark)
         if number is not None:
             sent.append(number)
-        programs = [(kind, start(kind) if process.poll() is not None else process) for kind, process in programs]
-    for _, process in programs:
-        process.kill()
-        process.wait()
-    log.close()
+        stage.restart()
+    stage.end()
     ledger = Ledger.open({"ANYACCEL_STATE_DIR": str(state)})
     deadline = time.monotonic() + PATIENCE
-    while (left(mark) or ledger.leases()) and time.monotonic() < deadline:
+    while (left(stage.mark) or ledger.leases()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    orphans = tuple(_command(pid) for pid in left(mark))
+    orphans = tuple(_command(pid) for pid in left(stage.mark))
     lost = tuple(sorted({record.device for record in ledger.leases()}))
-    for _ in range(rounds):  # what was killed is swept by the next ones, a few files at a time
-        with aa.acquire("GPU:1", wait=0, environ={**environ}, declare={"GPU": DEVICES}):
-            pass
-        if all(each.startswith("checked.") for each in os.listdir(state)):
-            break
-    debris = tuple(each for each in os.listdir(state) if not each.startswith("checked."))
-    lines = (home / "log").read_text().splitlines()
+    debris = _debris(stage, state, rounds)
+    lines = stage.log.read_text().splitlines()
     wrong = [line for line in lines if not line.startswith("call ")]
     for line in [*wrong[:10], *orphans[:10], *debris[:10]]:
         print(line, file=sys.stderr)
@@ -262,6 +298,17 @@ def chaos(home: Path, *, rounds: int, seed: int) -> Outcome:
     )
 
 
+def _debris(stage: Stage, state: Path, rounds: int) -> tuple[str, ...]:
+    """What is left in the state directory after the next ones have swept it, which they do a few files at a time."""
+    for _ in range(rounds):
+        with aa.acquire("GPU:1", wait=0, environ=stage.environ, declare=DECLARED):
+            pass
+        debris = tuple(name for name in os.listdir(state) if not name.startswith("checked."))
+        if not debris:
+            break
+    return debris
+
+
 def _command(pid: int) -> str:
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         return f"process {pid}: {file.read().replace(bytes(1), b' ').decode(errors='replace')[:200]}"
@@ -275,7 +322,7 @@ def main() -> int:
         use(home, int(seed), float(since), bool(leave))
         return 0
     if sys.argv[1:2] and sys.argv[1] in PROGRAMS:
-        run_program(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+        getattr(Program(sys.argv[2], int(sys.argv[3])), sys.argv[1])()
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)

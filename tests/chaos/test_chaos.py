@@ -25,4 +25,4 @@ def test_chaos_among_programs_gives_no_device_twice_and_leaves_nothing(tmp_path)
     print(outcome)
     assert outcome.sound, f"{outcome}\n{(tmp_path / 'output').read_text(errors='replace')[-3000:]}"
     assert outcome.kills > 100
-    assert outcome.calls > 100
+    assert outcome.calls > 20

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 from anyaccel.ledger import process
-from claimant import ClaimantError, eventually, state as state_of
+from claimant import ClaimantError, eventually
+from claimant import state as state_of
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make namespaces and act as another user")
 ALICE = 61_001
