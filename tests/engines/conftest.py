@@ -20,6 +20,12 @@ ACME = (HERE.parent / "vendors" / "acme.py").read_text()
 
 
 @pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process of Ray takes a second to start, and many of them take long on a busy machine."""
+    monkeypatch.setattr("processes.PATIENCE", 90.0)
+
+
+@pytest.fixture(autouse=True)
 def functions_travel_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
     """Test modules cannot be imported by workers: pytest gives them names that are on no path."""
     cloudpickle.register_pickle_by_value(request.module)
@@ -62,7 +68,7 @@ class Nodes:
         self.states[machine] = str(state)
         own = {"ANYACCEL_MACHINE": machine, "ANYACCEL_STATE_DIR": str(state), **environ}
         path = os.pathsep.join(filter(None, (self._site, os.environ.get("PYTHONPATH"))))
-        own |= {"PYTHONPATH": path, "RAY_DISABLE_IMPORT_WARNING": "1"}
+        own["PYTHONPATH"] = path
         devices = [device for device in detected(self._site, own) if device.usable]
         resources: dict[str, Any] = node_resources(devices)
         own[UNIT_VARIABLE] = unit_instances({device.resource for device in devices})

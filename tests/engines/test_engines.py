@@ -10,7 +10,7 @@ import pytest
 from processes import until
 from ray_nodes import needs_ray
 
-pytestmark = pytest.mark.xdist_group("ray")
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(240)]
 
 WAIT = 60
 

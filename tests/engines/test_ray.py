@@ -20,6 +20,7 @@ pytestmark = [
     needs_ray,
     pytest.mark.skipif(bool(MISSING), reason=f"needs the plug-ins anyaccel-{{{','.join(MISSING)}}}"),
     pytest.mark.xdist_group("ray"),
+    pytest.mark.timeout(300),
 ]
 
 WAIT = 90

@@ -13,10 +13,10 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from anyaccel.engines.ray import host
+from anyaccel.engines.ray import actor_host, host
 from anyaccel.engines.ray.cluster import Cluster
-from anyaccel.engines.ray.host import Order, Spec
 from anyaccel.engines.ray.members import RemoteActor, RemoteCall
+from anyaccel.engines.ray.messages import Order, Spec
 from anyaccel.engines.ray.notices import LOOK_SECONDS, look
 from anyaccel.engines.ray.plan import Plan
 from anyaccel.errors import UsageError
@@ -69,7 +69,9 @@ class RayEngine(Lifecycle):
         self._looking = False
         # Whatever dies is told at once, and run again by us where that was asked for.
         self.run = self.ray.remote(max_calls=0, max_retries=0)(host.run)
-        self._actors = self.ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=THREADS)(host.ActorHost)
+        self._actors = self.ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=THREADS)(
+            actor_host.ActorHost
+        )
         spec = dumps_whole(
             Spec(
                 pool=self._name,
@@ -175,7 +177,10 @@ class RayEngine(Lifecycle):
         with self.lock:
             calls = {member.key: member for member in self.members if isinstance(member, RemoteCall)}
         silent = self.ray.is_initialized() and any(member.started is None for member in calls.values())
-        found = look(f"{self._name}/", (key for key, member in calls.items() if member.started)) if silent else {}
+        try:
+            found = look(f"{self._name}/", (key for key, member in calls.items() if member.started)) if silent else {}
+        except Exception:  # noqa: BLE001 - the cluster is busy, or has gone, of which the calls themselves tell
+            found = {}
         for key, started in found.items():
             if key in calls:
                 calls[key].on_started(started)

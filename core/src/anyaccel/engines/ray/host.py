@@ -15,73 +15,28 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
 
 from anyaccel.engines.ray.connection import import_ray
 from anyaccel.engines.ray.given import GivenLeases, UnsharedLeases, plain
+from anyaccel.engines.ray.messages import Answer, Order, Spec, failure, failure_of
 from anyaccel.engines.ray.node import Given, given, held_slots, node_inventory, restore_environ
 from anyaccel.engines.ray.notices import LOOK_SECONDS, Started, leave, remove
-from anyaccel.errors import BrokenWorkerError, RemoteError
-from anyaccel.model import Allocation, Inventory, Request
-from anyaccel.workers.actors import ActorState
+from anyaccel.errors import BrokenWorkerError
+from anyaccel.model import Allocation, Inventory
 from anyaccel.workers.core import Core
 from anyaccel.workers.failures import BrokenPoolError
-from anyaccel.workers.launching import CPU, Preparation
+from anyaccel.workers.launching import CPU
 from anyaccel.workers.logs import Logs
 from anyaccel.workers.loop import loop
-from anyaccel.workers.pickling import Pickled, dumps, loads
+from anyaccel.workers.pickling import Pickled, loads
 from anyaccel.workers.tasks import Options, Task
 from anyaccel.workers.wire import Kind, Message
 
-FAILED = 0
-"""Kind of an answer that no worker gave: the call was not run to its end, and why."""
 POLL_SECONDS = 0.2
 """How often to look whether Ray wants us to stop: it interrupts no wait."""
 MARGIN_SECONDS = 5.0
 MOST_OPTIONS = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    """What the calls of a pool have in common; see :class:`~anyaccel.workers.engine.Setting`."""
-
-    pool: str
-    path: tuple[str, ...]
-    preparation: Preparation
-    preload: tuple[str, ...]
-    grace: float
-    idle: float
-    shared: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """How one call, or an actor, is to be run.
-
-    Attributes:
-        name: What to call it in messages.
-        request: What it was to be given, or None for the CPU alone.
-        resources: For each term of the request, the resource that it was asked of Ray as.
-        max_calls: Calls after which a process is replaced.
-        timeout: Seconds that it may run, or None.
-    """
-
-    name: str
-    request: Request | None
-    resources: tuple[str, ...]
-    max_calls: int
-    timeout: float | None
-
-
-class Answer(NamedTuple):
-    """What became of a call: a message of a worker, or :data:`FAILED`; and a pickled notice of where it ran."""
-
-    kind: int
-    data: bytes
-    buffers: tuple[bytearray, ...] = ()
-    started: bytes | None = None
 
 
 class OneLog(Logs):
@@ -182,27 +137,13 @@ class Waiting:
         except BrokenPoolError as error:
             cause = error.__cause__ or error
             text = "".join(getattr(cause.__cause__, "args", ())[:1])
-            return _failure(cause, text, kind=Kind.BROKEN)
+            return failure_of(cause, text, kind=Kind.BROKEN)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             return failure(error)
         return answer
 
     def _relay(self, message: Message) -> None:
         self.task.succeed(Answer(message.kind, bytes(message.data), tuple(map(bytearray, message.buffers))))
-
-
-def failure(error: BaseException) -> Answer:
-    """The answer that a call was not run to its end."""
-    return _failure(error, "", kind=FAILED)
-
-
-def _failure(error: BaseException, text: str, *, kind: int) -> Answer:
-    try:
-        data = dumps((error, text)).data
-        loads(data)
-    except Exception:  # noqa: BLE001 - then its text travels
-        data = dumps((RemoteError(f"{type(error).__name__}: {error}"), text)).data
-    return Answer(kind, data)
 
 
 _loaded = lru_cache(maxsize=64)(loads)
@@ -260,7 +201,7 @@ def _run(spec: bytes, order: Order, key: str, log: str | None, body: Pickled) ->
             host.log_to(log)
             options = host.options(order)
             waiting = Waiting(Task(order.name, options, host.core.on_cancel))
-            _enter(host, waiting.task, body)
+            enter(host, waiting.task, body)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             return failure(error)
         noticed = False
@@ -290,7 +231,8 @@ def uninterrupted() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def _enter(host: Host, task: Task, body: Pickled) -> None:
+def enter(host: Host, task: Task, body: Pickled) -> None:
+    """Let our workers run a call."""
     try:
         host.core.enter(task, body)
     except Exception as error:  # noqa: BLE001 - it is the caller's
@@ -300,82 +242,3 @@ def _enter(host: Host, task: Task, body: Pickled) -> None:
 def survey() -> Inventory:
     """What is on this node."""
     return node_inventory()
-
-
-class ActorHost:
-    """Hosts one actor: the class of our actors of Ray. Its methods run in threads, one call of the object at a time."""
-
-    def __init__(self, spec: bytes, order: bytes) -> None:
-        self._order: Order = loads(order)
-        self._gone = threading.Event()
-        self._death: BaseException = BrokenWorkerError("it was killed before it had been made")
-        self._state: ActorState | None = None
-        try:
-            self._host = Host(loads(spec))
-            self._options = self._host.options(self._order)
-        except Exception as error:  # noqa: BLE001 - it is the caller's
-            self._death = error
-            self._gone.set()
-
-    def started(self) -> Started | Answer:
-        """Where it is, and on which devices; or why it is not."""
-        if self._gone.is_set():
-            return failure(self._death)
-        return self._host.started(Task(self._order.name, self._options, self._host.core.on_cancel))
-
-    def construct(self, log: str | None, data: bytes, *buffers: bytes) -> Answer:
-        """Make the object."""
-        self._host.log_to(log)
-        self._state = state = _State(self._host.core, self._order.name, self._options)
-        state.on_buried = self._bury
-        waiting = Waiting(state.construction)
-        _enter(self._host, state.construction, Pickled(data, [memoryview(each) for each in buffers]))
-        return waiting.answer()._replace(started=pickle.dumps(self._host.started(waiting.task)))
-
-    def call(self, method: str, log: str | None, data: bytes, *buffers: bytes) -> Answer:
-        """Call a method of the object."""
-        assert self._state is not None  # noqa: S101 - it was made before
-        self._host.log_to(log)
-        task = self._state.task(method)
-        task.body = Pickled(data, [memoryview(each) for each in buffers])
-        waiting = Waiting(task)
-        try:
-            self._state.enter(task)
-        except RuntimeError as error:
-            return failure(error)
-        return waiting.answer()._replace(started=pickle.dumps(self._host.started(waiting.task)))
-
-    def close(self) -> None:
-        """Let the object's process end by itself."""
-        if self._state is not None:
-            self._state.close()
-
-    def stop(self, grace: float) -> None:
-        """End the object's process."""
-        member = None if self._state is None else self._state.member
-        if member is not None:
-            member.stop(grace)
-        else:
-            self._gone.set()
-
-    def ended(self) -> Answer:
-        """Wait until the object's process and whatever it started have gone; why they have."""
-        self._gone.wait()
-        while hasattr(self, "_host") and self._host.core.members:
-            time.sleep(POLL_SECONDS / 10)
-        return failure(self._death)
-
-    def _bury(self, death: BaseException) -> None:
-        self._death = death
-        self._gone.set()
-
-
-class _State(ActorState):
-    """An actor that says when it has gone."""
-
-    on_buried: Any = None
-
-    def bury(self, death: Any) -> None:
-        """It has gone."""
-        super().bury(death)
-        self.on_buried(self.death)

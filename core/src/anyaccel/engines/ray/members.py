@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.ray.connection import last_line
-from anyaccel.engines.ray.host import FAILED, Answer
+from anyaccel.engines.ray.messages import FAILED, Answer
 from anyaccel.engines.ray.notices import Started, remove
 from anyaccel.errors import BrokenWorkerError, NurseryError, WorkerError
 from anyaccel.scheduler import Reason, ReasonCode, Verdict

@@ -1,0 +1,70 @@
+"""What a pool and its hosts on the nodes say to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from anyaccel.errors import RemoteError
+from anyaccel.model import Request
+from anyaccel.workers.launching import Preparation
+from anyaccel.workers.pickling import dumps, loads
+
+FAILED = 0
+"""Kind of an answer that no worker gave: the call was not run to its end, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What the calls of a pool have in common; see :class:`~anyaccel.workers.engine.Setting`."""
+
+    pool: str
+    path: tuple[str, ...]
+    preparation: Preparation
+    preload: tuple[str, ...]
+    grace: float
+    idle: float
+    shared: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """How one call, or an actor, is to be run.
+
+    Attributes:
+        name: What to call it in messages.
+        request: What it was to be given, or None for the CPU alone.
+        resources: For each term of the request, the resource that it was asked of Ray as.
+        max_calls: Calls after which a process is replaced.
+        timeout: Seconds that it may run, or None.
+    """
+
+    name: str
+    request: Request | None
+    resources: tuple[str, ...]
+    max_calls: int
+    timeout: float | None
+
+
+class Answer(NamedTuple):
+    """What became of a call: a message of a worker, or :data:`FAILED`; and a pickled notice of where it ran."""
+
+    kind: int
+    data: bytes
+    buffers: tuple[bytearray, ...] = ()
+    started: bytes | None = None
+
+
+def failure(error: BaseException) -> Answer:
+    """The answer that a call was not run to its end."""
+    return failure_of(error, "", kind=FAILED)
+
+
+def failure_of(error: BaseException, text: str, *, kind: int) -> Answer:
+    """An answer with an error, and the traceback that it has elsewhere."""
+    try:
+        data = dumps((error, text)).data
+        loads(data)
+    except Exception:  # noqa: BLE001 - then its text travels
+        data = dumps((RemoteError(f"{type(error).__name__}: {error}"), text)).data
+    return Answer(kind, data)
