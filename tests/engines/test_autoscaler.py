@@ -11,21 +11,16 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import pytest
 import yaml
 from ray_nodes import (
-    NODE_OPTIONS,
     environment,
     free_port,
     head_options,
-    needs_ray,
     run_program,
     short_directory,
-    started,
-    wait_for,
+    started_node,
+    uses_ray,
 )
-
-pytestmark = [needs_ray, pytest.mark.timeout(240)]
 
 HEAD = "f" * 51 + "00000"
 """The id under which the fake provider knows the head."""
@@ -36,7 +31,7 @@ import json, os, ray, sys, time, anyaccel
 from anyaccel.engines.ray.autoscaler import grows
 
 ray.init(address=sys.argv[1], logging_level="ERROR")
-until = time.monotonic() + 60
+until = time.monotonic() + 150
 while not grows(ray):  # it has not yet shown itself
     assert time.monotonic() < until
     time.sleep(0.1)
@@ -47,7 +42,7 @@ def see():
     return os.environ["ACME_VISIBLE"].split(",")
 
 with anyaccel.Pool("Acme-Whole:2", engine="ray") as pool:
-    ours = pool.submit(see).result(90)
+    ours = pool.submit(see).result(150)
 
 @ray.remote(num_cpus=0, accelerator_type="Acme-One")
 def plain():
@@ -57,7 +52,7 @@ def plain():
 def labelled():
     return "ran"
 
-theirs = ray.get([plain.remote(), labelled.remote()], timeout=90)
+theirs = ray.get([plain.remote(), labelled.remote()], timeout=150)
 types = [node["Labels"]["anyaccel/APU"] for node in ray.nodes() if "APU" in node["Resources"]]
 print(json.dumps([ours, theirs, sorted(types)]))
 """
@@ -119,10 +114,9 @@ def growing_cluster(version, tmp_path):
         RAY_enable_autoscaler_v2=str(version - 1),
     )
     with short_directory() as files:
-        options = (*head_options(port, files), *NODE_OPTIONS, "--num-cpus=1", f"--autoscaling-config={config}")
+        options = (*head_options(port, files), "--num-cpus=1", f"--autoscaling-config={config}")
         own = {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD}
-        with started([Path(sys.executable).parent / "ray", "start", *options], environ | own, log) as node:
-            wait_for("Ray runtime started", node, log)
+        with started_node([Path(sys.executable).parent / "ray", "start", *options], environ | own, log) as node:
             try:
                 yield partial(run_program, arguments=(address,), environ=environ, log=tmp_path / "driver", needs=node)
             except AssertionError as error:
@@ -131,6 +125,7 @@ def growing_cluster(version, tmp_path):
                 raise
 
 
+@uses_ray
 def test_the_node_that_is_asked_for_comes_up(acme, tmp_path):
     with growing_cluster(2, tmp_path) as run:
         [answer] = [line for line in run(CONNECT + USE).splitlines() if line.startswith("[[")]
@@ -140,6 +135,7 @@ def test_the_node_that_is_asked_for_comes_up(acme, tmp_path):
     assert types == ["Acme-One", "Acme-Whole"], "one node of each type that was asked for"
 
 
+@uses_ray
 def test_the_older_autoscaler_shows_itself_too(acme, tmp_path):
     with growing_cluster(1, tmp_path) as run:  # it ends nodes of the fake provider, so that none is asked for
         assert run(CONNECT).endswith("it grows\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from anyaccel.engines.ray.manager import METHODS, accelerator_manager
 from anyaccel.errors import MachineError, PluginError, UnknownNameError
-from ray_nodes import environment, needs_ray, run_program, short_directory
+from ray_nodes import environment, needs_ray, run_program, short_directory, uses_ray
 
 ROOT = Path(__file__).parents[2]
 KNOWN = {
@@ -260,13 +260,12 @@ def see():
 
 node = ray.nodes()[0]
 print(json.dumps([node["Resources"]["APU"], node["Resources"]["accelerator_type:Acme-One"],
-    node["Labels"]["ray.io/accelerator-type"], ray.get(see.remote(), timeout=60)]))
+    node["Labels"]["ray.io/accelerator-type"], ray.get(see.remote(), timeout=150)]))
 ray.shutdown()
 """
 
 
-@needs_ray
-@pytest.mark.timeout(200)
+@uses_ray
 def test_ray_runs_on_it_once_it_is_registered(acme, record, tmp_path):
     """Detection, resources, types, ids and masks, all by Ray itself, for a vendor of which it has never heard."""
     (acme.parent / "sitecustomize.py").write_text(REGISTER)

@@ -12,15 +12,13 @@ import pytest
 from anyaccel.engines.ray.snapshot import read_snapshot
 from anyaccel.engines.ray.start import describe, narrowed
 from ray_nodes import (
-    NODE_OPTIONS,
     environment,
     free_port,
     head_options,
-    needs_ray,
     run_program,
     short_directory,
-    started,
-    wait_for,
+    started_node,
+    uses_ray,
 )
 
 UNITS = "RAY_custom_unit_instance_resources=neuron_cores,TPU,NPU,HPU,RBLN,FURIOSA,TTNPU,MBLT,APU"
@@ -167,19 +165,17 @@ def see():
     return slots, os.environ["ANYACCEL_RAY_NODE"], os.environ["ANYACCEL_MACHINE"]
 
 node = ray.nodes()[0]
-print(json.dumps([node["Resources"], node["Labels"], ray.get(see.remote(), timeout=60), grows(ray)]))
+print(json.dumps([node["Resources"], node["Labels"], ray.get(see.remote(), timeout=150), grows(ray)]))
 """
 
 
-@needs_ray
-@pytest.mark.timeout(200)
+@uses_ray
 def test_a_node_is_started_with_what_was_found(acme, record, tmp_path):
     machine = record({}, {}, {})
     port, log = free_port(), tmp_path / "node"
     with short_directory() as files:
         start = [sys.executable, "-m", "anyaccel", "ray", "start", "--machine", machine, *head_options(port, files)]
-        with started([*start, *NODE_OPTIONS, "--num-cpus", "2"], environment(), log) as node:
-            wait_for("Ray runtime started", node, log)
+        with started_node([*start, "--num-cpus", "2"], environment(), log) as node:
             assert Path(f"/proc/{node.pid}/cmdline").read_bytes().split(b"\0")[2:3] == [b"start"], "it has become Ray"
             printed = run_program(
                 PROGRAM, [f"127.0.0.1:{port}"], environ=environment(), log=tmp_path / "driver", needs=node
@@ -203,15 +199,14 @@ def see():
     return os.environ["TPU_WORKER_ID"]
 
 found = slice_placement_group(topology="2x2x2", accelerator_version="v7x")
-ray.get(found.placement_group.ready(), timeout=60)
+ray.get(found.placement_group.ready(), timeout=150)
 strategies = [PlacementGroupSchedulingStrategy(found.placement_group, index) for index in range(found.num_bundles)]
 calls = [see.options(resources={"TPU": found.chips_per_host}, scheduling_strategy=each).remote() for each in strategies]
-print(json.dumps(ray.get(calls, timeout=60)))
+print(json.dumps(ray.get(calls, timeout=150)))
 """
 
 
-@needs_ray
-@pytest.mark.timeout(240)
+@uses_ray
 def test_ray_reserves_a_slice_and_starts_one_task_on_each_of_its_hosts(tmp_path):
     """Two hosts of a slice, of which only the second was recorded; the first is told apart by its number."""
     pytest.importorskip("anyaccel_tpu", reason="needs the plug-in anyaccel-tpu")
@@ -228,8 +223,7 @@ def test_ray_reserves_a_slice_and_starts_one_task_on_each_of_its_hosts(tmp_path)
             start = [sys.executable, "-m", "anyaccel", "ray", "start", f"--machine={machine}", "--num-cpus=1"]
             log = tmp_path / f"node-{worker}"
             environ = environment(**facts["environ"])  # which Ray looks at, too
-            node = nodes.enter_context(started([*start, *where, *NODE_OPTIONS], environ, log))
-            wait_for("Ray runtime started", node, log)
+            node = nodes.enter_context(started_node([*start, *where], environ, log))
         address = f"127.0.0.1:{port}"
         printed = run_program(SLICE, [address], environ=environment(), log=tmp_path / "driver", needs=node)
     assert sorted(json.loads(printed.splitlines()[-1])) == ["0", "1"]

@@ -7,18 +7,15 @@ import yaml
 from anyaccel.exports.ray import command, node_type
 from export_machines import device, source
 from ray_nodes import (
-    NODE_OPTIONS,
     environment,
     free_port,
     head_options,
     needs_ray,
     run_program,
     short_directory,
-    started,
-    wait_for,
+    started_node,
+    uses_ray,
 )
-
-pytestmark = needs_ray
 
 DEVICES = (
     device(0, tags=("H100",)),
@@ -47,21 +44,20 @@ def held(both):
     return repr(ray._private.worker.global_worker.core_worker.resource_ids()["WPU"])
 
 node, both = ray.nodes()[0], Both.options(num_cpus=0).remote()
-print(json.dumps([node["Resources"], node["Labels"], ray.get([held.remote(both) for _ in "12"], timeout=60)]))
+print(json.dumps([node["Resources"], node["Labels"], ray.get([held.remote(both) for _ in "12"], timeout=150)]))
 """
 
 
+@uses_ray
 def test_a_node_has_the_resources_device_by_device(tmp_path):
     port, log = free_port(), tmp_path / "node"
     with short_directory() as files:
         start = [
             *shlex.split(command(source(*DEVICES)).text),
             *head_options(port, files),
-            *NODE_OPTIONS,
             "--num-cpus=2",
         ]
-        with started(start, environment(), log) as node:
-            wait_for("Ray runtime started", node, log)
+        with started_node(start, environment(), log) as node:
             address = f"127.0.0.1:{port}"
             printed = run_program(PROGRAM, [address], environ=environment(), log=tmp_path / "driver", needs=node)
     resources, labels, held = json.loads(printed.splitlines()[-1])
@@ -71,6 +67,7 @@ def test_a_node_has_the_resources_device_by_device(tmp_path):
     assert len({*held}) == 2, "each task has a device of its own"
 
 
+@needs_ray
 def test_the_cluster_launcher_takes_the_node_type():
     from ray.autoscaler._private.util import prepare_config, validate_config
 

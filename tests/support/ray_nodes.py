@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -17,10 +16,18 @@ import psutil
 import pytest
 
 MARK = "STARTED_BY_A_TEST"
-SECONDS = 120
+SECONDS = 200
+"""For whatever takes some seconds, unless the machine has other things to do."""
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="needs Ray, which is not installed here (try: pip install ray)"
 )
+
+
+def uses_ray(test):
+    """Mark a test that starts a cluster: it needs Ray, and time, and best no other cluster beside it."""
+    return needs_ray(pytest.mark.xdist_group("ray")(pytest.mark.timeout(450)(test)))
+
+
 NODE_OPTIONS = (
     "--block",
     "--disable-usage-stats",
@@ -98,14 +105,26 @@ def carries(process, mark):
     return False
 
 
-def wait_for(pattern, process, log):
-    """Wait until a node's output says something; the match."""
+@contextlib.contextmanager
+def started_node(command, environ, log):
+    """Start a node, once more where Ray gave up: it waits for its own processes for 30 seconds and no longer."""
+    for last in (False, False, True):
+        with started([*command, *NODE_OPTIONS], environ, log) as process:
+            if wait_for(process, log) or last:
+                assert process.poll() is None, Path(log).read_text()
+                yield process
+                return
+
+
+def wait_for(process, log):
+    """Wait until a node runs, or has ended; whether it runs."""
     until = time.monotonic() + SECONDS
-    while not (found := re.search(pattern, Path(log).read_text())):
-        assert process.poll() is None, Path(log).read_text()
+    while "Ray runtime started" not in Path(log).read_text():
+        if process.poll() is not None:
+            return False
         assert time.monotonic() < until, Path(log).read_text()
         time.sleep(0.05)
-    return found
+    return True
 
 
 def run_program(program, arguments=(), *, environ, log, needs=None, seconds=SECONDS):
