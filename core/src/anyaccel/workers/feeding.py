@@ -49,6 +49,8 @@ class Feeding(Devices):
 
     def go_on(self, member: Member) -> bool:
         """Give an idle worker the next call of its kind, unless that would overtake somebody."""
+        if not self.backlog and not any(peer.queued for peer in tuple(self.members)):
+            return False
         place = None
         with member.feeding:
             task = self._steal(member, silent=True)
