@@ -8,7 +8,8 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from anyaccel.engines.ray.manager import METHODS, accelerator_manager
+from anyaccel.engines.ray import accelerator_manager
+from anyaccel.engines.ray.manager import METHODS
 from anyaccel.errors import MachineError, PluginError, UnknownNameError
 from ray_nodes import environment, needs_ray, run_program, short_directory, uses_ray
 
