@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -72,11 +74,18 @@ class Nodes:
         devices = [device for device in detected(self._site, own) if device.usable]
         resources: dict[str, Any] = node_resources(devices)
         own[UNIT_VARIABLE] = unit_instances({device.resource for device in devices})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # Ray looks for free ports and forgets the sockets
+            node = self._start(own, cpus, resources, node_labels(devices))
+            gc.collect()
+        return node
+
+    def _start(self, own: dict[str, str], cpus: int, resources: dict[str, Any], labels: dict[str, str]) -> Any:
         return self._cluster.add_node(
             num_cpus=cpus,
             num_gpus=resources.pop("GPU", 0),
             resources=resources,
-            labels=node_labels(devices),
+            labels=labels,
             env_vars=own,
             include_dashboard=False,
         )

@@ -10,7 +10,11 @@ import pytest
 from processes import until
 from ray_nodes import needs_ray
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.timeout(240),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # Ray's own
+]
 
 WAIT = 60
 

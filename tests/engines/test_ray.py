@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=f"needs the plug-ins anyaccel-{{{','.join(MISSING)}}}"),
     pytest.mark.xdist_group("ray"),
     pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # Ray's own
 ]
 
 WAIT = 90

@@ -113,8 +113,11 @@ class RayEngine(Lifecycle):
     def keep(self, task: Task) -> None:
         """Let a call that has to wait not see what becomes of its arguments."""
         body = task.body
-        if body is not None:
-            task.body = body.frozen()
+        if body is not None and body.buffers:
+            frozen = body.frozen()
+            with self.lock:
+                if task.body is body:
+                    task.body = frozen
 
     def pump(self) -> None:
         """Hand over to Ray whatever may be."""
@@ -193,9 +196,14 @@ class RayEngine(Lifecycle):
         # Not in the thread of the loop, which others need: this may take a while.
         threading.Thread(target=self.look_for_notices, name="anyaccel ray", daemon=True).start()
 
+    def tell(self, method: Any, *arguments: object) -> None:
+        """Call a method of an actor of Ray, and expect no answer."""
+        if self.ray.is_initialized():  # else Ray would start a cluster to do that
+            method.remote(*arguments)
+
     def kill(self, actor: Any) -> None:
         """End an actor of Ray."""
-        if self.ray.is_initialized():  # else Ray would start a cluster to do that
+        if self.ray.is_initialized():
             self.ray.kill(actor)
 
     def cancel(self, ref: Any) -> None:

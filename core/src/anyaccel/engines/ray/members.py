@@ -224,14 +224,16 @@ class RemoteActor(Remote, ActorMember):
         """End its process."""
         self.ending = self.stopped = True
         if self.started is not None:
-            self._actor.stop.remote(grace)
+            self.engine.tell(self._actor.stop, grace)
         elif self._actor is not None:
             self.engine.kill(self._actor)
 
     def finish(self) -> None:
         """Let its process end by itself; if that takes too long, end it."""
         self.ending = True
-        self._actor.close.remote()
+        if self._buried:
+            return
+        self.engine.tell(self._actor.close)
         grace = self.core.grace
         self.timer = loop().call_later(max(grace, 1.0), partial(self.stop, grace))
 
