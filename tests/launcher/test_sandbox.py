@@ -573,3 +573,21 @@ def test_what_a_sandbox_cannot_close_is_said(cards, anyaccel):
     done = anyaccel("run", "--enforce", "--machine", "sim:A:2", "A", "--", "true")
     assert done.returncode == 0
     assert "acme:1 (A-1) is open to the worker: each of its device nodes is needed by a device that" in done.stderr
+
+
+@CONFINES
+@pytest.mark.parametrize("enforce", [True, "try"])
+def test_a_command_of_a_program_opens_its_own_device_alone(cards, enforce):
+    command = ["sh", "-c", "cat; cat /dev/full; exit 7"]
+    options = {"machine": "sim:A,B", "input": "in", "capture_output": True, "text": True}
+    done = aa.run("A", command, enforce=enforce, **options)
+    assert (done.returncode, done.stdout) == (7, "in")
+    assert done.stderr == "cat: /dev/full: Permission denied\n"
+    assert aa.run("A", ["sh", "-c", "exec 3< /dev/full"], machine="sim:A,B").returncode == 0
+    with pytest.raises(subprocess.CalledProcessError):
+        aa.run("A", command, enforce=enforce, check=True, **options)
+    with pytest.raises(subprocess.TimeoutExpired):
+        aa.run("A", ["sleep", "1000"], machine="sim:A,B", enforce=enforce, timeout=0.2)
+    with pytest.raises(aa.CommandNotFoundError):
+        aa.run("A", ["no-such-command"], machine="sim:A,B", enforce=enforce)
+    assert aa.leases(aa.detect("sim:A,B")) == ()

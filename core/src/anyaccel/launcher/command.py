@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from anyaccel.errors import CommandNotFoundError, CommandNotRunnableError
 from anyaccel.launcher.hold import acquire
 from anyaccel.launcher.launch import Launch
-from anyaccel.launcher.sandbox import Sandbox
+from anyaccel.launcher.sandbox import Enforce, Sandbox, confines, sandbox_for
 
 
 def run(
@@ -25,6 +26,7 @@ def run(
     wait: float | None = None,
     priority: int = 0,
     note: str = "",
+    enforce: Enforce = False,
     **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
     """Run a command on accelerators and wait for it.
@@ -38,26 +40,61 @@ def run(
         wait: Seconds to wait for the devices; 0 to take what is free now or fail, None to wait as long as it takes.
         priority: The higher, the earlier.
         note: What it is for, for people to read.
+        enforce: Whether the kernel refuses the command the device nodes of all other devices: True to insist, ``"try"``
+            to do without where the kernel cannot. Do not combine it with a ``preexec_fn`` that ties the command's life
+            to its parent's.
         options: Further options of :func:`subprocess.run`: ``cwd``, ``input``, ``capture_output``, ``text``,
             ``timeout``, ``check`` and so on.
 
     Raises:
         RequestError, UnknownNameError: When the request is wrong.
         NeverFitsError, NotFreeError: When it cannot be served, or not in time.
+        EnforcementError: When it must be confined and the kernel cannot.
         CommandNotFoundError, CommandNotRunnableError: When the command cannot be started.
     """
+    confined = confines(enforce)
     where: dict[str, Any] = {"machine": machine, "declare": declare, "environ": environ}
     check = options.pop("check", False)
     pass_fds = tuple(options.pop("pass_fds", ()))
-    with acquire(request, wait=wait, priority=priority, note=note, **where) as hold:
+    with acquire(request, wait=wait, priority=priority, note=note, confined=confined, **where) as hold:
+        sandbox = sandbox_for(hold.allocation, hold.launch.inventory, enforce=enforce)
         try:
             # The command carries the lease: should we die, the devices are its own until it ends.
             fds = (*hold.fds, *pass_fds)
-            return subprocess.run(list(command), env=dict(hold.environ), pass_fds=fds, check=check, **options)
+            options |= {"env": dict(hold.environ), "pass_fds": fds, "check": check}
+            start = subprocess.run if sandbox is None else partial(_run_confined, sandbox)
+            return start(list(command), **options)
         except OSError as error:
             if error.filename not in (None, command[0]):
                 raise
             raise not_started(command[0], error) from error
+
+
+def _run_confined(
+    sandbox: Sandbox,
+    command: list[str],
+    *,
+    check: bool,
+    input: Any = None,  # noqa: A002 - as subprocess.run has it
+    timeout: float | None = None,
+    capture_output: bool = False,
+    **options: Any,
+) -> subprocess.CompletedProcess[Any]:
+    """What :func:`subprocess.run` does, with a process that is confined."""
+    if input is not None:
+        options["stdin"] = subprocess.PIPE
+    if capture_output:
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with sandbox.start(lambda: subprocess.Popen(command, **options)) as process:
+        try:
+            out, err = process.communicate(input, timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    done = subprocess.CompletedProcess(command, process.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
 
 
 def replace_process(launch: Launch, command: Sequence[str], sandbox: Sandbox | None = None) -> NoReturn:
