@@ -67,15 +67,15 @@ def against(reference: str, times: Mapping[str, float], budgets: Mapping[str, fl
 def duration(seconds: float) -> str:
     """A time for people to read, with three digits."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
+        if abs(seconds) >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds * 1e9:.3g} ns"
 
 
 def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of several calls, one of each per round, after one round that does not count."""
+    """Median seconds of several calls, one of each per round and at least one, after a round that does not count."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(rounds + 1):
+    for number in range(max(1, rounds) + 1):
         for name, call in calls.items():
             start = time.perf_counter()
             call()
