@@ -49,10 +49,10 @@ def environment(**changes):
 
 
 def head_options(port, files):
-    return (
-        *("--head", f"--port={port}", f"--temp-dir={files}", "--include-dashboard=false"),
-        f"--ray-client-server-port={free_port()}",
-    )
+    options = ("--head", f"--port={port}", f"--temp-dir={files}", "--include-dashboard=false")
+    if importlib.util.find_spec("grpc") is None:  # without it, Ray has no client server, and takes no port for it
+        return options
+    return (*options, f"--ray-client-server-port={free_port()}")
 
 
 def free_port():
