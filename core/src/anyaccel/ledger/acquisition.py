@@ -32,6 +32,8 @@ Choose = Callable[[Mapping[str, int]], Mapping[str, int] | None]
 OnWait = Callable[[int, tuple[LeaseRecord, ...]], None]
 """Told the place in line, 1 for the next to be served, and who holds devices that would do; at first and on change."""
 
+_RUNNING = ("R", "S")
+"""States of a process that gets on with what it does."""
 _VANISHED = 50
 _CONFLICTS = 3
 _CONFLICTS_AT_LAST = 100
@@ -76,7 +78,7 @@ class Acquisition:
         self._deadline = None if wait is None else self._began + wait
         self.waiter = Waiter(state, want, priority=priority, note=note, deadline=self._deadline)
         self._busy_since: float | None = None
-        self._busy_owner: int | None = None
+        self._busy_turn: tuple[int | None, int] = (None, 0)
         self._over: set[str] = set()
         self._vanished = 0
         self._contradicted: dict[str, str] = {}
@@ -293,8 +295,10 @@ class Acquisition:
             self._busy_since = None
             return True
         now, owner = time.monotonic(), self._state.owner(directory)
-        if self._busy_since is None or owner != self._busy_owner:  # many who take turns are no reason to give up
-            self._busy_since, self._busy_owner = now, owner
+        # Many who take turns are no reason to give up, be they processes or the threads of one.
+        turn = (owner, self._state.changed(directory) if owner and process.state(owner) in _RUNNING else 0)
+        if self._busy_since is None or turn != self._busy_turn:
+            self._busy_since, self._busy_turn = now, turn
         if self._late or now - self._busy_since >= BUSY_SECONDS:
             raise self._state.busy(owner, max(_LOCK_SECONDS_AT_LAST, now - self._busy_since))
         return False

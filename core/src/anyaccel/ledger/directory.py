@@ -174,6 +174,10 @@ class StateDirectory:
         """Whether the directory was deleted since it was opened."""
         return os.fstat(descriptor).st_nlink == 0
 
+    def changed(self, descriptor: int) -> int:
+        """When a name was made, changed or removed last, in nanoseconds of the clock of the file system."""
+        return os.fstat(descriptor).st_mtime_ns
+
     def owner(self, descriptor: int) -> int | None:
         """Process that has the directory locked; None when it cannot be seen."""
         return process.lock_owner(os.fstat(descriptor))
