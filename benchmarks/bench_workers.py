@@ -24,7 +24,6 @@ from measure import Row, against, state
 ROUNDS, CALLS, BATCH, FEW = 40, 60, 1_500, 16
 PAUSE = 0.01
 """Seconds before a fresh worker: the next one is forked ahead meanwhile, as it is while a call does something."""
-DEVICES = 4
 FRESH, LIVE, RATE = 4.0, 3.0, 2.0
 
 BUSY = ("live workers without devices", "live workers with devices", "live workers with machine-wide leases")
@@ -116,11 +115,15 @@ def measured(rounds: int, calls: int) -> Iterator[dict[str, float]]:
         spawn = multiprocessing.get_context("forkserver")
         fresh_peer = stack.enter_context(ProcessPoolExecutor(processors, mp_context=spawn, max_tasks_per_child=1))
         batch(fresh_peer, FEW)
-        pool = stack.enter_context(aa.Pool("GPU:1", declare={"GPU": DEVICES}))
-        local = stack.enter_context(aa.Pool("GPU:1", declare={"GPU": DEVICES}, shared=False))
-        live = local.options(max_calls=0)
+        pool = stack.enter_context(aa.Pool("GPU:1", declare={"GPU": 2 * processors}))
+        local = stack.enter_context(aa.Pool("GPU:1", declare={"GPU": 2 * processors}, shared=False))
+        # On devices of their own, as many as there are workers of the peer: a fresh worker would have to wait until one
+        # that is kept has ended.
+        kept = stack.enter_context(aa.Pool("GPU:1", declare={"GPU": processors}, shared=False))
+        live = kept.options(max_calls=0)
         quarter = local.options(needs="GPU:0.25")
-        shared_live = pool.options(max_calls=0)
+        shared_kept = stack.enter_context(aa.Pool("GPU:1", declare={"GPU": processors}))
+        shared_live = shared_kept.options(max_calls=0)
         cpu = pool.options(needs=None)
         actor = local.actor(Echo)
         floor = Floor()
