@@ -21,7 +21,7 @@ from anyaccel.model import (
 )
 from anyaccel.model.wire import decode, encode
 from anyaccel.plugins.discovery import Source, installed, problem_of
-from anyaccel.probe.guard import GuardedCall, Outcome
+from anyaccel.probe.guard import Outcome, guarded_call
 
 DEADLINE_SECONDS = 10.0
 TASKS = "anyaccel.inventory.tasks"
@@ -95,7 +95,7 @@ def ask(
         Outcomes by vendor, and the problems that kept a plug-in from being asked.
     """
     environ = dict(os.environ if environ is None else environ)
-    call = GuardedCall(TASKS)  # it starts while we look for plug-ins
+    call = guarded_call(TASKS)  # it starts while we look for plug-ins
     try:
         sources, problems = installed(environ)
     except BaseException:

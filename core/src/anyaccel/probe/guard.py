@@ -76,6 +76,11 @@ class GuardedCall:
         lost = Outcome(fault="died", reason="the process that guards it ended before it answered")
         return {key: outcomes.get(key, lost) for key in tasks}
 
+    def abandon(self) -> None:
+        """End the interpreter, which has no task yet."""
+        self._process.kill()
+        self.close()
+
     def close(self) -> None:
         """End the interpreter and every task that is left."""
         for stream in (self._process.stdin, self._process.stdout):
@@ -117,3 +122,22 @@ class GuardedCall:
                         reason=fault.get("reason", ""),
                         details=fault.get("details", ""),
                     )
+
+
+_early: dict[tuple[str, ...], GuardedCall] = {}
+
+
+def start_early(*preload: str) -> None:
+    """Start the interpreter for the next batch of tasks, of which nothing needs to be known yet."""
+    _early[preload] = GuardedCall(*preload)
+
+
+def guarded_call(*preload: str) -> GuardedCall:
+    """The interpreter that was started early for such tasks, or else a new one."""
+    return _early.pop(preload, None) or GuardedCall(*preload)
+
+
+def abandon_early() -> None:
+    """End what was started early and not needed."""
+    while _early:
+        _early.popitem()[1].abandon()
