@@ -20,6 +20,7 @@ from anyaccel.errors import EnforcementError
 from anyaccel.launcher.reach import around
 from anyaccel.launcher.sandbox import Sandbox, available, plan, sandbox_for
 from anyaccel.model.wire import decode, encode
+from system_calls import FORBID
 
 NOBODY = 65534
 CONFINES = pytest.mark.skipif(bool(available()), reason=f"workers cannot be confined here: {available()}")
@@ -470,16 +471,6 @@ def test_sandboxes_nest_until_the_kernel_has_enough():
     )
 
 
-FILTER = """
-def forbid(call, result):
-    "Let the kernel answer one system call with an error, as kernels without it and containers do."
-    rules = [(0x20, 0, 0, 0), (0x15, 0, 1, call), (0x06, 0, 0, 0x00050000 | result), (0x06, 0, 0, 0x7FFF0000)]
-    code = b"".join(struct.pack("=HBBI", *rule) for rule in rules)
-    libc = ctypes.CDLL(None, use_errno=True)
-    buffer = ctypes.create_string_buffer(code)
-    program = struct.pack("@HP", len(rules), ctypes.addressof(buffer))
-    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program) == 0, os.strerror(ctypes.get_errno())
-"""
 WAY_OUT = "do without, or enforce='try' to confine workers only where that is possible"
 REASONS = {
     "ENOSYS": "this kernel has no Landlock, which came with Linux 5.13",
@@ -498,7 +489,7 @@ def test_a_kernel_that_cannot_is_told_apart(error):
     wanted = lambda enforce: outcome(lambda: sandbox_for(None, None, enforce=enforce))
     seen = [available(), outcome(sandbox.apply), outcome(sandbox.start, lambda: 1), wanted(True), wanted("try")]
     """
-    reason, *refused, tried = child(FILTER + textwrap.dedent(code), apply=False)
+    reason, *refused, tried = child(FORBID + textwrap.dedent(code), apply=False)
     assert reason == REASONS[error]
     assert len(set(refused)) == 1
     assert refused[0] == f"the worker cannot be confined to its devices: {reason}; {WAY_OUT}"
@@ -508,7 +499,7 @@ def test_a_kernel_that_cannot_is_told_apart(error):
 @CONFINES
 def test_a_refusal_half_way_is_an_error():
     code = "forbid(landlock.RESTRICT_SELF, errno.EPERM)\nseen = [outcome(sandbox.apply), opened('/dev/full')]"
-    refused, still_open = child(FILTER + code, apply=False)
+    refused, still_open = child(FORBID + code, apply=False)
     assert "cannot be confined to its devices: [Errno 1] Operation not permitted" in refused
     assert still_open == ""
 

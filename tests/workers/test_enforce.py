@@ -12,6 +12,7 @@ import textwrap
 import anyaccel as aa
 import pytest
 from anyaccel.launcher.sandbox import available
+from system_calls import FORBID
 
 CONFINES = pytest.mark.skipif(bool(available()), reason=f"workers cannot be confined here: {available()}")
 
@@ -140,20 +141,12 @@ def test_another_word_is_refused(acme):
         aa.Pool("A", machine="sim:A,B", enforce="yes")
 
 
-UNABLE = """
-import ctypes, errno, os, struct, sys
+UNABLE = f"""
+import errno, sys
 import anyaccel as aa
 from anyaccel.errors import EnforcementError
 from anyaccel.launcher import landlock
-
-def forbid(call, result):
-    "Let the kernel answer one system call with an error, as kernels without it and containers do."
-    rules = [(0x20, 0, 0, 0), (0x15, 0, 1, call), (0x06, 0, 0, 0x00050000 | result), (0x06, 0, 0, 0x7FFF0000)]
-    code = b"".join(struct.pack("=HBBI", *rule) for rule in rules)
-    libc = ctypes.CDLL(None, use_errno=True)
-    buffer = ctypes.create_string_buffer(code)
-    program = struct.pack("@HP", len(rules), ctypes.addressof(buffer))
-    assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program) == 0, os.strerror(ctypes.get_errno())
+{FORBID}
 """
 
 

@@ -32,7 +32,6 @@ COMMANDS = {
 DEFAULT = "status"
 DETECTING = frozenset({"status", "run", "hold", "select", "why", "env", "doctor", "export"})
 """Commands that look for devices first of all."""
-TASKS = "anyaccel.inventory.tasks"
 EPILOG = """exit status: 0 done, 1 failed, 2 the request or an argument is wrong, 3 the request can never fit on this
 machine, 4 not free now, 126 the command cannot be run, 127 it was not found; 'run' returns the command's own"""
 
@@ -65,6 +64,7 @@ def dispatch(arguments: Sequence[str]) -> int:
 def _call(name: str, arguments: list[str], command: list[str] | None) -> int:
     if name not in DETECTING:
         return _perform(name, arguments, command)
+    from anyaccel.inventory import TASKS
     from anyaccel.probe import guard
 
     guard.start_early(TASKS)  # it takes as long as the imports that follow

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from anyaccel.errors import MachineError
+from anyaccel.inventory import TASKS
 from anyaccel.inventory.current import narrow
 from anyaccel.inventory.machine import Machine, parse_machine
 from anyaccel.model import (
@@ -24,7 +25,6 @@ from anyaccel.plugins.discovery import Source, installed, problem_of
 from anyaccel.probe.guard import Outcome, guarded_call
 
 DEADLINE_SECONDS = 10.0
-TASKS = "anyaccel.inventory.tasks"
 
 Answers = dict[str, tuple[Source, Outcome]]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from anyaccel.inventory import TASKS
 from anyaccel.inventory.machine import Machine
 from anyaccel.model.wire import encode
 from anyaccel.plugins.discovery import Source, installed
@@ -19,7 +20,6 @@ from anyaccel.testing.table import CHECKS
 PERFORM = "anyaccel.testing.perform"
 SECONDS = 100.0
 SECONDS_TO_RECORD = 30.0
-TASKS = "anyaccel.inventory.tasks"
 LOADS = "C01"
 DETECTS = "C07"
 NEEDS_PYTEST = "C23"

@@ -214,15 +214,6 @@ class Core(Feeding):
         self.pump()
         self.settle()
 
-    def keep(self, task: Task) -> None:
-        """Let a call that has to wait not see what becomes of its arguments."""
-        body = task.body
-        if body is not None and body.buffers:
-            frozen = body.frozen()
-            with self.lock:
-                if task.body is body:
-                    task.body = frozen
-
     def _next(self) -> Step | None:
         """The next thing to do; called with the lock held, done without it."""
         backlog = self.backlog

@@ -10,6 +10,7 @@ from anyaccel.workers.failures import BrokenPoolError
 from anyaccel.workers.loop import loop
 from anyaccel.workers.member import Member
 from anyaccel.workers.resting import Resting
+from anyaccel.workers.tasks import Task
 
 
 class Lifecycle:
@@ -50,6 +51,15 @@ class Lifecycle:
             raise BrokenPoolError(str(self.broken)) from self.broken.__cause__
         if self.closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
+
+    def keep(self, task: Task) -> None:
+        """Let a call that has to wait not see what becomes of its arguments."""
+        body = task.body
+        if body is not None and body.buffers:
+            frozen = body.frozen()
+            with self.lock:
+                if task.body is body:
+                    task.body = frozen
 
     def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
         """Take no more calls; end when those that there are have been run."""

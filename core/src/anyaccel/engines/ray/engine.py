@@ -110,15 +110,6 @@ class RayEngine(Lifecycle):
         self.pump()
         self.keep(task)
 
-    def keep(self, task: Task) -> None:
-        """Let a call that has to wait not see what becomes of its arguments."""
-        body = task.body
-        if body is not None and body.buffers:
-            frozen = body.frozen()
-            with self.lock:
-                if task.body is body:
-                    task.body = frozen
-
     def pump(self) -> None:
         """Hand over to Ray whatever may be."""
         while True:
