@@ -6,6 +6,9 @@ import os
 import pickle
 import socket
 import struct
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
@@ -39,7 +42,6 @@ def pair():
 def test_messages_arrive_as_they_were_sent(data, sizes, descriptors):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        before = len(os.listdir("/proc/self/fd"))
         buffers = [memoryview(os.urandom(size)) for size in sizes]
         opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(descriptors)]
         send(ours, Kind.CALL, Pickled(data, buffers), opened)
@@ -50,7 +52,26 @@ def test_messages_arrive_as_they_were_sent(data, sizes, descriptors):
         assert all(not os.get_inheritable(fd) for fd in message.descriptors)
         for fd in (*opened, *message.descriptors):
             os.close(fd)
-        assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_messages_leave_no_descriptor_open():
+    # In a process of its own: threads of earlier tests may still close theirs here.
+    program = """
+        import os, socket
+        from anyaccel.workers.pickling import Pickled
+        from anyaccel.workers.wire import MOST_INLINE, Kind, receive, send
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        before = os.listdir("/proc/self/fd")
+        for size in (0, MOST_INLINE, MOST_INLINE + 1):
+            buffers = [memoryview(bytes(size))] * 2
+            send(ours, Kind.CALL, Pickled(b"", buffers), [0, 1])
+            message = receive(theirs)
+            assert [len(buffer) for buffer in message.buffers] == [size, size]
+            for fd in message.descriptors:
+                os.close(fd)
+        print(sorted(os.listdir("/proc/self/fd")) == sorted(before))
+    """
+    assert subprocess.check_output([sys.executable, "-c", textwrap.dedent(program)], text=True) == "True\n"
 
 
 def test_who_waits_for_an_answer_that_is_being_handed_over_takes_no_other(pair):
