@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from posixpath import basename
 
 import anyaccel as aa
 from measure import Row, interleaved
@@ -19,7 +20,10 @@ ROUNDS = 200
 OVERHEAD = 0.001
 """Seconds that a task of Ray may take longer when it is ours."""
 MACHINE = "sim:H100:4"
+NAME = "a/b"
+"""What the calls look at: next to no work, by a function that every process can import."""
 BARE = ("bare task of Ray without devices", "bare task of Ray with a device")
+FRESH = ("fresh process of Ray with a device", "fresh worker with a device")
 LIVE = ("live worker without devices", "live worker with a device")
 
 
@@ -30,20 +34,20 @@ def rows(rounds: int = ROUNDS) -> list[Row]:
     with tempfile.TemporaryDirectory() as state:
         os.environ |= {"ANYACCEL_MACHINE": MACHINE, "ANYACCEL_STATE_DIR": state}
         with aa.Pool(engine="ray", address="local") as pool:
-            task = ray.remote(max_calls=0)(_nothing)
+            task = ray.remote(max_calls=0)(basename)
             with_cpu, with_device = task.options(num_cpus=1), task.options(num_cpus=0, num_gpus=1)
             fresh = pool.options(needs="GPU:1")
             live = fresh.options(max_calls=0)
-            clean = ray.remote(max_calls=1)(_nothing).options(num_cpus=0, num_gpus=1)
+            clean = ray.remote(max_calls=1)(basename).options(num_cpus=0, num_gpus=1)
             own = {
-                BARE[0]: lambda: ray.get(with_cpu.remote()),
-                BARE[1]: lambda: ray.get(with_device.remote()),
-                LIVE[0]: lambda: pool.submit(_nothing).result(),
-                LIVE[1]: lambda: live.submit(_nothing).result(),
+                BARE[0]: lambda: ray.get(with_cpu.remote(NAME)),
+                LIVE[0]: lambda: pool.submit(basename, NAME).result(),
+                BARE[1]: lambda: ray.get(with_device.remote(NAME)),
+                LIVE[1]: lambda: live.submit(basename, NAME).result(),
             }
             times = interleaved(own, rounds)
-            times |= interleaved({"fresh worker with a device": lambda: fresh.submit(_nothing).result()}, rounds // 4)
-            times |= interleaved({"fresh process of Ray with a device": lambda: ray.get(clean.remote())}, 5)
+            times |= interleaved({FRESH[0]: lambda: ray.get(clean.remote(NAME))}, 5)
+            times |= interleaved({FRESH[1]: lambda: fresh.submit(basename, NAME).result()}, rounds // 4)
         ray.shutdown()
     found = [Row(what=name, seconds=seconds) for name, seconds in times.items()]
     for bare, live in zip(BARE, LIVE, strict=True):
@@ -51,10 +55,6 @@ def rows(rounds: int = ROUNDS) -> list[Row]:
         budget = f"{OVERHEAD * 1e3:g} ms"
         found.append(Row(what=f"{live}, added", seconds=added, budget=budget, kept=added <= OVERHEAD))
     return found
-
-
-def _nothing() -> None:
-    pass
 
 
 def main() -> None:

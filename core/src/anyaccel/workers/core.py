@@ -261,8 +261,8 @@ class Core(Feeding):
             when = self.resting.next_look() if watch else None
         if when is not None:
             self.look_at_idle(when)
-        if member.held is not None:
-            self.make_way(self.leases.wanted(member.ids))
+        if member.held is not None and (wanted := self.leases.wanted(member.ids)):
+            self.make_way(wanted)
         if self.backlog:
             self.pump()
         self.settle()

@@ -7,10 +7,12 @@ import errno
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from anyaccel.workers.loop import Loop
 from anyaccel.workers.pickling import Pickled
+from anyaccel.workers.spin import Spin
 from anyaccel.workers.wire import Kind, Message, receive, send
 
 _GONE = {errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN}
@@ -62,7 +64,8 @@ class Worker:
     """
 
     __slots__ = (
-        "_channel", "_deliveries", "_end", "_gone", "_loop", "_open", "_reading", "awaited", "number", "owner", "stop"
+        "_channel", "_deliveries", "_end", "_gone", "_loop", "_open", "_reading", "_spin", "awaited", "number", "owner",
+        "stop",
     )  # fmt: skip
 
     def __init__(
@@ -83,9 +86,15 @@ class Worker:
         self._end = end
         self._loop = loop
         self._open = True
+        self._spin = Spin()
         self._reading = threading.Lock()
         self._deliveries = 0
         self._gone: Gone | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether it runs what it was sent: it does so at once."""
+        return True
 
     def listen(self) -> None:
         """Hand over what it sends from now on."""
@@ -132,11 +141,12 @@ class Worker:
         if messages:
             self._deliver(messages)
 
-    def attend(self, pending: Callable[[], bool]) -> None:
+    def attend(self, pending: Callable[[], bool], seconds: float | None = None) -> None:
         """Take the next message in this thread, which saves the way through the loop's, and hand it over.
 
         Args:
             pending: Whether the calling thread still waits for that message; if not, nothing is done.
+            seconds: How long to wait for it; None for as long as it takes.
         """
         # Of several answers, the loop takes all that are there at once, and it serves those who wait for the others.
         if self.awaited > 1 or not self._reading.acquire(blocking=False):
@@ -145,12 +155,13 @@ class Worker:
             # What is being handed over may be the message: then no other one may ever come.
             if not self._open or self._deliveries or not pending():
                 return
-            self._loop.pause(self._channel.fileno())
+            descriptor = self._channel.fileno()
+            self._loop.borrow(descriptor)
             try:
-                message = self._receive(wait=True)
+                message = self._receive(partial(self._spin.receive, self._channel, seconds))
             finally:
                 if self._open:
-                    self._loop.resume(self._channel.fileno())
+                    self._loop.give_back(descriptor)
             self._deliveries += message is not None
         finally:
             self._reading.release()
@@ -201,11 +212,11 @@ class Worker:
         self.owner.on_gone(self, gone)
         self._end.close()
 
-    def _receive(self, *, wait: bool = False, last: bool = False) -> Message | None:
+    def _receive(self, take: Callable[[], Message | None] | None = None, *, last: bool = False) -> Message | None:
         if not self._open:
             return None
         try:
-            message = receive(self._channel, wait=wait)
+            message = receive(self._channel, wait=False) if take is None else take()
         except BlockingIOError:
             if not last:
                 return None

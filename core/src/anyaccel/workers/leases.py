@@ -236,6 +236,8 @@ class LocalLeases:
 
     def wanted(self, devices: frozenset[str]) -> frozenset[str]:
         """Those of some devices, by id, for which somebody waits."""
+        if not self._waiting:
+            return frozenset()
         with self._lock:
             mask = reduce(or_, (mask for mask, _ in self._waiting), 0)
         return frozenset(device_id for device_id in devices if self._masks[device_id] & mask)

@@ -18,6 +18,9 @@ Handler = Callable[[], None]
 _CROWD = 1024
 """Timers from which those that were cancelled are thrown out."""
 
+_LOAN = 0.001
+"""Seconds for which a descriptor that was given back stays with those who borrow it in turns."""
+
 
 class Timer:
     """Something to be done at a time, unless it is cancelled."""
@@ -43,6 +46,9 @@ class Loop:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.EPOLLIN)
         self._handlers: dict[int, Handler] = {}
+        self._lending = threading.Lock()
+        self._returned: dict[int, float] = {}
+        self._collecting = False
         self._soon: deque[Handler] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._crowd = _CROWD
@@ -61,19 +67,26 @@ class Loop:
         self._handlers[descriptor] = handler
         self._poll.register(descriptor, select.EPOLLIN)
 
-    def pause(self, descriptor: int) -> None:
-        """Do not call the handler until :meth:`resume`, since somebody else reads."""
-        self._poll.modify(descriptor, 0)
+    def borrow(self, descriptor: int) -> None:
+        """Do not call the handler until :meth:`give_back`, since the caller reads, in its own thread."""
+        if self._returned.pop(descriptor, None) is None:
+            with self._lending:
+                self._poll.modify(descriptor, 0)
 
-    def resume(self, descriptor: int) -> None:
-        """Call the handler again."""
-        self._poll.modify(descriptor, select.EPOLLIN)
+    def give_back(self, descriptor: int) -> None:
+        """Call the handler again in a moment: whoever borrows once more until then never wakes the loop's thread."""
+        self._returned[descriptor] = time.monotonic()
+        if not self._collecting:
+            with self._lending:
+                self._collect_later()
 
     def unwatch(self, descriptor: int) -> None:
         """Stop that; nothing happens when it was not watched."""
-        if self._handlers.pop(descriptor, None) is not None:
-            with contextlib.suppress(OSError):
-                self._poll.unregister(descriptor)
+        with self._lending:
+            self._returned.pop(descriptor, None)
+            if self._handlers.pop(descriptor, None) is not None:
+                with contextlib.suppress(OSError):
+                    self._poll.unregister(descriptor)
 
     def call_soon(self, call: Handler) -> None:
         """Do something in the loop's thread. Takes no lock, so a finalizer may use it."""
@@ -113,6 +126,22 @@ class Loop:
             while self._soon:
                 _guarded(self._soon.popleft())
             self._ring()
+
+    def _collect_later(self) -> None:
+        if not self._collecting:
+            self._collecting = True
+            self.call_later(_LOAN, self._collect)
+
+    def _collect(self) -> None:
+        """Watch again what nobody has borrowed for a moment."""
+        latest = time.monotonic() - _LOAN
+        with self._lending:
+            for descriptor, when in tuple(self._returned.items()):
+                if when <= latest and self._returned.pop(descriptor, None) is not None:
+                    self._poll.modify(descriptor, select.EPOLLIN)
+            self._collecting = False  # before the look: who gives back looks the other way round
+            if self._returned:
+                self._collect_later()
 
     def _patience(self) -> float | None:
         with self._lock:

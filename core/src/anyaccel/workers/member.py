@@ -37,6 +37,7 @@ class Member:
         core: The pool.
         options: How the calls that it runs are to be run.
         held: The devices that it holds, or None for the CPU alone.
+        ids: Ids of these devices.
         allocation: What it holds, with what enforces that once it is known.
         worker: Its process, once the nursery was asked for it.
         task: The call that it runs, or None.
@@ -60,6 +61,7 @@ class Member:
         "feeding",
         "heard",
         "held",
+        "ids",
         "options",
         "pace",
         "proven",
@@ -78,6 +80,7 @@ class Member:
         self.options = options
         self.held = held
         self.allocation = CPU if held is None else held.allocation
+        self.ids = frozenset(device.id for device in self.allocation.devices)
         self.worker: Worker | None = None
         self.task = task
         self.queued: deque[Task] = deque()
@@ -97,11 +100,6 @@ class Member:
     def busies_processor(self) -> bool:
         """Whether it counts among those that may run at once without devices."""
         return self.held is None
-
-    @property
-    def ids(self) -> frozenset[str]:
-        """Ids of the devices that it holds."""
-        return frozenset(device.id for device in self.allocation.devices)
 
     @property
     def room(self) -> int:

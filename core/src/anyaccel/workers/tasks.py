@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures._base import PENDING
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 
 _numbers = count(1)
+_kinds: dict[tuple[Request | None, int], int] = {}
+_kind_numbers = count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +46,12 @@ class Options:
     timeout: float | None = None
     retries: int = 0
 
-    reuse: tuple[Request | None, int] | None = field(init=False)
+    reuse: int | None = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reuse", None if self.max_calls == 1 else (self.needs, self.max_calls))
+        # A number, since it is looked up several times for each call, and a request takes long to hash.
+        kind = _kinds.setdefault((self.needs, self.max_calls), next(_kind_numbers))
+        object.__setattr__(self, "reuse", None if self.max_calls == 1 else kind)
 
 
 def checked(*, max_calls: object, timeout: object, retries: object) -> None:
@@ -63,10 +69,14 @@ def checked(*, max_calls: object, timeout: object, retries: object) -> None:
 
 
 class Runner(Protocol):
-    """Whatever runs a call."""
+    """Whatever runs a call, or is about to."""
 
-    def attend(self, pending: Callable[[], bool]) -> None:
-        """Somebody waits for its next answer in this thread."""
+    @property
+    def begun(self) -> bool:
+        """Whether it runs the call by now, as far as is known."""
+
+    def attend(self, pending: Callable[[], bool], seconds: float | None = None) -> None:
+        """Somebody waits for its next answer in this thread, for so many seconds at most."""
 
 
 class _Condition(threading.Condition):
@@ -106,8 +116,13 @@ class TaskFuture(Future[Any]):
     """
 
     def __init__(self, task: Task) -> None:
-        super().__init__()
-        self._condition = _Condition()  # the other one is most of what a call costs the garbage collector
+        # As the base class has it, but for the condition, which is most of what a future costs.
+        self._condition = _Condition()
+        self._state = PENDING
+        self._result = None
+        self._exception = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Callable[[Future[Any]], object]] = []
         self._task: Task | None = task  # until it is over: so nothing is left for the garbage collector
         self.allocation: Allocation | None = None
         self.log: str | None = None
@@ -115,7 +130,7 @@ class TaskFuture(Future[Any]):
     def cancel(self) -> bool:
         """Cancel the call, whether it waits or runs; False when it is over."""
         task = self._task
-        if task is None or (task.kind == Kind.METHOD and task.worker is not None) or not task.decide():
+        if task is None or (task.kind == Kind.METHOD and self.running()) or not task.decide():
             return self.cancelled()
         super().cancel()
         self.set_running_or_notify_cancel()
@@ -130,26 +145,40 @@ class TaskFuture(Future[Any]):
             CancelledError: When it was cancelled.
             Exception: What it raised, or why it was not run to its end.
         """
+        return super().result(self._attend(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the call raised, or why it was not run to its end; None when it returned.
+
+        Raises:
+            TimeoutError: When that takes longer than ``timeout`` seconds; the call goes on.
+            CancelledError: When it was cancelled.
+        """
+        return super().exception(self._attend(timeout))
+
+    def _attend(self, timeout: float | None) -> float | None:
+        """Take the answer in this thread if it is the next to come; returns what is left of the time."""
         task = self._task
         worker = None if task is None else task.worker
-        if timeout is None and task is not None and worker is not None and task.undecided():
+        if task is None or worker is None or not task.undecided():
+            return timeout
+        if timeout is None:
             worker.attend(task.undecided)
-        return super().result(timeout)
+            return None
+        end = time.monotonic() + timeout
+        worker.attend(task.undecided, timeout)
+        return max(0.0, end - time.monotonic())
 
     def running(self) -> bool:
         """Whether a worker is at it."""
         task = self._task
-        return task is not None and task.worker is not None and not self.done()
+        worker = None if task is None else task.worker
+        return worker is not None and worker.begun and not self.done()
 
     def why(self) -> Verdict | None:
         """Say what the call waits for; None when it does not wait for devices."""
         place = None if self._task is None else self._task.place
         return None if place is None or place.claim is None else place.claim.why()
-
-    @property
-    def guard(self) -> threading.Condition:
-        """Held over every look at what has been decided."""
-        return self._condition
 
     def forget(self) -> None:
         """It is over: let go of the call."""
@@ -160,7 +189,7 @@ class Task:
     """A call: what is to be run, where it stands, and whom to tell."""
 
     __slots__ = (
-        "_decided", "actor", "body", "future", "kind", "name", "number", "on_cancel", "options", "place", "relay",
+        "_open", "actor", "body", "future", "kind", "name", "number", "on_cancel", "options", "place", "relay",
         "timer", "tries", "worker",
     )  # fmt: skip
 
@@ -177,14 +206,16 @@ class Task:
         self.relay: Callable[[Message], None] | None = None  # wants the answer as it is
         self.tries = 0
         self.timer: Timer | None = None
-        self._decided = False
+        self._open = [True]  # whoever takes it out decides: that is one step, and takes no lock
         self.future = TaskFuture(self)
 
     def decide(self) -> bool:
         """Decide its outcome; True for the first who does."""
-        with self.future.guard:
-            first, self._decided = not self._decided, True
-        return first
+        try:
+            self._open.pop()
+        except IndexError:
+            return False
+        return True
 
     @property
     def may_be_retried(self) -> bool:
@@ -193,7 +224,7 @@ class Task:
 
     def undecided(self) -> bool:
         """Whether its outcome is open."""
-        return not self._decided
+        return bool(self._open)
 
     def succeed(self, value: Any) -> None:
         """Set the result, unless the call was cancelled."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from anyaccel.workers.pickling import Pickled, dumps, loads
+from anyaccel.workers.spin import Spin
 from anyaccel.workers.wire import Kind, Message, receive, send
 
 OUTPUTS = (1, 2)
@@ -75,8 +76,9 @@ class Worker:
             Kind.CONSTRUCT: self._construct,
             Kind.METHOD: self._method,
         }
+        spin = Spin()
         while True:
-            message = receive(self.channel)
+            message = spin.receive(self.channel)
             if message is None:
                 return
             goes_on = handlers[message.kind](message)

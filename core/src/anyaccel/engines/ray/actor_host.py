@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
 from typing import Any
@@ -44,7 +43,7 @@ class ActorHost:
         state.on_buried = self._bury
         waiting = Waiting(state.construction)
         enter(self._host, state.construction, Pickled(data, [memoryview(each) for each in buffers]))
-        return waiting.answer()._replace(started=pickle.dumps(self._host.started(waiting.task)))
+        return waiting.answer()._replace(started=self._host.notice(waiting.task))
 
     def call(self, method: str, log: str | None, data: bytes, *buffers: bytes) -> Answer:
         """Call a method of the object."""
@@ -57,7 +56,7 @@ class ActorHost:
             self._state.enter(task)
         except RuntimeError as error:
             return failure(error)
-        return waiting.answer()._replace(started=pickle.dumps(self._host.started(waiting.task)))
+        return waiting.answer()._replace(started=self._host.notice(waiting.task))
 
     def close(self) -> None:
         """Let the object's process end by itself."""

@@ -65,7 +65,8 @@ class RayEngine(Lifecycle):
         self.logs = setting.logs
         self._name = secrets.token_hex(8)
         self._numbers = count()
-        self._prepared: dict[object, tuple[Any, bytes, Plan | None]] = {}  # with the plan, of which the key has the id
+        # With the plan and the options, of which the key has the ids: they take long to hash.
+        self._prepared: dict[object, tuple[Any, bytes, Plan | None, Options]] = {}
         self._looking = False
         # Whatever dies is told at once, and run again by us where that was asked for.
         self.run = self.ray.remote(max_calls=0, max_retries=0)(host.run)
@@ -131,9 +132,9 @@ class RayEngine(Lifecycle):
         Raises:
             NeverFitsError: When no node can ever serve its request any more.
         """
-        needs = task.options.needs
+        needs, options = task.options.needs, _options(task)
         plan = None if needs is None else self._cluster.plan(needs)
-        key = (task.name, task.kind, _options(task), id(plan))
+        key = (task.name, task.kind, id(options), id(plan))
         found = self._prepared.get(key)
         if found is None:
             order, wanted = self._order(task, plan)
@@ -142,7 +143,7 @@ class RayEngine(Lifecycle):
             )
             if len(self._prepared) > MOST_PREPARED:
                 self._prepared.clear()
-            found = self._prepared[key] = (remote, pickle.dumps(order), plan)
+            found = self._prepared[key] = (remote, pickle.dumps(order), plan, options)
         return found[:2]
 
     @staticmethod
@@ -158,9 +159,27 @@ class RayEngine(Lifecycle):
             wanted["label_selector"] = dict(plan.selector)
         return order(request=plan.request, resources=plan.terms), wanted
 
-    def follow(self, ref: Any, on_value: Callable[[Any], None], on_lost: Callable[[BaseException], None]) -> None:
-        """Have a value of Ray handed over once it is there, or why it never will be; in the thread of the loop."""
-        ref.future().add_done_callback(lambda done: loop().call_soon(partial(_hand_over, done, on_value, on_lost)))
+    def follow(
+        self,
+        ref: Any,
+        on_value: Callable[[Any], None],
+        on_lost: Callable[[BaseException], None],
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Have a value of Ray handed over once it is there, or why it never will be; in the thread of the loop.
+
+        Args:
+            ref: The value.
+            on_value: Called with it.
+            on_lost: Called with the reason.
+            wanted: Whether anybody still wants it by then.
+        """
+
+        def tell(done: Future[Any]) -> None:
+            if wanted():
+                loop().call_soon(partial(_hand_over, done, on_value, on_lost))
+
+        ref.future().add_done_callback(tell)
 
     def new_key(self) -> str:
         """A key for the notice of a call."""

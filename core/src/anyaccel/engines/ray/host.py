@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from functools import lru_cache, partial
 
 from anyaccel.engines.ray.connection import import_ray
@@ -79,6 +80,7 @@ class Host:
         )
         self.used = time.monotonic()
         self._options: dict[object, Options] = {}
+        self._notice: tuple[Allocation | None, bytes] = (None, b"")
 
     def options(self, order: Order) -> Options:
         """How our workers are to run it: on the devices that Ray has given to us."""
@@ -109,6 +111,14 @@ class Host:
             allocation = Allocation(id="ray", request=plain(needs), grants=needs.grants)
         return Started(self.node, allocation or CPU)
 
+    def notice(self, task: Task) -> bytes:
+        """The same, pickled: once for all calls that share a process."""
+        allocation, notice = self._notice
+        if allocation is None or task.future.allocation is not allocation:
+            notice = pickle.dumps(self.started(task))
+            self._notice = task.future.allocation, notice
+        return notice
+
     def settle(self) -> None:
         """Where nobody else would wait for devices that are on their way back, wait for them."""
         if isinstance(self.leases, UnsharedLeases):
@@ -120,13 +130,13 @@ class Waiting:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self._done = threading.Event()
         task.relay = self._relay
-        task.future.add_done_callback(lambda _: self._done.set())
 
     def wait(self, seconds: float) -> bool:
         """Wait until it is over, or for so long; whether it is."""
-        return self._done.wait(seconds)
+        with contextlib.suppress(TimeoutError, CancelledError):
+            self.task.future.exception(seconds)
+        return self.task.future.done()
 
     def answer(self) -> Answer:
         """What became of it."""
@@ -176,20 +186,20 @@ def _look(pool: str, host: Host) -> None:
         host.core.shutdown(wait=False)
 
 
-def run(spec: bytes, order: bytes, key: str, log: str | None, data: bytes, *buffers: bytes) -> bytes:
-    """Run one call: the body of our task of Ray.
+def run(spec: bytes, call: bytes, data: bytes, *buffers: bytes) -> bytes:
+    """Run one call: the body of our task of Ray. Ray takes bytes as they are, which saves time.
 
     Args:
         spec: A pickled :class:`Spec`.
-        order: A pickled :class:`Order`.
-        key: Key of the notice that it leaves when it takes a while.
-        log: Where its output goes, or None.
-        data: The pickled call, with
+        call: Pickled: a pickled :class:`Order`; the key of the notice that the call leaves when it takes a while; and
+            where its output goes, or None.
+        data: What to call, pickled, with
         buffers: what it refers to.
 
     Returns:
-        A pickled :class:`Answer`. Ray takes bytes as they are, which saves time.
+        A pickled :class:`Answer`.
     """
+    order, key, log = loads(call)
     return pickle.dumps(_run(spec, _loaded(order), key, log, Pickled(data, [memoryview(each) for each in buffers])))
 
 
@@ -217,7 +227,7 @@ def _run(spec: bytes, order: Order, key: str, log: str | None, body: Pickled) ->
             remove(key)
         if waiting.task.future.cancelled():
             return failure(BrokenWorkerError("it was cancelled"))
-        return waiting.answer()._replace(started=pickle.dumps(host.started(waiting.task)))
+        return waiting.answer()._replace(started=host.notice(waiting.task))
 
 
 @contextlib.contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import time
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,10 @@ from anyaccel.workers.wire import Kind, Message
 
 if TYPE_CHECKING:
     from anyaccel.engines.ray.engine import RayEngine
+
+
+_LOOK_UP_SECONDS = 0.2
+"""How often somebody who waits for Ray looks whether there still is a reason to."""
 
 
 class Demand:
@@ -59,6 +65,7 @@ class Remote:
         core: Any
         task: Task | None
         started: Started | None
+        _ref: Any
 
     @property
     def engine(self) -> RayEngine:
@@ -66,8 +73,54 @@ class Remote:
         engine: RayEngine = self.core
         return engine
 
-    def attend(self, pending: Callable[[], bool]) -> None:
-        """The answer comes through Ray: there is nothing to be done for it."""
+    @property
+    def begun(self) -> bool:
+        """Whether it runs its call by now, as far as is known."""
+        return self.started is not None
+
+    def attend(self, pending: Callable[[], bool], seconds: float | None = None) -> None:
+        """Take its answer in this thread, which saves the way through Ray's and the loop's."""
+        ray = self.engine.ray
+        end = float("inf") if seconds is None else time.monotonic() + seconds
+        while pending() and (ref := self._ref) is not None and ray.is_initialized():
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            try:
+                value = ray.get(ref, timeout=min(left, _LOOK_UP_SECONDS))
+            except ray.exceptions.GetTimeoutError:
+                continue
+            except Exception as error:  # noqa: BLE001 - Ray raises many kinds
+                self.hear(ref, partial(self.on_lost, error))
+            else:
+                self.hear(ref, partial(self.on_value, value))
+
+    def expect_answer(self, ref: Any) -> None:
+        """Have the answer to a call handed over, to whoever takes it first."""
+        self._ref = ref
+        self.engine.follow(
+            ref,
+            lambda value: self.hear(ref, partial(self.on_value, value)),
+            lambda error: self.hear(ref, partial(self.on_lost, error)),
+            wanted=lambda: self._ref is ref,
+        )
+
+    def hear(self, ref: Any, hand_over: Callable[[], None]) -> None:
+        """Hand over an answer, or that there is none, unless somebody else has."""
+        with self.core.lock:
+            first = self._ref is ref
+            if first:
+                self._ref = None
+        if first:
+            hand_over()
+
+    def on_value(self, value: Any) -> None:
+        """It has answered."""
+        raise NotImplementedError
+
+    def on_lost(self, error: BaseException) -> None:
+        """Ray has no answer, and never will."""
+        raise NotImplementedError
 
     def expect_end(self) -> None:
         """Whoever runs the process sees to it."""
@@ -122,29 +175,29 @@ class RemoteCall(Remote, Member):
                 task.body = None
             if engine.logs is not None:
                 task.future.log = engine.logs.path_for(task.name)
-            self._ref = remote.remote(
-                engine.spec, order, self.key, task.future.log, body.data, *map(bytes, body.buffers)
-            )
+            call = pickle.dumps((order, self.key, task.future.log))
+            ref = remote.remote(engine.spec, call, body.data, *map(bytes, body.buffers))
         except Exception as error:  # noqa: BLE001 - it is the caller's
             task.fail(error)
             engine.discard(self)
             return
-        engine.follow(self._ref, self.on_answer, self.on_lost)
+        task.worker = self
+        self.expect_answer(ref)
         if self.stopped:
             self.stop(0)
 
     def stop(self, grace: float, *, answer: bool = True) -> None:  # noqa: ARG002
         """Let Ray tell its host, which gives it the pool's time of grace."""
         self.ending = self.stopped = True
-        if self._ref is not None:
-            self.engine.cancel(self._ref)
+        if (ref := self._ref) is not None:
+            self.engine.cancel(ref)
 
     def leave(self) -> None:
         """It ends with its answer."""
 
-    def on_answer(self, data: bytes) -> None:
+    def on_value(self, value: bytes) -> None:
         """Its host has an answer."""
-        news: Answer = loads(data)
+        news: Answer = loads(value)
         if news.started is not None:
             self.on_started(_notice(news.started))
         task = self._take()
@@ -182,12 +235,13 @@ class RemoteCall(Remote, Member):
 class RemoteActor(Remote, ActorMember):
     """An actor: our object, in a process of which an actor of Ray is the host."""
 
-    __slots__ = ("_actor", "_buried", "started")
+    __slots__ = ("_actor", "_buried", "_ref", "started")
 
     def __init__(self, engine: RayEngine, options: Options, task: Task) -> None:
         super().__init__(engine, options, None, task)  # type: ignore[arg-type]
         self.started: Started | None = None
         self._actor: Any = None
+        self._ref: Any = None
         self._buried = False
 
     def launch(self, task: Task) -> None:
@@ -218,7 +272,7 @@ class RemoteActor(Remote, ActorMember):
             ref = self._actor.construct.remote(*arguments)
         else:
             ref = self._actor.call.remote(task.name.rpartition(".")[2], *arguments)
-        self.engine.follow(ref, self._on_answer, self.on_lost)
+        self.expect_answer(ref)
 
     def stop(self, grace: float, *, answer: bool = True) -> None:  # noqa: ARG002
         """End its process."""
@@ -249,8 +303,9 @@ class RemoteActor(Remote, ActorMember):
         elif task is not None:
             self.run(task)
 
-    def _on_answer(self, news: Answer) -> None:
-        task = self.task
+    def on_value(self, value: Answer) -> None:
+        """Its host has an answer."""
+        news, task = value, self.task
         if news.kind == FAILED:  # and it is about to end
             error = loads(news.data)[0]
             if isinstance(error, BrokenWorkerError):

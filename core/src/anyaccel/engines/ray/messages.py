@@ -27,9 +27,9 @@ class Spec:
     shared: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Order:
-    """How one call, or an actor, is to be run.
+    """How one call, or an actor, is to be run; a key in itself, since hosts load each one once.
 
     Attributes:
         name: What to call it in messages.

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from anyaccel.engines.ray.connection import import_ray
 from anyaccel.engines.ray.labels import PREDEFINED, UNIT_VARIABLE, by_resource, own_unit_instances
@@ -20,8 +21,7 @@ from anyaccel.scheduler.choice import share
 Slots = Mapping[str, Sequence[tuple[int, float]]]
 """By resource, the slots that a task holds and how much of each: Ray's own form."""
 
-_restored: dict[str, str] = {}
-_KEPT = re.compile(r"RAY_|PYTHON|SPT_")
+_KEPT = re.compile(rb"RAY_|PYTHON|SPT_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,22 +49,25 @@ class Given(Request):
 @functools.cache
 def started_with() -> Mapping[str, str]:
     """The environment that this process was started with, before Ray wrote masks of its own into it."""
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in _started_with().items()}
+
+
+@functools.cache
+def _started_with() -> dict[bytes, bytes]:
     with open("/proc/self/environ", "rb") as file:
-        pairs = [os.fsdecode(pair).partition("=") for pair in file.read().split(b"\0") if pair]
+        pairs = [pair.partition(b"=") for pair in file.read().split(b"\0") if pair]
     return {name: value for name, _, value in pairs if name}
 
 
 def restore_environ() -> None:
     """Undo what Ray has written into the environment for its task: masks, and a number of threads."""
-    before, now = started_with(), dict(os.environ)
-    if now == _restored:
-        return
-    for name in now.keys() - before.keys():
-        if not _KEPT.match(name):
-            del os.environ[name]
-    os.environ.update({name: value for name, value in before.items() if now.get(name) != value})
-    _restored.clear()
-    _restored.update(os.environ)
+    # Its data, since a look at each variable through the mapping takes longer than all the rest of a call.
+    before, now = _started_with(), os.environb._data  # type: ignore[attr-defined]  # noqa: SLF001
+    for name, _ in now.items() - before.items():
+        if name not in before and not _KEPT.match(name):
+            del os.environb[name]
+    for name, value in before.items() - now.items():
+        os.environb[name] = value
 
 
 @functools.cache
@@ -81,8 +84,13 @@ def node_inventory() -> Inventory:
 
 def held_slots() -> Slots:
     """What Ray has given to the task or actor of this process."""
-    ids: Slots = import_ray()._private.worker.global_worker.core_worker.resource_ids()  # noqa: SLF001 - the public call leaves resources out
+    ids: Slots = _core_worker().resource_ids()
     return {_plain(name): slots for name, slots in ids.items() if not re.search(r"_group_\d+_[0-9a-f]+$", name)}
+
+
+@functools.cache
+def _core_worker() -> Any:
+    return import_ray()._private.worker.global_worker.core_worker  # noqa: SLF001 - the public call leaves resources out
 
 
 def given(request: Request, resources: Sequence[str], slots: Slots, inventory: Inventory) -> Given:

@@ -1,0 +1,168 @@
+"""Waiting for an answer in one's own thread: awake or asleep, with the loop out of the way, and not for longer."""
+
+import socket
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+from anyaccel.workers import loop as loops
+from anyaccel.workers import spin as spinning
+from anyaccel.workers.loop import Loop
+from anyaccel.workers.spin import Spin
+from anyaccel.workers.tasks import Options, Task
+from anyaccel.workers.wire import Kind, send
+from processes import until
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        yield ours, theirs
+
+
+class Clock:
+    """A clock that goes on by a step at every look."""
+
+    def __init__(self, step):
+        self.now, self.step = 0.0, step
+
+    def monotonic(self):
+        self.now += self.step
+        return self.now
+
+
+def looks(monkeypatch, outcomes):
+    """Let spinning see these outcomes in turn, each a message or None for a look in vain; returns how it looked."""
+    seen = []
+
+    def receive(_, *, wait):
+        seen.append("sleep" if wait else "look")
+        found = outcomes.pop(0)
+        if found is None:
+            raise BlockingIOError
+        return found
+
+    monkeypatch.setattr(spinning, "receive", receive)
+    return seen
+
+
+def test_who_was_answered_quickly_stays_awake_for_the_next_answer(monkeypatch, pair):
+    monkeypatch.setattr(spinning, "time", Clock(spinning.SPIN_SECONDS / 10))
+    seen = looks(monkeypatch, ["a", None, None, "b", "c"])
+    spin = Spin()
+    assert [spin.receive(pair[0]) for _ in range(3)] == ["a", "b", "c"]
+    assert seen == ["sleep", "look", "look", "look", "look"]
+
+
+def test_who_waited_for_long_sleeps_the_next_time(monkeypatch, pair):
+    clock = Clock(spinning.SPIN_SECONDS * 2)
+    monkeypatch.setattr(spinning, "time", clock)
+    seen = looks(monkeypatch, ["a", "b"])
+    spin = Spin()
+    assert [spin.receive(pair[0]) for _ in range(2)] == ["a", "b"]
+    assert seen == ["sleep", "sleep"]
+
+
+def test_who_stayed_awake_in_vain_sleeps_for_a_while_though_answers_are_quick(monkeypatch, pair):
+    clock = Clock(spinning.SPIN_SECONDS / 2.5)
+    monkeypatch.setattr(spinning, "time", clock)
+    seen = looks(monkeypatch, ["a", None, None, "b", *["c"] * spinning.SLEEPS, "d"])
+    spin = Spin()
+    for _ in range(spinning.SLEEPS + 3):
+        spin.receive(pair[0])
+    assert seen == ["sleep", "look", "look", "sleep", *["sleep"] * spinning.SLEEPS, "look"]
+
+
+def test_only_one_thread_stays_awake(monkeypatch, pair):
+    seen = looks(monkeypatch, ["a", "b"])
+    spin = Spin()
+    spin.receive(pair[0])
+    with spinning._awake:
+        spin.receive(pair[0])
+    assert seen == ["sleep", "sleep"]
+
+
+def test_waiting_ends_when_the_time_is_up(pair):
+    ours, theirs = pair
+    spin = Spin()
+    start = time.monotonic()
+    with pytest.raises(BlockingIOError):
+        spin.receive(ours, 0.05)
+    assert time.monotonic() - start >= 0.05
+    send(theirs, Kind.RESULT, b"now")
+    assert bytes(spin.receive(ours, 10).data) == b"now"
+
+
+def test_what_is_borrowed_is_not_handled_until_it_was_given_back(pair):
+    ours, theirs = pair
+    loop, handled = Loop(), threading.Event()
+
+    def handler():
+        ours.recv(100)
+        handled.set()
+
+    loop.watch(ours.fileno(), handler)
+    loop.borrow(ours.fileno())
+    theirs.send(b"x")
+    assert not handled.wait(20 * loops._LOAN)
+    loop.give_back(ours.fileno())
+    assert handled.wait(10)
+
+
+def test_what_is_borrowed_in_turns_stays_out_of_the_loop(pair, monkeypatch):
+    monkeypatch.setattr(loops, "_LOAN", 0.2)
+    ours, theirs = pair
+    loop, handled = Loop(), []
+    loop.watch(ours.fileno(), lambda: handled.append(ours.recv(100)))
+    for _ in range(100):
+        loop.borrow(ours.fileno())
+        theirs.send(b"x")
+        assert ours.recv(100) == b"x"
+        loop.give_back(ours.fileno())
+    assert not handled
+    theirs.send(b"y")  # nobody borrows any more: the loop takes it after a moment
+    until(lambda: handled == [b"y"], "the loop to take it")
+
+
+def test_what_is_not_watched_any_more_is_not_given_back(pair):
+    ours, theirs = pair
+    loop, handled, later = Loop(), [], threading.Event()
+    loop.watch(ours.fileno(), lambda: handled.append(ours.recv(100)))
+    loop.borrow(ours.fileno())
+    loop.give_back(ours.fileno())
+    loop.unwatch(ours.fileno())
+    theirs.send(b"x")
+    loop.call_later(10 * loops._LOAN, later.set)
+    assert later.wait(10)
+    assert not handled
+
+
+def test_a_result_may_be_waited_for_for_some_time_only(pool):
+    one = pool()
+    assert one.submit(pow, 2, 3).result(60) == 8
+    slow = one.submit(time.sleep, 1)
+    until(slow.running, "the call to run")
+    start = time.monotonic()
+    with pytest.raises(TimeoutError):
+        slow.result(0.1)
+    assert time.monotonic() - start < 0.9
+    assert slow.result(60) is None
+    failed = one.submit(int, "x")
+    assert isinstance(failed.exception(60), ValueError)
+
+
+def test_answers_arrive_whether_or_not_somebody_waits(pool):
+    one = pool()
+    for _ in range(30):
+        assert one.submit(pow, 2, 3).result() == 8
+        called = threading.Event()
+        one.submit(pow, 2, 3).add_done_callback(lambda _, called=called: called.set())
+        assert called.wait(10)
+
+
+def test_a_future_is_made_as_its_base_class_makes_it():
+    bare, ours = vars(Future()), vars(Task("x", Options(), print).future)
+    del bare["_condition"]
+    assert {name: ours[name] for name in bare} == bare
