@@ -7,6 +7,7 @@ who wait, too, and serves the first. It does not notice that a holder has died.
 
 from __future__ import annotations
 
+import ctypes  # noqa: F401 - loaded by those who wait; like sqlite3, it is there before anybody competes
 import multiprocessing
 import os
 import random

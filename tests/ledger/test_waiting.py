@@ -62,6 +62,19 @@ def test_those_who_do_not_compete_pass(claim, in_line):
     assert first.end() == {"a": 10_000}
 
 
+def test_many_devices_that_are_not_in_the_name_of_a_ticket_compete_by_what_they_are(claim, in_line):
+    first, other = (", ".join(repr(f"{letter}{number}") for number in range(40)) for letter in "xy")
+    holder, waiter, stranger = claim(), claim(), claim()
+    holder.do("take('x0')")
+    waiter.begin(f"take({first}, count=40, wait=60)")
+    in_line(1)
+    assert stranger.do(f"take({other}, count=40, wait=60)").keys() == {f"y{number}" for number in range(40)}
+    with pytest.raises(ClaimantError, match="1 earlier request"):
+        stranger.do(f"take({first})")
+    holder.do("give()")
+    assert len(waiter.end()) == 40
+
+
 def test_whoever_came_in_front_during_the_choice_is_not_passed(claim, ledger, in_line):
     holder, greedy = claim(), claim()
     holder.do("take('a')")

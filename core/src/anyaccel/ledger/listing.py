@@ -17,14 +17,19 @@ class Listing:
     """The names in the state directory at one moment.
 
     Attributes:
-        leases: Those of leases, also of dead ones.
+        named: Those of leases, also of dead ones and such as are not understood.
         tickets: Names of tickets, in the order of service.
         hidden: Names of what is being made, or was left behind.
     """
 
-    leases: tuple[LeaseName, ...]
+    named: tuple[str, ...]
     tickets: tuple[str, ...]
     hidden: tuple[str, ...]
+
+    @property
+    def leases(self) -> tuple[LeaseName, ...]:
+        """What the names of leases say; most of those who wait in line need not know."""
+        return tuple(filter(None, map(parse_lease, self.named)))
 
     def taken(self, over: Collection[str] = ()) -> dict[str, int]:
         """Units that are taken, by device id, at most all of a device; those of some names left out."""
@@ -37,19 +42,17 @@ class Listing:
 
 def read(directory: int) -> Listing:
     """List the state directory."""
-    leases, tickets, hidden = [], [], []
+    named, tickets, hidden = [], [], []
     for name in os.listdir(directory):
         first = name[0]
         if first == "v":
-            lease = parse_lease(name)
-            if lease is not None:
-                leases.append(lease)
+            named.append(name)
         elif first == "t":
             tickets.append(name)
         elif first == ".":
             hidden.append(name)
     tickets.sort()
-    return Listing(leases=tuple(leases), tickets=tuple(tickets), hidden=tuple(hidden))
+    return Listing(named=tuple(named), tickets=tuple(tickets), hidden=tuple(hidden))
 
 
 def life(directory: int, lease: LeaseName) -> Life:

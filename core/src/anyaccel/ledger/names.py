@@ -15,8 +15,8 @@ import re
 import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 from anyaccel.ledger.process import me
 from anyaccel.model.device import UNITS_PER_DEVICE
@@ -38,8 +38,7 @@ _TICKET = re.compile(rf"t1\.(?P<rank>[0-9]{{7}})\.(?P<number>[0-9]{{16}})\.{_IDE
 _HIDDEN = re.compile(rf"\.{_IDENTITY}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseName:
+class LeaseName(NamedTuple):
     """What a lease's file name says.
 
     Attributes:
@@ -63,8 +62,7 @@ class LeaseName:
     understood: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TicketName:
+class TicketName(NamedTuple):
     """What a ticket's file name says.
 
     Attributes:
@@ -147,8 +145,22 @@ def lease_name(device: str, units: int, nonce: str, owner: tuple[int, int] | Non
 def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[str]) -> str:
     """Name a ticket of this process."""
     pid, start = me()
-    rank = _RANK_OF_PRIORITY_0 - priority
-    return f"t1.{rank:07}.{min(number, _MAX_NUMBER):016}.{pid}.{start}.{nonce}.{_write_wanted(candidates)}"
+    return f"{_ticket_prefix(priority)}{min(number, _MAX_NUMBER):016}.{pid}.{start}.{nonce}{ticket_suffix(candidates)}"
+
+
+def behind_tickets(priority: int) -> str:
+    """What comes behind the names of all tickets of a priority, and before those of a lower one."""
+    return _ticket_prefix(priority) + "\x7f"
+
+
+@lru_cache(maxsize=256)
+def ticket_suffix(candidates: frozenset[str]) -> str:
+    """How the names of all tickets end that want these devices; also those of others, where there are too many."""
+    return f".{_write_wanted(candidates)}"
+
+
+def _ticket_prefix(priority: int) -> str:
+    return f"t1.{_RANK_OF_PRIORITY_0 - priority:07}."
 
 
 @lru_cache(maxsize=8192)

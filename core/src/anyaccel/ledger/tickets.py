@@ -17,7 +17,16 @@ from typing import Any
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.listing import Listing
 from anyaccel.ledger.lockfile import Life, LockedFile, look, read_body
-from anyaccel.ledger.names import TicketName, hashes, last_number, listed_in_name, new_nonce, parse_ticket, ticket_name
+from anyaccel.ledger.names import (
+    behind_tickets,
+    hashes,
+    last_number,
+    listed_in_name,
+    new_nonce,
+    parse_ticket,
+    ticket_name,
+    ticket_suffix,
+)
 from anyaccel.ledger.record import TicketRecord, read_words, user_name, write_body
 
 _PATIENCE = 2.0
@@ -58,21 +67,18 @@ class Line:
 
     def __init__(self, candidates: frozenset[str], priority: int) -> None:
         self._candidates = candidates
-        self._priority = priority
+        self._behind = behind_tickets(priority)
+        self._suffix = ticket_suffix(candidates) if listed_in_name(candidates) else "\0"
         self._in_bodies: dict[str, frozenset[int] | None] = {}
 
-    def rivals(self, directory: int, listing: Listing, own: str | None) -> Iterator[TicketName]:
-        """The tickets ahead that compete for a device, first to be served first."""
+    def rivals(self, directory: int, listing: Listing, own: str | None) -> Iterator[str]:
+        """Names of the tickets ahead that compete for a device, first to be served first."""
         for name in listing.tickets:
-            if name == own:
+            if name >= (own or self._behind):
                 return
-            ticket = parse_ticket(name)
-            if ticket is None:
-                continue
-            if own is None and ticket.priority < self._priority:
-                return
-            if self._competes(directory, ticket):
-                yield ticket
+            # Most want what we want, and their names need not be read then.
+            if name.endswith(self._suffix) or self._competes(directory, name):
+                yield name
 
     def stand(self, directory: int, listing: Listing, own: str | None) -> Standing:
         """Find out whether somebody who is ahead must be waited for.
@@ -82,7 +88,7 @@ class Line:
         now = time.monotonic_ns()
         passed: set[str] = set()
         over: list[str] = []
-        rivals = [ticket.name for ticket in self.rivals(directory, listing, own)]
+        rivals = list(self.rivals(directory, listing, own))
         for position, name in enumerate(rivals):
             life, found = look(directory, name)
             if life is Life.OVER:
@@ -94,12 +100,15 @@ class Line:
         before = next((name for name in reversed(ahead) if look(directory, name)[0] is not Life.OVER), None)
         return Standing(place=len(ahead), before=before, passed=frozenset(passed), over=tuple(over))
 
-    def _competes(self, directory: int, ticket: TicketName) -> bool:
+    def _competes(self, directory: int, name: str) -> bool:
+        ticket = parse_ticket(name)
+        if ticket is None:
+            return False
         wanted = ticket.wanted
         if wanted is None:
-            if ticket.name not in self._in_bodies:
-                self._in_bodies[ticket.name] = _read_wanted(directory, ticket.name)
-            wanted = self._in_bodies[ticket.name]
+            if name not in self._in_bodies:
+                self._in_bodies[name] = _read_wanted(directory, name)
+            wanted = self._in_bodies[name]
         return wanted is None or not hashes(self._candidates).isdisjoint(wanted)
 
 

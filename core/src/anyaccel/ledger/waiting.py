@@ -101,7 +101,7 @@ class Waiter:
 
     def in_front(self, directory: int, listing: Listing, passed: frozenset[str]) -> bool:
         """Whether nobody came in front of us since some were found not to be waited for."""
-        return all(rival.name in passed for rival in self._line.rivals(directory, listing, self._own))
+        return all(rival in passed for rival in self._line.rivals(directory, listing, self._own))
 
     def enter(self, directory: int, lock: Callable[[int], bool], *, at_once: bool) -> bool:
         """Get a place in line and watch what we wait for, once the wait is worth it.
