@@ -1,8 +1,6 @@
 """What a lease costs, against SQLite in WAL mode doing the same, in one run on one machine.
 
-Every claimant asks for half of any of eight devices, holds it for no time, and asks again. SQLite keeps one row per
-lease, sums them in an immediate transaction, and retries at random intervals; "in order" it keeps a table of those
-who wait, too, and serves the first. It does not notice that a holder has died.
+Every claimant asks for half of any of eight devices, holds it for no time, and asks again.
 """
 
 from __future__ import annotations
@@ -10,19 +8,18 @@ from __future__ import annotations
 import ctypes  # noqa: F401 - loaded by those who wait; like sqlite3, it is there before anybody competes
 import multiprocessing
 import os
-import random
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from anyaccel.ledger import Ledger, Want
 from measure import Row, against, at_most, state
+from sqlite_leases import SqliteLeases
 
 DEVICES = [f"dev-{number}" for number in range(8)]
 HALF, WHOLE = 5_000, 10_000
@@ -33,7 +30,7 @@ Claim = Callable[[], Callable[[], None]]
 """Gets half a device and returns how to give it back."""
 
 
-def choose(taken: dict[str, int]) -> dict[str, int] | None:
+def choose(taken: Mapping[str, int]) -> dict[str, int] | None:
     """Half of the first device that has it."""
     for device in DEVICES:
         if taken.get(device, 0) + HALF <= WHOLE:
@@ -50,39 +47,7 @@ def ledger_claim(directory: str) -> Claim:
 
 def sqlite_claim(directory: str, *, in_order: bool = False) -> Claim:
     """Claim from a table of leases."""
-    table = sqlite3.connect(f"{directory}/leases.db", isolation_level=None, timeout=60)
-    table.execute("PRAGMA journal_mode=WAL")
-    table.execute("PRAGMA synchronous=NORMAL")
-    table.execute(
-        "CREATE TABLE IF NOT EXISTS leases (id INTEGER PRIMARY KEY, device, units, pid, start, nonce, request, command)"
-    )
-    table.execute("CREATE TABLE IF NOT EXISTS line (id INTEGER PRIMARY KEY AUTOINCREMENT, pid)")
-    with open("/proc/self/stat", "rb") as file:
-        start = file.read().rpartition(b")")[2].split()[19]
-    insert = "INSERT INTO leases (device, units, pid, start, nonce, request, command) VALUES (?, ?, ?, ?, ?, ?, ?)"
-
-    def give(number: int | None) -> None:
-        table.execute("DELETE FROM leases WHERE id = ?", (number,))
-
-    def claim() -> Callable[[], None]:
-        place = None
-        while True:
-            table.execute("BEGIN IMMEDIATE")
-            if in_order and place is None:
-                place = table.execute("INSERT INTO line (pid) VALUES (?)", (os.getpid(),)).lastrowid
-            if not in_order or table.execute("SELECT MIN(id) FROM line").fetchone() == (place,):
-                choice = choose(dict(table.execute("SELECT device, SUM(units) FROM leases GROUP BY device")))
-                if choice:
-                    ((device, units),) = choice.items()
-                    row = (device, units, os.getpid(), start, os.urandom(6).hex(), "APU:0.5", "bench")
-                    number = table.execute(insert, row).lastrowid
-                    table.execute("DELETE FROM line WHERE id = ?", (place,))
-                    table.execute("COMMIT")
-                    return partial(give, number)
-            table.execute("COMMIT")
-            time.sleep(random.uniform(0.0002, 0.001))
-
-    return claim
+    return SqliteLeases(directory, choose, in_order=in_order).claim
 
 
 def compete(make: Callable[[str], Claim], directory: str, begin: float, seconds: float, answers: Any) -> None:

@@ -18,7 +18,7 @@ from anyaccel.engines.ray.labels import UNIT_VARIABLE, node_labels, node_resourc
 HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE.parent / "workers")]  # helpers; workers have our path, too
 
-ACME = (HERE.parent / "vendors" / "acme.py").read_text()
+VENDORS = HERE.parent / "vendors"
 
 
 @pytest.fixture(autouse=True)
@@ -37,13 +37,14 @@ def functions_travel_by_value(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def acme_site(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A directory in which the vendor of the tests is installed, for all nodes."""
+    """A directory in which the vendors of the tests are installed, for all nodes."""
     site = tmp_path_factory.mktemp("site")
-    (site / "plug_acme_everywhere.py").write_text(ACME)
-    info = site / "anyaccel_acme-1.2.3.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: anyaccel-acme\nVersion: 1.2.3\n")
-    (info / "entry_points.txt").write_text("[anyaccel]\nacme = plug_acme_everywhere\n")
+    for vendor in ("acme", "cards"):
+        (site / f"plug_{vendor}_everywhere.py").write_text((VENDORS / f"{vendor}.py").read_text())
+        info = site / f"anyaccel_{vendor}-1.2.3.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: anyaccel-{vendor}\nVersion: 1.2.3\n")
+        (info / "entry_points.txt").write_text(f"[anyaccel]\n{vendor} = plug_{vendor}_everywhere\n")
     return str(site)
 
 

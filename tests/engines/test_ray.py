@@ -12,6 +12,7 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.engines.ray.labels import own_unit_instances
+from anyaccel.launcher.sandbox import available
 from processes import until
 from ray_nodes import needs_ray
 
@@ -25,6 +26,7 @@ pytestmark = [
 ]
 
 WAIT = 90
+CARDS = (Path(__file__).parents[1] / "vendors" / "cards.py").read_text()
 TASKS = int(os.environ.get("ANYACCEL_TEST_RAY_TASKS", "120"))
 """Calls of the large test; a thousand take a minute or two on two processors."""
 ONE, TWO = "sim:H100:4", "sim:MI300X:4,TPU-V4:4"
@@ -154,6 +156,34 @@ def test_companions_of_one_call_do_not_reach_the_next(nodes, pool):
     for _ in range(4):
         seen, _, _ = one.submit(report, names).result(WAIT)
         assert not [name for name in seen if "BOUNDS" in name]
+
+
+@pytest.mark.skipif(bool(available()), reason=f"workers cannot be confined here: {available()}")
+def test_the_kernel_refuses_a_call_the_nodes_of_other_devices(ray_nodes, pool, install):
+    """The devices' nodes are nodes of this machine: A is /dev/zero, B is /dev/full."""
+    install("cards", CARDS)
+    files = {"A": "/dev/zero", "B": "/dev/full"}
+    node = ray_nodes.add("sim:A,B")
+    try:
+        for enforce, refused in ((True, 1), (False, 0)):
+            one = pool("CARD:1", enforce=enforce)
+            future = one.submit(lambda: (aa.current().devices[0].type, aa.current().confined, unopened(files)))
+            own, confined, closed = future.result(WAIT)
+            assert (confined, len(closed), own in closed) == (enforce, refused, False)
+            assert future.allocation.confined == enforce
+    finally:
+        ray_nodes.kill(node)
+
+
+def unopened(files):
+    """Those that may not be opened."""
+    found = []
+    for name, path in files.items():
+        try:
+            os.close(os.open(path, os.O_RDONLY))
+        except PermissionError:
+            found.append(name)
+    return found
 
 
 def test_what_was_on_a_node_that_dies(ray_nodes, pool, tmp_path):

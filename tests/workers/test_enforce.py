@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import anyaccel as aa
 import pytest
@@ -16,30 +17,14 @@ from system_calls import FORBID
 
 CONFINES = pytest.mark.skipif(bool(available()), reason=f"workers cannot be confined here: {available()}")
 
-CARDS = """
-from anyaccel.plugin import *
-@hookimpl
-def anyaccel_info(): return PluginInfo(vendor="acme", resource="APU", kind="x", env_vars=())
-@hookimpl
-def anyaccel_detect(ctx): return None
-@hookimpl
-def anyaccel_fractional(device): return Fractional.SHARED
-@hookimpl
-def anyaccel_tags(device): return (device.model,)
-@hookimpl
-def anyaccel_env(devices, ctx): return EnvEdits()
-@hookimpl
-def anyaccel_products():
-    return [Product(name=name, model=name, id_template=name + "-{index}", node_templates=(node,))
-            for name, node in (("A", "/dev/zero"), ("B", "/dev/full"))]
-"""
+CARDS = (Path(__file__).parents[1] / "vendors" / "cards.py").read_text()
 NODES = ("/dev/zero", "/dev/full", "/dev/null")
 
 
 @pytest.fixture
 def acme(install):
     """A simulated vendor whose device nodes are nodes of this machine."""
-    return install("acme", CARDS)
+    return install("cards", CARDS)
 
 
 def opened(*paths):

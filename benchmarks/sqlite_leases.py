@@ -1,0 +1,99 @@
+"""Leases in a table of SQLite in WAL mode: what the ledger is compared with.
+
+One row per lease, summed in an immediate transaction, and retries at random intervals. In order it does what the ledger
+does: it keeps a table of those who wait, too, serves the first, and goes on when the first or a holder has died, which
+it finds out where it matters only: of the first in line at every look, of holders when nothing fits.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+Choose = Callable[[Mapping[str, int]], Mapping[str, int] | None]
+
+
+class SqliteLeases:
+    """One process's connection to the table.
+
+    Args:
+        directory: Where the table is.
+        choose: Chooses units by device, given those that are taken; None when nothing fits.
+        in_order: Whether claims are served in order.
+    """
+
+    def __init__(self, directory: str, choose: Choose, *, in_order: bool) -> None:
+        self._choose = choose
+        self._in_order = in_order
+        self._me = (os.getpid(), started(os.getpid()))
+        self._table = sqlite3.connect(f"{directory}/leases.db", isolation_level=None, timeout=60)
+        for statement in (
+            "PRAGMA journal_mode=WAL",
+            "PRAGMA synchronous=NORMAL",
+            "CREATE TABLE IF NOT EXISTS leases (id INTEGER PRIMARY KEY, device, units, pid, start, nonce, asked, name)",
+            "CREATE TABLE IF NOT EXISTS line (id INTEGER PRIMARY KEY AUTOINCREMENT, pid, start)",
+        ):
+            self._table.execute(statement)
+
+    def claim(self) -> Callable[[], None]:
+        """Get a device, once there is one and it is our turn; returns how to give it back."""
+        place = None
+        while True:
+            self._table.execute("BEGIN IMMEDIATE")
+            if self._in_order and place is None:
+                place = self._table.execute("INSERT INTO line (pid, start) VALUES (?, ?)", self._me).lastrowid
+            lease = self._take(place)
+            self._table.execute("COMMIT")
+            if lease is not None:
+                return partial(self._remove, "leases", lease)
+            time.sleep(random.uniform(0.0002, 0.001))
+
+    def _take(self, place: int | None) -> int | None:
+        if place is not None and not self._is_first(place):
+            return None
+        chosen = self._fitting()
+        if chosen is None and place is not None:
+            for number, *holder in self._table.execute("SELECT id, pid, start FROM leases").fetchall():
+                if not lives(*holder):
+                    self._remove("leases", number)
+            chosen = self._fitting()
+        if chosen is None:
+            return None
+        ((device, units),) = chosen.items()
+        row = (device, units, *self._me, os.urandom(6).hex(), "APU:0.5", "bench")
+        insert = "INSERT INTO leases (device, units, pid, start, nonce, asked, name) VALUES (?, ?, ?, ?, ?, ?, ?)"
+        lease = self._table.execute(insert, row).lastrowid
+        if place is not None:
+            self._remove("line", place)
+        return lease
+
+    def _is_first(self, place: int) -> bool:
+        while True:
+            first, *who = self._table.execute("SELECT id, pid, start FROM line ORDER BY id LIMIT 1").fetchone()
+            if first == place or lives(*who):
+                return bool(first == place)
+            self._remove("line", first)
+
+    def _fitting(self) -> Mapping[str, int] | None:
+        return self._choose(dict(self._table.execute("SELECT device, SUM(units) FROM leases GROUP BY device")))
+
+    def _remove(self, table: str, number: int) -> None:
+        self._table.execute(f"DELETE FROM {table} WHERE id = ?", (number,))
+
+
+def started(pid: int) -> bytes:
+    """When a process was started, in ticks since the boot; empty when it has gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[19]
+    except OSError:
+        return b""
+
+
+def lives(pid: int, start: bytes) -> bool:
+    """Whether a process is still the one that it was."""
+    return started(pid) == start
