@@ -138,6 +138,37 @@ def test_processes_that_fork_while_they_are_killed(pool):
     assert len(left_of()) <= 3  # the nursery, the last worker on its way out, and the next one
 
 
+def test_what_a_worker_leaves_costs_nobody_else_anything(pool, tmp_path):
+    """It leaves a child, whose child dies without being reaped: then nobody can say whose the grandchildren are."""
+
+    def leave():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if os.fork():
+            return os.getpid()
+        if os.fork():
+            time.sleep(1000)  # and reaps nobody
+        for seconds in (0.3, 0.6, 1000):
+            if not os.fork():
+                until((tmp_path / "left").exists, "the end of the worker")
+                time.sleep(seconds)
+                os._exit(0)
+        until((tmp_path / "left").exists, "the end of the worker")
+        os._exit(0)
+
+    def live():
+        until((tmp_path / "end").exists, "the end of the test")
+        return "lives"
+
+    one = pool("A1:1", grace=3)
+    other = one.submit(live)
+    worker = one.submit(leave).result()
+    until(lambda: gone(worker), "the end of the worker")
+    (tmp_path / "left").touch()
+    assert one.submit(os.getpid).result() != worker, "it waits until what holds the device has been killed"
+    (tmp_path / "end").touch()
+    assert other.result() == "lives"
+
+
 def test_the_nursery_dies(pool, tmp_path):
     def work():
         child = subprocess.Popen(["sleep", "1000"], start_new_session=True)

@@ -101,6 +101,23 @@ def test_shutdown_cancels_what_stands_in_line_and_lets_the_rest_end(kept, stands
     assert noted(ran) == [*range(QUICK)]
 
 
+def test_what_is_taken_back_at_the_end_is_not_sent_again(kept, stands, monkeypatch):
+    _, end, _, middle, behind = stands(kept, block)
+    core = kept._core
+    recall = core.recall
+
+    def recall_while_the_loop_feeds(member):
+        idle = recall(member)
+        core.feed(member)
+        return idle
+
+    monkeypatch.setattr(core, "recall", recall_while_the_loop_feeds)
+    kept.shutdown(wait=False, cancel_futures=True)
+    assert all(future.cancelled() for future in behind)
+    end.touch()
+    assert middle.result()
+
+
 def test_a_timeout_of_the_first_does_not_cost_those_behind_it(pool, tmp_path):
     one = pool(max_workers=1)
     limited = one.options(timeout=0.3)

@@ -105,7 +105,7 @@ class Feeding(Devices):
             return None
         with self.lock:
             self._looked = now if silent else self._looked
-            for peer in self.members:
+            for peer in self.members if self.feeds else ():
                 if not peer.queued or peer is member or peer.options.reuse != member.options.reuse:
                     continue
                 if (silent and now - peer.heard < QUICK_SECONDS) or (ahead and member.task is None):

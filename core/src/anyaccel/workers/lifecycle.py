@@ -12,6 +12,9 @@ from anyaccel.workers.member import Member
 from anyaccel.workers.resting import Resting
 from anyaccel.workers.tasks import Task
 
+_FEEDING_SECONDS = 1.0
+"""To send a worker some calls takes microseconds, unless a callback of the user's comes in between."""
+
 
 class Lifecycle:
     """What a pool has, and how it ends.
@@ -26,6 +29,7 @@ class Lifecycle:
         members: Workers that live, or are about to.
         resting: Those among them that are kept for later calls.
         closed: Whether no more calls are taken.
+        feeds: Whether kept workers are given calls that wait.
         foreign: Whether we are a fork of the process that the pool belongs to.
         broken: Why no call can be run, or None.
         drained: Set when it is closed and nothing is left.
@@ -38,6 +42,7 @@ class Lifecycle:
         self.members: set[Member] = set()
         self.resting = Resting(idle)
         self.closed = False
+        self.feeds = True
         self.foreign = False
         self.broken: BrokenPoolError | None = None
         self.drained = threading.Event()
@@ -67,13 +72,8 @@ class Lifecycle:
             return
         with self.lock:
             self.closed = True
-            members = list(self.members) if cancel_futures else []
-        for member in members:
-            self.recall(member)
-        with self.lock:
-            waiting = list(self.backlog) if cancel_futures else []
-        for task in waiting:
-            task.future.cancel()
+        if cancel_futures:
+            self._cancel_waiting()
         self.settle()
         if wait and not loop().inside:
             self.drained.wait()
@@ -87,6 +87,23 @@ class Lifecycle:
             members = list(self.members)
         for member in members:
             member.stop(grace)
+
+    def _cancel_waiting(self) -> None:
+        """Cancel what nobody has begun with."""
+        with self.lock:
+            self.feeds = False  # or what is taken back might be sent again
+            members = list(self.members)
+        try:
+            for member in members:
+                if member.feeding.acquire(timeout=_FEEDING_SECONDS):  # whoever sends it something now has done so
+                    member.feeding.release()
+                self.recall(member)
+            with self.lock:
+                waiting = list(self.backlog)
+            for task in waiting:
+                task.future.cancel()
+        finally:
+            self.feeds = True
 
     def recall(self, member: Member) -> bool:  # noqa: ARG002 - not every engine sends calls ahead
         """Let calls wait again that a worker was given and has not begun with; returns whether it is idle now."""

@@ -178,7 +178,7 @@ class Member:
 
     def takes(self, task: Task, *, ahead: bool) -> bool:
         """Whether a call may be run here, or stand behind one that runs; called with the pool's lock held."""
-        if task.options.reuse != self.options.reuse:
+        if task.options.reuse != self.options.reuse or not self.core.feeds:
             return False
         if not ahead:
             return True

@@ -194,13 +194,18 @@ class Nursery:
                 family.orphans.add(orphan)
 
     def _look_after(self, family: Family) -> None:
-        """A family lost somebody: say so when nobody is left, and else have the orphans end."""
-        if family.status is not None and not family.orphans:
+        """A family lost somebody: say so when nobody is left, and have the orphans end once the worker has.
+
+        While it lives, orphans that are counted among its family are none that it left, but somebody else's perhaps.
+        """
+        if family.status is None:
+            return
+        if not family.orphans:
             del self.families[family.number]
             for lease in family.leases:
                 os.close(lease)
             self._post(Kind.GONE, GONE.pack(family.number, family.pid, family.status))
-        elif family.orphans and family.killing_since is None:
+        elif family.killing_since is None:
             self._ask_to_end(family, family.grace)
 
     def _forget(self, pid: int, status: int) -> frozenset[Family]:
