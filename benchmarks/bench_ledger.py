@@ -147,12 +147,14 @@ def rows(rounds: int = ROUNDS) -> list[Row]:
         ours, in_order, _ = turns
         if rivals == RIVALS:
             found += against(in_order, turns, {ours: 1.0, f"SQLite, {rivals} rivals": None})
-            found.append(
-                Row(
-                    what=f"most to least served, {ours}", seconds=turns[ours], ratio=spread[ours],
-                    reference="the least served", budget=f"at most {FAIR:g}x", kept=spread[ours] <= FAIR,
-                )
-            )  # fmt: skip
+            for who in turns:
+                budget, kept = (f"at most {FAIR:g}x", spread[who] <= FAIR) if who == ours else ("", None)
+                found.append(
+                    Row(
+                        what=f"most to least served, {who}", seconds=turns[who], ratio=spread[who],
+                        reference="the least served", budget=budget, kept=kept,
+                    )
+                )  # fmt: skip
         else:
             found += against(in_order, turns, {ours: None, f"SQLite, {rivals} rival{'s' if rivals > 1 else ''}": None})
     samples = takeover(rounds)

@@ -1,8 +1,10 @@
 """Leases in a table of SQLite in WAL mode: what the ledger is compared with.
 
-One row per lease, summed in an immediate transaction, and retries at random intervals. In order it does what the ledger
-does: it keeps a table of those who wait, too, serves the first, and goes on when the first or a holder has died, which
-it finds out where it matters only: of the first in line at every look, of holders when nothing fits.
+One row per lease, summed in an immediate transaction, and retries at random intervals. Some processes are served
+thousands of times more often than others then. In order it does what the ledger does: it keeps a table of those who
+wait, too, serves the first, and goes on when the first or a holder has died, which it finds out where it matters only:
+of the first in line at every look, of holders when nothing fits. SQLite's own wait for its lock gets longer and longer,
+so that most would never get into the line; in order, that is retried at random intervals as well.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ class SqliteLeases:
         self._choose = choose
         self._in_order = in_order
         self._me = (os.getpid(), started(os.getpid()))
+        patience = 0 if in_order else 60
         self._table = sqlite3.connect(f"{directory}/leases.db", isolation_level=None, timeout=60)
         for statement in (
             "PRAGMA journal_mode=WAL",
@@ -38,19 +41,34 @@ class SqliteLeases:
             "CREATE TABLE IF NOT EXISTS line (id INTEGER PRIMARY KEY AUTOINCREMENT, pid, start)",
         ):
             self._table.execute(statement)
+        self._table.execute(f"PRAGMA busy_timeout={1000 * patience}")
 
     def claim(self) -> Callable[[], None]:
         """Get a device, once there is one and it is our turn; returns how to give it back."""
         place = None
         while True:
-            self._table.execute("BEGIN IMMEDIATE")
+            self._begin()
             if self._in_order and place is None:
                 place = self._table.execute("INSERT INTO line (pid, start) VALUES (?, ?)", self._me).lastrowid
             lease = self._take(place)
             self._table.execute("COMMIT")
             if lease is not None:
-                return partial(self._remove, "leases", lease)
-            time.sleep(random.uniform(0.0002, 0.001))
+                return partial(self._give, lease)
+            pause()
+
+    def _give(self, lease: int) -> None:
+        self._begin()
+        self._remove("leases", lease)
+        self._table.execute("COMMIT")
+
+    def _begin(self) -> None:
+        while True:
+            try:
+                self._table.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:  # somebody else has begun
+                pause()
+            else:
+                return
 
     def _take(self, place: int | None) -> int | None:
         if place is not None and not self._is_first(place):
@@ -83,6 +101,11 @@ class SqliteLeases:
 
     def _remove(self, table: str, number: int) -> None:
         self._table.execute(f"DELETE FROM {table} WHERE id = ?", (number,))
+
+
+def pause() -> None:
+    """Wait for a moment, at random so that rivals do not march in step."""
+    time.sleep(random.uniform(0.0002, 0.001))
 
 
 def started(pid: int) -> bytes:
