@@ -147,11 +147,11 @@ def rows(rounds: int = ROUNDS) -> list[Row]:
         ours, in_order, _ = turns
         if rivals == RIVALS:
             found += against(in_order, turns, {ours: 1.0, f"SQLite, {rivals} rivals": None})
-            for who in turns:
-                budget, kept = (f"at most {FAIR:g}x", spread[who] <= FAIR) if who == ours else ("", None)
+            for who, unfair in spread.items():
+                budget, kept = (f"at most {FAIR:g}x", unfair <= FAIR) if who == ours else ("", None)
                 found.append(
                     Row(
-                        what=f"most to least served, {who}", seconds=turns[who], ratio=spread[who],
+                        what=f"most to least served, {who}", seconds=turns[who], ratio=unfair,
                         reference="the least served", budget=budget, kept=kept,
                     )
                 )  # fmt: skip
