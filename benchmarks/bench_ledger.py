@@ -51,15 +51,18 @@ def sqlite_claim(directory: str, *, in_order: bool = False) -> Claim:
 
 
 def compete(make: Callable[[str], Claim], directory: str, begin: float, seconds: float, answers: Any) -> None:
-    """Claim and give back until the time is up; answers with the number of turns and the slowest one."""
-    claim = make(directory)
-    time.sleep(max(0, begin - time.monotonic()))
-    turns, slowest = 0, 0.0
-    while (now := time.monotonic()) < begin + seconds:
-        claim()()
-        turns += 1
-        slowest = max(slowest, time.monotonic() - now)
-    answers.put((turns, slowest))
+    """Claim and give back until the time is up; answers with the number of turns and the slowest one, or an error."""
+    turns, slowest, error = 0, 0.0, ""
+    try:
+        claim = make(directory)
+        time.sleep(max(0, begin - time.monotonic()))
+        while (now := time.monotonic()) < begin + seconds:
+            claim()()
+            turns += 1
+            slowest = max(slowest, time.monotonic() - now)
+    except Exception as failure:  # noqa: BLE001 - whatever it is, the others' turns mean nothing then
+        error = f"{type(failure).__name__}: {failure}"
+    answers.put((turns, slowest, error))
 
 
 def measure(make: Callable[[str], Claim], rivals: int, seconds: float) -> tuple[float, float, float]:
@@ -77,8 +80,11 @@ def measure(make: Callable[[str], Claim], rivals: int, seconds: float) -> tuple[
         results = [answers.get() for _ in processes]
         for process in processes:
             process.join()
-    turns = [turn for turn, _ in results]
-    return seconds / max(1, sum(turns)), max(turns) / max(1, min(turns)), max(slow for _, slow in results)
+    errors = [error for _, _, error in results if error]
+    if errors:
+        raise SystemExit(f"{len(errors)} of {rivals} rivals gave up: {errors[0]}")
+    turns = [turn for turn, _, _ in results]
+    return seconds / max(1, sum(turns)), max(turns) / max(1, min(turns)), max(slow for _, slow, _ in results)
 
 
 def acquire_with(live: int, turns: int) -> float:

@@ -36,7 +36,6 @@ class SqliteLeases:
         self._choose = choose
         self._in_order = in_order
         self._me = (os.getpid(), started(os.getpid()))
-        patience = 0 if in_order else 60
         self._table = sqlite3.connect(f"{directory}/leases.db", isolation_level=None, timeout=60)
         for statement in (
             "PRAGMA journal_mode=WAL",
@@ -45,7 +44,8 @@ class SqliteLeases:
             "CREATE TABLE IF NOT EXISTS line (id INTEGER PRIMARY KEY AUTOINCREMENT, pid, start)",
         ):
             self._table.execute(statement)
-        self._table.execute(f"PRAGMA busy_timeout={1000 * patience}")
+        if in_order:
+            self._table.execute("PRAGMA busy_timeout=1")
 
     def claim(self) -> Callable[[], None]:
         """Get a device, once there is one and it is our turn; returns how to give it back."""

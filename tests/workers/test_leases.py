@@ -11,6 +11,7 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.ledger import Ledger
+from anyaccel.workers import shared_leases
 from anyaccel.workers.machine import machine_leases
 from processes import until
 
@@ -304,3 +305,41 @@ def test_the_leases_of_a_machine_are_one_for_all_pools(acme):
     assert machine_leases(MACHINE, {}, shared=True) is first
     assert machine_leases(MACHINE, None, shared=False) is not first
     assert machine_leases("sim:A1:3", None, shared=True) is not first
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Requests that the ledger is asked for; what this process holds itself is waited for without end."""
+    found = []
+    acquire = Ledger.acquire
+
+    def noting(self, want, choose, **options):
+        found.append(want.request)
+        return acquire(self, want, choose, **options)
+
+    monkeypatch.setattr(Ledger, "acquire", noting)
+    monkeypatch.setattr(shared_leases, "OWN_SECONDS", 1000)
+    return found
+
+
+def wait_for(path):
+    until(path.exists, "the end of the test")
+    return os.getpid()
+
+
+def test_the_ledger_is_not_asked_for_what_a_kept_worker_of_ours_holds(pool, asked, tmp_path):
+    one = pool("A1:1", machine="sim:A1:1", max_calls=0)
+    first = one.submit(wait_for, tmp_path / "go on")
+    until(first.running, "the first call")
+    second = one.submit(os.getpid)
+    assert asked == ["A1:1"]
+    (tmp_path / "go on").touch()
+    assert second.result() == first.result()
+    assert asked == ["A1:1"]
+
+
+def test_what_a_worker_of_ours_gives_back_is_asked_for_at_once(pool, asked):
+    fresh = pool("A1:1", machine="sim:A1:1")
+    futures = [fresh.submit(os.getpid) for _ in range(5)]
+    assert len({future.result() for future in futures}) == 5
+    assert len(asked) >= 5

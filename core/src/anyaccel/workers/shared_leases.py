@@ -6,6 +6,7 @@ import os
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Mapping
 from itertools import count
 
@@ -16,19 +17,25 @@ from anyaccel.ledger import Lease, Ledger, Want
 from anyaccel.model import Allocation, Grant, Inventory, Request
 from anyaccel.scheduler import Choice, Verdict
 from anyaccel.workers.leases import Neighbor, OnFailed, OnHeld, check
+from anyaccel.workers.loop import loop
 
 LOOK_SECONDS = 0.05
 """How often to look whether another process waits for what we have and could give back."""
+OWN_SECONDS = 0.01
+"""How long to wait for what this process holds itself before standing in the machine's line for it."""
 
 
 class SharedHeld:
     """Devices that the ledger says are ours."""
 
-    __slots__ = ("_lease", "allocation")
+    __slots__ = ("_lease", "_leases", "allocation")
 
-    def __init__(self, allocation: Allocation, lease: Lease | None) -> None:
+    def __init__(self, leases: SharedLeases, allocation: Allocation, lease: Lease | None) -> None:
         self.allocation = allocation
+        self._leases = leases
         self._lease = lease
+        if lease is not None:
+            leases.count(lease.devices, 1)
 
     @property
     def lease(self) -> str:
@@ -47,8 +54,10 @@ class SharedHeld:
 
     def release(self) -> None:
         """Give them back."""
-        if self._lease:
-            self._lease.release()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
+            self._leases.count(lease.devices, -1)
 
 
 class SharedClaim:
@@ -76,6 +85,7 @@ class SharedClaim:
         self._choice = leases.choice(request)
         self._grants: tuple[Grant, ...] = ()
         self._cancel: int | None = None
+        self._started = False
         self._guard = threading.Lock()
         candidates = self._choice.candidates
         self.ids = frozenset(device.id for device in candidates)
@@ -86,10 +96,9 @@ class SharedClaim:
             confined=confined,
         )
 
-    @property
-    def ever_fits(self) -> bool:
-        """Whether it would be served if nothing were held."""
-        return self._choice.choose({}) is not None
+    def fits(self, taken: Mapping[str, int]) -> bool:
+        """Whether it would be served if nothing but this were taken, in units by key of the ledger."""
+        return self._choice.choose(self._leases.scope.taken(taken)) is not None
 
     def take(self, *, wait: bool) -> SharedHeld | None:
         """Get the devices; None when they are not free now and we shall not wait, or the claim was withdrawn."""
@@ -103,7 +112,8 @@ class SharedClaim:
             if wait:
                 raise
             return None
-        return SharedHeld(Allocation(id=lease.id, request=self.request, grants=self._grants), lease)
+        allocation = Allocation(id=lease.id, request=self.request, grants=self._grants)
+        return SharedHeld(self._leases, allocation, lease)
 
     def withdraw(self) -> bool:
         """Stop waiting; False when it has been granted already."""
@@ -148,8 +158,12 @@ class SharedClaim:
             self.on_failed(error)
 
     def start(self) -> None:
-        """Begin to wait."""
-        self._cancel = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        """Begin to wait, unless that was done already or nobody wants it any more."""
+        with self._guard:
+            if self._started or not self._leases.waits(self):
+                return
+            self._started = True
+            self._cancel = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         threading.Thread(target=self.wait, name="anyaccel lease", daemon=True).start()
 
     def _choose(self, taken: Mapping[str, int]) -> dict[str, int] | None:
@@ -189,6 +203,7 @@ class SharedLeases:
         self._order = threading.RLock()
         self._lining_up = False
         self._waiting: dict[int, SharedClaim] = {}
+        self._own: Counter[str] = Counter()
         self._neighbors: weakref.WeakSet[Neighbor] = weakref.WeakSet()
         self._looked = float("-inf")
         self._others: frozenset[str] = frozenset()
@@ -225,13 +240,14 @@ class SharedLeases:
         with self._order:
             self._line_up(line)
             claim = SharedClaim(self, request, note, on_held, on_failed, confined=confined, line=line)
-            if not claim.ever_fits:
+            if not claim.fits({}):
                 self.check(request)
-                held: SharedHeld | None = SharedHeld(Allocation(id="", request=request, grants=()), None)
+                held: SharedHeld | None = SharedHeld(self, Allocation(id="", request=request, grants=()), None)
             else:
                 with self._lock:
+                    own = dict(self._own)
                     ahead = any(other.ids & claim.ids for other in self._waiting.values())
-                held = None if ahead else claim.take(wait=False)
+                held = None if ahead or not claim.fits(own) else claim.take(wait=False)
                 if held is None:
                     with self._lock:
                         self._waiting[claim.number] = claim
@@ -243,6 +259,20 @@ class SharedLeases:
                 neighbor.make_way(claim.ids)
         return claim
 
+    def count(self, devices: Mapping[str, int], sign: int) -> None:
+        """Count what this process holds, in units by key of the ledger; tell who waits for it when it is given back."""
+        with self._lock:
+            for key, units in devices.items():
+                self._own[key] += sign * units
+            freed = {self._ids[key] for key in devices if sign < 0 and key in self._ids}
+            starting = [claim for claim in self._waiting.values() if claim.waits and claim.ids & freed]
+        for claim in starting:
+            claim.start()
+
+    def waits(self, claim: SharedClaim) -> bool:
+        """Whether a claim is among those who wait."""
+        return claim.number in self._waiting
+
     def left(self, claim: SharedClaim) -> bool:
         """Count a claim no more among those who wait; False when it was not."""
         with self._lock:
@@ -252,6 +282,7 @@ class SharedLeases:
         """Let those stand in the machine's line who have nobody in front of them in ours."""
         starting = []
         with self._lock:
+            own = dict(self._own)
             seen: frozenset[str] = frozenset()
             for claim in self._waiting.values():
                 if not claim.waits and not claim.ids & seen:
@@ -259,7 +290,10 @@ class SharedLeases:
                     starting.append(claim)
                 seen |= claim.ids
         for claim in starting:
-            claim.start()
+            if claim.fits(own):
+                claim.start()
+            else:  # a kept worker of ours may take its call by then
+                loop().call_later(OWN_SECONDS, claim.start)
 
     def first(self, claim: SharedClaim) -> bool:
         """Whether nobody of another line who competes for the same devices comes before."""
