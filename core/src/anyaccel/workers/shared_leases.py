@@ -10,173 +10,19 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import count
 
-from anyaccel.errors import AnyaccelError, DevicesBusyError, LeaseCancelledError
-from anyaccel.launcher.hold import Scope, why, witnesses
+from anyaccel.launcher.hold import Scope
 from anyaccel.launcher.launch import KnownNames, validate
-from anyaccel.ledger import Lease, Ledger, Want
-from anyaccel.model import Allocation, Grant, Inventory, Request
-from anyaccel.scheduler import Choice, Verdict
+from anyaccel.ledger import Ledger
+from anyaccel.model import Allocation, Inventory, Request
+from anyaccel.scheduler import Choice
 from anyaccel.workers.leases import Neighbor, OnFailed, OnHeld, check
 from anyaccel.workers.loop import loop
+from anyaccel.workers.shared_claim import SharedClaim, SharedHeld
 
 LOOK_SECONDS = 0.05
 """How often to look whether another process waits for what we have and could give back."""
 OWN_SECONDS = 0.01
 """How long to wait for what this process holds itself before standing in the machine's line for it."""
-
-
-class SharedHeld:
-    """Devices that the ledger says are ours."""
-
-    __slots__ = ("_lease", "_leases", "allocation")
-
-    def __init__(self, leases: SharedLeases, allocation: Allocation, lease: Lease | None) -> None:
-        self.allocation = allocation
-        self._leases = leases
-        self._lease = lease
-        if lease is not None:
-            leases.count(lease.devices, 1)
-
-    @property
-    def lease(self) -> str:
-        """Identity of the lease, as others see it; empty when nothing is held."""
-        return self._lease.id if self._lease else ""
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """Descriptors that carry the lease."""
-        return self._lease.fds if self._lease else ()
-
-    def set_aside(self, reason: str) -> None:
-        """Say to others why they are kept although nobody uses them."""
-        if self._lease:
-            self._lease.set_aside(reason)
-
-    def release(self) -> None:
-        """Give them back."""
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            lease.release()
-            self._leases.count(lease.devices, -1)
-
-
-class SharedClaim:
-    """A request on its way through this process's line, and then through the machine's."""
-
-    def __init__(
-        self,
-        leases: SharedLeases,
-        request: Request,
-        note: str,
-        on_held: OnHeld,
-        on_failed: OnFailed,
-        *,
-        confined: bool,
-        line: object,
-    ) -> None:
-        self.request = request
-        self.note = note
-        self.on_held = on_held
-        self.on_failed = on_failed
-        self.line = line
-        self.number = next(leases.numbers)
-        self.waits = False
-        self._leases = leases
-        self._choice = leases.choice(request)
-        self._grants: tuple[Grant, ...] = ()
-        self._cancel: int | None = None
-        self._started = False
-        self._guard = threading.Lock()
-        candidates = self._choice.candidates
-        self.ids = frozenset(device.id for device in candidates)
-        self._want = Want(
-            candidates=frozenset(map(leases.scope.key, self.ids)),
-            witnesses={} if leases.scope.nested else witnesses(leases.inventory, candidates),
-            request=str(request),
-            confined=confined,
-        )
-
-    def fits(self, taken: Mapping[str, int]) -> bool:
-        """Whether it would be served if nothing but this were taken, in units by key of the ledger."""
-        return self._choice.choose(self._leases.scope.taken(taken)) is not None
-
-    def take(self, *, wait: bool) -> SharedHeld | None:
-        """Get the devices; None when they are not free now and we shall not wait, or the claim was withdrawn."""
-        try:
-            lease = self._leases.ledger.acquire(
-                self._want, self._choose, wait=None if wait else 0, note=self.note, cancel=self._cancel
-            )
-        except LeaseCancelledError:
-            return None
-        except DevicesBusyError:
-            if wait:
-                raise
-            return None
-        allocation = Allocation(id=lease.id, request=self.request, grants=self._grants)
-        return SharedHeld(self._leases, allocation, lease)
-
-    def withdraw(self) -> bool:
-        """Stop waiting; False when it has been granted already."""
-        if not self._leases.left(self):
-            return False
-        with self._guard:
-            if self._cancel is not None:
-                os.eventfd_write(self._cancel, 1)
-        self._leases.go_on()
-        return True
-
-    def first(self) -> bool:
-        """Whether nobody of another line who competes for the same devices comes before."""
-        return self._leases.first(self)
-
-    def alone(self) -> bool:
-        """Whether nobody of another line waits for one of the same devices."""
-        return self._leases.alone(self)
-
-    def why(self) -> Verdict:
-        """What it waits for."""
-        return why(self.request, inventory=self._leases.inventory)
-
-    def wait(self) -> None:
-        """Stand in the machine's line until it is served or withdrawn; in a thread of its own."""
-        held, error = None, None
-        try:
-            held = self.take(wait=True)
-        except AnyaccelError as failure:
-            error = failure
-        wanted = self._leases.left(self)
-        with self._guard:
-            cancel, self._cancel = self._cancel, None
-        if cancel is not None:
-            os.close(cancel)
-        self._leases.go_on()
-        if held is not None and wanted:
-            self.on_held(held)
-        elif held is not None:
-            held.release()
-        elif error is not None and wanted:
-            self.on_failed(error)
-
-    def start(self) -> None:
-        """Begin to wait, unless that was done already or nobody wants it any more."""
-        with self._guard:
-            if self._started or not self._leases.waits(self):
-                return
-            self._started = True
-            self._cancel = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        threading.Thread(target=self.wait, name="anyaccel lease", daemon=True).start()
-
-    def _choose(self, taken: Mapping[str, int]) -> dict[str, int] | None:
-        scope = self._leases.scope
-        grants = self._choice.choose(scope.taken(taken))
-        if grants is None:
-            return None
-        self._grants = grants
-        units: dict[str, int] = {}
-        for grant in grants:
-            for share in grant.shares:
-                units[share.device.id] = units.get(share.device.id, 0) + share.units
-        return {scope.key(device_id): scope.to_ledger(device_id, part) for device_id, part in units.items()}
 
 
 class SharedLeases:

@@ -12,7 +12,8 @@ from anyaccel.launcher.launch import KnownNames, validate
 from anyaccel.model import UNITS_PER_DEVICE, Allocation, Device, Grant, Inventory, Request, Term
 from anyaccel.scheduler import Choice, Verdict
 from anyaccel.workers.leases import Neighbor, OnFailed, OnHeld
-from anyaccel.workers.shared_leases import SharedClaim, SharedLeases
+from anyaccel.workers.shared_claim import SharedClaim
+from anyaccel.workers.shared_leases import SharedLeases
 
 
 class Preferred(Choice):
