@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import count
 
 from anyaccel.launcher.hold import Scope
@@ -144,17 +144,22 @@ class SharedLeases:
     def first(self, claim: SharedClaim) -> bool:
         """Whether nobody of another line who competes for the same devices comes before."""
         with self._lock:
-            rivals = (other for other in self._waiting.values() if other.ids & claim.ids)
-            head = next(rivals, None)
+            head = next(self._competing(claim), None)
             mine = head is claim or (head is not None and claim.line is not None and head.line == claim.line)
-            return mine and claim.number in self._waiting and not claim.ids & self._wanted_elsewhere()
+            return mine and claim.number in self._waiting and claim.ids.isdisjoint(self._wanted_elsewhere())
 
     def alone(self, claim: SharedClaim) -> bool:
         """Whether nobody of another line waits for one of the same devices."""
         with self._lock:
-            rivals = (other for other in self._waiting.values() if other is not claim and other.ids & claim.ids)
-            others = any(other.line is None or other.line != claim.line for other in rivals)
-            return claim.number in self._waiting and not others and not claim.ids & self._wanted_elsewhere()
+            own = claim.line
+            for other in self._competing(claim):
+                if other is not claim and (own is None or other.line != own):
+                    return False
+            return claim.number in self._waiting and claim.ids.isdisjoint(self._wanted_elsewhere())
+
+    def _competing(self, claim: SharedClaim) -> Iterator[SharedClaim]:
+        """Those of this process who wait for one of the same devices, itself included; called with the lock held."""
+        return (other for other in self._waiting.values() if not other.ids.isdisjoint(claim.ids))
 
     def wanted(self, devices: frozenset[str]) -> frozenset[str]:
         """Those of some devices, by id, for which somebody waits."""
