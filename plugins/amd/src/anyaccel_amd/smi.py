@@ -8,11 +8,9 @@ imports it: a fresh interpreter runs ``smi_child.py`` and answers in JSON, and w
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,6 +45,9 @@ def question(ctx: ProbeContext, name: str) -> Callable[[], Any]:
 
 
 def _ask(name: str, seconds: float) -> Any:
+    import importlib.util  # loaded for the library only: a replay asks none
+    import subprocess
+
     if importlib.util.find_spec("amdsmi") is None:
         raise ModuleNotFoundError("the package amdsmi is not installed")
     # -P: the directory of the script must not become a place to import from.

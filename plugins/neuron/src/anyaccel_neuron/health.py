@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
-import shutil
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyaccel.plugin import Device, DeviceProcess, Health, ProbeContext, QueryError, Stats
 
 from anyaccel_neuron import sysfs
 from anyaccel_neuron.products import chip_index, cores_per_chip
+
+if TYPE_CHECKING:
+    import subprocess
 
 REPLACE = "stop and start the instance to move to other hardware"
 MONITOR = "/opt/aws/neuron/bin/neuron-monitor"
@@ -111,6 +111,9 @@ def _runtimes(ctx: ProbeContext) -> list[Mapping[str, Any]] | None:
 
 def _first_line(path: str, seconds: float) -> str:
     """Run the monitor until its first record, which comes at once, and end it: it has no form that prints one only."""
+    import shutil  # loaded for the monitor only: most detections run none
+    import subprocess
+
     program = shutil.which(MONITOR) or shutil.which("neuron-monitor", path=path)
     if program is None:
         raise FileNotFoundError("neuron-monitor is not installed")
@@ -128,6 +131,8 @@ def _first_line(path: str, seconds: float) -> str:
 
 
 def _read_line(process: subprocess.Popen[bytes], seconds: float) -> str:
+    import selectors
+
     stream = process.stdout
     if stream is None:
         raise OSError("neuron-monitor has no output")
