@@ -36,7 +36,7 @@ def connect(ray: Any, address: str | None) -> None:
     """
     if ray.is_initialized():
         there = ray.get_runtime_context().gcs_address
-        if address not in (None, "auto", "local", there):
+        if address not in (None, "auto", "local") and not _same(address, there, ray.util.get_node_ip_address()):
             raise UsageError(
                 f"this process is connected to the Ray cluster at {there} already (got address={address!r})"
             )
@@ -74,6 +74,13 @@ def connect(ray: Any, address: str | None) -> None:
             del os.environ[UNIT_VARIABLE]
         else:
             os.environ[UNIT_VARIABLE] = before
+
+
+def _same(address: str, there: str, own: str) -> bool:
+    """Whether two addresses are of one cluster: this machine goes by its own address and as the local host."""
+    host, _, port = address.rpartition(":")
+    names = {"127.0.0.1", "localhost", own}
+    return address == there or ({host, there.rpartition(":")[0]} <= names and port == there.rpartition(":")[2])
 
 
 def last_line(error: BaseException) -> str:
