@@ -72,7 +72,7 @@ class Runner(Protocol):
     """Whatever runs a call, or is about to."""
 
     @property
-    def begun(self) -> bool:
+    def begun(self) -> bool:  # pyright: ignore[reportReturnType] - a protocol's methods have no body
         """Whether it runs the call by now, as far as is known."""
 
     def attend(self, pending: Callable[[], bool], seconds: float | None = None) -> None:
