@@ -149,7 +149,7 @@ def only_through_context(subject: Subject) -> None:
     """C22: hooks open, start, connect to and load nothing by themselves, and do not read ``os.environ``."""
     machines = subject.machines or tuple(subject.simulated())
     for machine in machines:  # what we load ourselves does not count
-        _devices(machine), machine.recording
+        _ = _devices(machine), machine.recording
     watch = Watch(subject.source)
     for machine in machines:
         with watch:
