@@ -178,9 +178,13 @@ class Scope:
         """Name of a device in the ledger."""
         return self.prefix + device_id
 
-    def to_ledger(self, device_id: str, units: int) -> int:
-        """Units of what is ours of a device, as parts of 1/10000 of that; rounded up, so that shares never overlap."""
-        return -(-units * UNITS_PER_DEVICE // self.units[device_id])
+    def to_ledger(self, grants: Iterable[Grant]) -> dict[str, int]:
+        """What grants take, by name in the ledger: parts of what is ours, rounded up, so that shares never overlap."""
+        units: dict[str, int] = {}
+        for grant in grants:
+            for share in grant.shares:
+                units[share.device.id] = units.get(share.device.id, 0) + share.units
+        return {self.key(each): -(-part * UNITS_PER_DEVICE // self.units[each]) for each, part in units.items()}
 
     def taken(self, taken: Mapping[str, int]) -> dict[str, int]:
         """Units that others hold of our devices, by device id, given what the ledger counts."""
@@ -243,11 +247,7 @@ class _Wish:
         if grants is None:
             return None
         self._grants = grants
-        units: dict[str, int] = {}
-        for grant in grants:
-            for share in grant.shares:
-                units[share.device.id] = units.get(share.device.id, 0) + share.units
-        return {self._scope.key(device_id): self._scope.to_ledger(device_id, part) for device_id, part in units.items()}
+        return self._scope.to_ledger(grants)
 
     def telling(self, on_wait: OnWait | None) -> OnWait | None:
         """The same with devices by their own ids."""

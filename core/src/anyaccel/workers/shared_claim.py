@@ -165,8 +165,4 @@ class SharedClaim:
         if grants is None:
             return None
         self._grants = grants
-        units: dict[str, int] = {}
-        for grant in grants:
-            for share in grant.shares:
-                units[share.device.id] = units.get(share.device.id, 0) + share.units
-        return {scope.key(device_id): scope.to_ledger(device_id, part) for device_id, part in units.items()}
+        return scope.to_ledger(grants)

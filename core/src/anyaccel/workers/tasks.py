@@ -49,9 +49,11 @@ class Options:
     reuse: int | None = field(init=False)
 
     def __post_init__(self) -> None:
-        # A number, since it is looked up several times for each call, and a request takes long to hash.
-        kind = _kinds.setdefault((self.needs, self.max_calls), next(_kind_numbers))
-        object.__setattr__(self, "reuse", None if self.max_calls == 1 else kind)
+        reuse = None
+        if self.max_calls != 1:
+            # A number, since it is looked up several times for each call, and a request takes long to hash.
+            reuse = _kinds.setdefault((self.needs, self.max_calls), next(_kind_numbers))
+        object.__setattr__(self, "reuse", reuse)
 
 
 def checked(*, max_calls: object, timeout: object, retries: object) -> None:
