@@ -17,7 +17,8 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.errors import EnforcementError
-from anyaccel.launcher.reach import around
+from anyaccel.launcher.landlock import node_of
+from anyaccel.launcher.reach import around, same_devices
 from anyaccel.launcher.sandbox import Sandbox, available, plan, sandbox_for
 from anyaccel.model.wire import decode, encode
 from system_calls import FORBID
@@ -218,6 +219,28 @@ def test_the_paths_around_some_are_the_fewest_that_hold_everything_else(tmp_path
     assert sorted(found) == ["a/deep", "a/two", "b/c/four", "b/five"]
     assert "/proc" in around(closed)
     assert list(around(set())) == ["/"]
+
+
+def test_directories_that_go_away_during_the_walk_around_them_are_passed_over(tmp_path):
+    for number in range(4):
+        (tmp_path / f"card{number}").mkdir()
+        (tmp_path / f"card{number}" / "open").touch()
+    seen = []
+    for path in around({f"{tmp_path}/card{number}/closed" for number in range(4)}):
+        if path.startswith(f"{tmp_path}/"):
+            seen.append(path)
+            subprocess.run(["rm", "-r", *tmp_path.iterdir()], check=True)  # the walk is to list three of them yet
+    assert len(seen) == 1
+
+
+@ROOT
+def test_directories_that_go_away_during_the_search_for_a_device_are_passed_over(dev):
+    wanted = {node_of(os.stat(copy_node("/dev/full", dev / f"card{number}" / "node"))) for number in range(4)}
+    search = same_devices(str(dev), wanted)
+    first = next(search)
+    subprocess.run(["rm", "-r", *dev.iterdir()], check=True)
+    assert first.startswith(f"{dev}/card")
+    assert list(search) == []
 
 
 # What the kernel then does

@@ -18,25 +18,34 @@ def names(paths: Collection[str], nodes: Collection[Node]) -> set[str]:
         paths: Device nodes, or links to them; they need not be there.
         nodes: The devices behind those that are there.
     """
-    found = {os.path.realpath(path) for path in paths} | set(_same_devices(DEVICES, nodes))
+    found = {os.path.realpath(path) for path in paths} | set(same_devices(DEVICES, nodes))
     mounts = list(_mounts())
     return found | {alias for path in found for alias in _other_mounts(path, mounts)}
 
 
-def _same_devices(directory: str, nodes: Collection[Node]) -> Iterator[str]:
+def same_devices(directory: str, nodes: Collection[Node]) -> Iterator[str]:
     """Nodes below a directory, on its own file system, that are the same devices."""
     home = os.stat(directory).st_dev
     pending = [directory]
     while pending:
-        for entry in os.scandir(pending.pop()):
+        parent = pending.pop()
+        for path in (f"{parent}/{name}" for name in _listed(parent)):
             try:
-                status = entry.stat(follow_symlinks=False)
+                status = os.lstat(path)
             except FileNotFoundError:
                 continue
             if node_of(status) in nodes:
-                yield entry.path
-            elif stat.S_ISDIR(status.st_mode) and status.st_dev == home and os.access(entry.path, os.R_OK | os.X_OK):
-                pending.append(entry.path)
+                yield path
+            elif stat.S_ISDIR(status.st_mode) and status.st_dev == home and os.access(path, os.R_OK | os.X_OK):
+                pending.append(path)
+
+
+def _listed(directory: str) -> list[str]:
+    """What is in a directory; nothing when it has gone, as those of devices that are unplugged do."""
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 Mount = tuple[str, str, str]
@@ -86,7 +95,7 @@ def around(closed: Collection[str]) -> Iterator[str]:
         if directory not in above:
             yield directory
             continue
-        for name in os.listdir(directory):
+        for name in _listed(directory):
             path = os.path.join(directory, name)
             if path in closed:
                 continue
