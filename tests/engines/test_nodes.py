@@ -189,7 +189,7 @@ def test_a_node_is_started_with_what_was_found(acme, record, tmp_path):
 
 
 SLICE = """
-import json, os, ray, sys
+import anyaccel, json, os, ray, sys
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ray.util.tpu import slice_placement_group
 ray.init(address=sys.argv[1], logging_level="ERROR")
@@ -202,7 +202,22 @@ found = slice_placement_group(topology="2x2x2", accelerator_version="v7x")
 ray.get(found.placement_group.ready(), timeout=150)
 strategies = [PlacementGroupSchedulingStrategy(found.placement_group, index) for index in range(found.num_bundles)]
 calls = [see.options(resources={"TPU": found.chips_per_host}, scheduling_strategy=each).remote() for each in strategies]
-print(json.dumps(ray.get(calls, timeout=150)))
+by_ray = ray.get(calls, timeout=150)
+found.shutdown()
+
+def place():
+    names = "RANK", "WORLD_SIZE", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "MASTER_ADDR"
+    return [os.environ[name] for name in names], len(anyaccel.current().devices), os.environ.get("TPU_VISIBLE_CHIPS")
+
+with anyaccel.Pool("TPU:4", engine="ray", address=sys.argv[1]) as pool:
+    gang = pool.gang(2, place).result(150)
+    refused = []
+    for hosts in (1, 3):
+        try:
+            pool.gang(hosts, place)
+        except anyaccel.NeverFitsError as error:
+            refused.append(str(error))
+print(json.dumps([by_ray, gang, refused]))
 """
 
 
@@ -215,7 +230,8 @@ def test_ray_reserves_a_slice_and_starts_one_task_on_each_of_its_hosts(tmp_path)
     port = free_port()
     with short_directory() as files, contextlib.ExitStack() as nodes:
         for worker in range(2):
-            facts["environ"] |= {"TPU_NAME": "slice-7", "TPU_WORKER_ID": str(worker)}
+            own = {"TPU_NAME": "slice-7", "TPU_WORKER_ID": str(worker), "TPU_WORKER_HOSTNAMES": "slice-7-0,slice-7-1"}
+            facts["environ"] |= own
             machine = tmp_path / f"host-{worker}"
             machine.mkdir()
             (machine / "machine.json").write_text(json.dumps(facts))
@@ -226,4 +242,14 @@ def test_ray_reserves_a_slice_and_starts_one_task_on_each_of_its_hosts(tmp_path)
             node = nodes.enter_context(started_node([*start, *where], environ, log))
         address = f"127.0.0.1:{port}"
         printed = run_program(SLICE, [address], environ=environment(), log=tmp_path / "driver", needs=node)
-    assert sorted(json.loads(printed.splitlines()[-1])) == ["0", "1"]
+    by_ray, gang, refused = json.loads(printed.splitlines()[-1])
+    assert sorted(by_ray) == ["0", "1"]
+    assert [[*place[:4], *held] for place, *held in gang] == [
+        ["0", "2", "0", "slice-7-0,slice-7-1", 4, None],
+        ["1", "2", "1", "slice-7-0,slice-7-1", 4, None],
+    ], "ranks are the numbers of the hosts, and whole hosts are not masked"
+    assert refused == [
+        f"a gang of {hosts} needs as many nodes that can serve TPU:4, and the cluster has 0 and 2 in slice slice-7;"
+        " a slice is of use only as a whole"
+        for hosts in (1, 3)
+    ]

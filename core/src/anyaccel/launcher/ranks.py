@@ -59,16 +59,24 @@ def run_ranks(
     count = max(1, len(launch.environment.allocation.devices))
     try:
         for rank in range(count):
-            environ = {**launch.environment.values, **variables(rank, count), **rendezvous.variables}
+            place = variables(rank, count, local=(rank, count))
+            environ = {**launch.environment.values, **place, **rendezvous.variables}
             ranks.start(command, environ, first=rank == 0, sandbox=sandbox)
         return ranks.wait(signals)
     finally:
         ranks.kill()
 
 
-def variables(rank: int, count: int) -> dict[str, str]:
-    """What a process learns of its place among those of a job on one machine."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+def variables(rank: int, count: int, *, local: tuple[int, int]) -> dict[str, str]:
+    """What a process learns of its place among those of a job.
+
+    Args:
+        rank: Its number, from 0.
+        count: How many there are.
+        local: The same among those on its machine.
+    """
+    local_rank, local_count = local
+    place = {"RANK": rank, "LOCAL_RANK": local_rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": local_count}
     return {name: str(value) for name, value in place.items()}
 
 

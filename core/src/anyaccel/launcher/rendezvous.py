@@ -18,6 +18,9 @@ class Rendezvous:
     It is bound and does not listen. The kernel then gives it to nobody who takes any free port, while a server that
     asks for this very port with ``SO_REUSEADDR``, as those of frameworks do, gets it.
 
+    Args:
+        address: Of this machine, for the processes of the job.
+
     Attributes:
         port: The port.
 
@@ -25,7 +28,8 @@ class Rendezvous:
         AnyaccelError: When there is none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = ADDRESS) -> None:
+        self._address = address
         try:
             self._socket = _bound()
         except OSError as error:
@@ -36,7 +40,7 @@ class Rendezvous:
     def variables(self) -> dict[str, str]:
         """The environment variables by which programs learn of it; those with PET are read by ``torchrun`` itself."""
         names = ("MASTER_{}", "PET_MASTER_{}")
-        values = {"ADDR": ADDRESS, "PORT": str(self.port)}
+        values = {"ADDR": self._address, "PORT": str(self.port)}
         return {name.format(key): value for name in names for key, value in values.items()}
 
     def inherit(self) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from anyaccel.errors import TaskTimeoutError
+from anyaccel.errors import TaskTimeoutError, UsageError
 from anyaccel.launcher.sandbox import confines
 from anyaccel.model import Request
 from anyaccel.workers.actors import ActorMember
@@ -23,6 +23,9 @@ from anyaccel.workers.member import Member
 from anyaccel.workers.pickling import Pickled, dumps
 from anyaccel.workers.tasks import Options, Task, TaskFuture, exception_in, name_of, settle_task
 from anyaccel.workers.wire import Kind, Message
+
+if TYPE_CHECKING:
+    from anyaccel.workers.gangs import GangFuture
 
 Step = Callable[[], object]
 
@@ -74,6 +77,23 @@ class Core(Feeding):
         task = Task(name_of(function), options, self.on_cancel)
         self.enter(task, (function, args, kwargs))
         return task.future
+
+    def gang(self, options: Options, hosts: int, name: str, call: bytes) -> GangFuture:
+        """Let a pickled call be run as a gang of one, on this machine."""
+        from anyaccel.launcher.rendezvous import Rendezvous
+        from anyaccel.workers.gangs import GangFuture, ranked
+
+        if hosts > 1:
+            raise UsageError(
+                f"hosts must be 1 with engine='local', which has this machine alone (got {hosts}); engine='ray' has"
+                " those of a cluster"
+            )
+        rendezvous = Rendezvous()
+        task = Task(name, options, self.on_cancel)
+        future = GangFuture([task.future])
+        future.add_done_callback(lambda _: rendezvous.close())
+        self.enter(task, ranked(0, 1, rendezvous.variables, call))
+        return future
 
     def enter(self, task: Task, call: object) -> None:
         """Give a call to an unused worker, or let it wait for one."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from anyaccel.errors import UsageError
 from anyaccel.inventory.machine import Machine
@@ -17,6 +17,9 @@ from anyaccel.model import Allocation, Request
 from anyaccel.workers.launching import Preparation
 from anyaccel.workers.logs import Logs
 from anyaccel.workers.tasks import Options, Task, TaskFuture
+
+if TYPE_CHECKING:
+    from anyaccel.workers.gangs import GangFuture
 
 ENGINES = {"local": "anyaccel.engines.local", "ray": "anyaccel.engines.ray.engine"}
 """Where to find ``open_engine`` of each engine, which is imported once somebody asks for it."""
@@ -66,6 +69,9 @@ class Engine(Protocol):
 
     def submit(self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any) -> TaskFuture:
         """Let a call be run as soon as there is a worker and, where it needs them, devices for it."""
+
+    def gang(self, options: Options, hosts: int, name: str, call: bytes) -> GangFuture:
+        """Let a pickled call be run on each of several machines at once."""
 
     def enter(self, task: Task, call: object) -> None:
         """The same for a call that has a future already."""

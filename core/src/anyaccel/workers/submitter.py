@@ -6,8 +6,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyaccel.errors import UsageError
 from anyaccel.scheduler import RequestLike, parse_request
@@ -15,7 +16,11 @@ from anyaccel.workers.actors import Actor, ActorState
 from anyaccel.workers.engine import Engine
 from anyaccel.workers.loop import loop
 from anyaccel.workers.mapping import Counter, Printer, Progress, call_each, chunks
+from anyaccel.workers.pickling import dumps_whole
 from anyaccel.workers.tasks import Options, TaskFuture, checked, name_of
+
+if TYPE_CHECKING:
+    from anyaccel.workers.gangs import GangFuture
 
 UNSET: Any = object()
 
@@ -111,6 +116,34 @@ class Submitter(Executor):
             futures.append(future)
         return _results(futures, end, chunked=chunksize > 1)
 
+    def gang(self, hosts: int, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> GangFuture:
+        """Run a function on several machines at once: one call on each, none before all have their devices.
+
+        Each call finds its place in ``RANK`` and ``WORLD_SIZE``, and a port of rank 0's machine in ``MASTER_ADDR`` and
+        ``MASTER_PORT``, as programs for ``torchrun`` do. Where devices of several machines are wired together in a
+        slice, the machines are all those of one slice, and the ranks are their numbers in it. When a call fails, the
+        others are ended.
+
+        Args:
+            hosts: How many machines. The engine ``"local"`` has one.
+            fn: The function.
+            args: Its arguments, the same for all.
+            kwargs: The same.
+
+        Returns:
+            The future of a list: the results by rank.
+
+        Raises:
+            RuntimeError: When the pool was shut down.
+            UsageError: When the pool's options make no sense for a gang.
+            NeverFitsError: When there will never be so many machines that can serve the pool's needs.
+            Exception: When the function or an argument cannot be pickled.
+        """
+        check_gang(hosts, self._options)
+        # Each call has a process of its own: its variables say which rank it is.
+        options = replace(self._options, max_calls=1)
+        return self._core.gang(options, hosts, name_of(fn), dumps_whole((fn, args, kwargs)))
+
     def actor(self, cls: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Actor:
         """Make an object in a process of its own, on devices of its own, and keep it there.
 
@@ -170,6 +203,18 @@ def make_options(
     if max_calls is None:
         max_calls = 0 if request is None else 1
     return Options(needs=request, max_calls=max_calls, timeout=timeout, retries=retries)
+
+
+def check_gang(hosts: object, options: Options) -> None:
+    """Check what a gang is asked for.
+
+    Raises:
+        UsageError: When it makes no sense.
+    """
+    if isinstance(hosts, bool) or not isinstance(hosts, int) or hosts < 1:
+        raise UsageError(f"hosts must be a whole number, 1 or more (got {hosts!r:.60})")
+    if options.retries:
+        raise UsageError("a gang is not run again when a worker has died; retries must be 0 for it")
 
 
 def check_seconds(**seconds: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from anyaccel.engines.ray.plan import Kind, Plan, find_plan
 from anyaccel.errors import NeverFitsError, NurseryError
 from anyaccel.inventory.detect import ask
 from anyaccel.inventory.machine import Machine
-from anyaccel.model import Inventory, PluginInfo, Product, Request
+from anyaccel.model import Device, Inventory, PluginInfo, Product, Request
 from anyaccel.model.wire import decode
 from anyaccel.scheduler import Verdict
 
@@ -62,7 +62,7 @@ class Cluster:
 
     def _find(self, request: Request) -> Plan:
         kinds = self.kinds()
-        found = find_plan(request, kinds, known_products, grows=grows(self.ray))
+        found = find_plan(request, kinds, known_products, grows=self.grows)
         if found.plan is not None:
             return found.plan
         if not found.verdicts and found.unknown is not None:
@@ -72,6 +72,16 @@ class Cluster:
         nodes = "; ".join(found.reasons) or "no node has any device"
         verdict = found.verdicts[0] if found.verdicts else Verdict(request=request, fits_now=False, ever_fits=False)
         raise NeverFitsError(f"no node of the cluster can ever serve {request}: {nodes}", verdict=verdict)
+
+    @property
+    def devices(self) -> Iterator[Device]:
+        """Those of nodes of every kind that there is, or was."""
+        return (device for inventory in self._inventories.values() for device in inventory.devices)
+
+    @property
+    def grows(self) -> bool:
+        """Whether nodes may be added."""
+        return grows(self.ray)
 
     def kinds(self) -> list[Kind]:
         """The nodes that are alive, those that are alike together."""

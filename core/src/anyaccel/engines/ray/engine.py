@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.ray import actor_host, host
 from anyaccel.engines.ray.cluster import Cluster
@@ -27,6 +27,9 @@ from anyaccel.workers.loop import loop
 from anyaccel.workers.member import Member
 from anyaccel.workers.pickling import Pickled, dumps, dumps_whole
 from anyaccel.workers.tasks import Options, Task, TaskFuture, name_of
+
+if TYPE_CHECKING:
+    from anyaccel.workers.gangs import GangFuture
 
 LARGE = 1 << 15
 """Bytes from which what each call needs is stored once."""
@@ -52,6 +55,7 @@ class RayEngine(Lifecycle):
 
     Attributes:
         ray: The module.
+        cluster: The cluster.
         logs: Where the output of each call goes, or None.
         run: Our task of Ray.
         spec: What hosts must know of the pool.
@@ -59,8 +63,8 @@ class RayEngine(Lifecycle):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(grace=setting.grace, idle=setting.idle)
-        self._cluster = Cluster(setting.address)
-        self.ray = self._cluster.ray
+        self.cluster = Cluster(setting.address)
+        self.ray = self.cluster.ray
         self.max_workers = setting.max_workers
         self.logs = setting.logs
         self._name = secrets.token_hex(8)
@@ -88,13 +92,27 @@ class RayEngine(Lifecycle):
 
     def check(self, request: Request) -> None:
         """Raise the error of a request that no node can ever serve."""
-        self._cluster.plan(request)
+        self.cluster.plan(request)
 
     def submit(self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any) -> TaskFuture:
         """Let Ray place a call."""
         task = Task(name_of(function), options, self.on_cancel)
         self.enter(task, (function, args, kwargs))
         return task.future
+
+    def gang(self, options: Options, hosts: int, name: str, call: bytes) -> GangFuture:
+        """Let a pickled call be run on each of several nodes at once."""
+        from anyaccel.engines.ray.gangs import Gang
+
+        if self.max_workers is not None:
+            raise UsageError("a gang starts all its workers at once; max_workers must be None for it")
+        gang = Gang(self, options, hosts, name)
+        with self.lock:
+            self.check_open()
+            self.members.update(gang.calls)
+        gang.start(call)
+        self._watch()
+        return gang.future
 
     def enter(self, task: Task, call: object) -> None:
         """Let Ray place a call, once there may be one more."""
@@ -121,10 +139,8 @@ class RayEngine(Lifecycle):
                 self.backlog.cpu.popleft()
                 member = (RemoteCall if task.actor is None else RemoteActor)(self, task.options, task)
                 self.members.add(member)
-                unwatched, self._looking = not self._looking, True
             member.launch(task)
-            if unwatched:
-                loop().call_later(LOOK_SECONDS, self._look_aside)
+            self._watch()
 
     def prepared(self, task: Task) -> tuple[Any, bytes]:
         """What to ask Ray for, and what to tell the host of a call; the same for all calls that are alike.
@@ -133,11 +149,11 @@ class RayEngine(Lifecycle):
             NeverFitsError: When no node can ever serve its request any more.
         """
         needs, options = task.options.needs, _options(task)
-        plan = None if needs is None else self._cluster.plan(needs)
+        plan = None if needs is None else self.cluster.plan(needs)
         key = (task.name, task.kind, id(options), id(plan))
         found = self._prepared.get(key)
         if found is None:
-            order, wanted = self._order(task, plan)
+            order, wanted = self.order(task, plan)
             remote = (
                 self.run.options(name=task.name, **wanted) if task.actor is None else self._actors.options(**wanted)
             )
@@ -147,7 +163,8 @@ class RayEngine(Lifecycle):
         return found[:2]
 
     @staticmethod
-    def _order(task: Task, plan: Plan | None) -> tuple[Order, dict[str, Any]]:
+    def order(task: Task, plan: Plan | None) -> tuple[Order, dict[str, Any]]:
+        """What to tell the host of a call, and the options of what to ask Ray for."""
         options = _options(task)
         order = partial(Order, name=task.name, max_calls=options.max_calls, timeout=options.timeout)
         if plan is None or plan.request is None:
@@ -200,6 +217,13 @@ class RayEngine(Lifecycle):
         with self.lock:
             self._looking = bool(self.members) and self.ray.is_initialized()
         if self._looking:
+            loop().call_later(LOOK_SECONDS, self._look_aside)
+
+    def _watch(self) -> None:
+        """Look for notices from now on, if we do not yet."""
+        with self.lock:
+            unwatched, self._looking = not self._looking, True
+        if unwatched:
             loop().call_later(LOOK_SECONDS, self._look_aside)
 
     def _look_aside(self) -> None:

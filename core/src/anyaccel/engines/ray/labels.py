@@ -8,7 +8,7 @@ request for one of them: it is labeled :data:`MIXED`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from anyaccel.model import Device
@@ -53,6 +53,21 @@ def label_name(resource: str) -> str:
 def label_value(text: str) -> str:
     """Text as the value of a label: letters, digits and ``. _ -``, at most 63, the first and last no sign."""
     return _UNFIT.sub("-", text).strip("-_.")[:_LONGEST].rstrip("-_.") or "x"
+
+
+def among(values: Iterable[str]) -> str:
+    """What a selector says of a label that must have one of some values."""
+    (*others, last) = values
+    return f"in({','.join((*others, last))})" if others else last
+
+
+def satisfies(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
+    """Whether a node has the labels that a selector of ours asks for."""
+    for name, wanted in selector.items():
+        values = wanted.removeprefix("!").removeprefix("in(").removesuffix(")").split(",")
+        if (labels.get(name) in values) == wanted.startswith("!"):
+            return False
+    return True
 
 
 def type_label(devices: Iterable[Device]) -> str:

@@ -48,7 +48,7 @@ class RemoteCall(Remote, Member):
             ref = remote.remote(engine.spec, call, body.data, *map(bytes, body.buffers))
         except Exception as error:  # noqa: BLE001 - it is the caller's
             task.fail(error)
-            engine.discard(self)
+            self.end()
             return
         task.worker = self
         self.expect_answer(ref)
@@ -77,7 +77,7 @@ class RemoteCall(Remote, Member):
             task.fail(BrokenPoolError(str(self.engine.broken)))
         elif task is not None:
             settle_task(task, message_in(news))
-        self.engine.discard(self)
+        self.end()
 
     def on_lost(self, error: BaseException) -> None:
         """Ray has no answer."""
@@ -87,6 +87,10 @@ class RemoteCall(Remote, Member):
         task = self._take()
         if task is not None:
             self._fail(task, death)
+        self.end()
+
+    def end(self) -> None:
+        """It is over."""
         self.engine.discard(self)
 
     def _take(self) -> Task | None:

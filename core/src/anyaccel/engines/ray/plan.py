@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from anyaccel.engines.ray.labels import MIXED, TYPE_PREFIX, TYPE_SHARE, by_resource, label_name, label_value
+from anyaccel.engines.ray.labels import MIXED, TYPE_PREFIX, TYPE_SHARE, among, by_resource, label_name, label_value
 from anyaccel.errors import UnknownNameError
 from anyaccel.launcher.launch import KnownNames, validate
 from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Product, Request, Term
@@ -188,9 +188,9 @@ def _plan(
             types |= dict.fromkeys(_types_ahead(own, resource, types, products))
             types = {each: None for each in types if each != MIXED}
             wanted |= _type_share(types, chosen)
-            selector[name] = _in(types)
+            selector[name] = among(types)
         elif any(kind not in chosen and _has(kind, wanted) for kind in kinds):
-            selector[name] = _in(types) if types else f"!{MIXED}"
+            selector[name] = among(types) if types else f"!{MIXED}"
     return Plan(request=request, terms=terms, resources=wanted, selector=selector)
 
 
@@ -204,7 +204,7 @@ def _plan_ahead(request: Request, products: Products) -> Plan | None:
             if _by_resource(term, resource) or types:
                 terms.append(resource)
                 if types and not _by_resource(term, resource):
-                    selector[label_name(resource)] = _in(types)
+                    selector[label_name(resource)] = among(types)
                     share |= {
                         f"{TYPE_PREFIX}{each.name}": TYPE_SHARE for each in own if [label_value(each.name)] == types
                     }
@@ -249,11 +249,6 @@ def _quantities(request: Request, terms: Sequence[str]) -> dict[str, float]:
 
 def _has(kind: Kind, wanted: Mapping[str, float]) -> bool:
     return all(kind.resources.get(resource, 0) >= quantity for resource, quantity in wanted.items())
-
-
-def _in(types: Iterable[str]) -> str:
-    (*others, last) = types
-    return f"in({','.join((*others, last))})" if others else last
 
 
 def _preference(

@@ -119,10 +119,14 @@ class Remote:
     def ask(self, task: Task) -> tuple[Any, bytes]:
         """What to ask Ray for, and what to tell the host of a call."""
         found = self.engine.prepared(task)
+        self.expect_devices(task)
+        return found
+
+    def expect_devices(self, task: Task) -> None:
+        """Let a call say what it waits for."""
         if task.options.needs is not None:
             task.place = Place(task)
             task.place.claim = Demand(task)
-        return found
 
     def on_started(self, started: Started) -> None:
         """It has its devices."""

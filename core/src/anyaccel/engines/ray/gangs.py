@@ -1,0 +1,152 @@
+"""Gangs: one call on each of several nodes, which Ray reserves for them all at once."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from anyaccel.engines.ray.connection import import_ray, last_line
+from anyaccel.engines.ray.members import RemoteCall
+from anyaccel.engines.ray.spread import spread
+from anyaccel.errors import NurseryError
+from anyaccel.launcher.rendezvous import Rendezvous
+from anyaccel.workers.gangs import GangFuture, ranked
+from anyaccel.workers.pickling import dumps
+from anyaccel.workers.tasks import Options, Task
+
+if TYPE_CHECKING:
+    from anyaccel.engines.ray.engine import RayEngine
+    from anyaccel.engines.ray.plan import Plan
+
+_LOOK_SECONDS = 1
+"""How often to look whether somebody still wants what Ray cannot reserve yet."""
+
+
+class GangCall(RemoteCall):
+    """One call of a gang."""
+
+    __slots__ = ("_plan", "bundle", "over")
+
+    def __init__(self, engine: RayEngine, task: Task, plan: Plan | None) -> None:
+        super().__init__(engine, task.options, task)
+        self._plan = plan
+        self.bundle: Any = None  # where Ray is to run it, once that is reserved
+        self.over = threading.Event()
+        self.expect_devices(task)
+
+    def ask(self, task: Task) -> tuple[Any, bytes]:
+        """What to ask Ray for: a place in what is reserved."""
+        order, wanted = self.engine.order(task, self._plan)
+        wanted.pop("label_selector", None)  # the node is chosen
+        remote = self.engine.run.options(name=task.name, scheduling_strategy=self.bundle, **wanted)
+        return remote, pickle.dumps(order)
+
+    def stop(self, grace: float, *, answer: bool = True) -> None:
+        """End it; nobody asks Ray for it any more if nobody has."""
+        super().stop(grace, answer=answer)
+        if self.bundle is None and self.task is not None:
+            self.task.future.cancel()
+
+    def end(self) -> None:
+        """It is over, and its worker gone."""
+        super().end()
+        self.over.set()
+
+
+class Gang:
+    """Calls that run together.
+
+    Args:
+        engine: The pool.
+        options: Of each call.
+        hosts: How many there are.
+        name: What to call them in messages.
+
+    Raises:
+        NeverFitsError: When there are not so many nodes for them, and none can come.
+    """
+
+    def __init__(self, engine: RayEngine, options: Options, hosts: int, name: str) -> None:
+        cluster = engine.cluster
+        plan = None if options.needs is None else cluster.plan(options.needs)
+        self._spread = spread(cluster, plan, options.needs, hosts)
+        self._engine = engine
+        self._ray: Any = engine.ray
+        self.calls = [GangCall(engine, Task(name, options, engine.on_cancel), plan) for _ in range(hosts)]
+        self._tasks: list[Task] = [each.task for each in self.calls if each.task is not None]
+        self.future = GangFuture([task.future for task in self._tasks])
+
+    def start(self, call: bytes) -> None:
+        """Have the pickled call run by all, as soon as Ray has reserved what they need."""
+        threading.Thread(target=self._run, args=(call,), name="anyaccel gang", daemon=True).start()
+
+    def _run(self, call: bytes) -> None:
+        try:
+            with self._reserved() as bundles, self._rendezvous(bundles) as rendezvous:
+                for rank, (each, task) in enumerate(zip(self.calls, self._tasks, strict=True)):
+                    each.bundle = bundles[rank]
+                    task.body = dumps(ranked(rank, len(self.calls), rendezvous, call))
+                    each.launch(task)
+                for each in self.calls:
+                    each.over.wait()  # what is reserved goes with whatever still runs there
+        except _NotWantedError:
+            pass
+        except Exception as error:  # noqa: BLE001 - Ray raises many kinds
+            for task in self._tasks:
+                task.fail(NurseryError(f"no gang can be started for {task.name}: {last_line(error)}"))
+        finally:
+            for each in self.calls:
+                if not each.over.is_set():
+                    each.end()
+
+    @contextlib.contextmanager
+    def _reserved(self) -> Iterator[Sequence[Any]]:
+        """Where each of them runs, by rank; it is kept for them meanwhile."""
+        util = self._ray.util
+        group = util.placement_group(**self._spread.arguments)
+        try:
+            while not group.wait(_LOOK_SECONDS):
+                self._check_wanted()
+            nodes = util.placement_group_table(group)["bundles_to_node_id"]
+            place = partial(util.scheduling_strategies.PlacementGroupSchedulingStrategy, group)
+            yield [place(index) for index in self._spread.by_rank(nodes)]
+        finally:
+            if self._ray.is_initialized():
+                util.remove_placement_group(group)
+
+    @contextlib.contextmanager
+    def _rendezvous(self, bundles: Sequence[Any]) -> Iterator[Mapping[str, str]]:
+        """A port on the node of rank 0, that is kept for them meanwhile."""
+        made = self._ray.remote(num_cpus=0)(Meeting).options(scheduling_strategy=bundles[0]).remote()
+        try:
+            ref = made.variables.remote()
+            while not self._ray.wait([ref], timeout=_LOOK_SECONDS)[0]:
+                self._check_wanted()
+            variables: Mapping[str, str] = self._ray.get(ref)
+            self._check_wanted()
+            yield variables
+        finally:
+            self._engine.kill(made)
+
+    def _check_wanted(self) -> None:
+        if self.future.done():
+            raise _NotWantedError
+
+
+class _NotWantedError(Exception):
+    """The gang was cancelled before it was begun."""
+
+
+class Meeting:
+    """Keeps a port for a gang: the class of an actor of Ray."""
+
+    def __init__(self) -> None:
+        self._rendezvous = Rendezvous(import_ray().util.get_node_ip_address())
+
+    def variables(self) -> dict[str, str]:
+        """How programs learn of it."""
+        return self._rendezvous.variables
