@@ -287,6 +287,56 @@ def test_the_number_of_processes_is_kept(pool, tmp_path):
     assert max(future.result(WAIT) for future in [limited.submit(run) for _ in range(6)]) <= 2
 
 
+def begin(path, go_on):
+    path.touch()
+    until(go_on.exists, "the word to go on")
+    return path.name
+
+
+def test_shutdown_can_cancel_what_has_not_begun_and_nothing_else(pool, tmp_path):
+    """Some that run have told the pool so, and others are quicker than that."""
+    begun, go_on = tmp_path / "begun", tmp_path / "go-on"
+    begun.mkdir()
+    pair = pool("A1:2")
+    futures = [pair.submit(begin, begun / str(number), go_on) for number in range(5)]
+    until(lambda: len(list(begun.iterdir())) == 2, "two that run")
+    pair.shutdown(wait=False, cancel_futures=True)
+    until(lambda: sum(future.cancelled() for future in futures) == 3, "the end of the others")
+    time.sleep(0.5)  # as long as it takes to end one that runs by mistake
+    go_on.touch()
+    pair.shutdown()
+    names = {path.name for path in begun.iterdir()}
+    assert len(names) == 2
+    for number, future in enumerate(futures):
+        assert future.cancelled() == (str(number) not in names)
+        assert future.cancelled() or future.result(WAIT) == str(number)
+
+
+def test_shutdown_can_cancel_an_actor_that_waits_and_none_that_lives(pool):
+    holder = pool("A1:4")
+    lives = holder.actor(Counter)
+    lives.ready.result(WAIT)
+    waiting = pool("A1:4")
+    waits = waiting.actor(Counter)
+    waiting.shutdown(cancel_futures=True)
+    assert waits.ready.cancelled()
+    runs = lives.sleep(1)
+    until(runs.running, "its beginning")
+    holder.shutdown(cancel_futures=True)
+    assert runs.result(0) is None
+
+
+def test_what_was_spared_then_can_still_be_cancelled(pool, tmp_path):
+    begun, go_on = tmp_path / "begun", tmp_path / "never"
+    one = pool("A1:1")
+    future = one.submit(begin, begun, go_on)
+    until(begun.exists, "its beginning")
+    one.shutdown(wait=False, cancel_futures=True)
+    assert not future.done()
+    assert future.cancel()
+    one.shutdown()
+
+
 def test_shutdown_waits_for_all_calls_and_takes_no_more(pool):
     with pool("A1:1") as one:
         futures = [one.submit(square, n) for n in range(6)]

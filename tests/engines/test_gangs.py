@@ -192,6 +192,20 @@ def test_a_gang_waits_for_all_its_devices_and_can_be_cancelled(nodes, pool_on, b
 
 
 @needs_ray
+def test_shutdown_can_cancel_a_gang_that_waits_and_none_that_runs(nodes, pool_on, begun):
+    busy, idle = pool_on("ray", "A1:2"), pool_on("ray", "A1:2")
+    runs = busy.gang(3, fail_at, 5, begun)
+    until(lambda: len(list(begun.iterdir())) == 3, "the first")
+    waits = idle.gang(2, place)
+    idle.shutdown(cancel_futures=True)
+    assert waits.cancelled()
+    busy.shutdown(wait=False, cancel_futures=True)
+    time.sleep(0.5)
+    assert not runs.done()
+    assert runs.cancel()
+
+
+@needs_ray
 def test_a_pool_that_is_closed_waits_for_its_gangs(nodes, pool_on):
     pool = pool_on("ray", "A1:1")
     gang = pool.gang(3, time.sleep, 0.5)

@@ -106,7 +106,7 @@ class Lifecycle:
             self.feeds = True
 
     def recall(self, member: Member) -> bool:  # noqa: ARG002 - not every engine sends calls ahead
-        """Let calls wait again that a worker was given and has not begun with; returns whether it is idle now."""
+        """Take calls back that a worker was given and has not begun with; returns whether it is idle now."""
         return False
 
     def settle(self) -> None:

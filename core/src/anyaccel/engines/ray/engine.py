@@ -254,6 +254,12 @@ class RayEngine(Lifecycle):
                 member.on_lost(ConnectionError("this process has left the cluster"))
         super().shutdown(wait=wait, cancel_futures=cancel_futures)
 
+    def recall(self, member: Member) -> bool:
+        """Cancel a call that nobody has begun with."""
+        if isinstance(member, (RemoteCall, RemoteActor)) and self.ray.is_initialized():
+            member.recall()
+        return False
+
     def discard(self, member: Member) -> None:
         """A call is over, or an actor."""
         with self.lock:

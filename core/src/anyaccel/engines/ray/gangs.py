@@ -48,6 +48,10 @@ class GangCall(RemoteCall):
     def stop(self, grace: float, *, answer: bool = True) -> None:
         """End it; nobody asks Ray for it any more if nobody has."""
         super().stop(grace, answer=answer)
+        self.recall()
+
+    def recall(self) -> None:
+        """Cancel the gang, if nothing is reserved for it."""
         if self.bundle is None and self.task is not None:
             self.task.future.cancel()
 

@@ -22,7 +22,7 @@ from anyaccel.engines.ray.connection import import_ray
 from anyaccel.engines.ray.given import GivenLeases, UnsharedLeases, plain
 from anyaccel.engines.ray.messages import Answer, Order, Spec, failure, failure_of
 from anyaccel.engines.ray.node import Given, given, held_slots, node_inventory, restore_environ
-from anyaccel.engines.ray.notices import LOOK_SECONDS, Started, leave, remove
+from anyaccel.engines.ray.notices import LOOK_SECONDS, Started, leave, remove, spared
 from anyaccel.errors import BrokenWorkerError
 from anyaccel.model import Allocation, Inventory
 from anyaccel.workers.core import Core
@@ -217,7 +217,9 @@ def _run(spec: bytes, order: Order, key: str, log: str | None, body: Pickled) ->
         noticed = False
         while not waiting.wait(POLL_SECONDS if noticed else LOOK_SECONDS):
             if interrupted.is_set():
-                waiting.task.future.cancel()
+                interrupted.clear()
+                if not spared(key):
+                    waiting.task.future.cancel()
             elif not noticed:
                 leave(key, host.started(waiting.task))
                 noticed = True

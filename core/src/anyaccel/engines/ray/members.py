@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.ray.messages import FAILED, Answer
-from anyaccel.engines.ray.notices import Started, remove
+from anyaccel.engines.ray.notices import Started, remove, spare, spare_no_more
 from anyaccel.engines.ray.remote import Remote
 from anyaccel.errors import BrokenWorkerError, WorkerError
 from anyaccel.workers.actors import ActorMember
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 class RemoteCall(Remote, Member):
     """A call of a function."""
 
-    __slots__ = ("_ref", "key", "started")
+    __slots__ = ("_ref", "_spared", "key", "started")
 
     def __init__(self, engine: RayEngine, options: Options, task: Task) -> None:
         super().__init__(engine, options, None, task)  # type: ignore[arg-type]
         self.started: Started | None = None
         self._ref: Any = None
+        self._spared = False
         self.key = engine.new_key()
 
     def launch(self, task: Task) -> None:
@@ -59,6 +60,15 @@ class RemoteCall(Remote, Member):
         """Let Ray tell its host, which gives it the pool's time of grace."""
         self.ending = self.stopped = True
         if (ref := self._ref) is not None:
+            if self._spared:
+                spare_no_more(self.key)
+            self.engine.cancel(ref)
+
+    def recall(self) -> None:
+        """Cancel it unless it runs: its host knows best."""
+        if (ref := self._ref) is not None and not self.begun:
+            self._spared = True
+            spare(self.key)
             self.engine.cancel(ref)
 
     def leave(self) -> None:
@@ -85,12 +95,16 @@ class RemoteCall(Remote, Member):
         if self.started is not None:
             remove(self.key)
         task = self._take()
-        if task is not None:
+        if task is not None and self._spared and isinstance(error, self.engine.ray.exceptions.TaskCancelledError):
+            task.future.cancel()
+        elif task is not None:
             self._fail(task, death)
         self.end()
 
     def end(self) -> None:
         """It is over."""
+        if self._spared:
+            spare_no_more(self.key)
         self.engine.discard(self)
 
     def _take(self) -> Task | None:
@@ -154,6 +168,11 @@ class RemoteActor(Remote, ActorMember):
             self.engine.tell(self._actor.stop, grace)
         elif self._actor is not None:
             self.engine.kill(self._actor)
+
+    def recall(self) -> None:
+        """Cancel its making, if nobody is at that."""
+        if self.started is None and self.task is not None:
+            self.task.future.cancel()
 
     def finish(self) -> None:
         """Let its process end by itself; if that takes too long, end it."""
