@@ -295,8 +295,10 @@ class Acquisition:
             self._busy_since = None
             return True
         now, owner = time.monotonic(), self._state.owner(directory)
-        # Many who take turns are no reason to give up, be they processes or the threads of one.
-        turn = (owner, self._state.changed(directory) if owner and process.state(owner) in _RUNNING else 0)
+        # Many who take turns are no reason to give up, be they processes or the threads of one. Where the kernel's list
+        # of locks is long, it may leave one out that changes hands while it is read.
+        taken = owner is None or process.state(owner) in _RUNNING
+        turn = (owner, self._state.changed(directory) if taken else 0)
         if self._busy_since is None or turn != self._busy_turn:
             self._busy_since, self._busy_turn = now, turn
         if self._late or now - self._busy_since >= BUSY_SECONDS:
