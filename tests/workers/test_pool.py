@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import gc
 import os
 import pickle
 import signal
@@ -550,3 +551,11 @@ def test_no_descriptor_is_left_open(script):
     )
     told, errors = program.communicate(timeout=60)
     assert told == "True\n", errors
+
+
+def test_a_gang_that_is_not_taken_leaves_no_port_open(pool):
+    closed = pool()
+    closed.shutdown()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        closed.gang(1, os.getpid)
+    gc.collect()  # a socket that nobody has closed is an error of this test

@@ -88,11 +88,16 @@ class Core(Feeding):
                 f"hosts must be 1 with engine='local', which has this machine alone (got {hosts}); engine='ray' has"
                 " those of a cluster"
             )
+        self.check_open()
         rendezvous = Rendezvous()
         task = Task(name, options, self.on_cancel)
         future = GangFuture([task.future])
         future.add_done_callback(lambda _: rendezvous.close())
-        self.enter(task, ranked(0, 1, rendezvous.variables, call))
+        try:
+            self.enter(task, ranked(0, 1, rendezvous.variables, call))
+        except BaseException as error:
+            task.fail(error)
+            raise
         return future
 
     def enter(self, task: Task, call: object) -> None:
