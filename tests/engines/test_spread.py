@@ -57,7 +57,7 @@ def test_where_no_slice_will_do_its_hosts_are_left_alone():
 
 
 def test_calls_without_needs_do_not_care_for_slices():
-    found = spread(cluster_of(*slice_of(4, "c")), None, None, 3)
+    found = spread(cluster_of(*slice_of(4, "c")), Plan(), None, 3)
     assert found.arguments["bundles"] == [{"CPU": 1.0}] * 3
     assert found.arguments["bundle_label_selector"] == [{}] * 3
 

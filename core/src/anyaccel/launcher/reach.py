@@ -28,8 +28,7 @@ def same_devices(directory: str, nodes: Collection[Node]) -> Iterator[str]:
     home = os.stat(directory).st_dev
     pending = [directory]
     while pending:
-        parent = pending.pop()
-        for path in (f"{parent}/{name}" for name in _listed(parent)):
+        for path in _listed(pending.pop()):
             try:
                 status = os.lstat(path)
             except FileNotFoundError:
@@ -41,9 +40,9 @@ def same_devices(directory: str, nodes: Collection[Node]) -> Iterator[str]:
 
 
 def _listed(directory: str) -> list[str]:
-    """What is in a directory; nothing when it has gone, as those of devices that are unplugged do."""
+    """The paths of what is in a directory; none when it has gone, as those of devices that are unplugged do."""
     try:
-        return os.listdir(directory)
+        return [os.path.join(directory, name) for name in os.listdir(directory)]
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -95,8 +94,7 @@ def around(closed: Collection[str]) -> Iterator[str]:
         if directory not in above:
             yield directory
             continue
-        for name in _listed(directory):
-            path = os.path.join(directory, name)
+        for path in _listed(directory):
             if path in closed:
                 continue
             if path in above and os.path.isdir(path):

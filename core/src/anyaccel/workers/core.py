@@ -88,15 +88,14 @@ class Core(Feeding):
                 f"hosts must be 1 with engine='local', which has this machine alone (got {hosts}); engine='ray' has"
                 " those of a cluster"
             )
-        self.check_open()
         rendezvous = Rendezvous()
         task = Task(name, options, self.on_cancel)
         future = GangFuture([task.future])
         future.add_done_callback(lambda _: rendezvous.close())
         try:
             self.enter(task, ranked(0, 1, rendezvous.variables, call))
-        except BaseException as error:
-            task.fail(error)
+        except BaseException:
+            rendezvous.close()
             raise
         return future
 

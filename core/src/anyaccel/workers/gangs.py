@@ -35,7 +35,9 @@ class GangFuture(Future[list[Any]]):
         """Cancel all calls, whether they wait or run; False when the outcome is known."""
         if not self._decide():
             return self.cancelled()
-        self._cancel()
+        self._end_others()
+        super().cancel()
+        self.set_running_or_notify_cancel()
         return True
 
     def running(self) -> bool:
@@ -43,11 +45,9 @@ class GangFuture(Future[list[Any]]):
         return any(member.running() for member in self.members)
 
     def _on_done(self, member: Future[Any], rank: int) -> None:
-        error = None if member.cancelled() else member.exception()
         if member.cancelled():
-            if self._decide():
-                self._cancel()
-        elif error is not None:
+            self.cancel()
+        elif (error := member.exception()) is not None:
             if self._decide():
                 error.add_note(f"It is rank {rank} of a gang of {len(self.members)}; the others were ended.")
                 self._end_others()
@@ -63,11 +63,6 @@ class GangFuture(Future[list[Any]]):
         with self._step:
             first, self._decided = not self._decided, True
         return first
-
-    def _cancel(self) -> None:
-        self._end_others()
-        super().cancel()
-        self.set_running_or_notify_cancel()
 
     def _end_others(self) -> None:
         for member in self.members:

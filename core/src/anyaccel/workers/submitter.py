@@ -17,7 +17,7 @@ from anyaccel.workers.engine import Engine
 from anyaccel.workers.loop import loop
 from anyaccel.workers.mapping import Counter, Printer, Progress, call_each, chunks
 from anyaccel.workers.pickling import dumps_whole
-from anyaccel.workers.tasks import Options, TaskFuture, checked, name_of
+from anyaccel.workers.tasks import Options, TaskFuture, checked, is_whole, name_of
 
 if TYPE_CHECKING:
     from anyaccel.workers.gangs import GangFuture
@@ -211,7 +211,7 @@ def check_gang(hosts: object, options: Options) -> None:
     Raises:
         UsageError: When it makes no sense.
     """
-    if isinstance(hosts, bool) or not isinstance(hosts, int) or hosts < 1:
+    if not is_whole(hosts, 1):
         raise UsageError(f"hosts must be a whole number, 1 or more (got {hosts!r:.60})")
     if options.retries:
         raise UsageError("a gang is not run again when a worker has died; retries must be 0 for it")

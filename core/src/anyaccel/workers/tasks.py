@@ -62,12 +62,17 @@ def checked(*, max_calls: object, timeout: object, retries: object) -> None:
     Raises:
         UsageError: When one makes no sense.
     """
-    if max_calls is not None and (isinstance(max_calls, bool) or not isinstance(max_calls, int) or max_calls < 0):
+    if max_calls is not None and not is_whole(max_calls, 0):
         raise UsageError(f"max_calls must be a whole number, 0 for unlimited (got {max_calls!r:.60})")
     if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
         raise UsageError(f"timeout must be a positive number of seconds, or None for no limit (got {timeout!r:.60})")
-    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+    if not is_whole(retries, 0):
         raise UsageError(f"retries must be a whole number, 0 for none (got {retries!r:.60})")
+
+
+def is_whole(value: object, least: int) -> bool:
+    """Whether a value is a whole number, and large enough."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 class Runner(Protocol):

@@ -79,8 +79,8 @@ def connect(ray: Any, address: str | None) -> None:
 def _same(address: str, there: str, own: str) -> bool:
     """Whether two addresses are of one cluster: this machine goes by its own address and as the local host."""
     host, _, port = address.rpartition(":")
-    names = {"127.0.0.1", "localhost", own}
-    return address == there or ({host, there.rpartition(":")[0]} <= names and port == there.rpartition(":")[2])
+    its_host, _, its_port = there.rpartition(":")
+    return address == there or ({host, its_host} <= {"127.0.0.1", "localhost", own} and port == its_port)
 
 
 def last_line(error: BaseException) -> str:

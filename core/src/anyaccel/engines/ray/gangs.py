@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.ray.connection import import_ray, last_line
 from anyaccel.engines.ray.members import RemoteCall
+from anyaccel.engines.ray.plan import Plan
 from anyaccel.engines.ray.spread import spread
 from anyaccel.errors import NurseryError
 from anyaccel.launcher.rendezvous import Rendezvous
@@ -20,7 +21,6 @@ from anyaccel.workers.tasks import Options, Task
 
 if TYPE_CHECKING:
     from anyaccel.engines.ray.engine import RayEngine
-    from anyaccel.engines.ray.plan import Plan
 
 _LOOK_SECONDS = 1
 """How often to look whether somebody still wants what Ray cannot reserve yet."""
@@ -31,7 +31,7 @@ class GangCall(RemoteCall):
 
     __slots__ = ("_plan", "bundle", "over")
 
-    def __init__(self, engine: RayEngine, task: Task, plan: Plan | None) -> None:
+    def __init__(self, engine: RayEngine, task: Task, plan: Plan) -> None:
         super().__init__(engine, task.options, task)
         self._plan = plan
         self.bundle: Any = None  # where Ray is to run it, once that is reserved
@@ -76,12 +76,12 @@ class Gang:
 
     def __init__(self, engine: RayEngine, options: Options, hosts: int, name: str) -> None:
         cluster = engine.cluster
-        plan = None if options.needs is None else cluster.plan(options.needs)
+        plan = Plan() if options.needs is None else cluster.plan(options.needs)
         self._spread = spread(cluster, plan, options.needs, hosts)
         self._engine = engine
         self._ray: Any = engine.ray
-        self.calls = [GangCall(engine, Task(name, options, engine.on_cancel), plan) for _ in range(hosts)]
-        self._tasks: list[Task] = [each.task for each in self.calls if each.task is not None]
+        self._tasks = [Task(name, options, engine.on_cancel) for _ in range(hosts)]
+        self.calls = [GangCall(engine, task, plan) for task in self._tasks]
         self.future = GangFuture([task.future for task in self._tasks])
 
     def start(self, call: bytes) -> None:
@@ -91,8 +91,8 @@ class Gang:
     def _run(self, call: bytes) -> None:
         try:
             with self._reserved() as bundles, self._rendezvous(bundles) as rendezvous:
-                for rank, (each, task) in enumerate(zip(self.calls, self._tasks, strict=True)):
-                    each.bundle = bundles[rank]
+                for rank, (each, task, bundle) in enumerate(zip(self.calls, self._tasks, bundles, strict=True)):
+                    each.bundle = bundle
                     task.body = dumps(ranked(rank, len(self.calls), rendezvous, call))
                     each.launch(task)
                 for each in self.calls:

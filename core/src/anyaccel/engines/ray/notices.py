@@ -40,8 +40,7 @@ def leave(key: str, started: Started) -> None:
 
 def remove(key: str) -> None:
     """Remove a notice; nothing happens when there is none, or nobody to ask."""
-    with contextlib.suppress(Exception):  # it goes with the cluster, if not now
-        _store()._internal_kv_del(key, namespace=_NAMESPACE)  # noqa: SLF001
+    _delete(key, _NAMESPACE)
 
 
 def look(prefix: str, known: Iterable[str]) -> dict[str, Started]:
@@ -71,8 +70,12 @@ def spared(key: str) -> bool:
 
 def spare_no_more(key: str) -> None:
     """Take it back; nothing happens when there is none, or nobody to ask."""
+    _delete(key, _SPARED)
+
+
+def _delete(key: str, namespace: bytes) -> None:
     with contextlib.suppress(Exception):  # it goes with the cluster, if not now
-        _store()._internal_kv_del(key, namespace=_SPARED)  # noqa: SLF001
+        _store()._internal_kv_del(key, namespace=namespace)  # noqa: SLF001
 
 
 def _store() -> Any:

@@ -189,7 +189,7 @@ def _plan(
             types = {each: None for each in types if each != MIXED}
             wanted |= _type_share(types, chosen)
             selector[name] = among(types)
-        elif any(kind not in chosen and _has(kind, wanted) for kind in kinds):
+        elif any(kind not in chosen and has(kind.resources, wanted) for kind in kinds):
             selector[name] = among(types) if types else f"!{MIXED}"
     return Plan(request=request, terms=terms, resources=wanted, selector=selector)
 
@@ -247,8 +247,9 @@ def _quantities(request: Request, terms: Sequence[str]) -> dict[str, float]:
     return {resource: each / UNITS_PER_DEVICE for resource, each in units.items()}
 
 
-def _has(kind: Kind, wanted: Mapping[str, float]) -> bool:
-    return all(kind.resources.get(resource, 0) >= quantity for resource, quantity in wanted.items())
+def has(resources: Mapping[str, float], wanted: Mapping[str, float]) -> bool:
+    """Whether a node was started with what is wanted."""
+    return all(resources.get(resource, 0) >= quantity for resource, quantity in wanted.items())
 
 
 def _preference(

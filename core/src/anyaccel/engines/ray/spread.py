@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.ray.labels import among, satisfies
+from anyaccel.engines.ray.plan import Plan, has
 from anyaccel.engines.ray.slices import slice_label
 from anyaccel.errors import NeverFitsError
 from anyaccel.model import Request
@@ -14,7 +15,6 @@ from anyaccel.scheduler import Verdict
 
 if TYPE_CHECKING:
     from anyaccel.engines.ray.cluster import Cluster
-    from anyaccel.engines.ray.plan import Plan
 
 _NODE = "ray.io/node-id"
 Node = Mapping[str, Any]
@@ -58,26 +58,24 @@ class Spread:
         return sorted(nodes, key=lambda index: (self.workers.get(nodes[index], index), index))
 
 
-def spread(cluster: Cluster, plan: Plan | None, request: Request | None, hosts: int) -> Spread:
+def spread(cluster: Cluster, plan: Plan, request: Request | None, hosts: int) -> Spread:
     """Find nodes for a gang.
 
     Args:
         cluster: The cluster.
-        plan: What each call asks for; None for the CPU alone.
+        plan: What each call asks for.
         request: What the user has asked for.
         hosts: How many nodes.
 
     Raises:
         NeverFitsError: When there are not so many, and none can come.
     """
-    resources = dict(plan.resources) if plan is not None and plan.resources else {"CPU": 1.0}
-    selector = dict(plan.selector) if plan is not None else {}
+    resources = dict(plan.resources) or {"CPU": 1.0}
+    selector = dict(plan.selector)
     nodes = [
         node
         for node in cluster.ray.nodes()
-        if node["Alive"]
-        and all(node["Resources"].get(name, 0) >= quantity for name, quantity in resources.items())
-        and satisfies(node["Labels"], selector)
+        if node["Alive"] and has(node["Resources"], resources) and satisfies(node["Labels"], selector)
     ]
     kind, slices = _slices(nodes, {each.kind for each in cluster.devices if each.resource in resources})
     whole = sorted(name for name, own in slices.items() if len(own) == hosts)
