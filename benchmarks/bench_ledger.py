@@ -1,6 +1,7 @@
 """What a lease costs, against SQLite in WAL mode doing the same, in one run on one machine.
 
-Every claimant asks for half of any of eight devices, holds it for no time, and asks again.
+Every claimant asks for half of any of eight devices, holds it for no time, and asks again. All leases name a mark, as
+those of pools and commands do.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ from functools import partial
 from typing import Any
 
 from anyaccel.ledger import Ledger, Want
-from measure import Row, against, at_most, state
+from anyaccel.ledger import mark as marks
+from measure import Row, against, at_most, median, state
 from sqlite_leases import SqliteLeases
 
 DEVICES = [f"dev-{number}" for number in range(8)]
 HALF, WHOLE = 5_000, 10_000
 ROUNDS, RIVALS, LINES = 20, 64, (1, 10, 100)
-LEASE_SECONDS, TAKEOVER_SECONDS, FAIR = 0.2e-3, 20e-3, 10.0
+LEASE_SECONDS: dict[int, float | None] = {0: 0.1e-3, 16: None, 256: 0.2e-3}
+"""Budget of one lease and back by the number of others that are live."""
+TAKEOVER_SECONDS, FAIR = 20e-3, 10.0
+OTHER_USER = 65534
+LAST = "next holder after the last descendant"
 
 Claim = Callable[[], Callable[[], None]]
 """Gets half a device and returns how to give it back."""
@@ -41,7 +47,7 @@ def choose(taken: Mapping[str, int]) -> dict[str, int] | None:
 def ledger_claim(directory: str) -> Claim:
     """Claim from the ledger."""
     ledger = Ledger.open({"ANYACCEL_STATE_DIR": directory})
-    want = Want(candidates=frozenset(DEVICES), request="APU:0.5")
+    want = Want(candidates=frozenset(DEVICES), request="APU:0.5", mark=marks.draw)
     return lambda: ledger.acquire(want, choose).release
 
 
@@ -91,7 +97,7 @@ def acquire_with(live: int, turns: int) -> float:
     """Median seconds of one lease and back while some leases of other devices are live."""
     with state() as directory:
         ledger = Ledger.open({"ANYACCEL_STATE_DIR": directory})
-        other = Want(candidates=frozenset(["other"]))
+        other = Want(candidates=frozenset(["other"]), mark=marks.draw)
         held = [ledger.acquire(other, lambda _: {"other": 1}) for _ in range(live)]
         claim = ledger_claim(directory)
         samples = []
@@ -104,42 +110,110 @@ def acquire_with(live: int, turns: int) -> float:
     return sorted(samples)[len(samples) // 2]
 
 
-def takeover(rounds: int) -> list[float]:
-    """Seconds from SIGKILL of a holder to the moment at which the next has the device."""
+HOLDER = """
+import subprocess, sys, time
+from anyaccel.ledger import Ledger, Want, mark
+ledger = Ledger.open({"ANYACCEL_STATE_DIR": sys.argv[1]})
+want = Want(candidates=frozenset("a"), mark=mark.of_process)
+lease = ledger.acquire(want, lambda taken: None if taken.get("a") else {"a": 10_000})
+print(time.monotonic(), flush=True)
+mark.put(lease.mark)
+null = subprocess.DEVNULL
+started = subprocess.Popen(["sleep", "60"], env={}, start_new_session=True, stdin=null, stdout=null, stderr=null)
+print(started.pid, flush=True)
+time.sleep(60)
+"""
+WATCHER = """
+import os, select, sys, time
+pinned = os.pidfd_open(int(sys.argv[1]))
+print(flush=True)
+select.select([pinned], [], [])
+print(time.monotonic(), flush=True)
+"""
+
+
+def takeover(rounds: int, *, parent_first: bool) -> list[float]:
+    """Seconds from the end of what keeps a device to the moment at which the next one holds it, in order.
+
+    Args:
+        rounds: How often.
+        parent_first: What a holder has started outlives it, with a clear environment, no descriptor and a session of
+            its own, and is killed once the next one knows that it keeps the device. Otherwise it is killed first, and
+            then its holder.
+    """
     samples = []
-    code = (
-        "import sys; from anyaccel.ledger import Ledger, Want; import time\n"
-        "ledger = Ledger.open({'ANYACCEL_STATE_DIR': sys.argv[1]})\n"
-        "lease = ledger.acquire(Want(candidates=frozenset('a')), lambda t: None if t.get('a') else {'a': 10_000})\n"
-        "print(time.monotonic(), flush=True); time.sleep(60)"
-    )
     with state() as directory:
         Ledger.open({"ANYACCEL_STATE_DIR": directory})
-        command = [sys.executable, "-c", code, directory]
+        command = [sys.executable, "-c", HOLDER, directory]
         holder = subprocess.Popen(command, stdout=subprocess.PIPE)
         holder.stdout.readline()
         for _ in range(rounds):
+            child = int(holder.stdout.readline())
+            if not parent_first:
+                os.kill(child, signal.SIGKILL)
             waiter = subprocess.Popen(command, stdout=subprocess.PIPE)
             while not any(name.startswith("t1.") for name in os.listdir(directory)):
                 time.sleep(0.01)
-            time.sleep(0.2)
+            if parent_first:
+                holder.kill()
+                holder.wait()
+            time.sleep(0.3)
             before = time.monotonic()
-            holder.send_signal(signal.SIGKILL)
+            os.kill(child if parent_first else holder.pid, signal.SIGKILL)
             samples.append(float(waiter.stdout.readline()) - before)
             holder.wait()
             holder = waiter
+        os.kill(int(holder.stdout.readline()), signal.SIGKILL)
         holder.kill()
         holder.wait()
     return sorted(samples)
 
 
+def noticed(rounds: int) -> list[float]:
+    """Seconds from SIGKILL of a process to the moment at which another one that only waits for it goes on, in order."""
+    samples = []
+    for _ in range(rounds):
+        process = subprocess.Popen(["sleep", "60"])
+        watcher = subprocess.Popen([sys.executable, "-S", "-c", WATCHER, str(process.pid)], stdout=subprocess.PIPE)
+        watcher.stdout.readline()
+        time.sleep(0.05)
+        before = time.monotonic()
+        process.kill()
+        samples.append(float(watcher.stdout.readline()) - before)
+        process.wait()
+        watcher.wait()
+    return sorted(samples)
+
+
+def look(turns: int) -> float:
+    """Median seconds of one look at all processes for a mark that none of them carries."""
+    return median(lambda: marks.carriers({(1,)}), turns)
+
+
+def look_as(user: int, turns: int) -> float:
+    """The same as another user, who has to read the limits of others from ``/proc``."""
+    context = multiprocessing.get_context("fork")
+    answer = context.SimpleQueue()
+
+    def be() -> None:
+        os.setgroups([])
+        os.setresuid(user, user, user)
+        answer.put(look(turns))
+
+    process = context.Process(target=be)
+    process.start()
+    found: float = answer.get()
+    process.join()
+    return found
+
+
 def rows(rounds: int = ROUNDS) -> list[Row]:
-    """Measure one lease and back, rivals beside SQLite, and what follows the death of a holder."""
+    """Measure one lease and back, rivals beside SQLite, a look at all processes, and what follows an end."""
     found = []
-    for live in (0, 16, 256):
+    for live, limit in LEASE_SECONDS.items():
         seconds = acquire_with(live, 50 * rounds)
         what = f"lease and back, {live} others live"
-        found.append(Row(what=what, seconds=seconds) if live else at_most(what, seconds, LEASE_SECONDS))
+        found.append(Row(what=what, seconds=seconds) if limit is None else at_most(what, seconds, limit))
     contenders = {
         "ledger": ledger_claim,
         "SQLite in order": partial(sqlite_claim, in_order=True),
@@ -163,9 +237,19 @@ def rows(rounds: int = ROUNDS) -> list[Row]:
                 )  # fmt: skip
         else:
             found += against(in_order, turns, {ours: None, f"SQLite, {rivals} rival{'s' if rivals > 1 else ''}": None})
-    samples = takeover(rounds)
+    number = sum(map(str.isdecimal, os.listdir("/proc")))
+    if os.geteuid() == 0:
+        found.append(Row(what=f"look at all {number} processes, as root", seconds=look(5 * rounds)))
+        found.append(Row(what=f"look at all {number} processes, as another user", seconds=look_as(OTHER_USER, rounds)))
+    else:
+        found.append(Row(what=f"look at all {number} processes", seconds=look(rounds)))
+    samples = takeover(rounds, parent_first=False)
     found.append(at_most("next holder after SIGKILL, median", samples[len(samples) // 2], TAKEOVER_SECONDS))
     found.append(Row(what=f"next holder after SIGKILL, slowest of {rounds}", seconds=samples[-1]))
+    floor, samples = noticed(rounds), takeover(rounds, parent_first=True)
+    found.append(Row(what="end of a process noticed by one who waits for it", seconds=floor[len(floor) // 2]))
+    found.append(at_most(f"{LAST}, median", samples[len(samples) // 2], TAKEOVER_SECONDS))
+    found.append(Row(what=f"{LAST}, slowest of {rounds}", seconds=samples[-1]))
     found += [
         Row(what=f"turn in a line of {number:,} threads", seconds=line_of(number)) for number in LINES[: rounds + 1]
     ]

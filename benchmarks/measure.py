@@ -89,11 +89,21 @@ def median(call: Callable[[], object], calls: int) -> float:
     return interleaved({"": call}, calls)[""]
 
 
-def command(argv: Sequence[str], env: Mapping[str, str]) -> Callable[[], object]:
-    """A call that runs a command to its end and refuses to time one that fails."""
+def command(
+    argv: Sequence[str], env: Mapping[str, str], *, before: Callable[[], None] | None = None
+) -> Callable[[], object]:
+    """A call that runs a command to its end and refuses to time one that fails.
+
+    Args:
+        argv: The command.
+        env: Its environment.
+        before: Called in its process before it begins.
+    """
 
     def call() -> None:
-        subprocess.run(argv, env=dict(env), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(
+            argv, env=dict(env), preexec_fn=before, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
 
     return call
 

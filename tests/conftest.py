@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyaccel.inventory.left_out import _left_out
 from anyaccel.plugins.registry import plugin
 
 VENDORS = Path(__file__).parent / "vendors"
@@ -28,6 +29,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
             monkeypatch.delenv(name)
     monkeypatch.setenv("ANYACCEL_STATE_DIR", str(tmp_path / "leases"))
     plugin.cache_clear()
+    _left_out.cache_clear()
     before = set(sys.modules)
     yield
     plugin.cache_clear()

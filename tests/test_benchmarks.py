@@ -15,7 +15,9 @@ def run(*arguments, script="run.py"):
 
 
 def test_the_cheap_ones_run(tmp_path):
-    done = run("scheduling", "arguments", "ledger", "workers", "--rounds", "1", "--name", "here", "--out", tmp_path)
+    done = run(
+        "startup", "scheduling", "arguments", "ledger", "workers", "--rounds", "1", "--name", "here", "--out", tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert " budgets kept" in done.stdout
     results = json.loads((tmp_path / "here.json").read_text())

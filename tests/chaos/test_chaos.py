@@ -1,4 +1,4 @@
-"""Bounded runs of the chaos that ``chaos_ledger.py`` and ``chaos_workers.py`` make for as long as one likes."""
+"""Bounded runs of what ``chaos_ledger.py``, ``chaos_workers.py`` and ``torture.py`` do for as long as one likes."""
 
 import sys
 from pathlib import Path
@@ -9,20 +9,36 @@ sys.path.append(str(Path(__file__).parent))
 
 import chaos_ledger
 import chaos_workers
+import torture
+from lengths import length
+
+ROUNDS = length(60, 200)
+TREES = length(28, 504)
 
 
 @pytest.mark.timeout(300)
 def test_chaos_gives_no_device_twice_and_loses_none(tmp_path):
-    outcome = chaos_ledger.chaos(tmp_path, rounds=200, claimants=10, seed=7)
+    outcome = chaos_ledger.chaos(tmp_path, rounds=ROUNDS, claimants=10, seed=7)
     print(outcome)
     assert outcome.sound, outcome
-    assert outcome.kills > 100
+    assert outcome.kills > ROUNDS / 2
 
 
 @pytest.mark.timeout(300)
 def test_chaos_among_programs_gives_no_device_twice_and_leaves_nothing(tmp_path):
-    outcome = chaos_workers.chaos(tmp_path, rounds=200, seed=7)
+    outcome = chaos_workers.chaos(tmp_path, rounds=ROUNDS, seed=7)
     print(outcome)
     assert outcome.sound, f"{outcome}\n{(tmp_path / 'output').read_text(errors='replace')[-3000:]}"
-    assert outcome.kills > 100
+    assert outcome.kills > ROUNDS / 2
     assert outcome.calls > 20
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(bool(torture.able()), reason=torture.able() or "-")
+def test_no_descendant_loses_its_device_and_no_device_is_lost():
+    totals = torture.all_of(torture.WAYS, TREES, seed=11)
+    for way, found in totals.items():
+        print(way, dict(found))
+        assert (found["early"], found["late"]) == (0, 0), way
+        assert found["questions"] > found["trees"], way
+    assert sum(found["kills"] for found in totals.values()) > TREES / 2

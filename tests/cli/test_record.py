@@ -185,8 +185,10 @@ def test_a_plugin_that_dies_is_named_and_the_others_are_recorded(host, install, 
     ("content", "message"),
     [
         (None, "cannot be read"),
-        ("[]", "cannot be read"),
-        ('{"schema": "x"}', 'must say "schema": "anyaccel.expected/1"'),
+        ("[]", 'must say "schema": "anyaccel.expected/1" (got None)'),
+        ("[" * 100_000, "must be at most 32 levels deep"),
+        ('{"schema": "x"}', 'must say "schema": "anyaccel.expected/1" (got \'x\')'),
+        ('{"schema": "anyaccel.expected/1", "vendors": {}, "visible": []}', "'visible' must be an object (got [])"),
     ],
 )
 def test_an_expectation_that_is_missing_or_damaged_is_a_usage_error(content, message, host, anyaccel, tmp_path):

@@ -24,9 +24,7 @@ import pytest
 from ray_nodes import MARK, end, short_directory
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "core" / "README.md", *ROOT.glob("docs/**/*.md")], key=str
-)
+PAGES = sorted([*ROOT.glob("*.md"), ROOT / "core" / "README.md", *ROOT.glob("docs/**/*.md")], key=str)
 BLOCK = re.compile(
     r"(?:^<!-- (?P<note>[^\n]+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )

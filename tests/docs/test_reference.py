@@ -58,12 +58,12 @@ def test_every_reason_is_described():
 
 
 def keys(value):
-    """Every key of a document that is ours: those below ``attributes``, ``links`` and ``set`` are not."""
+    """Every key of a document that is ours: not those below ``attributes``, ``links``, ``set`` and ``variables``."""
     if isinstance(value, list):
         return {key for item in value for key in keys(item)}
     if not isinstance(value, dict):
         return set()
-    ours = {key: item for key, item in value.items() if key not in {"attributes", "links", "set"}}
+    ours = {key: item for key, item in value.items() if key not in {"attributes", "links", "set", "variables"}}
     return set(value) | {key for item in ours.values() for key in keys(item)}
 
 

@@ -21,6 +21,14 @@ sys.path += [str(HERE), str(HERE.parent / "workers")]  # helpers; workers have o
 VENDORS = HERE.parent / "vendors"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Ray makes a token in the home directory where it wants one, and takes the one that is there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of Ray takes a second to start, and many of them take long on a busy machine."""
@@ -64,14 +72,18 @@ class Nodes:
         """Where it is."""
         return str(self._cluster.address)
 
+    @property
+    def path(self) -> str:
+        """Where a node's processes find modules, the vendors of the tests among them."""
+        return os.pathsep.join(filter(None, (self._site, os.environ.get("PYTHONPATH"))))
+
     def add(self, machine: str, *, cpus: int = 0, **environ: str) -> Any:
         """Start a node that has the devices of a machine, as 'anyaccel ray start' would."""
         state = self._state / f"{len(list(self._state.iterdir()))}"  # each stands for a machine of its own
         state.mkdir(mode=0o700)
         self.states[machine] = str(state)
         own = {"ANYACCEL_MACHINE": machine, "ANYACCEL_STATE_DIR": str(state), **environ}
-        path = os.pathsep.join(filter(None, (self._site, os.environ.get("PYTHONPATH"))))
-        own["PYTHONPATH"] = path
+        own["PYTHONPATH"] = self.path
         devices = [device for device in detected(self._site, own) if device.usable]
         resources: dict[str, Any] = node_resources(devices)
         own[UNIT_VARIABLE] = unit_instances({device.resource for device in devices})

@@ -249,6 +249,28 @@ def test_an_initializer_that_fails_breaks_the_pool(pool):
         broken.submit(square, 1)
 
 
+class Runs:
+    """Its pickle runs code wherever it is unpickled."""
+
+    def __reduce__(self):
+        return exec, ("import sys; sys.modules['attacked'] = sys",)
+
+
+def test_plain_results_run_nothing_here(pool):
+    plain = pool(results="plain", initializer=prepare, initargs=("PREPARED", "yes"))
+    with pytest.raises(aa.RemoteError, match=r"it holds builtins\.exec"):
+        plain.submit(Runs).result(WAIT)
+    with pytest.raises(aa.RemoteError, match=r"it holds builtins\.exec"):
+        plain.actor(type("Maker", (), {"make": lambda _: Runs()})).make().result(WAIT)
+    with pytest.raises(LookupError, match="a text"):
+        plain.submit(raise_, LookupError("a text")).result(WAIT)
+    assert plain.submit(square, 3).result(WAIT) == 9
+    assert "attacked" not in sys.modules
+    broken = pool(results="plain", initializer=raise_, initargs=(LookupError("no licence"),))
+    with pytest.raises(aa.BrokenPoolError, match="LookupError: no licence"):
+        broken.submit(square, 1).result(WAIT)
+
+
 def test_a_sandbox_stands_before_all_user_code(pool):
     assert pool(sandbox=lambda: os.environ.update(CONFINED="1")).submit(os.getenv, "CONFINED").result(WAIT) == "1"
 

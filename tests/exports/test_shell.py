@@ -1,12 +1,13 @@
 import os
 import subprocess
 
+import pytest
+from anyaccel.errors import UsageError
 from anyaccel.exports.shell import assignments, export
 from anyaccel.model import EnvEdits
 from export_machines import device, source
 
-NASTY = """a b'c"d$HOME `id`
-\\end"""
+NASTY = r"""a b'c"d$HOME `id` $(id) # é \end"""
 EDITS = EnvEdits(set={"ACME_VISIBLE": "acme-0", "NASTY": NASTY, "ANYACCEL_A": "1"}, unset=frozenset({"GONE", "AWAY"}))
 READ = 'printf "%s|%s|%s|%s" "$ACME_VISIBLE" "$NASTY" "${GONE-none}" "${AWAY-none}"'
 EXPECTED = f"acme-0|{NASTY}|none|none"
@@ -23,6 +24,15 @@ def test_a_shell_that_reads_the_lines_has_the_variables():
 
 def test_env_with_the_assignments_starts_a_process_that_has_them():
     assert shell(f"env {assignments(EDITS)} sh -c '{READ}'") == EXPECTED
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\x1b[31m", "\u202e", "\u2028", "\udcff"])
+def test_a_value_that_nobody_could_read_is_refused(value):
+    edits = EnvEdits(set={"NASTY": value})
+    with pytest.raises(UsageError, match=r"a shell command takes printable text only \(got 'a?.*'\)"):
+        export(source(device(0), everything=edits))
+    with pytest.raises(UsageError, match="printable text only"):
+        assignments(edits)
 
 
 def test_what_people_look_for_comes_first():

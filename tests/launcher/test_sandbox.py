@@ -20,6 +20,7 @@ from anyaccel.errors import EnforcementError
 from anyaccel.launcher.landlock import node_of
 from anyaccel.launcher.reach import around, same_devices
 from anyaccel.launcher.sandbox import Sandbox, available, plan, sandbox_for
+from anyaccel.model import Problem, ProblemKind
 from anyaccel.model.wire import decode, encode
 from system_calls import FORBID
 
@@ -202,6 +203,72 @@ def test_a_plug_in_that_cannot_say_costs_its_own_vendor(vendors):
     )
     with pytest.raises(aa.PluginError, match="no container"):
         planned(*devices, held="broken-0")
+
+
+LISTED = """
+@hookimpl
+def anyaccel_detect(ctx): {body}
+"""
+
+
+def without_hook(vendor: str, body: str, more: str = "") -> str:
+    """A plug-in whose detection does something."""
+    before, _, after = VENDOR.partition("@hookimpl\ndef anyaccel_detect(ctx): return None\n")
+    return (before + LISTED.format(body=body) + after + more).format(vendor=vendor)
+
+
+FOUND = "return Detected(devices=(Device(id='{vendor}-0', index=0, model='M', nodes=('/dev/{vendor}0',)),))"
+
+
+@pytest.fixture
+def left_out(install):
+    """Vendors with devices on this host, with faults, and one that cannot be imported."""
+    install("acme", VENDOR.format(vendor="acme"))
+    install("hidden", without_hook("hidden", FOUND, SHARED))
+    install("half", without_hook("half", FOUND, BROKEN))
+    install("slow", without_hook("slow", "raise OSError('no driver')"))
+    install("torn", "raise ImportError('no library')")
+
+
+@CONFINES
+@pytest.mark.parametrize("way", ["disable", "plugins"])
+def test_vendors_that_the_environment_leaves_out_are_closed_too_or_named(left_out, monkeypatch, way):
+    if way == "disable":
+        monkeypatch.setenv("ANYACCEL_DISABLE", "hidden,half,slow,torn")
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "acme,hidden,half,slow,torn" if way == "disable" else "acme")
+    inventory = aa.detect("host")
+    assert [report.vendor for report in inventory.vendors] == ["acme"]
+    sandbox = sandbox_for(aa.Allocation(id="1", request=aa.parse_request("GPU"), grants=()), inventory)
+    assert {"/dev/hidden0", "/dev/hiddenctl", "/dev/half0"} <= set(sandbox.closed)
+    gaps = [gap for gap in sandbox.gaps if gap.startswith("the detection of")]
+    assert gaps == [
+        f"the detection of {vendor} failed, so that its device nodes are open to the worker: {why}"
+        for vendor, why in (
+            ("slow", "it raised OSError: no driver"),
+            ("torn", "importing 'plug_anyaccel_torn' raised ImportError: no library"),
+        )
+    ]
+    shared = "nodes that devices of half share may be open to the worker: it raised OSError: no container"
+    assert shared in sandbox.gaps
+    assert not [name for name in sys.modules if "hidden" in name], "and none is loaded here"
+
+
+@CONFINES
+def test_a_simulated_machine_is_asked_nothing_more(left_out, monkeypatch):
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "acme")
+    inventory = aa.Inventory(machine="sim:A1:2", devices=ACME)
+    sandbox = sandbox_for(aa.Allocation(id="1", request=aa.parse_request("GPU"), grants=()), inventory)
+    assert sandbox.closed == ("/dev/acme0", "/dev/acme1")
+
+
+def test_what_a_failed_detection_said_is_told(vendors):
+    problem = Problem(vendor="zeta", kind=ProblemKind.TIMEOUT, reason="it did not answer within 10 s.")
+    failed = aa.VendorReport(vendor="zeta", state=aa.VendorState.FAILED, problem=problem)
+    partial = aa.VendorReport(vendor="acme", state=aa.VendorState.OK, partial=True)
+    assert planned(*ACME, held="acme-0", reports=[failed, partial]).gaps == (
+        "the detection of zeta failed, so that its device nodes are open to the worker: it did not answer within 10 s",
+        "devices of acme that could not be read may be open to the worker",
+    )
 
 
 def test_a_sandbox_travels_as_data():
@@ -452,6 +519,34 @@ def test_other_mounts_of_a_node_are_closed_too(tmp_path):
         pytest.skip("root may not mount in this container")
     paths = [f"{where}/full", str(file), f"{where}/zero", str(tmp_path / "own")]
     assert child(f"seen = [opened(path) for path in {paths!r}]", prefix=prefix) == ["EACCES", "EACCES", "", ""]
+
+
+@CONFINES
+@ROOT
+def test_nodes_on_what_is_mounted_below_the_directory_of_devices_are_closed_too(dev, tmp_path):
+    for name in ("memory/deep", "nodev", "disk"):
+        (dev / name).mkdir(parents=True)
+    (dev / "file").touch()
+    number = os.stat("/dev/full").st_rdev
+    make = f"mknod -m 666 {{}} c {os.major(number)} {os.minor(number)}"
+    mounts = " && ".join(
+        (
+            f"mount -t tmpfs a {dev}/memory && mkdir {dev}/memory/deep && {make.format(f'{dev}/memory/deep/node')}",
+            f"touch {dev}/memory/plain",
+            f"mount -t tmpfs -o nodev b {dev}/nodev && {make.format(f'{dev}/nodev/node')}",
+            f"mount --bind {tmp_path} {dev}/disk && touch {dev}/disk/plain && mount --bind {dev}/disk/plain {dev}/file",
+            'exec "$@"',
+        )
+    )
+    prefix = ("unshare", "--mount", "sh", "-c", mounts, "sh")
+    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("root may not mount in this container")
+    paths = [f"{dev}/{name}" for name in ("memory/deep/node", "memory/plain", "nodev/node", "disk/plain", "file")]
+    seen = child(f"seen = [[opened(path) for path in {paths!r}], reach.unseen()]", prefix=prefix)
+    kind = subprocess.run(["stat", "-f", "-c", "%T", tmp_path], capture_output=True, text=True, check=True).stdout
+    assert seen == [["EACCES", "", "EACCES", "", ""], [] if kind == "tmpfs\n" else [f"{dev}/disk"]]
+    unconfined = child(f"seen = [opened(path) for path in {paths!r}]", prefix=prefix, apply=False)
+    assert unconfined == ["", "", "EACCES", "", ""], "no device opens where the mount says nodev"
 
 
 # Errors

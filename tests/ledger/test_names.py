@@ -45,6 +45,18 @@ def test_a_lease_says_who_took_it():
     assert lease.understood
 
 
+def test_a_lease_says_what_its_processes_carry():
+    mark = (5, 7)
+    lease = names.parse_lease(names.lease_name("a", 2500, names.new_nonce(), (0, 0), mark))
+    assert (lease.mark, lease.pid, lease.understood) == (mark, 0, True)
+
+
+def test_a_lease_of_version_0_1_is_understood():
+    lease = names.parse_lease("v1.0000:01:00%2E0.2500.17.4.0123456789abcdef0123")
+    assert (lease.device, lease.units, lease.pid, lease.start) == ("0000:01:00.0", 2500, 17, 4)
+    assert (lease.boot, lease.id, lease.mark, lease.understood) == ("01234567", "89abcdef0123", (), True)
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -53,6 +65,11 @@ def test_a_lease_says_who_took_it():
         "v1.a.5000.1.1.0123456789abcdef012",
         "v1.a.5000.1.1.0123456789abcdef0123.more",
         "v2.a.5000.1.1.0123456789abcdef0123",
+        "v2.a.5000.1.1.7ffffffffffffffe.0123456789abcdef0123",
+        "v2.a.5000.1.1.0000000000000001.0123456789abcdef0123",
+        "v2.a.5000.1.1.ffffffffffffffff.0123456789abcdef0123",
+        "v2.a.0.1.1.0000000000000000.0123456789abcdef0123",
+        "v3.a.5000.1.1.0000000000000000.0123456789abcdef0123",
         "v1.a",
     ],
 )

@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from anyaccel.errors import LedgerError, StateDirectoryError
-from anyaccel.ledger import Ledger, Want, directory, filesystem, process
+from anyaccel.errors import LeaseNotFoundError, LedgerError, StateDirectoryError
+from anyaccel.ledger import Ledger, Want, filesystem, places, process
 from claimant import ClaimantError
 
 ROOT = os.geteuid() == 0
@@ -25,13 +25,16 @@ def one(taken):
     return None if taken.get("a") else {"a": 10_000}
 
 
-def test_it_is_made_for_oneself(tmp_path):
+def test_it_is_made_for_oneself_by_who_takes_devices(tmp_path):
     ledger = open_at(tmp_path / "new")
-    found = os.stat(tmp_path / "new")
-    assert stat.S_IMODE(found.st_mode) == 0o700
+    assert (ledger.leases(), ledger.tickets(), ledger.wanted(frozenset("a"))) == ((), (), frozenset())
+    with pytest.raises(LeaseNotFoundError, match=r"'0123456789ab' is in force: the state directory .* does not exist"):
+        ledger.release_of("0123456789ab")
     assert not ledger.shared
+    assert os.listdir(tmp_path) == []  # looking has made nothing
     with ledger.acquire(ANY, one, wait=0):
-        pass
+        assert stat.S_IMODE(os.stat(tmp_path / "new").st_mode) == 0o700
+    assert not ledger.shared
 
 
 def test_its_parent_must_be_there(tmp_path):
@@ -72,31 +75,37 @@ def test_what_others_may_write_must_be_sticky(state):
 
 
 def test_without_a_variable_there_is_one_for_all_or_one_for_oneself(monkeypatch, tmp_path):
-    monkeypatch.setattr(directory, "MACHINE_WIDE", str(tmp_path / "anyaccel"))
+    monkeypatch.setattr(places, "MACHINE_WIDE", str(tmp_path / "anyaccel"))
+    monkeypatch.setattr(places, "private_directories", tuple)  # those of this machine's users are left alone
     if not ROOT:
         ledger = Ledger.open({})
-        assert ledger.path == f"/dev/shm/anyaccel-{os.geteuid()}"
+        assert ledger.path.startswith(f"/dev/shm/anyaccel-{os.geteuid()}")
         assert ledger.notes
         return
+    ledger = Ledger.open({})
+    assert ledger.leases() == ()
+    assert os.listdir(tmp_path) == []
     before = os.umask(0o077)
     try:
-        ledger = Ledger.open({})
+        ledger.acquire(ANY, one, wait=0).release()
     finally:
         os.umask(before)
     assert ledger.path == str(tmp_path / "anyaccel")
+    assert os.listdir(tmp_path) == ["anyaccel"]
     assert stat.S_IMODE(os.stat(ledger.path).st_mode) == 0o1777
     assert ledger.shared
     assert ledger.notes == ()
 
 
 def test_the_line_for_tmpfiles_makes_what_is_looked_for():
-    line = os.path.join(os.path.dirname(directory.__file__), "tmpfiles.conf")
+    line = os.path.join(os.path.dirname(places.__file__), "tmpfiles.conf")
     with open(line) as file:
         (setting,) = [text.split() for text in file if not text.startswith("#")]
-    assert setting == ["d", directory.MACHINE_WIDE, "1777", "root", "root", "-"]
+    assert setting == ["d", places.MACHINE_WIDE, "1777", "root", "root", "-"]
 
 
 def test_the_lock_is_tested_once_by_a_second_process(tmp_path):
+    (tmp_path / "new").mkdir(mode=0o700)
     open_at(tmp_path / "new")
     (marker,) = os.listdir(tmp_path / "new")
     assert marker.startswith("checked.")
@@ -107,7 +116,10 @@ def test_the_lock_is_tested_once_by_a_second_process(tmp_path):
 
 def test_a_file_system_that_keeps_no_locks_is_refused(tmp_path, monkeypatch):
     """The second process runs for real, where another lock than ours is asked for."""
-    monkeypatch.setattr(filesystem, "_TRY_TO_LOCK", filesystem._TRY_TO_LOCK.replace("sys.argv[1]", "'/proc/self/exe'"))
+    (tmp_path / "new").mkdir(mode=0o700)
+    monkeypatch.setattr(
+        filesystem, "_TRY_TO_LOCK", filesystem._TRY_TO_LOCK.replace("sys.stdin.buffer.read()", "'/proc/self/exe'")
+    )
     with pytest.raises(StateDirectoryError, match=r"does not keep locks: .* was not refused"):
         open_at(tmp_path / "new")
     assert os.listdir(tmp_path / "new") == []
@@ -125,6 +137,7 @@ def test_a_file_system_that_keeps_no_locks_is_refused(tmp_path, monkeypatch):
 )
 def test_network_file_systems_are_known(kind, network, tmp_path, monkeypatch):
     monkeypatch.setattr(filesystem, "_type", lambda descriptor: kind)
+    (tmp_path / "new").mkdir(mode=0o700)
     if network:
         with pytest.raises(StateDirectoryError, match=f"on a network file system \\({kind}\\)"):
             open_at(tmp_path / "new")
@@ -139,20 +152,59 @@ def test_the_type_of_a_file_system_is_that_of_its_mount():
 
 
 def test_it_is_deleted_while_it_is_used(claim, ledger, state, in_line):
+    """What is held stays held: the holder's open file tells, and is given a name again in the new directory."""
     holder, waiter, late = claim(), claim(), claim()
-    holder.do("take('a')")
+    holder.do("take('a', note='mine')")
     waiter.begin("take('a', wait=60)")
     in_line(1)
     subprocess.run(["rm", "-r", str(state)], check=True)
-    assert waiter.end() == {"a": 10_000}  # nothing says any more that it is held; see the second witness
+    with pytest.raises(ClaimantError, match=f"DevicesBusyError: .*process {holder.pid}"):
+        late.do("take('a', priority=1)")
+    assert waiter.busy(1)
     assert holder.do("leases[0].intact") is False
-    assert waiter.do("leases[0].intact") is True
-    with pytest.raises(ClaimantError, match="DevicesBusyError"):
-        late.do("take('a')")
+    assert [(record.device, record.pid) for record in ledger.leases()] == [("a", holder.pid)]
+    assert stat.S_IMODE(os.stat(state).st_mode) == 0o700
     holder.do("give()")
+    assert waiter.end() == {"a": 10_000}
     waiter.do("give()")
     assert late.do("take('a')") == {"a": 10_000}
-    assert stat.S_IMODE(os.stat(state).st_mode) == 0o700
+
+
+def test_it_is_deleted_and_the_holder_is_killed(claim, state):
+    """Whatever carries the lock of the lost file keeps the device, and nothing else does."""
+    holder, rival = claim(), claim()
+    holder.do("take('a')")
+    worker = holder.do("subprocess.Popen(['sleep', '600'], pass_fds=leases[0].fds).pid")
+    with open(next(state.glob("v*.a.*"))) as file:
+        looks = subprocess.Popen(["sleep", "600"], stdin=file)
+    subprocess.run(["rm", "-r", str(state)], check=True)
+    assert rival.do("take('b')") == {"b": 10_000}
+    holder.kill()
+    with pytest.raises(ClaimantError, match=f"DevicesBusyError: .*process {worker}"):
+        rival.do("take('a')")
+    os.kill(worker, signal.SIGKILL)
+    assert rival.do("take('a', wait=60)") == {"a": 10_000}
+    looks.kill()
+    looks.wait()
+
+
+def test_it_is_deleted_and_the_lease_is_left_to_who_has_its_descriptors(claim, state):
+    holder, rival = claim(), claim()
+    holder.do("take('a')")
+    worker = holder.do("subprocess.Popen(['sleep', '600'], pass_fds=leases[0].fds).pid")
+    subprocess.run(["rm", "-r", str(state)], check=True)
+    holder.do("leases.pop().leave_to(())")
+    with pytest.raises(ClaimantError, match="DevicesBusyError"):
+        rival.do("take('a')")
+    os.kill(worker, signal.SIGKILL)
+    assert rival.do("take('a', wait=60)") == {"a": 10_000}
+
+
+def test_what_was_given_back_before_it_was_deleted_is_free(claim, state):
+    holder, rival = claim(), claim()
+    holder.do("take('a'); take('b'); leases.pop(0).release()")
+    subprocess.run(["rm", "-r", str(state)], check=True)
+    assert rival.do("take('a', 'b')") == {"a": 10_000}
 
 
 def test_odd_names_disturb_nobody(claim, ledger, state, files):
@@ -188,7 +240,7 @@ def test_a_process_id_that_was_given_out_again(claim, ledger, state, files):
     rival.do("give()")
     name = f"v1.a.10000.{pid}.{start}.{tag}"
     (state / name).touch(0o644)
-    assert [(record.pid, record.state) for record in ledger.leases()] == [(pid, "leaving")]
+    assert [(record.pid, record.state) for record in ledger.leases()] == [(pid, "held")]
 
 
 def test_what_outlived_a_boot_is_void(claim, ledger, state, files):

@@ -10,6 +10,7 @@ import anyaccel
 import pytest
 from anyaccel.errors import DevicesBusyError, StateDirectoryError
 from anyaccel.ledger import Ledger, Want
+from anyaccel.ledger.diagnosis import diagnose
 from anyaccel.ledger.names import boot
 from claimant import ClaimantError, eventually
 
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as
 SOURCES = str(Path(anyaccel.__file__).parents[1])
 ALICE, BOB = 61_001, 61_002
 PRELOAD = """
-import pwd, anyaccel.ledger.ending, anyaccel.ledger.filesystem, anyaccel.ledger.inotify
+import pwd, anyaccel.ledger.ending, anyaccel.ledger.recovery, anyaccel.ledger.filesystem, anyaccel.ledger.inotify
+from anyaccel.ledger.diagnosis import diagnose
 anyaccel.ledger.inotify._libc()  # the Python that runs the tests may be closed to other users
 """
 
@@ -91,7 +93,7 @@ def test_what_belongs_to_another_cannot_be_touched(user, ledger, state, operatio
     else:
         alice.begin("take('a', wait=60)")
         eventually(ledger.tickets)
-    start = "v1.b." if kind == "lease" else "t1."
+    start = "v2.b." if kind == "lease" else "t1."
     (name,) = [name for name in os.listdir(state) if name.startswith(start)]
     bob.do(f"home, name, pid = {str(state)!r}, {name!r}, {alice.pid}; os.chdir(home)")
     with pytest.raises(ClaimantError, match="PermissionError"):
@@ -105,7 +107,7 @@ def test_who_locks_a_dead_lease_denies_and_is_not_believed(user, ledger, state):
     """All that a lock on a file of somebody else can do is to keep a device from being used."""
     alice, bob, carol = user(ALICE), user(BOB), user(61_003)
     alice.do("take('a')")
-    (name,) = [name for name in os.listdir(state) if name.startswith("v1.")]
+    (name,) = [name for name in os.listdir(state) if name.startswith("v2.")]
     alice.kill()
     bob.do(f"import fcntl; fd = os.open({str(state / name)!r}, os.O_RDONLY); fcntl.flock(fd, fcntl.LOCK_EX)")
     with pytest.raises(ClaimantError, match="DevicesBusyError"):
@@ -240,3 +242,64 @@ def test_a_real_user_with_a_name(ledger, state):
             process.communicate("\n", timeout=30)
     finally:
         subprocess.run(["userdel", name], check=True, capture_output=True)
+
+
+OBSTACLES = {
+    "kernel lease": "fd = os.open(name, 0o102, 0o644); fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)",
+    "mode": "fd = os.open(name, 0o102, 0); fcntl.flock(fd, fcntl.LOCK_EX)",
+}
+
+
+@pytest.mark.parametrize("kind", OBSTACLES)
+def test_a_file_that_cannot_be_opened_harms_its_maker_alone(user, ledger, state, monkeypatch, kind):
+    """It counts as held by its owner, who is named; everybody else is served, and root's looks do not fail."""
+    mallory, alice, bob = user(ALICE), user(BOB), user(BOB)
+    mallory.do("import fcntl, signal; signal.signal(signal.SIGIO, signal.SIG_IGN)")
+    bob.do("take('b')")
+    tag = f"{mallory.pid}.1.{boot()}deadbeef000"
+    file = f"v1.a.10000.{tag}1"
+    for name in (file, f"t1.0000000.0000000000000000.{tag}2.+", f".{tag}3"):
+        mallory.do(f"name = {str(state / name)!r}; {OBSTACLES[kind]}")
+    assert alice.do("take('a', 'b', 'c', wait=60)") == {"c": 10_000}
+    with pytest.raises(ClaimantError, match=f"a is held by {ALICE}"):
+        alice.do("take('a', wait=3)")
+    assert [(record.device, record.uid) for record in ledger.leases()] == [("a", ALICE), ("b", BOB), ("c", BOB)]
+    assert [ticket.uid for ticket in ledger.tickets()] == [ALICE]
+    (lease,) = [record.id for record in ledger.leases() if record.device == "b"]
+    assert ledger.release_of(lease) == (bob.pid,)
+    monkeypatch.setenv("ANYACCEL_STATE_DIR", str(state))
+    said = [finding.message for finding in diagnose(os.environ)]
+    if kind == "kernel lease":
+        assert f"a counts as held by {ALICE}, whose file {state}/{file} has a kernel lease" in said[0]
+    else:
+        assert len(said) == 1  # root opens it all the same
+        told = alice.do("[each.message for each in diagnose({'ANYACCEL_STATE_DIR': ledger.path})]")
+        assert f"a counts as held by {ALICE}, whose file {state}/{file} may not be opened" in told[0]
+    mallory.kill()
+    if kind == "kernel lease":
+        assert alice.do("take('a', wait=60)") == {"a": 10_000}
+
+
+@pytest.mark.parametrize("make", ["os.mkfifo(name, 0)", "os.mkdir(name, 0)", "os.symlink('/dev/tty', name)"])
+def test_what_is_no_file_is_no_lease_of_anybody(user, ledger, state, make):
+    mallory, alice = user(ALICE), user(BOB)
+    for name in ("v1.a.10000.1.1.", "t1.0000000.0000000000000000.1.1."):
+        mallory.do(f"name = {str(state / name)!r} + '0' * 20; {make}; name += '.+'; {make}")
+    assert alice.do("take('a', wait=60)") == {"a": 10_000}
+    assert [record.device for record in ledger.leases()] == ["a"]
+    assert ledger.tickets() == ()
+
+
+@pytest.mark.parametrize("body", ["'[' * 10**6", "'{\"wanted\": [1e999]}'", "'{\"wanted\": [' + '9' * 10**5 + ']}'"])
+def test_words_that_are_no_words_disturb_nobody(user, ledger, state, body):
+    mallory, alice = user(ALICE), user(BOB)
+    tag = f"{mallory.pid}.1.{boot()}deadbeef000"
+    for name in (f"v1.a.10000.{tag}1", f"t1.0000000.0000000000000000.{tag}2.+"):
+        mallory.do(
+            f"import fcntl\nfile = open({str(state / name)!r}, 'w'); file.write({body}); file.flush()\n"
+            "leases.append(file); fcntl.flock(file, fcntl.LOCK_EX)"
+        )
+    assert alice.do("take('a', 'b', wait=60)") == {"b": 10_000}
+    assert alice.do("list(ledger.wanted(frozenset('c')))") in (["c"], [])
+    assert [(record.device, record.request) for record in ledger.leases()] == [("a", ""), ("b", "a b")]
+    assert [ticket.request for ticket in ledger.tickets()] == [""]

@@ -11,6 +11,7 @@ import pytest
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError
 from anyaccel.ledger import Want, inotify
 from claimant import ClaimantError, eventually
+from lengths import length
 
 ANY = Want(candidates=frozenset("a"), request="APU")
 
@@ -325,28 +326,47 @@ def test_a_place_in_line_that_becomes_free_wakes_the_next(claim, in_line):
         waiter.end()
 
 
+def test_threads_of_one_process_wake_each_other(claim, ledger):
+    """Far more than a user has watches, and no timer that would come in time."""
+    claimant = claim()
+    descriptors = claimant.do(
+        "from anyaccel.ledger import inotify, tickets, waiting\n"
+        "take('a'); before = len(os.listdir('/proc/self/fd'))\n"
+        "tickets.interval = lambda place: 3600; waiting._WITHOUT_WATCH_PER_PLACE = 3600\n"
+        "threads = [threading.Thread(target=lambda: (take('a', wait=None), give())) for _ in range(200)]\n"
+        "for thread in threads: thread.start()\n"
+        "result = before"
+    )
+    eventually(lambda: len(ledger.tickets()) == 200)
+    claimant.do("give()")
+    claimant.do("for thread in threads: thread.join()")
+    assert claimant.do("len(os.listdir('/proc/self/fd'))") <= descriptors  # an idle watch is kept, and the lease is not
+    assert claimant.do("len(waiting._behind)") == 0
+
+
 @pytest.mark.timeout(400)
 def test_many_wait(claim, ledger):
-    """A thousand, in a few processes."""
+    """A thousand, in a few processes; fewer where time matters."""
+    threads = length(25, 100)
     holder = claim()
     holder.do("take('a', 'b', 'c', 'd', count=4)")
     crowd = [claim() for _ in range(10)]
     for claimant in crowd:
         claimant.begin(
-            "served, errors = [], []\n"
+            f"threads = {threads}; served, errors = [], []\n"
             "def wait():\n"
             "    try:\n"
             "        take('a', 'b', 'c', 'd', wait=300).popitem(); served.append(1); give()\n"
             "    except BaseException as error: errors.append(repr(error))\n"
-            "threads = [threading.Thread(target=wait) for _ in range(100)]\n"
+            "threads = [threading.Thread(target=wait) for _ in range(threads)]\n"
             "for thread in threads: thread.start()\n"
             "for thread in threads: thread.join()\n"
             "result = [len(served), sorted(set(errors))]"
         )
-    eventually(lambda: len(os.listdir(ledger.path)) > 900, 200)
+    eventually(lambda: len(os.listdir(ledger.path)) > 9 * threads, 200)
     holder.do("give()")
     for claimant in crowd:
-        assert claimant.end(300) == [100, []]
+        assert claimant.end(300) == [threads, []]
     assert ledger.leases() == ()
     assert ledger.tickets() == ()
 

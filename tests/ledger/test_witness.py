@@ -68,9 +68,13 @@ def test_an_explicit_end_frees_it_though_a_child_carries_it(claim, elsewhere, de
 
 
 def test_it_outlasts_the_state_directory(claim, device, state):
+    """Also where the holder's open files cannot be seen, as those of another user."""
     holder, rival = claim(), claim()
     holder.do(f"take('a', witnesses={device})")
+    (marker,) = state.glob("checked.*")
     shutil.rmtree(state)
+    state.mkdir(mode=0o700)
+    marker.touch()  # what is still in force has been looked for, and was not seen
     with pytest.raises(ClaimantError, match="outside of this ledger"):
         rival.do(f"take('a', witnesses={device})")
 

@@ -19,6 +19,8 @@ from anyaccel.model.wire import decode, encode
 from hypothesis import given
 from hypothesis import strategies as st
 
+integers = st.integers(-(1 << 63), (1 << 64) - 1)
+floats = st.floats(allow_nan=False, allow_infinity=False)
 words = st.text("abc:-.0", min_size=1, max_size=8)
 devices = st.builds(
     Device,
@@ -30,7 +32,7 @@ devices = st.builds(
     nodes=st.lists(words).map(tuple),
     health=st.sampled_from(Health),
     fractional=st.sampled_from(Fractional),
-    attributes=st.dictionaries(words, st.booleans() | st.integers() | st.floats(allow_nan=False) | words, max_size=3),
+    attributes=st.dictionaries(words, st.booleans() | integers | floats | words, max_size=3),
     tags=st.lists(words).map(tuple),
 )
 
@@ -65,6 +67,15 @@ def test_fields_that_have_their_default_are_left_out():
         (
             {"devices": [{"id": "a", "index": 0, "model": "m", "memory_bytes": 1.5}]},
             r"memory_bytes must be int \| None",
+        ),
+        (
+            {"devices": [{"id": "a", "index": 0, "model": "m", "memory_bytes": 1 << 64}]},
+            r"memory_bytes must be int \| None, finite and of at most 64 bits \(got 18446744073709551616 that is a int",
+        ),
+        ({"devices": [{"id": "a", "index": 10**5000, "model": "m"}]}, r"index must be int, .* \(got a int that is"),
+        (
+            {"devices": [{"id": "a", "index": 0, "model": "m", "attributes": {"b": float("inf")}}]},
+            r"attributes\['b'\] must be .* \(got inf that is a float\)",
         ),
         ({"partial": "yes"}, r"partial must be bool \(got 'yes' that is a str\)"),
         ({"driver_version": "x" * 500, "notes": [1]}, r"notes\[0\] must be str \(got 1 that is a int\)"),

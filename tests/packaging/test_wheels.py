@@ -52,6 +52,7 @@ def bin_of_user(dist, tmp_path_factory):
 def bare(bin_of_user, tmp_path):
     """Run a command of that environment, away from the source."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("ANYACCEL_", "PYTHON"))}
+    environ["ANYACCEL_STATE_DIR"] = str(tmp_path / "state")  # what others hold on this machine does not matter
 
     def run(command, *arguments):
         return check(bin_of_user / command, *arguments, cwd=tmp_path, env=environ)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-from anyaccel.workers import client, tree
-from anyaccel.workers.wire import NURSERY_VARIABLE
+from anyaccel.workers import tree
 
 PATIENCE = 30.0
 """Seconds after which something that should happen at once has not happened."""
@@ -22,11 +23,14 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     return found
 
 
-def left_of(marker: str | None = None) -> list[int]:
-    """Living processes that a nursery has started, itself among them; of this process's nursery when None."""
-    assert marker != "", "the caller did not come so far"
-    value = marker or client.nursery().environ[NURSERY_VARIABLE]
-    return [pid for pid, _ in tree.carriers(f"{NURSERY_VARIABLE}={value}")]
+def left_of(variable: str) -> list[int]:
+    """Living processes that were started with ``NAME=value`` in their environment."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
+            if variable.encode() in file.read().split(b"\0") and not gone(int(name)):
+                found.append(int(name))
+    return found
 
 
 def gone(pid: int) -> bool:

@@ -204,6 +204,36 @@ def test_the_lease_of_a_killed_caller_ends_with_its_workers(script, acme):
     caller.communicate()
 
 
+LEAVING = """
+import os, subprocess, sys, time
+import anyaccel as aa
+
+def leave():
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    child = subprocess.Popen(["sleep", "1000"], env={}, start_new_session=True, **quiet)
+    print(os.getppid(), child.pid, flush=True)
+    time.sleep(1000)
+
+pool = aa.Pool("A1:1", machine="sim:A1:1")
+pool.submit(leave).result()
+"""
+
+
+def test_what_a_worker_left_keeps_its_device_when_all_are_killed_who_would_end_it(script, acme):
+    caller = script(LEAVING)
+    nursery, left = map(int, caller.stdout.readline().split())
+    os.kill(nursery, signal.SIGSTOP)  # neither tidies up between the two signals
+    caller.kill()
+    os.kill(nursery, signal.SIGKILL)
+    caller.communicate()
+    (lease,) = until(lambda: [each for each in Ledger.open().leases() if each.state == "kept"], "its holder's end")
+    until(lambda: {each.carriers for each in Ledger.open().leases()} == {(left,)}, "the end of the worker")
+    with pytest.raises(aa.NotFreeError, match=f"kept: process {left} .* of the ended lease still runs"):
+        aa.acquire("A1:1", machine="sim:A1:1", wait=0)
+    assert Ledger.open().release_of(lease.id) == (left,)
+    aa.acquire("A1:1", machine="sim:A1:1", wait=0).release()
+
+
 def test_a_worker_carries_its_lease_and_its_children_do(pool):
     def carried():
         own = {os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}

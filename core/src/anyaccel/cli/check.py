@@ -47,8 +47,7 @@ def main(args: argparse.Namespace) -> int:
         content = {"vendor": args.vendor, "passed": not failed, "results": [result.to_json() for result in results]}
         output.print_json("check/1", content)
         return int(failed)
-    for check in CHECKS:
-        print(_line(check, [result for result in results if result.check == check.id]))
+    output.print_lines(_line(check, [result for result in results if result.check == check.id]) for check in CHECKS)
     output.say(_summary(results))
     return int(failed)
 

@@ -40,8 +40,7 @@ def main(args: argparse.Namespace) -> int:
     else:
         if inventory.machine != HOST:
             output.say(f"this is not your host but {inventory.machine}")
-        for diagnosis in shown:
-            print(line(diagnosis))
+        output.print_lines(map(line, shown))
     return 1 if wrong else 0
 
 

@@ -21,5 +21,5 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         output.print_json("env/1", {"set": dict(environment.set), "unset": sorted(environment.unset)})
         return 0
-    print(statements(environment.set, environment.unset), end="")
+    output.print_document(statements(environment.set, environment.unset))
     return 0

@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         output.print_json("export/1", {"target": args.target, "text": exported.text, "notes": notes})
     elif not args.out:
-        print(exported.text, end="")
+        output.print_document(exported.text)
     return 0
 
 

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import subprocess
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from anyaccel.cli import output
 from anyaccel.cli.durations import duration
 from anyaccel.cli.options import acquire, add_launch, add_request, add_wait
+from anyaccel.errors import UsageError
+from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
+from anyaccel.ledger import process
+from anyaccel.text import shell_quote
+
+if TYPE_CHECKING:
+    from anyaccel.launcher.hold import Hold
+
+_COVERED = (ALLOCATION_VARIABLE, LEASE_VARIABLE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,31 +35,65 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command."""
+    """Run the command.
+
+    A child takes the devices, prints the lease and becomes the process that holds it. Until then it dies with this
+    process, and its devices are free when it dies. So no device is held whose lease was not printed.
+    """
+    parent = os.getpid()
+    report, reporting = os.pipe()
+    child = os.fork()
+    if not child:
+        process.die_with_parent(parent)
+        os.setsid()  # from here on, signals of the terminal are for the parent alone
+        return _hold(args, reporting)
+    os.close(reporting)
+    if os.read(report, 1):
+        return 0
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return status if status >= 0 else 128 - status
+
+
+def _hold(args: argparse.Namespace, reporting: int) -> int:
+    """Take the devices, print the lease, and hold it until the end; returns only where nothing is held."""
     hold = acquire(args)
     if hold.lease is None:
         output.say("nothing is held: the request falls back to the CPU")
         return 0
-    # A process that does nothing carries the lease: it ends with that process, however it ends.
-    keeper = subprocess.Popen(
-        ["sleep", "infinity" if args.time is None else str(args.time)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        pass_fds=hold.fds,
-        cwd="/",
-    )
-    hold.lease.hand_to(keeper.pid)
-    keeper.returncode = 0  # it outlives us on purpose, and nobody waits for it
-    variables = hold.launch.environment.set
+    # A lease covers what was started with it; whoever sets these variables elsewhere was not.
+    variables = {name: value for name, value in hold.launch.environment.set.items() if name not in _COVERED}
+    with hold:
+        _print(args, hold, variables)
+        process.live_on()
+        hold.lease.inherit()
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)
+        os.chdir("/")
+        with contextlib.suppress(BrokenPipeError):
+            os.write(reporting, b".")
+        os.close(reporting)
+        with contextlib.suppress(OSError):  # a program that does nothing takes less memory than an interpreter
+            os.execvp("sleep", ["sleep", "infinity" if args.time is None else str(args.time)])
+        time.sleep(threading.TIMEOUT_MAX if args.time is None else args.time)
+    return 0
+
+
+def _print(args: argparse.Namespace, hold: Hold, variables: Mapping[str, str]) -> None:
+    """Print the lease and what to set; it is written when this returns."""
     if args.json:
         devices = [device.id for device in hold.devices]
-        content = {"lease": hold.id, "pid": keeper.pid, "devices": devices, "set": dict(variables)}
-        output.print_json("hold/1", content)
-        return 0
-    print(hold.id)
-    for name, value in sorted(variables.items()):
-        output.say(f"export {name}={shlex.quote(value)}")
-    output.say(f"give them back with: anyaccel release {hold.id}")
-    return 0
+        output.print_json("hold/1", {"lease": hold.id, "pid": os.getpid(), "devices": devices, "set": dict(variables)})
+    else:
+        output.print_line(hold.id)
+        for name, value in sorted(variables.items()):
+            output.say(_export(name, value))
+        output.say(f"give them back with: anyaccel release {hold.id}")
+
+
+def _export(name: str, value: str) -> str:
+    """The line by which a shell sets a variable, or why there is none: what is held stays held."""
+    try:
+        return f"export {name}={shell_quote(value)}"
+    except UsageError as error:
+        return f"set {name} yourself: {error}"

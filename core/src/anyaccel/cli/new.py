@@ -45,7 +45,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         output.print_json("new/1", {"vendor": args.vendor, "path": directory, "files": written})
         return 0
-    print(directory)
+    output.print_line(directory)
     output.say(f"next: cd {directory} && pip install -e '.[test]' && pytest; then look for TODO")
     return 0
 

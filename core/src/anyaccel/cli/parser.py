@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from anyaccel.cli import output
+from anyaccel.cli import VERSION, output
 from anyaccel.errors import AnyaccelError, UsageError
 
 COMMANDS = {
@@ -43,6 +41,9 @@ class Parser(argparse.ArgumentParser):
         """Refuse the arguments."""
         raise UsageError(message, hint=f"see '{self.prog} --help'")
 
+    def _print_message(self, message: str, file: object = None) -> None:  # noqa: ARG002 - it is standard output
+        output.print_help(message)
+
 
 def dispatch(arguments: Sequence[str]) -> int:
     """Run the command that the arguments name."""
@@ -55,7 +56,6 @@ def dispatch(arguments: Sequence[str]) -> int:
         output.report_error(error, as_json=as_json)
         return error.exit_code
     except BrokenPipeError:  # the reader has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         return 130
@@ -164,6 +164,11 @@ def _find_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
         return argument, [*arguments[:position], *arguments[position + 1 :]]
     if "-h" in arguments or "--help" in arguments:
         _print_help()
+    if list(arguments) in VERSION:
+        from anyaccel._version import __version__
+
+        output.print_line(f"anyaccel {__version__}")
+        raise SystemExit(0)
     if "-V" in arguments or "--version" in arguments:
         raise UsageError("--version stands alone")
     return DEFAULT, list(arguments)
@@ -181,7 +186,7 @@ def _close_command(name: str) -> str:
 def _print_help() -> NoReturn:
     width = max(map(len, COMMANDS))
     commands = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
-    print(
+    output.print_help(
         f"""usage: anyaccel [OPTIONS] [COMMAND] [REQUEST ...] [-- CMD ...]
 
 Find the accelerators of a machine, hand them out, start commands that see exactly theirs.

@@ -40,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
         output.print_json("plugins/1", {"plugins": chosen})
         return 0
     if not chosen:
-        print("No plug-in is installed: install one, for example with 'pip install anyaccel[all]'.")
+        output.print_line("No plug-in is installed: install one, for example with 'pip install anyaccel[all]'.")
         return 0
     output.print_table(
         ("VENDOR", "STATE", "RESOURCE", "DISTRIBUTION"),
@@ -58,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
         if entry["reason"]:
             output.say(f"{entry['vendor']}: {entry['reason']}")
         if entry["details"] and args.vendor:
-            output.say(entry["details"])
+            output.say_lines(entry["details"])
     return 0
 
 

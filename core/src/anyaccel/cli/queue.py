@@ -16,7 +16,9 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     from anyaccel.launcher.hold import written
 
-    waiting = Ledger.open().tickets()
+    ledger = Ledger.open()
+    waiting = ledger.tickets()
+    kept = [lease for lease in ledger.leases() if lease.state == "kept"]
     if args.json:
         tickets = [
             {
@@ -33,7 +35,18 @@ def main(args: argparse.Namespace) -> int:
             }
             for place, ticket in enumerate(waiting, start=1)
         ]
-        output.print_json("queue/1", {"tickets": tickets})
+        ended = [
+            {
+                "lease": lease.id,
+                "device": lease.device,
+                "user": lease.user,
+                "carriers": list(lease.carriers),
+                "reason": lease.reason,
+                "hint": lease.hint,
+            }
+            for lease in kept
+        ]
+        output.print_json("queue/1", {"tickets": tickets, "kept": ended})
     elif waiting:
         rows = [
             (
@@ -48,5 +61,9 @@ def main(args: argparse.Namespace) -> int:
         ]
         output.print_table(("PLACE", "REQUEST", "USER", "PROCESS", "WAITED", "NOTE"), rows)
     else:
-        print("Nobody waits.")
+        output.print_line("Nobody waits.")
+    if not args.json:
+        for lease in kept:
+            device = lease.device.rpartition("|")[2]  # before that it says of which machine, where that is not the host
+            output.say(f"{device} is {lease.reason}; {lease.hint}")
     return 0

@@ -1,8 +1,8 @@
 """Make this machine a node of a Ray cluster: anyaccel ray start [OPTIONS OF ray start ...].
 
 Detects the devices and becomes 'ray start' with their quantities, types and labels, every vendor's at once. All other
-options are Ray's own, such as --head, --address, --port, --num-cpus or --block; what you say yourself wins. A node is
-ended by 'ray stop'.
+options are Ray's own, such as --head, --address, --port, --num-cpus or --block; what you say yourself wins. A token of
+Ray's that is there is used. A node is ended by 'ray stop'.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from anyaccel.cli import output
 from anyaccel.cli.options import survey
+from anyaccel.engines.ray import authentication
 from anyaccel.engines.ray.labels import PREDEFINED
 from anyaccel.engines.ray.snapshot import VARIABLE, write_snapshot
 from anyaccel.engines.ray.start import countable, describe, narrowed
@@ -60,6 +61,9 @@ def main(args: argparse.Namespace) -> int:
         output.say(note)
     if not args.dry_run:
         program = _program()
+        if address := _option(args.passed_on, "--address"):
+            authentication.use_token()
+            authentication.check_admission(address)
         snapshot = {VARIABLE: write_snapshot(inventory)}
         if inventory.machine != HOST:
             snapshot[MACHINE_VARIABLE] = inventory.machine
@@ -68,8 +72,19 @@ def main(args: argparse.Namespace) -> int:
         command = ["ray", "start", *node.arguments, *args.passed_on]
         output.print_json("ray/1", {"command": command, "variables": dict(node.variables), "notes": list(node.notes)})
     else:
-        print(node.command(args.passed_on))
+        output.print_document(f"{node.command(args.passed_on)}\n")
     return 0
+
+
+def _option(arguments: Sequence[str], name: str) -> str:
+    """The value of one of Ray's options, the last one that is given; an empty string without it."""
+    found = ""
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if argument == name:
+            found = following
+        elif argument.startswith(f"{name}="):
+            found = argument.partition("=")[2]
+    return found
 
 
 def _program() -> str:

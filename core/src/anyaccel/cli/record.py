@@ -48,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
         }
         output.print_json("record/1", content)
     else:
-        print(done.path)
+        output.print_line(done.path)
         what = "nothing was replaced" if args.raw else "serial numbers, addresses and names were replaced"
         output.say(f"{-(-done.size // KIB)} KiB, {what}; look through it before you share it")
     return 1 if done.differences else 0
@@ -60,5 +60,5 @@ def _verify(args: argparse.Namespace) -> int:
         output.print_json("record/1", {"path": args.directory, "differences": list(differences)})
     else:
         for vendor in differences:
-            print(f"{vendor}: {args.directory} replays to something else than its expected.json says")
+            output.print_line(f"{vendor}: {args.directory} replays to something else than its expected.json says")
     return 1 if differences else 0

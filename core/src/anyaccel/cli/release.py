@@ -1,4 +1,4 @@
-"""Give back what a lease holds, by ending the processes that carry it: one's own leases, or anybody's as root."""
+"""Give back what a lease holds, by ending what was started with it: leases of one's own, or any lease as root."""
 
 from __future__ import annotations
 
@@ -15,16 +15,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--grace", metavar="DURATION", type=duration, default=10.0, help="time to end after SIGTERM (default: 10s)"
     )
-    parser.add_argument("--force", action="store_true", help="kill what has not ended by then")
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--force", action="store_true", help="kill what has not ended by then")
+    way.add_argument(
+        "--forget",
+        action="store_true",
+        help="end no process: give the devices of a lease of your own back whatever still runs with them",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     ledger = Ledger.open()
-    ended = {lease: ledger.release_of(lease, grace=args.grace, force=args.force) for lease in args.lease}
-    if args.json:
-        output.print_json("release/1", {"released": {lease: list(pids) for lease, pids in ended.items()}})
+    if args.forget:
+        found = {lease: ledger.forget(lease) for lease in args.lease}
     else:
-        for lease, pids in ended.items():
-            output.say(f"{lease} is released; asked to end: {', '.join(map(str, pids)) or 'nobody'}")
+        found = {lease: ledger.release_of(lease, grace=args.grace, force=args.force) for lease in args.lease}
+    if args.json:
+        running = {lease: list(pids) if args.forget else [] for lease, pids in found.items()}
+        ended = {lease: [] if args.forget else list(pids) for lease, pids in found.items()}
+        output.print_json("release/1", {"released": ended, "running": running})
+        return 0
+    for lease, pids in found.items():
+        listed = ", ".join(map(str, pids)) or "no process"
+        if args.forget:
+            output.say(f"{lease} is given back; still running with its devices: {listed}")
+        else:
+            output.say(f"{lease} is released; asked to end: {listed}")
     return 0

@@ -37,7 +37,6 @@ def main(args: argparse.Namespace) -> int:
         ]
         output.print_json("select/1", {"request": str(wanted), "cpu": allocation.cpu, "devices": shares})
         return 0
-    for device in allocation.devices:
-        print(device.id if args.format == "id" else device.index)
+    output.print_lines(device.id if args.format == "id" else str(device.index) for device in allocation.devices)
     output.say("nothing is held: another program may take these devices")
     return 0

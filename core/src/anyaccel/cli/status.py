@@ -126,6 +126,7 @@ def _device_json(device: Device, seen: Stats, leases: Leases | None) -> dict[str
         "numa_node": device.numa_node,
         "links": dict(device.links),
         "nodes": list(device.nodes),
+        "occupies": list(device.occupies),
         "attributes": dict(device.attributes),
     }
 
@@ -144,6 +145,8 @@ def _holder_json(record: LeaseRecord) -> dict[str, Any]:
         "share": record.units / UNITS_PER_DEVICE,
         "state": record.state,
         "reason": record.reason or None,
+        "hint": record.hint or None,
+        "carriers": list(record.carriers),
         "pid": record.pid or None,
         "user": record.user,
         "since": since and since.replace("+00:00", "Z"),
@@ -206,19 +209,19 @@ def _print_devices(inventory: Inventory, observed: dict[str, Stats], leases: Lea
             )
         )
     output.print_table(("DEVICE", "TYPE", "MEMORY", "UTIL", "TEMP", "STATE", "FREE", "ID", "HELD BY"), rows)
-    print(f"{len(inventory.devices)} devices, {format_units(total)} free")
+    output.print_line(f"{len(inventory.devices)} devices, {format_units(total)} free")
     if any(row[-1].startswith("*") for row in rows):
         output.say("* is used by processes that hold no lease; --avoid-busy leaves such devices alone")
 
 
 def _print_nothing_found(inventory: Inventory) -> None:
-    print("No accelerators were found.")
+    output.print_line("No accelerators were found.")
     if not inventory.vendors:
-        print(
+        output.print_line(
             "No plug-in is installed, so nothing was probed: install one, for example with 'pip install anyaccel[all]'."
         )
     for report in inventory.vendors:
-        print(f"  {report.vendor}: {_why_nothing(report)}")
+        output.print_line(f"  {report.vendor}: {_why_nothing(report)}")
 
 
 def _why_nothing(report: VendorReport) -> str:

@@ -22,7 +22,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         output.print_json("why/1", {"request": str(wanted), **verdict.to_json()})
     else:
-        print(verdict)
+        output.print_lines([verdict.message, *verdict.hint.splitlines()])
     if verdict.fits_now:
         return 0
     return NotFreeError.exit_code if verdict.ever_fits else NeverFitsError.exit_code

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
-
 from anyaccel.errors import UsageError
 from anyaccel.exports.source import Export, Source, merge_env
 from anyaccel.model import ContainerEdits, Mount
+from anyaccel.text import shell_join
 
 
 def export(source: Source) -> Export:
@@ -14,7 +13,7 @@ def export(source: Source) -> Export:
 
     Raises:
         EnvConflictError: When two vendors want one variable to differ.
-        UsageError: When a path cannot be written as a flag.
+        UsageError: When a path or a variable cannot be written as a flag.
     """
     edits = source.together.values()
     nodes = dict.fromkeys(node for edit in edits for node in edit.nodes)
@@ -29,7 +28,7 @@ def export(source: Source) -> Export:
         for vendor, found in source.together.items()
         if found == ContainerEdits()
     ]
-    return Export(text=f"{shlex.join(flags)}\n" if flags else "", notes=tuple(notes))
+    return Export(text=f"{shell_join(flags)}\n" if flags else "", notes=tuple(notes))
 
 
 def _mount(mount: Mount) -> str:

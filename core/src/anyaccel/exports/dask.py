@@ -5,12 +5,11 @@ Dask counts resources per worker process and sets no variable, so that a worker 
 
 from __future__ import annotations
 
-import shlex
-
 from anyaccel.exports.shell import assignments
 from anyaccel.exports.source import Export, Source
 from anyaccel.exports.text import slug
 from anyaccel.model import Device
+from anyaccel.text import comment, shell_quote
 
 _SCRIPT = """\
 #!/bin/sh
@@ -31,15 +30,19 @@ workers="$workers $!"
 
 
 def export(source: Source) -> Export:
-    """Write the script."""
+    """Write the script.
+
+    Raises:
+        UsageError: When the value of a variable is not printable.
+    """
     workers = "".join(_worker(source, device) for device in source.devices)
-    return Export(text=_SCRIPT.format(machine=source.inventory.machine, workers=workers))
+    return Export(text=_SCRIPT.format(machine=comment(source.inventory.machine), workers=workers))
 
 
 def _worker(source: Source, device: Device) -> str:
     names = [slug(name, "A-Za-z0-9._-") for name in dict.fromkeys((device.resource, device.type))]
     return _WORKER.format(
         environment=assignments(source.environments[device.id]),
-        name=shlex.quote(f"{slug(source.node, 'A-Za-z0-9._-')}-{device.vendor}-{device.index}"),
-        resources=shlex.quote(" ".join(f"{name}=1" for name in names)),
+        name=shell_quote(f"{slug(source.node, 'A-Za-z0-9._-')}-{device.vendor}-{device.index}"),
+        resources=shell_quote(" ".join(f"{name}=1" for name in names)),
     )

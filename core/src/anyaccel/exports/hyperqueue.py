@@ -7,11 +7,10 @@ its index. Tasks find the values of every resource in ``HQ_RESOURCE_VALUES_KINDs
 
 from __future__ import annotations
 
-import shlex
-
 from anyaccel.exports.source import Export, Source
 from anyaccel.exports.text import slug
 from anyaccel.model import Device, EnvEdits
+from anyaccel.text import shell_join
 
 
 def export(source: Source) -> Export:
@@ -31,7 +30,7 @@ def export(source: Source) -> Export:
                 f"The groups of {name} are those of NUMA nodes {nodes}: add --coupling, such as cpus[0]:{name}[0],"
                 " where the worker's CPUs are in groups too."
             )
-    return Export(text=f"{shlex.join(words)}\n", notes=tuple(notes))
+    return Export(text=f"{shell_join(words)}\n", notes=tuple(notes))
 
 
 def _name(device: Device) -> str:

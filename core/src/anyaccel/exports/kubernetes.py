@@ -57,7 +57,7 @@ def _slice(node: str, devices: Sequence[dict[str, Any]], number: int, count: int
 def _device(device: Device, name: str, notes: list[str]) -> dict[str, Any]:
     attributes: dict[str, Any] = {}
     for key, value in _facts(device):
-        if isinstance(value, str) and len(value.encode()) > MOST_CHARACTERS:
+        if isinstance(value, str) and len(value.encode(errors="replace")) > MOST_CHARACTERS:
             notes.append(f"Attributes longer than {MOST_CHARACTERS} bytes are left out, such as {key} of {device.id}.")
         elif len(attributes) < MOST_FACTS - 1 and key not in attributes:
             attributes[key] = _value(value)

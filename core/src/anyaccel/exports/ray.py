@@ -26,7 +26,9 @@ def kuberay(source: Source) -> Export:
     parameters = {"num-gpus": str(resources.pop(labels.PREDEFINED, 0))}
     if resources:
         quantities = json.dumps(resources, separators=(",", ":"))
-        parameters["resources"] = f"'{quantities}'"  # the operator puts it into a shell command as it stands
+        for sign in "'$":  # the operator puts it into a shell command as it stands, and Kubernetes expands $(NAME)
+            quantities = quantities.replace(sign, f"\\u{ord(sign):04x}")
+        parameters["resources"] = f"'{quantities}'"
     group: dict[str, object] = {"groupName": slug(source.node), "rayStartParams": parameters}
     if found := labels.node_labels(source.devices):
         group["labels"] = found

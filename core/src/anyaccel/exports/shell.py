@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Mapping
 
 from anyaccel.exports.source import Export, Source
 from anyaccel.model import EnvEdits
+from anyaccel.text import shell_join, shell_quote
 
 
 def export(source: Source) -> Export:
@@ -15,9 +15,13 @@ def export(source: Source) -> Export:
 
 
 def statements(variables: Mapping[str, str], unset: Collection[str]) -> str:
-    """Write the lines that set and remove variables of a shell."""
+    """Write the lines that set and remove variables of a shell.
+
+    Raises:
+        UsageError: When a value is not printable.
+    """
     lines = [f"unset {name}" for name in sorted(unset)]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items())]
+    lines += [f"export {name}={shell_quote(value)}" for name, value in sorted(variables.items())]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -25,4 +29,4 @@ def assignments(edits: EnvEdits) -> str:
     """Write edits as arguments of the command ``env``."""
     words = [f"--unset={name}" for name in sorted(edits.unset)]
     names = sorted(edits.set, key=lambda name: (name.startswith("ANYACCEL_"), name))  # what people look for comes first
-    return shlex.join([*words, *(f"{name}={edits.set[name]}" for name in names)])
+    return shell_join([*words, *(f"{name}={edits.set[name]}" for name in names)])

@@ -13,6 +13,7 @@ from anyaccel.errors import UsageError
 from anyaccel.exports.source import Export, Source, by_resource, own_nodes
 from anyaccel.exports.text import slug
 from anyaccel.model import Device, Fractional
+from anyaccel.text import comment
 
 _FILE = re.compile(r"/[A-Za-z0-9_./:@+-]*")
 """Paths that gres.conf takes as they are: brackets and commas mean several, a blank or ``#`` ends the value."""
@@ -22,7 +23,8 @@ _SHARED_NAME = "gpu"
 
 def gres_conf(source: Source) -> Export:
     """Write the node's lines of gres.conf. They name the node, so that one file can serve a cluster."""
-    lines = [f"# {source.inventory.machine}: written by anyaccel export slurm; slurm.conf needs what slurm-node prints"]
+    machine = comment(source.inventory.machine)
+    lines = [f"# {machine}: written by anyaccel export slurm; slurm.conf needs what slurm-node prints"]
     notes: list[str] = []
     files = _files(source)
     for name, devices in _named(source).items():
@@ -31,8 +33,8 @@ def gres_conf(source: Source) -> Export:
             continue
         without = next(device for device in devices if not files[device.id])
         notes.append(
-            f"{name} is counted without device files, because {without.id} has none of its own: Slurm cannot keep jobs"
-            " from devices that they were not given; start them with 'anyaccel run'."
+            f"{name} is counted without device files, because {without.id} has none of its own that gres.conf"
+            " can name: Slurm cannot keep jobs from devices that they were not given; start them with 'anyaccel run'."
         )
         lines += [f"NodeName={source.node} Name={name} Type={kind} Count={n}" for kind, n in _types(devices).items()]
     lines += _shard_lines(source, files)

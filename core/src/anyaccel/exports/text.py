@@ -9,6 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from anyaccel.errors import UsageError
+from anyaccel.text import shown
+
 _PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
 _RESERVED = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
@@ -42,12 +45,23 @@ def unique_names(ids: Iterable[str], *, allowed: str, most: int) -> dict[str, st
 
 
 def quote(value: object) -> str:
-    """Write a value as JSON does, which YAML and HCL read alike."""
-    text = json.dumps(value, ensure_ascii=False)
-    return "".join(char if char.isprintable() else _escape(char) for char in text)
+    """Write a value as JSON, YAML and HCL read alike, with escapes for what is not printable.
+
+    Raises:
+        UsageError: When it is a text with lone surrogates, which no such file may hold.
+    """
+    if not isinstance(value, str):
+        return json.dumps(value)
+    if any(0xD800 <= ord(char) <= 0xDFFF for char in value):  # noqa: PLR2004 - surrogates
+        raise UsageError(f"text must be Unicode to be exported (got {shown(value)})", hint="rename what has this name")
+    return '"' + "".join(map(_escape, value)) + '"'
 
 
 def _escape(char: str) -> str:
+    if char in '"\\':
+        return f"\\{char}"
+    if char.isprintable():
+        return char
     return f"\\u{ord(char):04x}" if ord(char) <= 0xFFFF else f"\\U{ord(char):08x}"  # noqa: PLR2004 - four digits
 
 

@@ -1,4 +1,4 @@
-"""What the worker that we are in holds, and what that leaves of a machine: only ever less."""
+"""What this worker holds, and what that leaves of a machine: only ever less."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from anyaccel.errors import UsageError
+from anyaccel.errors import LedgerError, UsageError
 from anyaccel.inventory.machine import HOST, Machine
 from anyaccel.inventory.machine import VARIABLE as MACHINE_VARIABLE
 from anyaccel.model import Allocation, Device
@@ -16,12 +16,17 @@ from anyaccel.model.wire import decode
 ALLOCATION_VARIABLE = "ANYACCEL_ALLOCATION"
 LEASE_VARIABLE = "ANYACCEL_LEASE"
 
+_told: set[str] = set()
+
 
 def current(environ: Mapping[str, str] | None = None) -> Allocation | None:
     """Say what this process was given by the launcher that started it.
 
     Args:
         environ: The environment to read; that of this process when None.
+
+    An allocation whose lease does not cover this process counts for nothing: the lease may have ended, and its devices
+    may be another's by now. That is told once, as a warning of the logger ``anyaccel``.
 
     Returns:
         The allocation, with its devices in the order in which the vendor's runtime numbers them here; None outside
@@ -30,17 +35,39 @@ def current(environ: Mapping[str, str] | None = None) -> Allocation | None:
     Raises:
         UsageError: When somebody has written nonsense into ``ANYACCEL_ALLOCATION``.
     """
-    text = (os.environ if environ is None else environ).get(ALLOCATION_VARIABLE)
+    environ = os.environ if environ is None else environ
+    text = environ.get(ALLOCATION_VARIABLE)
     if not text:
         return None
     try:
-        return decode(Allocation, json.loads(text))
+        held = decode(Allocation, json.loads(text))
     except ValueError as error:
         raise UsageError(f"{ALLOCATION_VARIABLE} must hold what the launcher wrote: {error}; unset it") from error
+    lease = environ.get(LEASE_VARIABLE)
+    return held if not lease or _covered(lease, environ) else None
+
+
+def _covered(lease: str, environ: Mapping[str, str]) -> bool:
+    """Whether a lease that the environment names is in force and this process was started with it; tells if not."""
+    from anyaccel.ledger import Ledger
+
+    try:
+        reason = Ledger.open(environ).refusal(lease)
+    except LedgerError as error:
+        reason = str(error)
+    if reason and lease not in _told:
+        import logging
+
+        _told.add(lease)
+        logging.getLogger("anyaccel").warning(
+            "anyaccel: the lease %r, which %s names, is ignored: %s; unset %s and %s",
+            lease, LEASE_VARIABLE, reason, LEASE_VARIABLE, ALLOCATION_VARIABLE,
+        )  # fmt: skip
+    return not reason
 
 
 def narrow(devices: Sequence[Device], machine: Machine, environ: Mapping[str, str]) -> list[Device]:
-    """Leave of a machine's devices what the worker that we are in holds: the others are hidden, shares stay shares.
+    """Leave of a machine's devices what this worker holds: the others are hidden, shares stay shares.
 
     Args:
         devices: The devices of a machine.

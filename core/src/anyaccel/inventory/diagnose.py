@@ -25,7 +25,8 @@ from anyaccel.model import (
 from anyaccel.model.wire import decode
 from anyaccel.probe.context import Facts
 from anyaccel.probe.host import HostFacts
-from anyaccel.probe.recording import RecordedFacts, load
+from anyaccel.probe.loading import load
+from anyaccel.probe.recording import RecordedFacts
 
 ORPHANED_SHARE = 0.05
 """Part of a device's memory that drivers and firmware may keep for themselves without any process."""

@@ -64,10 +64,10 @@ def parse_machine(text: str | None = None, environ: Mapping[str, str] | None = N
     if text.startswith(SIMULATION):
         items = text[len(SIMULATION) :].split(",")
         return Machine(text=text, products=tuple(_parse_product(item, text) for item in items))
-    from anyaccel.probe.recording import FILE_NAME, load
+    from anyaccel.probe.loading import FILE_NAME, load
 
-    path = text if os.path.isfile(text) else os.path.join(text, FILE_NAME)
-    if not os.path.isfile(path):
+    path = os.path.join(text, FILE_NAME) if os.path.isdir(text) else text
+    if not os.path.lexists(path):
         raise MachineError(
             f"there is no machine {text!r}: it must be 'host', 'sim:PRODUCT:COUNT,...' or a directory with"
             f" a {FILE_NAME} as 'anyaccel record DIR' writes it"

@@ -26,9 +26,11 @@ from anyaccel.inventory.machine import HOST, Machine, parse_machine
 from anyaccel.inventory.tasks import RECORDED
 from anyaccel.model import Detected, Device, Problem
 from anyaccel.model.wire import decode, encode
+from anyaccel.probe.loading import FILE_NAME, WAY_OUT, read_json
 from anyaccel.probe.private import Names
-from anyaccel.probe.recording import FILE_NAME, merge
+from anyaccel.probe.recording import merge
 from anyaccel.probe.sanitize import replace_in, sanitize
+from anyaccel.text import shown
 
 SCHEMA = "anyaccel.expected/1"
 EXPECTED = "expected.json"
@@ -80,7 +82,7 @@ def record(
     if where.simulated:
         raise UsageError(f"a simulated machine has no facts to record (got --machine {where.text})")
     target = os.path.join(directory, FILE_NAME)
-    if os.path.exists(target):
+    if os.path.lexists(target):
         raise UsageError(f"{target} exists and is not overwritten; choose another directory or remove it")
     answers, problems = ask("record", where, timeout=timeout * len(RECORDED), environ=environ)
     recording = merge(outcome.value["recording"] for _, outcome in answers.values() if _has(outcome.value, "recording"))
@@ -127,14 +129,13 @@ def verify(
         MachineError: When the directory holds no such recording.
     """
     path = os.path.join(directory, EXPECTED)
-    try:
-        with open(path, encoding="utf-8") as file:
-            expected = json.load(file)
-        schema = expected["schema"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise MachineError(f"{path} cannot be read: {error}; 'anyaccel record DIR' writes it") from error
+    expected = read_json(path, WAY_OUT)
+    schema = expected.get("schema") if isinstance(expected, dict) else None
     if schema != SCHEMA:
-        raise MachineError(f'{path} must say "schema": "{SCHEMA}" (got {schema!r}); record the machine again')
+        raise MachineError(f'{path} must say "schema": "{SCHEMA}" (got {shown(schema)})', hint=WAY_OUT)
+    for part in ("vendors", "visible", "failed"):
+        if not isinstance(expected.get(part), dict):
+            raise MachineError(f"{path}: {part!r} must be an object (got {shown(expected.get(part))})", hint=WAY_OUT)
     return tuple(_differences(expected, expect(directory, timeout=timeout, environ=environ), {}))
 
 
@@ -198,10 +199,16 @@ def _vendors(expected: Mapping[str, Any]) -> set[str]:
 
 
 def _write(path: str, data: Mapping[str, Any]) -> int:
-    text = json.dumps(data, indent=1) + "\n"
+    whole = json.loads(json.dumps(data, ensure_ascii=False).encode(errors="replace"))  # halves of characters become "?"
+    text = json.dumps(whole, indent=1) + "\n"
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
+        with open(path, "w", encoding="utf-8", opener=_open_at_once) as file:
             return file.write(text)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}; choose another directory") from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file to write it; a FIFO that nobody reads fails instead of waiting."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)

@@ -21,7 +21,8 @@ from anyaccel.plugins.discovery import Source
 from anyaccel.plugins.vendor import VendorPlugin
 from anyaccel.probe.context import Facts, ProbeContext
 from anyaccel.probe.host import HostFacts
-from anyaccel.probe.recording import RecordedFacts, Recorder, load
+from anyaccel.probe.loading import load
+from anyaccel.probe.recording import RecordedFacts, Recorder
 
 Payload = Mapping[str, Any]
 RECORDED = ("anyaccel_detect", "anyaccel_stats", "anyaccel_diagnose")
@@ -35,6 +36,11 @@ for kind in (Source, Machine, PluginInfo, Detected, Device):
 def detect(payload: Payload) -> dict[str, Any]:
     """Load a plug-in and find its devices: ``{"info", "detected", "products", "seconds"}``."""
     return _guard(payload, _detect)
+
+
+def nodes(payload: Payload) -> dict[str, Any]:
+    """Find the devices and what is opened to use them: ``{"devices": [{"name", "nodes"}]}``."""
+    return _guard(payload, _nodes)
 
 
 def stats(payload: Payload) -> dict[str, Any]:
@@ -123,6 +129,21 @@ def _visible(plugin: VendorPlugin, environ: Mapping[str, str], devices: list[Dev
     except PluginError as error:
         return [], [f"The environment hides every device of {plugin.info.vendor}: {error.problem.reason}"]
     return [device.id for device in devices] if ids is None else list(ids), notes
+
+
+def _nodes(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
+    detected = plugin.detect(_context(payload))
+    devices = detected.devices if detected is not None else ()
+    found: list[dict[str, Any]] = []
+    answer: dict[str, Any] = {"devices": found}
+    for device in devices:
+        nodes = dict.fromkeys(device.nodes)
+        try:
+            nodes |= dict.fromkeys(plugin.container([device]).nodes)  # what all devices share is named for each
+        except PluginError as error:
+            answer["problem"] = encode(error.problem)
+        found.append({"name": f"{plugin.info.vendor}:{device.index} ({device.id})", "nodes": list(nodes)})
+    return answer
 
 
 def _stats(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:

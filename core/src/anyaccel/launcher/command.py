@@ -11,9 +11,12 @@ from functools import partial
 from typing import Any, NoReturn
 
 from anyaccel.errors import CommandNotFoundError, CommandNotRunnableError
-from anyaccel.launcher.hold import acquire
+from anyaccel.launcher.hold import take
 from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.sandbox import Enforce, Sandbox, confines, sandbox_for
+from anyaccel.launcher.start import start
+from anyaccel.ledger import mark as marks
+from anyaccel.ledger.mark import Mark
 
 
 def run(
@@ -53,39 +56,42 @@ def run(
         CommandNotFoundError, CommandNotRunnableError: When the command cannot be started.
     """
     confined = confines(enforce)
-    where: dict[str, Any] = {"machine": machine, "declare": declare, "environ": environ}
-    check = options.pop("check", False)
-    pass_fds = tuple(options.pop("pass_fds", ()))
-    with acquire(request, wait=wait, priority=priority, note=note, confined=confined, **where) as hold:
+    terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "confined": confined}
+    with take(request, marks.draw, machine=machine, declare=declare, environ=environ, **terms) as hold:
         sandbox = sandbox_for(hold.allocation, hold.launch.inventory, enforce=enforce)
+        # The command has the descriptors and the mark: should this process die, the devices are the command's.
+        options["pass_fds"] = (*hold.fds, *options.get("pass_fds", ()))
+        options["env"] = dict(hold.environ)
+        mark = hold.lease.mark if hold.lease else ()
         try:
-            # The command carries the lease: should we die, the devices are its own until it ends.
-            fds = (*hold.fds, *pass_fds)
-            options |= {"env": dict(hold.environ), "pass_fds": fds, "check": check}
-            start = subprocess.run if sandbox is None else partial(_run_confined, sandbox)
-            return start(list(command), **options)
+            return _complete(list(command), mark, sandbox, **options)
         except OSError as error:
             if error.filename not in (None, command[0]):
                 raise
             raise not_started(command[0], error) from error
+        finally:
+            if hold.lease:
+                hold.lease.leave_to(mark)  # to what the command has left behind
 
 
-def _run_confined(
-    sandbox: Sandbox,
+def _complete(
     command: list[str],
+    mark: Mark,
+    sandbox: Sandbox | None,
     *,
-    check: bool,
+    check: bool = False,
     input: Any = None,  # noqa: A002 - as subprocess.run has it
     timeout: float | None = None,
     capture_output: bool = False,
     **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
-    """What :func:`subprocess.run` does, with a process that is confined."""
+    """What :func:`subprocess.run` does, with a process that carries a mark and may be confined."""
     if input is not None:
         options["stdin"] = subprocess.PIPE
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with sandbox.start(lambda: subprocess.Popen(command, **options)) as process:
+    popen = partial(start, command, mark, **options)
+    with popen() if sandbox is None else sandbox.start(popen) as process:
         try:
             out, err = process.communicate(input, timeout=timeout)
         except BaseException:

@@ -48,6 +48,8 @@ def _of_leases(records: tuple[LeaseRecord, ...], names: Mapping[str, str]) -> It
         elif record.state == "leaving":
             message = f"{name} is not free yet: {record.reason}"
             fix = "wait; if this stays so, the kernel's log (dmesg) says more, and only a restart of the machine helps"
+        elif record.state == "kept":
+            message, fix = f"{name} is {record.reason}", record.hint
         elif record.state == "unknown":
             message = f"{name} counts as held: {record.reason}"
             fix = "use one version of anyaccel for all, or end what locks the file (fuser shows it)"
@@ -55,7 +57,8 @@ def _of_leases(records: tuple[LeaseRecord, ...], names: Mapping[str, str]) -> It
             message = f"{name} is held by what {holder} left running when it ended"
             fix = f"if that was forgotten: anyaccel release {record.id}"
         elif record.reason:
-            message, fix = f"{name} is held by {holder}: {record.reason}", f"do so, or: anyaccel release {record.id}"
+            message = f"{name} is held by {holder}: {record.reason}"
+            fix = f"{record.hint}, or: anyaccel release {record.id}"
         else:
             continue
         yield Finding(severity=Severity.WARN, message=message, fix=fix)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -16,7 +17,10 @@ from anyaccel.inventory.machine import HOST
 from anyaccel.launcher.busy import Foreign
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.launch import KnownNames, Launch, open_scheduler, survey, validate
+from anyaccel.launcher.start import start
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, OnWait, Want
+from anyaccel.ledger import mark as marks
+from anyaccel.ledger.lockfile import Life
 from anyaccel.model import UNITS_PER_DEVICE, Allocation, Device, Grant, Inventory, Request
 from anyaccel.scheduler import Choice, Verdict, parse_request
 
@@ -24,7 +28,7 @@ SYSFS_PCI = "/sys/bus/pci/devices"
 
 
 class Hold:
-    """Devices that are held until they are given back, or until the last process that carries the lease has ended.
+    """Devices that are held until they are given back, or until the last process that was started with them has ended.
 
     Attributes:
         launch: The inventory, and the environment of a worker that sees exactly these devices.
@@ -34,6 +38,7 @@ class Hold:
     def __init__(self, launch: Launch, lease: Lease | None) -> None:
         self.launch = launch
         self.lease = lease
+        self._started: marks.Mark = ()
 
     @property
     def id(self) -> str:
@@ -60,10 +65,39 @@ class Hold:
         """Descriptors that carry the lease, for ``pass_fds``: then it lasts as long as the worker, whatever we do."""
         return self.lease.fds if self.lease else ()
 
+    def popen(self, command: Sequence[str] | str, **options: Any) -> subprocess.Popen[Any]:
+        """Start a command that sees exactly these devices, like :class:`subprocess.Popen`.
+
+        The devices go back once the command has ended with all that it started, also when they are released before or
+        this process dies.
+
+        Args:
+            command: The command and its arguments; a string with ``shell=True``.
+            options: As of :class:`subprocess.Popen`. ``env`` is the environment of a worker with these devices unless
+                it is given.
+
+        Raises:
+            OSError: When the command cannot be started.
+        """
+        if self.lease and self.lease.mark and not self._started:
+            self._started = marks.draw(inside=self.lease.mark)
+        options["pass_fds"] = (*self.fds, *options.get("pass_fds", ()))
+        if options.get("env") is None:
+            options["env"] = dict(self.environ)
+        return start(command, self._started, **options)
+
     def release(self) -> None:
-        """Give the devices back; does nothing the second time."""
-        if self.lease:
+        """Give the devices back, those of :meth:`popen` once that has ended; does nothing the second time."""
+        if self.lease and self._started:
+            self.lease.leave_to(self._started)
+        elif self.lease:
             self.lease.release()
+
+    def carried(self) -> Self:
+        """Put the mark of the lease on this process, which holds the devices for itself, and return the hold."""
+        if self.lease:
+            marks.put(self.lease.mark)
+        return self
 
     def __enter__(self) -> Self:
         return self
@@ -90,7 +124,9 @@ def acquire(
 ) -> Hold:
     """Hold devices, when it is our turn.
 
-    Whoever asks later for the same devices, in any process of this machine, is served later.
+    Whoever asks later for the same devices, in any process of this machine, is served later. When this process dies,
+    the devices are given out again once all that it has started since the first call has ended. :meth:`Hold.release`
+    gives them back at once, except for what :meth:`Hold.popen` started.
 
     Args:
         request: What is wanted.
@@ -112,7 +148,31 @@ def acquire(
         NotFreeError: When the devices were not free in time; says who holds them.
         LedgerError: When leases cannot be kept on this machine.
     """
-    wish = _Wish(request, environ, avoid_busy=avoid_busy, **options)
+    return take(
+        request, marks.of_process, wait=wait, priority=priority, note=note, on_wait=on_wait, environ=environ,
+        avoid_busy=avoid_busy, **options,
+    ).carried()  # fmt: skip
+
+
+def take(  # noqa: D417 -- the others are those of acquire()
+    request: str | Sequence[str] | Request,
+    mark: Callable[[Collection[marks.Mark]], marks.Mark],
+    *,
+    wait: float | None = None,
+    priority: int = 0,
+    note: str = "",
+    on_wait: OnWait | None = None,
+    environ: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Hold:
+    """Hold devices like :func:`acquire`, for something that will carry a mark.
+
+    Args:
+        request: What is wanted.
+        mark: Gives the mark; see :class:`anyaccel.ledger.Want`.
+        options: As of :func:`acquire`.
+    """
+    wish = _Wish(request, environ, mark=mark, **options)
     if wish.nothing:
         return wish.hold(None)
     terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "on_wait": wish.telling(on_wait)}
@@ -139,12 +199,13 @@ async def acquire_async(
     """
     import asyncio
 
-    wish = await asyncio.to_thread(_Wish, request, environ, avoid_busy=avoid_busy, **options)
+    options |= {"mark": marks.of_process, "avoid_busy": avoid_busy}
+    wish = await asyncio.to_thread(_Wish, request, environ, **options)
     if wish.nothing:
         return wish.hold(None)
     terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "on_wait": wish.telling(on_wait)}
     try:
-        return wish.hold(await wish.ledger.acquire_async(wish.want, wish.choose, **terms))
+        return wish.hold(await wish.ledger.acquire_async(wish.want, wish.choose, **terms)).carried()
     except DevicesBusyError as error:
         raise wish.not_free(error) from error
 
@@ -154,29 +215,42 @@ class Scope:
     """Under which names the ledger counts the devices of a machine.
 
     A host's devices go by their ids. Those of another machine, recorded or simulated, have names of their own. Inside
-    a worker that holds a lease, what it holds is a machine of its own, whose devices are what it holds of them.
+    a worker that holds a lease, what it holds is a machine of its own, whose devices are what it holds of them. A
+    device that says which physical parts it occupies goes by these: others may see the same parts as other devices.
+
+    Attributes:
+        prefix: What all names begin with.
+        units: Units that we can hand out, by device id.
+        names: The names of each device, by device id.
+        ids: The device that goes by a name; the inverse.
     """
 
     prefix: str
     units: Mapping[str, int]
+    names: Mapping[str, tuple[str, ...]]
+    ids: Mapping[str, str]
 
     @classmethod
     def of(cls, inventory: Inventory, environ: Mapping[str, str]) -> Scope:
         """The scope of the process that has this environment."""
-        prefix = "" if inventory.machine == HOST else f"{zlib.crc32(inventory.machine.encode()):08x}|"
+        prefix = "" if inventory.machine == HOST else f"{zlib.crc32(os.fsencode(inventory.machine)):08x}|"
         held = current(environ)
         if held is not None and held.id == environ.get(LEASE_VARIABLE):
             prefix += f"{held.id}|"
-        return cls(prefix, {device.id: device.units for device in inventory.devices})
+        names = {
+            device.id: tuple(prefix + name for name in device.occupies or (device.id,)) for device in inventory.devices
+        }
+        ids = {name: device_id for device_id, own in names.items() for name in own}
+        return cls(prefix, {device.id: device.units for device in inventory.devices}, names, ids)
 
     @property
     def nested(self) -> bool:
         """Whether the devices are not those of this host as everybody sees them."""
         return bool(self.prefix)
 
-    def key(self, device_id: str) -> str:
-        """Name of a device in the ledger."""
-        return self.prefix + device_id
+    def keys(self, device_ids: Iterable[str]) -> frozenset[str]:
+        """Names of devices in the ledger."""
+        return frozenset(name for device_id in device_ids for name in self.names[device_id])
 
     def to_ledger(self, grants: Iterable[Grant]) -> dict[str, int]:
         """What grants take, by name in the ledger: parts of what is ours, rounded up, so that shares never overlap."""
@@ -184,24 +258,31 @@ class Scope:
         for grant in grants:
             for share in grant.shares:
                 units[share.device.id] = units.get(share.device.id, 0) + share.units
-        return {self.key(each): -(-part * UNITS_PER_DEVICE // self.units[each]) for each, part in units.items()}
+        return {
+            name: -(-part * UNITS_PER_DEVICE // self.units[each])
+            for each, part in units.items()
+            for name in self.names[each]
+        }
 
     def taken(self, taken: Mapping[str, int]) -> dict[str, int]:
-        """Units that others hold of our devices, by device id, given what the ledger counts."""
-        found = {}
-        for key, units in taken.items():
-            device_id = key[len(self.prefix) :]
-            if key.startswith(self.prefix) and device_id in self.units:
-                found[device_id] = -(-units * self.units[device_id] // UNITS_PER_DEVICE)
+        """Units that others hold of our devices, by device id, given what the ledger counts: of the part most taken."""
+        found: dict[str, int] = {}
+        for name, units in taken.items():
+            if (device_id := self.ids.get(name)) is not None:
+                ours = -(-units * self.units[device_id] // UNITS_PER_DEVICE)
+                found[device_id] = max(found.get(device_id, 0), ours)
         return found
 
     def ours(self, records: Iterable[LeaseRecord]) -> tuple[LeaseRecord, ...]:
-        """The leases of our devices, with the devices' own ids and units."""
-        return tuple(
-            replace(record, device=device_id, units=-(-record.units * self.units[device_id] // UNITS_PER_DEVICE))
-            for record in records
-            if record.device.startswith(self.prefix) and (device_id := record.device[len(self.prefix) :]) in self.units
-        )
+        """The leases of our devices, with the devices' own ids and units; several parts of a device are one record."""
+        found: dict[tuple[str, str], LeaseRecord] = {}
+        for record in records:
+            if (device_id := self.ids.get(record.device)) is not None:
+                ours = replace(
+                    record, device=device_id, units=-(-record.units * self.units[device_id] // UNITS_PER_DEVICE)
+                )
+                found.setdefault((record.id or record.device, device_id), ours)
+        return tuple(found.values())
 
 
 class _Wish:
@@ -212,7 +293,8 @@ class _Wish:
         request: str | Sequence[str] | Request,
         environ: Mapping[str, str] | None,
         *,
-        avoid_busy: bool,
+        mark: Callable[[Collection[marks.Mark]], marks.Mark],
+        avoid_busy: bool = False,
         confined: bool = False,
         unallocated: Literal["hide", "inherit"] = "hide",
         mask: Literal["id", "index"] = "id",
@@ -234,10 +316,11 @@ class _Wish:
         self._foreign = Foreign(self.inventory, self.request, self.environ, avoid_busy=avoid_busy)
         candidates = self._choice.candidates
         self.want = Want(
-            candidates=frozenset(self._scope.key(device.id) for device in candidates),
+            candidates=self._scope.keys(device.id for device in candidates),
             witnesses={} if self._scope.nested else witnesses(self.inventory, candidates),
             request=str(self.request),
             confined=confined,
+            mark=mark,
         )
 
     def choose(self, taken: Mapping[str, int]) -> dict[str, int] | None:
@@ -320,12 +403,19 @@ def _verdict(inventory: Inventory, request: Request, ledger: Ledger, environ: Ma
     for lease, records in by_lease.items():
         units = {record.device: record.units for record in records}
         scheduler.occupy(units, holder=lease, note=holder(records[0]))
-    return scheduler.why(request)
+    verdict = scheduler.why(request)
+    if verdict.fits_now:
+        return verdict
+    blocking = {device for reason in verdict.reasons for device in reason.devices}
+    ways = (record.hint for records in by_lease.values() for record in records if record.device in blocking)
+    return replace(verdict, ways_out=tuple(dict.fromkeys(filter(None, ways))))
 
 
 def holder(record: LeaseRecord) -> str:
     """Name who holds a device, since when and what for, for people."""
     words = record.note or record.request or record.command
+    if record.state == Life.KEPT.value:
+        return f"{record.user}, {record.reason}"
     since = f", for {written(time.time() - record.since)}" if record.since is not None else ""
     return f"{record.user}, process {record.pid or 'unknown'}{since}" + (f", {words}" if words else "")
 
@@ -340,9 +430,10 @@ def written(seconds: float) -> str:
 
 
 def witnesses(inventory: Inventory, devices: Sequence[Device]) -> dict[str, tuple[str, ...]]:
-    """Inodes of this host that stand for a device: its directory in sysfs, where no other device has the same one."""
+    """Inodes of this host, by name in the ledger: a device's parts, or its PCI function, if no other device has it."""
+    parts: dict[str, tuple[str, ...]] = {part: (part,) for device in devices for part in device.occupies}
     shared = [device.pci_bus_id for device in inventory.devices]
-    return {
+    return parts | {
         device.id: (f"{SYSFS_PCI}/{device.pci_bus_id}",)
         for device in devices
         if device.pci_bus_id and device.parent is None and shared.count(device.pci_bus_id) == 1

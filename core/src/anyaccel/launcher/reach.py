@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 from anyaccel.launcher.landlock import Node, node_of
 
 DEVICES = "/dev"
+
+_IN_MEMORY = frozenset({"devpts", "devtmpfs", "hugetlbfs", "mqueue", "ramfs", "tmpfs"})
+"""Types of file systems that can be searched in no time."""
+_ON_DISK = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "squashfs", "xfs", "zfs"})
+"""Types of file systems that hold too much to be searched, and answer when they are asked for one file."""
 
 
 def names(paths: Collection[str], nodes: Collection[Node]) -> set[str]:
@@ -24,19 +30,48 @@ def names(paths: Collection[str], nodes: Collection[Node]) -> set[str]:
 
 
 def same_devices(directory: str, nodes: Collection[Node]) -> Iterator[str]:
-    """Nodes below a directory, on its own file system, that are the same devices."""
-    home = os.stat(directory).st_dev
+    """Nodes below a directory that are the same devices, also on file systems in memory that are mounted there.
+
+    Others are not entered: one on a disk may be huge, and one of a network may never answer. See :func:`unseen`.
+    """
+    below = _mounts_below(directory)
+    unasked = {mount.point for mount in below if mount.kind not in _IN_MEMORY | _ON_DISK}
+    unentered = {mount.point for mount in below if mount.kind not in _IN_MEMORY or not mount.devices}
     pending = [directory]
     while pending:
         for path in _listed(pending.pop()):
+            if path in unasked:
+                continue
             try:
                 status = os.lstat(path)
             except FileNotFoundError:
                 continue
             if node_of(status) in nodes:
                 yield path
-            elif stat.S_ISDIR(status.st_mode) and status.st_dev == home and os.access(path, os.R_OK | os.X_OK):
+            elif stat.S_ISDIR(status.st_mode) and path not in unentered and os.access(path, os.R_OK | os.X_OK):
                 pending.append(path)
+
+
+def unseen() -> tuple[str, ...]:
+    """Directories below that of the devices that are mounted there, might hold device nodes, and are not entered."""
+    return tuple(
+        mount.point
+        for mount in _mounts_below(DEVICES)
+        if mount.devices
+        and mount.kind not in _IN_MEMORY
+        and (mount.kind not in _ON_DISK or os.path.isdir(mount.point))  # else it may be a file, and may never answer
+    )
+
+
+def _mounts_below(directory: str) -> list[Mount]:
+    """What is mounted below a directory; the last one of a place covers the others.
+
+    Device nodes can be opened in it when they can in any mount of the same file system.
+    """
+    mounts = list(_mounts())
+    devices = {mount.number for mount in mounts if mount.devices}
+    found = {mount.point: mount for mount in mounts if _below(mount.point, directory)}
+    return [mount._replace(devices=mount.number in devices) for mount in found.values()]
 
 
 def _listed(directory: str) -> list[str]:
@@ -47,15 +82,31 @@ def _listed(directory: str) -> list[str]:
         return []
 
 
-Mount = tuple[str, str, str]
-"""One mounted file system: its number, what of it is mounted, and where."""
+class Mount(NamedTuple):
+    """One mounted file system.
+
+    Attributes:
+        number: Its number.
+        root: What of it is mounted.
+        point: Where.
+        kind: Its type.
+        devices: Whether device nodes in it can be opened.
+    """
+
+    number: str
+    root: str
+    point: str
+    kind: str
+    devices: bool
 
 
 def _mounts() -> Iterator[Mount]:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
-            _, _, number, root, point, *_ = line.split(" ")
-            yield number, _unescape(root), _unescape(point)
+            before, _, after = line.partition(" - ")
+            _, _, number, root, point, options, *_ = before.split(" ")
+            kind, *_ = after.split(" ")
+            yield Mount(number, _unescape(root), _unescape(point), kind, "nodev" not in options.split(","))
 
 
 def _unescape(text: str) -> str:
@@ -66,15 +117,15 @@ def _unescape(text: str) -> str:
 
 def _other_mounts(path: str, mounts: list[Mount]) -> Iterator[str]:
     """Names that one file has through other mounts of its file system."""
-    holding = [mount for mount in mounts if _below(path, mount[2]) is not None]
+    holding = [mount for mount in mounts if _below(path, mount.point) is not None]
     if not holding:  # the root directory is no mount in a chroot
         return
-    number, root, point = max(reversed(holding), key=lambda mount: len(mount[2]))  # the last one covers the others
-    inside = os.path.normpath(f"{root}/{_below(path, point)}")
-    for other, other_root, other_point in mounts:
-        rest = _below(inside, other_root) if other == number else None
+    mount = max(reversed(holding), key=lambda mount: len(mount.point))  # the last one covers the others
+    inside = os.path.normpath(f"{mount.root}/{_below(path, mount.point)}")
+    for other in mounts:
+        rest = _below(inside, other.root) if other.number == mount.number else None
         if rest is not None:
-            yield os.path.normpath(f"{other_point}/{rest}")
+            yield os.path.normpath(f"{other.point}/{rest}")
 
 
 def _below(path: str, directory: str) -> str | None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from anyaccel.errors import EnforcementError, PluginError
 from anyaccel.model import Allocation, Device, Inventory, VendorState
+
+if TYPE_CHECKING:
+    from anyaccel.inventory.left_out import LeftOut
 
 Enforce = bool | Literal["try"]
 """Whether a worker must be confined, need not be, or is confined where the kernel can."""
@@ -125,11 +128,12 @@ def sandbox_for(allocation: Allocation, inventory: Inventory, *, enforce: Enforc
     """
     if not confines(enforce):
         return None
-    sandbox = plan(allocation, inventory)
-    from anyaccel.launcher import landlock
+    from anyaccel.inventory.left_out import left_out
+    from anyaccel.launcher import landlock, reach
 
-    gap = landlock.gap()
-    return replace(sandbox, gaps=(*sandbox.gaps, gap)) if gap else sandbox
+    sandbox = plan(allocation, inventory, left_out(inventory))
+    gaps = (*map(_unseen, reach.unseen()), *filter(None, (landlock.gap(),)))
+    return replace(sandbox, gaps=(*sandbox.gaps, *gaps))
 
 
 def confines(enforce: Enforce) -> bool:
@@ -157,11 +161,16 @@ def available() -> str:
     return landlock.unavailable()
 
 
-def plan(allocation: Allocation, inventory: Inventory) -> Sandbox:
+def plan(allocation: Allocation, inventory: Inventory, left_out: Sequence[LeftOut] = ()) -> Sandbox:
     """Decide which device nodes a worker must not open. Touches nothing.
 
     Nodes of its own devices stay open, and those that their vendor's devices share. Nodes of all other devices are
     closed, also those that the devices of a vendor share of which the worker holds none.
+
+    Args:
+        allocation: What the worker holds.
+        inventory: The machine's inventory that the allocation was made from.
+        left_out: What vendors have here that the inventory leaves out; see :mod:`anyaccel.inventory.left_out`.
 
     Raises:
         PluginError: When the plug-in of a device that is held cannot say which nodes it needs.
@@ -170,8 +179,8 @@ def plan(allocation: Allocation, inventory: Inventory) -> Sandbox:
     detected = [device for device in inventory.devices if not device.declared]
     others = [device for device in detected if device.id not in held]
     kept: dict[str, None] = {}
-    for vendor in dict.fromkeys(device.vendor for device in detected if device.id in held):
-        kept |= dict.fromkeys(_needed([device for device in inventory.of_vendor(vendor) if device.id in held]))
+    for own in dict.fromkeys(device.vendor for device in detected if device.id in held):
+        kept |= dict.fromkeys(_needed([device for device in inventory.of_vendor(own) if device.id in held]))
     nodes: dict[str, tuple[str, ...]] = {}
     gaps: dict[str, None] = {}
     for device in others:
@@ -179,15 +188,14 @@ def plan(allocation: Allocation, inventory: Inventory) -> Sandbox:
             nodes[device.id] = _needed([device])
         except PluginError as error:
             nodes[device.id] = device.nodes
-            shared = f"nodes that devices of {device.vendor} share may be open to the worker: {error.problem.reason}"
-            gaps[shared] = None
-    closed = tuple(dict.fromkeys(node for device in others for node in nodes[device.id] if node not in kept))
-    for device in others:
-        if all(node in kept for node in nodes[device.id]):
-            gaps[_inseparable(device, nodes[device.id])] = None
-    for report in inventory.vendors:
-        if report.state is VendorState.FAILED:
-            gaps[f"the detection of {report.vendor} failed, so that its device nodes are open to the worker"] = None
+            gaps[_unshared(device.vendor, error.problem.reason)] = None
+    named = [(_name(device), nodes[device.id]) for device in others]
+    named += [(device.name, device.nodes) for vendor in left_out for device in vendor.devices]
+    closed = tuple(dict.fromkeys(node for _, needed in named for node in needed if node not in kept))
+    for name, needed in named:
+        if all(node in kept for node in needed):
+            gaps[_inseparable(name, needed)] = None
+    gaps |= dict.fromkeys(_unknown(inventory, left_out))
     return Sandbox(closed=closed, kept=tuple(kept), gaps=tuple(gaps))
 
 
@@ -199,8 +207,36 @@ def _needed(devices: Sequence[Device]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*(node for device in devices for node in device.nodes), *shared)))
 
 
-def _inseparable(device: Device, nodes: Collection[str]) -> str:
-    name = f"{device.vendor}:{device.index} ({device.id})"
+def _unknown(inventory: Inventory, left_out: Sequence[LeftOut]) -> Iterator[str]:
+    """Say of which vendors some devices are not known."""
+    for report in inventory.vendors:
+        if report.state is VendorState.FAILED:
+            yield _failed(report.vendor, report.problem.reason if report.problem else "")
+        elif report.partial:
+            yield f"devices of {report.vendor} that could not be read may be open to the worker"
+    for vendor in left_out:
+        if vendor.reason:
+            yield (_unshared if vendor.devices else _failed)(vendor.vendor, vendor.reason)
+
+
+def _name(device: Device) -> str:
+    return f"{device.vendor}:{device.index} ({device.id})"
+
+
+def _unshared(vendor: str, reason: str) -> str:
+    return f"nodes that devices of {vendor} share may be open to the worker: {reason}"
+
+
+def _failed(vendor: str, reason: str) -> str:
+    why = f": {reason.rstrip('.')}" if reason else ""
+    return f"the detection of {vendor} failed, so that its device nodes are open to the worker{why}"
+
+
+def _unseen(directory: str) -> str:
+    return f"device nodes in {directory} may be open to the worker: it is mounted from elsewhere, and not searched"
+
+
+def _inseparable(name: str, nodes: Collection[str]) -> str:
     if nodes:
         return f"{name} is open to the worker: each of its device nodes is needed by a device that the worker holds"
     return f"{name} may be open to the worker: its plug-in names no device node"

@@ -14,6 +14,7 @@ from typing import Any
 
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError
 from anyaccel.ledger import listing as listings
+from anyaccel.ledger import mark as marks
 from anyaccel.ledger import process, record
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lease import Lease, Want
@@ -80,6 +81,9 @@ class Acquisition:
         self._busy_since: float | None = None
         self._busy_turn: tuple[int | None, int] = (None, 0)
         self._over: set[str] = set()
+        self._doubtful: dict[str, LeaseName] = {}
+        self._kept: set[str] = set()
+        self._carrier: dict[str, int] = {}
         self._vanished = 0
         self._contradicted: dict[str, str] = {}
         self._conflicts = 0
@@ -99,12 +103,14 @@ class Acquisition:
         """
         self._late = self._deadline is not None and time.monotonic() >= self._deadline
         lease = None
-        directory = self._state.open()
+        directory = self._state.open(make=True)
         try:
             if not self._late and self.waiter.still_behind(directory):
                 return None
             self.waiter.forget()
             self._contradicted.clear()
+            self._doubtful.clear()
+            self._kept.clear()
             lease = self._try_repeatedly(directory)
             if lease is None and self._late:
                 raise self._sorry(directory)
@@ -115,7 +121,7 @@ class Acquisition:
             if error is self._callers:
                 raise
             self._vanished += error.errno == errno.ENOENT
-            if error.errno != errno.ENOENT or self._vanished > _VANISHED or self._late:
+            if error.errno != errno.ENOENT or self._vanished > _VANISHED:
                 raise self._state.fault(error) from error
             self.waiter.look_soon()  # somebody is removing the directory under us: the next look makes a new one
         finally:
@@ -144,7 +150,7 @@ class Acquisition:
         place = self.waiter.place
         if self._on_wait and self.waiter.waits and self._told != place:
             self._told = place
-            directory = self._state.open()
+            directory = self._state.open(make=True)
             try:
                 holders = self._holders(directory)
             except OSError as error:
@@ -199,24 +205,69 @@ class Acquisition:
         A command that carried its lease to its end has left the name behind, so names of processes that are gone are
         looked at in any case: the choice should not avoid a device that is free.
         """
-        self._count_out(directory, (lease for lease in listing.leases if not process.exists(lease.pid)))
-        choice = self._ask(listing.taken(self._over))
+        missing = {pid for pid in listing.pids if not process.exists(pid)}
+        if missing:
+            self._count_out(directory, (lease for lease in listing.leases if lease.pid in missing))
+        choice = self._choose_certainly(directory, listing)
         if choice is not None:
             return choice
         before = len(self._over)
         self._count_out(directory, listing.leases)
         listings.sweep(directory, listings.debris(directory, listing.hidden))
-        return self._ask(listing.taken(self._over)) if len(self._over) > before else None
+        return self._choose_certainly(directory, listing) if self._doubtful or len(self._over) > before else None
+
+    def _choose_certainly(self, directory: int, listing: Listing) -> dict[str, int] | None:
+        """Let the caller choose as if all leases that may be kept by their mark were over; then look whether they are.
+
+        A look at all processes takes milliseconds, so it is made only for a device that the choice needs.
+        """
+        while True:
+            choice = self._ask(listing.taken(self._over | self._doubtful.keys()))
+            needed = {lease.device for lease in self._doubtful.values()}
+            if choice is None or needed.isdisjoint(choice) or not self._look_at_carriers(directory):
+                return choice
+
+    def _look_at_carriers(self, directory: int) -> bool:
+        """Look which of the doubtful leases are kept, and follow the processes that keep them.
+
+        Returns:
+            Whether any is, so that the choice must be made again.
+        """
+        states = listings.by_marks(directory, self._doubtful.values())
+        for name, state in states.items():
+            lease = self._doubtful.pop(name)
+            if state.life is Life.OVER:
+                self._over.add(name)
+                continue
+            self._kept.add(name)
+            if state.carriers:
+                self._carrier[name] = state.carriers[0]
+                self._follow(lease, state.carriers[0])
+        return any(state.life is not Life.OVER for state in states.values())
 
     def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
-        """Find out which leases are over, and follow those that are about to be."""
+        """Find out which leases are over, or may be, and follow the processes of those that are about to be."""
         for lease in leases:
-            if lease.name not in self._over:
-                life = listings.life(directory, lease)
-                if life is Life.OVER:
-                    self._over.add(lease.name)
-                elif life is Life.LEAVING and lease.device in self._want.candidates:
-                    self.waiter.follow(lease.pid)
+            name = lease.name
+            if name in self._over or name in self._kept or name in self._doubtful:
+                continue
+            carrier = self._carrier.get(name)
+            if carrier and marks.carries(carrier, lease.mark):  # as at the last look
+                self._kept.add(name)
+                self._follow(lease, carrier)
+                continue
+            life = listings.without_marks(directory, lease)
+            if life is Life.OVER:
+                self._over.add(name)
+            elif life is Life.KEPT:
+                self._doubtful[name] = lease
+            elif life is Life.LEAVING:
+                self._follow(lease, lease.pid)
+
+    def _follow(self, lease: LeaseName, pid: int) -> None:
+        """Look again when a process has left the kernel that keeps a lease of a device that would do."""
+        if lease.device in self._want.candidates:
+            self.waiter.follow(pid)
 
     def _ask(self, taken: dict[str, int]) -> dict[str, int] | None:
         try:
@@ -241,17 +292,21 @@ class Acquisition:
         try:
             if self._want.witnesses:
                 self._witnesses.open(choice, self._want.witnesses)
-            body = record.lease_body(self._want.request, self._note, confined=self._want.confined)
+            want = self._want
+            locks = tuple(path for device in choice for path in want.witnesses.get(device, ()))
+            body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
             for device in choice:
                 self._files[device] = LockedFile(self._state.path)
                 self._files[device].make(directory, body)
             if not self._lock(directory):
                 return None
             try:
-                if not self._still_free(directory, choice, standing) or not self._attest():
+                listing = listings.read(directory)
+                if not self._still_free(directory, listing, choice, standing) or not self._attest():
                     return None
+                mark = self._want.mark(listing.marks) if self._want.mark else ()
                 for device, file in self._files.items():
-                    file.rename(directory, lease_name(device, choice[device], nonce))
+                    file.rename(directory, lease_name(device, choice[device], nonce, mark=mark))
                 done = True
             except FileNotFoundError:  # somebody who cannot see this process took what it was making for debris
                 return None
@@ -260,7 +315,7 @@ class Acquisition:
         finally:
             if not done:
                 self._withdraw()
-        self._lease = Lease(self._state, nonce, choice, self._files, self._witnesses)
+        self._lease = Lease(self._state, nonce, choice, self._files, self._witnesses, mark=mark)
         return self._lease
 
     def _withdraw(self) -> None:
@@ -271,14 +326,13 @@ class Acquisition:
             self._files[device].discard()
             del self._files[device]
 
-    def _still_free(self, directory: int, choice: dict[str, int], standing: Standing) -> bool:
+    def _still_free(self, directory: int, listing: Listing, choice: dict[str, int], standing: Standing) -> bool:
         if self._state.replaced(directory):
             return False
-        listing = listings.read(directory)
         if not self.waiter.in_front(directory, listing, standing.passed):
             return False
-        dead = (each.name for each in listing.leases if each.name in self._over and each.understood)
-        listings.sweep(directory, [*standing.over, *dead])
+        dead = [lease.name for lease in listing.leases if lease.name in self._over and lease.understood]
+        listings.sweep(directory, (*standing.over, *dead))
         return listings.fits(choice, listing.taken(self._over) | dict.fromkeys(self._contradicted, UNITS_PER_DEVICE))
 
     def _attest(self) -> bool:
@@ -329,4 +383,5 @@ class Acquisition:
             f"{'; '.join(reasons) or 'what is left does not do'}",
             holders=holders,
             ahead=ahead,
+            hint="\n".join(dict.fromkeys(each.hint for each in holders if each.hint)),
         )

@@ -7,14 +7,16 @@ import os
 from collections.abc import Iterator, Mapping
 
 from anyaccel.errors import LedgerError
-from anyaccel.ledger.directory import MACHINE_WIDE, VARIABLE, StateDirectory, find
+from anyaccel.ledger import mark as marks
+from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.filesystem import file_system
-from anyaccel.ledger.listing import Listing, debris, life, read
-from anyaccel.ledger.lockfile import Life, look
-from anyaccel.ledger.record import user_name
+from anyaccel.ledger.listing import Listing, debris, read, states
+from anyaccel.ledger.lockfile import Life, look, obstacle
+from anyaccel.ledger.places import MACHINE_WIDE, PRIVATE, VARIABLE, private_directories, private_places
+from anyaccel.ledger.record import clean, owner, user_name
+from anyaccel.ledger.usernamespace import outside
 from anyaccel.model import Finding, Severity
 
-PRIVATE = "/dev/shm"  # noqa: S108 - nothing is written there
 LEAST_BYTES, LEAST_FILES = 1 << 16, 16
 """Room below which the next lease may not fit."""
 MANY = 100
@@ -34,12 +36,17 @@ def diagnose(environ: Mapping[str, str]) -> tuple[Finding, ...]:
     try:
         state = find(environ)
         directory = state.open()
+    except NoStateDirectoryError:
+        return (*_marks(), *_others(environ), *_gone_around(environ), _summary(state, None, environ))
     except LedgerError as error:
         return (_fail(str(error), error.hint or f"set {VARIABLE} to a directory on tmpfs that belongs to you"),)
     try:
         return (
             *_access(state, directory),
-            *_others(state, environ),
+            *_marks(),
+            *_others(environ, state),
+            *_gone_around(environ),
+            *_closed(state, directory),
             *_left(state, directory),
             _summary(state, directory, environ),
         )
@@ -68,24 +75,68 @@ def _access(state: StateDirectory, directory: int) -> Iterator[Finding]:
         yield _fail(str(busy), busy.hint)
 
 
-def _others(state: StateDirectory, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Users who keep leases of the same devices where we do not look."""
-    if state.shared or environ.get(VARIABLE):
-        return
-    users = []
-    with contextlib.suppress(OSError), os.scandir(PRIVATE) as entries:
-        for entry in entries:
-            if entry.name.startswith("anyaccel-") and entry.path != state.path:
-                with contextlib.suppress(OSError):
-                    found = entry.stat(follow_symlinks=False)
-                    if entry.name == f"anyaccel-{found.st_uid}":
-                        users.append(user_name(found.st_uid))
-    if users:
-        message = (
-            f"{', '.join(sorted(users))} keep{'s' * (len(users) == 1)} leases in a directory of their own, as you do:"
-            " each of you may be given the same devices"
+def _marks() -> Iterator[Finding]:
+    """What keeps a lease from lasting as long as all that was started with it, and others from seeing that."""
+    if reason := marks.obstacle():
+        yield Finding(
+            severity=Severity.WARN,
+            message=f"leases that are taken from here end with the processes that have their descriptors: {reason}",
+            fix="end what a job leaves behind before others need the device; where an administrator has set the limit:"
+            " leave 'locks' out of /etc/security/limits.conf",
         )
-        yield Finding(severity=Severity.WARN, message=message, fix=_share())
+    if marks.hidden():
+        yield Finding(
+            severity=Severity.WARN,
+            message="/proc hides processes of other users, so that their ended leases count as kept until they or root"
+            " use anyaccel",
+            fix="mount /proc without hidepid, or with gid= of a group that all users of the devices are in",
+        )
+
+
+def _others(environ: Mapping[str, str], state: StateDirectory | None = None) -> Iterator[Finding]:
+    """Users who keep leases of the same devices where we do not look."""
+    if environ.get(VARIABLE):
+        return
+    users = set()
+    for path in private_directories():
+        with contextlib.suppress(OSError):
+            uid = os.lstat(path).st_uid
+            if uid != os.geteuid():
+                users.add(user_name(uid))
+    if not users:
+        return
+    who = f"{', '.join(sorted(users))} keep{'s' * (len(users) == 1)} leases in a directory of their own"
+    if state is not None and state.shared:
+        message = f"{who}, made before {state.path}: others do not see them until one of these users takes devices"
+        fix = "sudo anyaccel doctor  (which brings them over)"
+    else:
+        message, fix = f"{who}, as you do: each of you may be given the same devices", _share()
+    yield Finding(severity=Severity.WARN, message=message, fix=fix)
+
+
+def _gone_around(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """What another user has made where our own directory would be."""
+    if environ.get(VARIABLE) or os.path.lexists(MACHINE_WIDE):
+        return
+    for path in private_places(outside(os.geteuid())):
+        with contextlib.suppress(OSError):
+            found = os.lstat(path)
+            if found.st_uid != os.geteuid() and path.startswith(PRIVATE):
+                message = f"{path} was made by {owner(found)['user']}, so that your leases are kept elsewhere"
+                yield Finding(severity=Severity.OK, message=message, fix=_share())
+
+
+def _closed(state: StateDirectory, directory: int) -> Iterator[Finding]:
+    """Leases' files that cannot be looked at, so that they count as held whether they are or not."""
+    for lease in read(directory).leases:
+        reason = obstacle(directory, lease.name)
+        if reason:
+            with contextlib.suppress(OSError):
+                user = owner(os.stat(lease.name, dir_fd=directory, follow_symlinks=False))["user"]
+                file = f"{state.path}/{clean(lease.name)}"
+                message = f"{lease.device} counts as held by {user}, whose file {file} {reason}"
+                fix = f"ask {user} to end what made it, or have root remove it"
+                yield Finding(severity=Severity.WARN, message=message, fix=fix)
 
 
 def _left(state: StateDirectory, directory: int) -> Iterator[Finding]:
@@ -110,14 +161,16 @@ def _left(state: StateDirectory, directory: int) -> Iterator[Finding]:
 
 
 def _dead(directory: int, listing: Listing) -> Iterator[str]:
-    yield from (lease.name for lease in listing.leases if life(directory, lease) is Life.OVER)
+    yield from (name for name, state in states(directory, listing.leases).items() if state.life is Life.OVER)
     yield from (name for name in listing.tickets if look(directory, name)[0] is Life.OVER)
     yield from debris(directory, listing.hidden)
 
 
-def _summary(state: StateDirectory, directory: int, environ: Mapping[str, str]) -> Finding:
-    kind = file_system(directory)
+def _summary(state: StateDirectory, directory: int | None, environ: Mapping[str, str]) -> Finding:
+    kind = "" if directory is None else file_system(directory)
     where = f"leases are kept in {state.path}" + (f" ({kind})" if kind else "")
+    if directory is None:
+        where += ", which is made when devices are taken"
     who = "which all users share" if state.shared else "where those of other users are not seen"
     fixes = [] if state.shared or environ.get(VARIABLE) else [_share()]
     if kind not in ("tmpfs", ""):
@@ -127,7 +180,8 @@ def _summary(state: StateDirectory, directory: int, environ: Mapping[str, str]) 
 
 def _share() -> str:
     return (
-        f"sudo install -d -m 1777 {MACHINE_WIDE}  (shared by all users, until the next boot; see tmpfiles.d for later)"
+        f"sudo install -d -m 1777 {MACHINE_WIDE} && sudo anyaccel doctor  (shared by all users, until the next boot;"
+        " see tmpfiles.d for later)"
     )
 
 

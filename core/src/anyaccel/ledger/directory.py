@@ -1,4 +1,8 @@
-"""The state directory: where it is, whether it can be trusted, and the lock that serialises who publishes there.
+"""The state directory: which one is in force, whether it is fit for that, and the lock for those who publish there.
+
+The one in force is found anew for every look: the machine's as soon as there is one, else the user's own. Leases that
+are kept in another one by then, or whose directory was deleted, are brought over by :mod:`anyaccel.ledger.recovery`
+before anything is given out. Only taking devices makes a directory; looking where there is none finds nothing.
 
 The lock is on the directory itself. There is no lock file that somebody could own, remove or replace, and whoever has
 the right directory open has the right lock. The directory is opened anew for every look, so that one that was deleted
@@ -15,18 +19,17 @@ import random
 import stat
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from anyaccel.errors import LedgerBusyError, LedgerError, StateDirectoryError
 from anyaccel.ledger import process
+from anyaccel.ledger.places import MODE_SHARED, OPENING, VARIABLE, Place, check, make, places, refused
 
-VARIABLE = "ANYACCEL_STATE_DIR"
-MACHINE_WIDE = "/run/anyaccel"
 BUSY_SECONDS = 10.0
 """How long the lock may be held by others before somebody must be told; holding it takes some microseconds."""
 
-_MODE_SHARED = 0o1777
-_MODE_PRIVATE = 0o700
+_BRING_OVER_SECONDS = 1.0
 _SPINS = 32
 _FIRST_PAUSE = 0.0001
 _LONGEST_PAUSE = 0.005
@@ -59,57 +62,65 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
+class NoStateDirectoryError(StateDirectoryError):
+    """Raised by a look where there is no directory yet: nothing is held there."""
+
+
 class StateDirectory:
-    """A directory that was found fit to keep leases.
+    """The first of some directories that is there.
 
     Args:
-        path: Where it is.
-        mode: Access mode with which to make it where it does not exist; None when we may not make it.
+        places: Where it may be, those that come before others first.
+        others: Finds further directories of other users, from whom we take over: paths.
 
     Attributes:
-        path: Where it is.
+        path: Where it is, or would be made first.
         shared: Whether other users can take part.
 
     Raises:
         StateDirectoryError: When it must not be used; the message says why.
     """
 
-    def __init__(self, path: str, mode: int | None) -> None:
-        self.path = path
-        self.shared = False
-        self._mode = mode
-        self._seen: tuple[int, ...] = ()
-        self.close(self.open())
+    def __init__(self, places: Sequence[Place], others: Callable[[], Iterable[str]] = tuple) -> None:
+        self.path = places[0].path
+        self.shared = places[0].mode == MODE_SHARED
+        self._places = tuple(places)
+        self._others = others
+        self._modes = {place.path: place.mode for place in places}
+        self._seen: tuple[object, ...] = ()
+        with contextlib.suppress(NoStateDirectoryError):
+            self.close(self.open())
 
-    def open(self) -> int:
+    def open(self, *, make: bool = False) -> int:
         """Open it, to be given to :meth:`close`.
 
+        Args:
+            make: Whether to make it where there is none: for those who take devices only.
+
         Raises:
+            NoStateDirectoryError: When there is none, and it was not to be made.
             StateDirectoryError: When it must not be used (any more).
         """
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         token = object()
         _opening.add(token)
         try:
-            descriptor = os.open(self.path, flags)
+            opened = self._open_first()
+            if opened is None and not make:
+                raise self._missing()
+            place, descriptor = opened or self._make()
             _open.add(descriptor)
-        except FileNotFoundError:
-            self._make()
-            descriptor = self._open_made(flags)
-            _open.add(descriptor)
-        except OSError as error:
-            raise _refused(self.path, error) from error
         finally:
             _opening.discard(token)
         try:
             found = os.fstat(descriptor)
-            seen = (found.st_dev, found.st_ino, found.st_uid, found.st_mode)
+            seen = (place.path, found.st_dev, found.st_ino, found.st_uid, found.st_mode)
             if seen != self._seen:
                 _known.add((found.st_dev, found.st_ino))
-                self._verify(descriptor, found)
+                self._verify(descriptor, found, place.path)
                 self._seen = seen
+                self.path = place.path
                 if found.st_uid == os.geteuid():
-                    self._mode = stat.S_IMODE(found.st_mode)  # whoever deletes it gets one of the same kind
+                    self._modes[place.path] = stat.S_IMODE(found.st_mode)  # whoever deletes it gets one of this kind
         except OSError as error:
             self.close(descriptor)
             raise self.fault(error) from error
@@ -117,6 +128,54 @@ class StateDirectory:
             self.close(descriptor)
             raise
         return descriptor
+
+    def _open_first(self) -> tuple[Place, int] | None:
+        """Open the first place where there is a directory that may be ours."""
+        for place in self._places:
+            try:
+                descriptor = os.open(place.path, OPENING)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if place.gone_around:
+                    continue
+                raise refused(place.path, error) from error
+            if not place.gone_around or os.fstat(descriptor).st_uid == os.geteuid():
+                return place, descriptor
+            os.close(descriptor)
+        return None
+
+    def _make(self) -> tuple[Place, int]:
+        """Make the directory at the first place where we may, and open it; what a rival has made there is as good."""
+        reasons = []
+        for place in self._places:
+            mode = self._modes[place.path]
+            if mode is None:
+                continue
+            try:
+                make(place.path, mode, partial(self._bring_over, path=place.path, clear=False))
+            except FileExistsError:
+                reasons.append(f"{place.path} cannot be made: another user has made something there")
+            except OSError as error:
+                reasons.append(f"{place.path} cannot be made: {error.strerror}")
+            if opened := self._open_first():
+                return opened
+        raise StateDirectoryError(
+            f"the state directory {'; '.join(reasons) or f'{self.path} does not exist'}",
+            hint=f"make it, or set {VARIABLE} to another one",
+        )
+
+    def _missing(self) -> NoStateDirectoryError:
+        parent = os.path.dirname(self.path)
+        if len(self._places) == 1 and not os.path.isdir(parent):
+            raise StateDirectoryError(
+                f"the state directory {self.path} cannot be made: {os.strerror(errno.ENOENT)}",
+                hint=f"make {parent}, or set {VARIABLE}",
+            )
+        return NoStateDirectoryError(
+            f"the state directory {self.path} does not exist: no devices have been taken yet",
+            hint="'anyaccel run' makes it",
+        )
 
     def close(self, descriptor: int) -> None:
         """Close what :meth:`open` returned; it should be unlocked, in case that a child was forked meanwhile."""
@@ -171,8 +230,42 @@ class StateDirectory:
             turn.release()
 
     def replaced(self, descriptor: int) -> bool:
-        """Whether the directory was deleted since it was opened."""
-        return os.fstat(descriptor).st_nlink == 0
+        """Whether the directory was deleted since it was opened, or is in force no more.
+
+        Who publishes asks with the directory locked, and who brings leases over locks it, too: so no lease is left.
+        """
+        found = os.fstat(descriptor)
+        if found.st_nlink == 0 or len(self._places) == 1:
+            return found.st_nlink == 0
+        for place in self._places:
+            with contextlib.suppress(OSError):
+                there = os.lstat(place.path)
+                if os.path.samestat(there, found):
+                    return False
+                if not place.gone_around or (stat.S_ISDIR(there.st_mode) and there.st_uid == os.geteuid()):
+                    return True
+        return True
+
+    def remove(self, name: str, *, lost: bool) -> None:
+        """Remove the file of a lease of ours.
+
+        Args:
+            name: Its name.
+            lost: Whether the file that we have is in no directory any more: then those are removed that were made
+                again in its place.
+
+        Raises:
+            OSError: When it is there and cannot be removed.
+        """
+        if not lost:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{self.path}/{name}")
+                return
+        from anyaccel.ledger.recovery import remove
+
+        for place in self._places:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                remove(place.path, name)
 
     def changed(self, descriptor: int) -> int:
         """When a name was made, changed or removed last, in nanoseconds of the clock of the file system."""
@@ -182,14 +275,14 @@ class StateDirectory:
         """Process that has the directory locked; None when it cannot be seen."""
         return process.lock_owner(os.fstat(descriptor))
 
-    def busy(self, pid: int | None, seconds: float = BUSY_SECONDS) -> LedgerBusyError:
-        """Say who has had the directory locked for too long."""
+    def busy(self, pid: int | None, seconds: float = BUSY_SECONDS, path: str = "") -> LedgerBusyError:
+        """Say who has had the directory locked for too long, or a former one of that path."""
         letter = process.state(pid) if pid else ""
         condition = {"T": ", which is stopped", "t": ", which is being traced", "D": ", which is stuck"}.get(letter, "")
         who = f"process {pid}{condition}" if pid else "a process that cannot be seen from here"
         hint = f"let it go on with 'kill -CONT {pid}', or end it" if condition else "end it, then try again"
         return LedgerBusyError(
-            f"the state directory {self.path} has been locked for {seconds:.3g} s by {who}", hint=hint
+            f"the state directory {path or self.path} has been locked for {seconds:.3g} s by {who}", hint=hint
         )
 
     def fault(self, error: OSError) -> LedgerError:
@@ -201,78 +294,57 @@ class StateDirectory:
             )
         return LedgerError(f"the state directory {self.path} could not be used: {error.strerror or error}")
 
-    def _make(self) -> None:
-        if self._mode is None:
-            raise StateDirectoryError(
-                f"the state directory {self.path} does not exist", hint=f"make it, or set {VARIABLE}"
-            )
-        try:
-            os.mkdir(self.path, self._mode)
-        except FileExistsError:
-            return
-        except OSError as error:
-            raise StateDirectoryError(
-                f"the state directory {self.path} cannot be made: {error.strerror}", hint=f"make it, or set {VARIABLE}"
-            ) from error
+    def _verify(self, descriptor: int, found: os.stat_result, path: str) -> None:
+        from anyaccel.ledger.filesystem import note_test, test_lock, tested
 
-    def _open_made(self, flags: int) -> int:
-        """Open the directory that was just made, by us or by a rival, and undo what the umask did to ours."""
-        try:
-            descriptor = os.open(self.path, flags)
-            found = os.fstat(descriptor)
-            if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != self._mode and self._mode:
-                os.fchmod(descriptor, self._mode)
-        except OSError as error:
-            raise _refused(self.path, error) from error
-        return descriptor
-
-    def _verify(self, descriptor: int, found: os.stat_result) -> None:
-        from anyaccel.ledger.filesystem import network_type, test_lock
-
-        if found.st_uid not in (0, os.geteuid()):
-            raise StateDirectoryError(
-                f"the state directory {self.path} belongs to user {found.st_uid}, who could take the leases of others "
-                f"away; it must belong to root or to you",
-                hint=f"'chown root {self.path}', or set {VARIABLE} to another directory",
-            )
-        if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
-            raise StateDirectoryError(
-                f"the state directory {self.path} lets users remove each other's files: it is writable for others "
-                f"(mode {stat.S_IMODE(found.st_mode):04o}) and not sticky",
-                hint=f"'chmod 1777 {self.path}'",
-            )
-        if network := network_type(descriptor):
-            raise StateDirectoryError(
-                f"the state directory {self.path} is on a network file system ({network}), where locks of other "
-                f"machines' processes look like ours or are not seen",
-                hint=f"set {VARIABLE} to a directory on this machine, best on tmpfs",
-            )
+        check(descriptor, found, path)
         self.shared = found.st_mode & stat.S_ISVTX != 0 and found.st_mode & 0o022 != 0
-        test_lock(descriptor, self.path)
+        if not tested(descriptor) and test_lock(descriptor, path):
+            self._bring_over(descriptor, path, clear=True)
+            note_test(descriptor)
+
+    def _bring_over(self, descriptor: int, path: str, *, clear: bool) -> None:
+        """Bring leases over that are in force and not in this directory, since it was deleted or was not in force.
+
+        Args:
+            descriptor: The directory.
+            path: Its path.
+            clear: Whether to remove the directories that leases are brought over from.
+
+        Raises:
+            LedgerBusyError: When a directory of ours is kept locked.
+            OSError: When something cannot be written.
+        """
+        from anyaccel.ledger import recovery
+
+        paths = [place.path for place in self._places]
+        own = paths[paths.index(path) + 1 :]
+        former: list[tuple[str, int]] = []
+        try:
+            for former_path in {*own, *self._others()}:
+                with contextlib.suppress(OSError):
+                    former.append((former_path, os.open(former_path, OPENING)))
+                    if os.geteuid() not in (0, os.fstat(former[-1][1]).st_uid):
+                        os.close(former.pop()[1])
+            for former_path, source in former:
+                if not self._lock_file(source, time.monotonic() + _BRING_OVER_SECONDS) and former_path in own:
+                    raise self.busy(self.owner(source), _BRING_OVER_SECONDS, former_path)
+            recovery.recover(descriptor, paths, former)
+            for former_path, source in former if clear else ():
+                recovery.clear(source)
+                with contextlib.suppress(OSError):  # it has files that are none of ours
+                    os.rmdir(former_path)
+        finally:
+            for _, source in former:
+                self.unlock(source)
+                os.close(source)
 
 
 def find(environ: Mapping[str, str]) -> StateDirectory:
-    """Find the state directory that an environment leads to, and make it where that is ours to do.
+    """Find the state directory that an environment leads to.
 
     Raises:
         StateDirectoryError: When it must not be used.
     """
-    chosen = environ.get(VARIABLE)
-    if chosen:
-        if not os.path.isabs(chosen):
-            raise StateDirectoryError(f"{VARIABLE} must be an absolute path (got {chosen!r})")
-        return StateDirectory(chosen.rstrip("/") or "/", _MODE_PRIVATE)
-    by_root = os.geteuid() == 0 and os.access(os.path.dirname(MACHINE_WIDE), os.W_OK)
-    if by_root or os.path.lexists(MACHINE_WIDE):
-        return StateDirectory(MACHINE_WIDE, _MODE_SHARED if by_root else None)
-    return StateDirectory(f"/dev/shm/anyaccel-{os.geteuid()}", _MODE_PRIVATE)  # noqa: S108 -- its owner is verified
-
-
-def _refused(path: str, error: OSError) -> StateDirectoryError:
-    reason = {
-        errno.ELOOP: "it is a symbolic link, which somebody else could turn elsewhere",
-        errno.ENOTDIR: "it is no directory, or a symbolic link, which somebody else could turn elsewhere",
-    }.get(error.errno or 0, error.strerror)
-    return StateDirectoryError(
-        f"the state directory {path} cannot be used: {reason}", hint=f"set {VARIABLE} to a directory of your own"
-    )
+    found, others = places(environ)
+    return StateDirectory(found, others)

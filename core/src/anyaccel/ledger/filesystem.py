@@ -11,7 +11,9 @@ import sys
 
 from anyaccel.errors import StateDirectoryError
 from anyaccel.ledger.names import boot, hidden_name
+from anyaccel.ledger.usernamespace import outside
 
+_MAKING = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NETWORK = re.compile(
     "9p|acfs|afs|beegfs|ceph|cifs|coda|cvfs|davfs|drvfs|fhgfs|glusterfs|gpfs|ibrix|lustre|ncpfs|nfs|nfs4|orangefs|"
     "panfs|prl_fs|pvfs2|scoutfs|smb2|smb3|smbfs|snfs|vboxsf|virtiofs|vmhgfs|wekafs"
@@ -20,7 +22,7 @@ _LOCAL_FUSE = ("fuseblk", "fuse.fuse-overlayfs")
 _TRY_TO_LOCK = """
 import fcntl, os, sys
 try:
-    fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(os.open(sys.stdin.buffer.read(), os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
 except BlockingIOError:
     print("refused")
 else:
@@ -43,36 +45,44 @@ def file_system(descriptor: int) -> str:
     return _type(descriptor)
 
 
-def _type(descriptor: int) -> str:
-    """Type of a file system, by the mount that a descriptor came through; empty when unknown."""
-    try:
-        with open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as info:
-            mount = next((line.split()[1] for line in info if line.startswith("mnt_id:")), "")
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
-            for line in table:
-                if line.split(" ", 1)[0] == mount:
-                    return line.partition(" - ")[2].split(" ", 1)[0]
-    except OSError:
-        pass
+def mount(descriptor: int) -> str:
+    """Number of the mount that a descriptor came through; empty when unknown."""
+    with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as info:
+        return next((line.split()[1] for line in info if line.startswith("mnt_id:")), "")
     return ""
 
 
-def test_lock(descriptor: int, path: str) -> None:
-    """Once per boot and user, make sure that a second process does not get a lock that this one holds.
+def _type(descriptor: int) -> str:
+    """Type of a file system, by the mount that a descriptor came through; empty when unknown."""
+    wanted = mount(descriptor)
+    with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
+        for line in table:
+            if line.split(" ", 1)[0] == wanted:
+                return line.partition(" - ")[2].split(" ", 1)[0]
+    return ""
+
+
+def tested(descriptor: int) -> bool:
+    """Whether a directory has been tested in this boot by this user, or by root."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.stat(_marker(), dir_fd=descriptor, follow_symlinks=False).st_uid in (0, os.geteuid())
+    return False
+
+
+def test_lock(descriptor: int, path: str) -> bool:
+    """Make sure that a second process does not get a lock that this one holds.
+
+    Returns:
+        Whether it was tested; not where nothing can be written: whoever wants a lease there is told why.
 
     Raises:
-        StateDirectoryError: When it does.
+        StateDirectoryError: When it gets it.
     """
-    marker = f"checked.{boot()}.{os.geteuid()}"
-    with contextlib.suppress(FileNotFoundError):
-        if os.stat(marker, dir_fd=descriptor, follow_symlinks=False).st_uid in (0, os.geteuid()):
-            return
     name = hidden_name()
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        file = os.open(name, flags, 0o600, dir_fd=descriptor)
+        file = os.open(name, _MAKING, 0o600, dir_fd=descriptor)
     except OSError:
-        return  # nobody can take a lease here; whoever tries is told why
+        return False
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         answer = _ask_second_process(f"{path}/{name}")
@@ -87,12 +97,22 @@ def test_lock(descriptor: int, path: str) -> None:
             f"holds was not refused (it {answer})",
             hint="set ANYACCEL_STATE_DIR to a directory on tmpfs",
         )
+    return True
+
+
+def note_test(descriptor: int) -> None:
+    """Note that a directory has been tested, so that :func:`tested` is true until the next boot."""
     with contextlib.suppress(OSError):
-        os.close(os.open(marker, flags, 0o644, dir_fd=descriptor))
+        os.close(os.open(_marker(), _MAKING, 0o644, dir_fd=descriptor))
+
+
+def _marker() -> str:
+    return f"checked.{boot()}.{outside(os.geteuid())}"
 
 
 def _ask_second_process(path: str) -> str:
-    command = [sys.executable or "python3", "-I", "-S", "-c", _TRY_TO_LOCK, path]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
-    lines = done.stderr.strip().splitlines() or ["said nothing"]
-    return done.stdout.strip() or f"failed: {lines[-1]}"
+    command = [sys.executable or "python3", "-I", "-S", "-c", _TRY_TO_LOCK]
+    # The path through a pipe: a command line can be read by everybody.
+    done = subprocess.run(command, input=os.fsencode(path), capture_output=True, check=False, timeout=60)
+    lines = done.stderr.decode(errors="replace").strip().splitlines() or ["said nothing"]
+    return done.stdout.decode(errors="replace").strip() or f"failed: {lines[-1]}"

@@ -5,17 +5,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from anyaccel.errors import LedgerError
-from anyaccel.ledger import process, record
+from anyaccel.ledger import listing, record
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
-from anyaccel.ledger.lockfile import LockedFile
-from anyaccel.ledger.names import boot, lease_name
+from anyaccel.ledger.lockfile import Life, LockedFile
+from anyaccel.ledger.mark import Mark
+from anyaccel.ledger.names import boot, lease_name, parse_lease
 from anyaccel.ledger.witness import Witnesses
+
+if TYPE_CHECKING:
+    import logging
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,22 +33,26 @@ class Want:
             they are locked, too, where they exist. A path of a device node is opened, which may start the device.
         request: What was asked for, for people to read.
         confined: Whether the holder will be confined to its devices, for people to read.
+        mark: Gives the mark of what will be started with the lease, which differs from all of a collection: those of
+            other leases. None where nothing will be marked; then the lease ends with its lock and its process.
     """
 
     candidates: frozenset[str]
     witnesses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     request: str = ""
     confined: bool = False
+    mark: Callable[[Collection[Mark]], Mark] | None = None
 
 
 class Lease:
     """Devices that are held.
 
-    It ends when it is released, or when every process that carries its descriptors has ended. It does not end because
-    nobody refers to the object any more: the devices may be in use all the same. In a forked child, :meth:`release`
-    only lets go of the child's copy.
+    It ends when it is released; else once every process has ended that took it, has its descriptors, or carries its
+    mark. It does not end when the object is collected: the devices may be in use all the same. In a forked child,
+    :meth:`release` only lets go of the child's copy.
 
     Attributes:
+        mark: Mark of what is started with it; empty where there is none.
         id: Identity, as ``anyaccel status`` shows it.
         devices: Units that are held by device id, in 1/10000.
     """
@@ -56,7 +64,10 @@ class Lease:
         choice: Mapping[str, int],
         files: Mapping[str, LockedFile],
         witnesses: Witnesses,
+        *,
+        mark: Mark = (),
     ) -> None:
+        self.mark = mark
         self.devices: Mapping[str, int] = MappingProxyType(dict(choice))
         self._state = state
         self._nonce = nonce
@@ -98,28 +109,44 @@ class Lease:
             os.set_inheritable(fd, True)
         return self.fds
 
-    def hand_to(self, pid: int) -> None:
-        """Say that another process, which carries the lease, is the one that uses the devices.
-
-        After a crash they are given out again only once that process has left the kernel.
-
-        Raises:
-            LedgerError: When there is no such process, or the ledger cannot be written; nothing has changed then, or
-                some of the devices already say so.
-        """
-        start = process.start_time(pid)
-        if start is None:
-            raise LedgerError(f"lease {self.id} cannot be handed to process {pid}: there is none")
-        directory = self._state.open()
+    def _rename(self, owner: tuple[int, int], mark: Mark) -> None:
+        directory = self._state.open(make=True)
         try:
             if not self._state.lock(directory, BUSY_SECONDS):
                 raise self._state.busy(self._state.owner(directory))
             for device, file in self._files.items():
-                file.rename(directory, lease_name(device, self.devices[device], self._nonce, (pid, start)))
+                file.rename(directory, lease_name(device, self.devices[device], self._nonce, owner, mark))
         except OSError as error:
             raise self._state.fault(error) from error
         finally:
             self._state.unlock(directory)
+            self._state.close(directory)
+
+    def leave_to(self, mark: Mark) -> bool:
+        """Let go of the devices; they are free once no process carries a mark, or the lease's descriptors.
+
+        Args:
+            mark: Mark of what was started with the devices: the lease's own, or one drawn inside it.
+
+        Returns:
+            Whether they are free already.
+        """
+        if self.released or self._owner != os.getpid():
+            self._close()
+            return True
+        try:
+            self._rename((0, 0), mark)
+        except LedgerError as error:
+            _log().warning("lease %s is kept until this process ends: %s", self.id, error)
+        left = [lease for file in self._files.values() if (lease := parse_lease(file.name))]
+        self._close()
+        directory = self._state.open()
+        try:
+            states = listing.states(directory, left)
+            over = [name for name, state in states.items() if state.life is Life.OVER]
+            listing.sweep(directory, over)
+            return len(over) == len(left)
+        finally:
             self._state.close(directory)
 
     def set_aside(self, reason: str) -> None:
@@ -140,20 +167,21 @@ class Lease:
         for file in list(self._files.values()):  # each step can be done twice, by another thread or after an interrupt
             if ours:
                 self._unlink(file)
+        self._close()
+
+    def _close(self) -> None:
+        for file in list(self._files.values()):
             file.close()
         self._witnesses.close()
         self._files.clear()
 
     def _unlink(self, file: LockedFile) -> None:
         try:
-            os.unlink(f"{self._state.path}/{file.name}")
-        except FileNotFoundError:
-            pass
+            lost = file.fd >= 0 and os.fstat(file.fd).st_nlink == 0
+            self._state.remove(file.name, lost=lost)
         except OSError as error:
-            import logging
-
             ends = "when this process does" if error.errno == errno.EROFS else "at the latest when this process does"
-            logging.getLogger("anyaccel").warning(
+            _log().warning(
                 "lease %s: %s/%s cannot be removed (%s); it ends %s",
                 self.id, self._state.path, file.name, error.strerror, ends,
             )  # fmt: skip
@@ -169,3 +197,9 @@ class Lease:
     def __repr__(self) -> str:
         held = "released" if self.released else ", ".join(f"{device}:{units}" for device, units in self.devices.items())
         return f"<Lease {self.id}: {held}>"
+
+
+def _log() -> logging.Logger:
+    import logging
+
+    return logging.getLogger("anyaccel")

@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
-from anyaccel.errors import StateDirectoryError
+from anyaccel.errors import LeaseNotFoundError, StateDirectoryError
+from anyaccel.ledger import mark as marks
+from anyaccel.ledger import process
 from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
-from anyaccel.ledger.directory import MACHINE_WIDE, StateDirectory, find
+from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.lease import Lease, Want
-from anyaccel.ledger.listing import read
-from anyaccel.ledger.names import MAX_PRIORITY
+from anyaccel.ledger.listing import Listing, read, states
+from anyaccel.ledger.lockfile import Life
+from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
+from anyaccel.ledger.places import MACHINE_WIDE
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, records
+
+_Found = TypeVar("_Found")
 
 
 class Ledger:
@@ -150,40 +156,38 @@ class Ledger:
 
     def leases(self) -> tuple[LeaseRecord, ...]:
         """The leases that are in force: one record for each device of each."""
-        directory = self._state.open()
-        try:
-            return tuple(records(directory, read(directory)))
-        except OSError as error:
-            raise self._state.fault(error) from error
-        finally:
-            self._state.close(directory)
+        return self._looked(records)
 
     def tickets(self) -> tuple[TicketRecord, ...]:
         """Those who wait, first to be served first."""
         from anyaccel.ledger.tickets import records
 
-        directory = self._state.open()
-        try:
-            return tuple(records(directory, read(directory)))
-        except OSError as error:
-            raise self._state.fault(error) from error
-        finally:
-            self._state.close(directory)
+        return self._looked(records)
 
     def wanted(self, devices: frozenset[str]) -> frozenset[str]:
         """Those of some devices for which another process waits: a quick look for those who could give some back."""
         from anyaccel.ledger.tickets import wanted_by_others
 
-        directory = self._state.open()
+        return frozenset(self._looked(lambda directory, listing: wanted_by_others(directory, listing, devices)))
+
+    def _looked(self, look: Callable[[int, Listing], Iterable[_Found]]) -> tuple[_Found, ...]:
+        """What is found in the state directory, given its descriptor and what is in it; nothing where there is none."""
         try:
-            return wanted_by_others(directory, read(directory), devices)
+            directory = self._state.open()
+        except NoStateDirectoryError:
+            return ()
+        try:
+            return tuple(look(directory, read(directory)))
         except OSError as error:
             raise self._state.fault(error) from error
         finally:
             self._state.close(directory)
 
     def release_of(self, lease_id: str, *, grace: float = 10.0, force: bool = False) -> tuple[int, ...]:
-        """End a lease of one's own from outside, or anybody's as root, by ending every process that carries it.
+        """End a lease of one's own from outside, or any lease as root, by ending all that was started with it.
+
+        A process is ended only where the kernel confirms that it holds the lease or carries its mark, and where it
+        belongs to the owner of the lease.
 
         Args:
             lease_id: Identity of the lease.
@@ -200,7 +204,46 @@ class Ledger:
         """
         from anyaccel.ledger.ending import end
 
-        return end(self._state, lease_id, grace=grace, force=force)
+        try:
+            return end(self._state, lease_id, grace=grace, force=force)
+        except NoStateDirectoryError as error:
+            raise LeaseNotFoundError(f"no lease {lease_id!r} is in force: {error}") from error
+
+    def forget(self, lease_id: str) -> tuple[int, ...]:
+        """Give back what a lease of one's own holds, and leave alone what still runs with it.
+
+        Returns:
+            The processes that still run with the devices, as far as they can be seen.
+
+        Raises:
+            LeaseNotFoundError: When there is no such lease.
+            LeasePermissionError: When it belongs to another user, also for root.
+            LedgerError: When the ledger cannot be written, or a process keeps the lock on the device itself.
+        """
+        from anyaccel.ledger.ending import forget
+
+        return forget(self._state, lease_id)
+
+    def refusal(self, lease_id: str) -> str:
+        """Say why a lease does not cover this process; empty when it does.
+
+        It covers a process that was started with it, as long as it is in force.
+        """
+        directory = self._state.open()
+        try:
+            found = read(directory)
+            files = [lease for lease in found.leases if lease.id == lease_id and lease.id]
+            in_force = states(directory, files)
+            for lease in files:
+                if in_force[lease.name].life is not Life.OVER and _covers(directory, lease):
+                    return ""
+        except OSError as error:
+            raise self._state.fault(error) from error
+        finally:
+            self._state.close(directory)
+        if any(state.life is not Life.OVER for state in in_force.values()):
+            return "this process was not started with it"
+        return "it has ended"
 
     def _begin(self, want: Want, choose: Choose, *, wait: float | None, priority: int, **options: Any) -> Acquisition:
         if wait is not None and not 0 <= wait <= math.inf:
@@ -211,3 +254,13 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"<Ledger {self.path}{'' if self.shared else ' (not shared)'}>"
+
+
+def _covers(directory: int, lease: LeaseName) -> bool:
+    """Whether this process was started with a lease, as the kernel tells; it is in force."""
+    if lease.mark:
+        return marks.carried(lease.mark)
+    if process.me() == (lease.pid, lease.start) or process.is_ancestor(lease.pid, lease.start):
+        return True
+    found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
+    return any(pid == os.getpid() for pid, _ in process.open_files({(found.st_dev, found.st_ino)}, os.getpid()))

@@ -6,9 +6,12 @@ import contextlib
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
+from anyaccel.ledger import mark as marks
 from anyaccel.ledger.lockfile import Life, left_behind, look
-from anyaccel.ledger.names import LeaseName, parse_hidden, parse_lease
+from anyaccel.ledger.names import LeaseName, boot, parse_hidden, parse_lease
 from anyaccel.model.device import UNITS_PER_DEVICE
 
 
@@ -29,15 +32,44 @@ class Listing:
     @property
     def leases(self) -> tuple[LeaseName, ...]:
         """What the names of leases say; most of those who wait in line need not know."""
-        return tuple(filter(None, map(parse_lease, self.named)))
+        return _summary(self.named).leases
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Processes that took them."""
+        return _summary(self.named).pids
+
+    @property
+    def marks(self) -> frozenset[marks.Mark]:
+        """Marks that they name."""
+        return _summary(self.named).marks
 
     def taken(self, over: Collection[str] = ()) -> dict[str, int]:
         """Units that are taken, by device id, at most all of a device; those of some names left out."""
-        taken: dict[str, int] = {}
-        for lease in self.leases:
-            if lease.name not in over:
-                taken[lease.device] = min(UNITS_PER_DEVICE, taken.get(lease.device, 0) + lease.units)
-        return taken
+        return _taken(self.leases, over) if over else dict(_summary(self.named).taken)
+
+
+class _Summary(NamedTuple):
+    leases: tuple[LeaseName, ...]
+    pids: frozenset[int]
+    marks: frozenset[marks.Mark]
+    taken: Mapping[str, int]
+
+
+@lru_cache(maxsize=4)
+def _summary(named: tuple[str, ...]) -> _Summary:
+    """What some names say in all. Who takes devices lists the directory twice, and mostly finds the same leases."""
+    leases = tuple(filter(None, map(parse_lease, named)))
+    pids = frozenset(lease.pid for lease in leases)
+    return _Summary(leases, pids, frozenset(lease.mark for lease in leases), _taken(leases))
+
+
+def _taken(leases: Iterable[LeaseName], over: Collection[str] = ()) -> dict[str, int]:
+    taken: dict[str, int] = {}
+    for lease in leases:
+        if lease.name not in over:
+            taken[lease.device] = taken.get(lease.device, 0) + lease.units
+    return {device: min(UNITS_PER_DEVICE, units) for device, units in taken.items()}
 
 
 def read(directory: int) -> Listing:
@@ -55,12 +87,66 @@ def read(directory: int) -> Listing:
     return Listing(named=tuple(named), tickets=tuple(tickets), hidden=tuple(hidden))
 
 
-def life(directory: int, lease: LeaseName) -> Life:
-    """Say what keeps a lease in force. One that is over stays so: names are never used twice."""
+class LeaseState(NamedTuple):
+    """What keeps a lease in force.
+
+    Attributes:
+        life: The kind of thing that does.
+        carriers: Processes that carry its mark, where these do; empty where they cannot be seen.
+    """
+
+    life: Life
+    carriers: tuple[int, ...] = ()
+
+
+def without_marks(directory: int, lease: LeaseName) -> Life:
+    """Say what keeps a lease in force, without a look at all processes: ``KEPT`` where only that can tell.
+
+    A lease that is over stays so: names are never used twice.
+    """
     found, file = look(directory, lease.name)
-    if found is Life.OVER and file and lease.understood and not left_behind(lease.pid, lease.start, lease.boot):
-        return Life.LEAVING if _exists(directory, lease.name) else Life.OVER
-    return found
+    if found is not Life.OVER or file is None or not lease.understood:
+        return found
+    if not left_behind(lease.pid, lease.start, lease.boot):
+        found = Life.LEAVING
+    elif lease.mark and lease.boot == boot():
+        found = Life.KEPT
+    return found if found is Life.OVER or _exists(directory, lease.name) else Life.OVER
+
+
+def by_marks(directory: int, leases: Collection[LeaseName]) -> dict[str, LeaseState]:
+    """Say of leases whose lock is free and whose process is gone whether their marks are carried, by name.
+
+    One look at all processes answers for all of them. Where ``/proc`` hides processes of other users, only the owner of
+    a lease and root can tell.
+    """
+    found = marks.carriers({lease.mark for lease in leases}) if leases else {}
+    hidden = bool(leases) and marks.hidden()
+    states = {}
+    for lease in leases:
+        carriers = found.get(lease.mark, ()) if found is not None else ()
+        unknown = found is None or (hidden and not carriers and _owner(directory, lease.name) != os.geteuid())
+        states[lease.name] = LeaseState(Life.KEPT if carriers or unknown else Life.OVER, carriers)
+    return states
+
+
+def states(directory: int, leases: Iterable[LeaseName]) -> dict[str, LeaseState]:
+    """Say what keeps each of some leases in force, by name; looks at all processes at most once.
+
+    A lease whose holder has ended, and whose descriptors a carrier of its mark still has, is kept like one of which a
+    carrier has the mark alone.
+    """
+    found = {lease: without_marks(directory, lease) for lease in leases}
+    asked = {
+        lease: life
+        for lease, life in found.items()
+        if life is Life.KEPT or (life is Life.HELD and lease.mark and left_behind(lease.pid, lease.start, lease.boot))
+    }
+    marked = by_marks(directory, asked)
+    for lease, life in asked.items():
+        if life is Life.HELD and not marked[lease.name].carriers:
+            del marked[lease.name]
+    return {lease.name: LeaseState(life) for lease, life in found.items()} | marked
 
 
 def fits(choice: Mapping[str, int], taken: Mapping[str, int]) -> bool:
@@ -83,6 +169,14 @@ def debris(directory: int, hidden: Iterable[str]) -> list[str]:
         if maker and left_behind(*maker) and look(directory, name)[0] is Life.OVER:
             found.append(name)
     return found
+
+
+def _owner(directory: int, name: str) -> int | None:
+    """User id of a file's owner; None when the file has gone."""
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid
+    except OSError:
+        return None
 
 
 def _exists(directory: int, name: str) -> bool:

@@ -13,6 +13,7 @@ from anyaccel.ledger import process
 from anyaccel.ledger.names import boot, hidden_name
 
 BODY_LIMIT = 4096
+_LOOKING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TRIES = 100
 
 
@@ -23,6 +24,8 @@ class Life(Enum):
     """Its lock is held, or may be."""
     LEAVING = "leaving"
     """Its lock is free, but its process has not left the kernel yet: what it had open may still be in use."""
+    KEPT = "kept"
+    """Its lock is free and its process gone, but a process that was started with it lives, or may."""
     OVER = "over"
     """Nothing: it is debris."""
 
@@ -125,13 +128,18 @@ def look(directory: int, name: str) -> tuple[Life, os.stat_result | None]:
     The test takes a shared lock for a moment: it stands in no other tester's way, even when we are stopped meanwhile.
 
     Returns:
-        ``HELD`` or ``OVER``, and the file's state if it could be opened. What cannot be opened for want of permission
-        is taken to be held; what is no regular file is nobody's, since no version ever makes one.
+        ``HELD`` or ``OVER``, and the file's state if it has one. What cannot be opened, for want of permission or
+        because its owner has a kernel lease on it (``F_SETLEASE``), is taken to be held: that keeps from others what
+        the owner could keep by a lock, too. What is no regular file is nobody's, since no version ever makes one.
     """
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-    except PermissionError:
-        return Life.HELD, None
+        fd = os.open(name, _LOOKING, dir_fd=directory)
+    except (PermissionError, BlockingIOError):
+        try:
+            found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return Life.OVER, None
+        return (Life.HELD, found) if stat.S_ISREG(found.st_mode) else (Life.OVER, None)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # gone; a link; a socket
             return Life.OVER, None
@@ -149,6 +157,19 @@ def look(directory: int, name: str) -> tuple[Life, os.stat_result | None]:
         os.close(fd)
 
 
+def obstacle(directory: int, name: str) -> str:
+    """Say why a file cannot be looked at, so that it is taken to be held; empty when it can be, or is not there."""
+    try:
+        os.close(os.open(name, _LOOKING, dir_fd=directory))
+    except BlockingIOError:
+        return "has a kernel lease on it (F_SETLEASE), which keeps others from opening it"
+    except PermissionError:
+        return "may not be opened by others"
+    except OSError:
+        pass
+    return ""
+
+
 def left_behind(pid: int, start: int, tag: str) -> bool:
     """Whether the process that made a file cannot use anything any more."""
     return tag != boot() or process.gone(pid, start)
@@ -157,7 +178,7 @@ def left_behind(pid: int, start: int, tag: str) -> bool:
 def read_body(directory: int, name: str, limit: int = BODY_LIMIT) -> bytes:
     """Read what is written in somebody's file; empty when that cannot be done."""
     try:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        fd = os.open(name, _LOOKING, dir_fd=directory)
     except OSError:
         return b""
     try:

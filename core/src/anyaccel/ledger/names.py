@@ -1,8 +1,11 @@
 """What the names of files in the state directory say, and how device ids are written in them.
 
-A lease is ``v1.<device>.<units>.<pid>.<starttime>.<nonce>``: whoever counts what is taken needs nothing but names. A
-ticket of somebody who waits is ``t1.<rank>.<number>.<pid>.<starttime>.<nonce>.<wanted>``, in which the numbers have
-leading zeros, so that the order of the names is the order of service. What is being made is hidden:
+A lease is ``v2.<device>.<units>.<pid>.<starttime>.<mark>.<nonce>``: whoever counts what is taken needs nothing but
+names. The mark is the one that all carry which was started with the lease, as 16 hexadecimal digits of
+:func:`anyaccel.ledger.mark.limit`, zeros for none; a process id of 0 says that no process matters but those that carry
+the mark. ``v1`` is the same without a mark, as version 0.1 writes it. A ticket of a waiter is
+``t1.<rank>.<number>.<pid>.<starttime>.<nonce>.<wanted>``, in which the numbers have leading zeros, so that the order of
+the names is the order of service. What is being made is hidden:
 ``.<pid>.<starttime>.<nonce>``. A nonce starts with the tag of the boot, so that files that outlived a boot say so.
 
 Names come from other processes, possibly of another version or with bad intent; nothing here raises on them.
@@ -18,6 +21,7 @@ from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import NamedTuple
 
+from anyaccel.ledger import mark as marks
 from anyaccel.ledger.process import me
 from anyaccel.model.device import UNITS_PER_DEVICE
 
@@ -31,11 +35,16 @@ _NUMBER = slice(11, 27)
 
 _DEVICE = re.compile(r"[ -~]{1,128}")
 _PLAIN = re.compile(r"[0-9A-Za-z:@+_-]")
-_IDENTITY = r"(?P<pid>[0-9]{1,10})\.(?P<start>[0-9]{1,20})\.(?P<boot>[0-9a-f]{8})(?P<id>[0-9a-f]{12})"
-_LEASE = re.compile(rf"v1\.(?P<device>[^.]+)\.(?P<units>[0-9]{{1,5}})\.{_IDENTITY}")
+_OWNER, _NONCE = r"(?P<pid>[0-9]{1,10})\.(?P<start>[0-9]{1,20})", r"(?P<boot>[0-9a-f]{8})(?P<id>[0-9a-f]{12})"
+_LEASES = {
+    "v1": re.compile(rf"v1\.(?P<device>[^.]+)\.(?P<units>[0-9]{{1,5}})\.{_OWNER}\.{_NONCE}(?P<mark>)"),
+    "v2": re.compile(rf"v2\.(?P<device>[^.]+)\.(?P<units>[0-9]{{1,5}})\.{_OWNER}\.(?P<mark>[0-9a-f]{{16}})\.{_NONCE}"),
+}
 _ANY_LEASE = re.compile(r"v[0-9]+\.(?P<device>[^.]+)(\..*)?")
-_TICKET = re.compile(rf"t1\.(?P<rank>[0-9]{{7}})\.(?P<number>[0-9]{{16}})\.{_IDENTITY}\.(?P<wanted>[0-9A-Za-z_+-]*)")
-_HIDDEN = re.compile(rf"\.{_IDENTITY}")
+_TICKET = re.compile(
+    rf"t1\.(?P<rank>[0-9]{{7}})\.(?P<number>[0-9]{{16}})\.{_OWNER}\.{_NONCE}\.(?P<wanted>[0-9A-Za-z_+-]*)"
+)
+_HIDDEN = re.compile(rf"\.{_OWNER}\.{_NONCE}")
 
 
 class LeaseName(NamedTuple):
@@ -45,10 +54,11 @@ class LeaseName(NamedTuple):
         name: The name.
         device: Id of the device.
         units: Units of it that are held, in 1/10000; all of them where the rest is not understood.
-        pid: Process that took the lease; 0 where it is not understood.
+        pid: Process that took the lease; 0 where it is not understood, or only those matter that carry the mark.
         start: Start time of that process, in ticks since the boot; 0 when unknown.
         boot: Tag of the boot in which it was taken.
         id: Identity of the lease, the same for all devices of one request.
+        mark: Mark of all that was started with the lease; empty where there is none.
         understood: Whether this version knows what the name says.
     """
 
@@ -59,6 +69,7 @@ class LeaseName(NamedTuple):
     start: int = 0
     boot: str = ""
     id: str = ""
+    mark: marks.Mark = ()
     understood: bool = False
 
 
@@ -136,10 +147,10 @@ def hidden_name() -> str:
     return f".{pid}.{start}.{new_nonce()}"
 
 
-def lease_name(device: str, units: int, nonce: str, owner: tuple[int, int] | None = None) -> str:
+def lease_name(device: str, units: int, nonce: str, owner: tuple[int, int] | None = None, mark: marks.Mark = ()) -> str:
     """Name a lease of this process, or of the one whose process id and start time are given."""
     pid, start = owner or me()
-    return f"v1.{encode(device)}.{units}.{pid}.{start}.{nonce}"
+    return f"v2.{encode(device)}.{units}.{pid}.{start}.{marks.limit(mark) if mark else 0:016x}.{nonce}"
 
 
 def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[str]) -> str:
@@ -166,11 +177,14 @@ def _ticket_prefix(priority: int) -> str:
 @lru_cache(maxsize=8192)
 def parse_lease(name: str) -> LeaseName | None:
     """Read a lease's name; None when it is none, or says of which device in no way that we know."""
-    match = _LEASE.fullmatch(name) or _ANY_LEASE.fullmatch(name)
+    version = _LEASES.get(name[:2])
+    match = (version.fullmatch(name) if version else None) or _ANY_LEASE.fullmatch(name)
     device = decode(match["device"]) if match else None
     if match is None or device is None:
         return None
-    if match.re is not _LEASE or not 0 < int(match["units"]) <= UNITS_PER_DEVICE:
+    value = int(match["mark"] or "0", 16) if match.re is version else -1
+    mark = marks.parse(value) or None if value else ()
+    if mark is None or not 0 < int(match["units"]) <= UNITS_PER_DEVICE:
         return LeaseName(name=name, device=device)
     return LeaseName(
         name=name,
@@ -180,6 +194,7 @@ def parse_lease(name: str) -> LeaseName | None:
         start=int(match["start"]),
         boot=match["boot"],
         id=match["id"],
+        mark=mark,
         understood=True,
     )
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 import select
+import signal
+import time
 from collections.abc import Iterator
+from functools import cache
+
+_SET_PARENT_DEATH_SIGNAL = 1
+_EXITING = 0x4
+"""PF_EXITING of the flags in ``/proc/PID/stat``, in all versions of the kernel."""
 
 _ME: tuple[int, int] | None = None
-_ahead: int | None = None
 
 
 def exists(pid: int) -> bool:
     """Whether there is a process of this number here: the cheapest question; the number may be another's by now."""
+    if pid <= 0:
+        return False
     try:
-        os.kill(max(pid, 0), 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
@@ -36,13 +44,24 @@ def start_time(pid: int) -> int | None:
     The number is the same for all who ask, also in a time namespace, where the kernel shifts what it says.
     """
     fields = _stat(pid)
-    return int(fields[19]) - _ticks_ahead() if fields else None
+    return int(fields[19]) - _ahead("boottime") * os.sysconf("SC_CLK_TCK") // 10**9 if fields else None
+
+
+def monotonic_ns() -> int:
+    """The machine's monotonic clock in nanoseconds: the same for all who ask, also in a time namespace."""
+    return time.monotonic_ns() - _ahead("monotonic")
 
 
 def state(pid: int) -> str:
     """Letter of a process's state: ``R``, ``S``, ``D``, ``T`` for stopped, ``Z`` ...; empty when unknown."""
     fields = _stat(pid)
     return fields[0] if fields else ""
+
+
+def ending(pid: int) -> bool:
+    """Whether a process has begun to leave the kernel, or is gone: it runs no program any more."""
+    fields = _stat(pid)
+    return not fields or bool(int(fields[6]) & _EXITING)
 
 
 def waits_in(pid: int) -> str:
@@ -98,38 +117,102 @@ def lock_owner(file: os.stat_result) -> int | None:
     return next((pid for pid in owners if pid > 0), None)
 
 
-def carriers(files: set[tuple[int, int]]) -> Iterator[int]:
-    """Processes that have one of some files open, by device number and inode; those that we may look into."""
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+def die_with_parent(parent: int) -> None:
+    """Have this process killed when the one that forked it ends; end now if it has ended already."""
+    prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def live_on() -> None:
+    """Take :func:`die_with_parent` back."""
+    prctl(_SET_PARENT_DEATH_SIGNAL, 0)
+
+
+def prctl(option: int, value: int) -> None:
+    """Call ``prctl(2)``.
+
+    Raises:
+        OSError: When the kernel refuses.
+    """
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")
+
+
+def user(pid: int) -> int | None:
+    """Real user id of a process; None when it has gone or cannot be seen."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("Uid:")), None)
+    except OSError:
+        return None
+
+
+def has_lock(pid: int | str, descriptor: int | str) -> bool:
+    """Whether a descriptor of a process carries an exclusive lock: ``/proc/PID/fdinfo`` lists those of its open file.
+
+    A descriptor that was opened to look at a file has none, or a shared one for a moment.
+    """
+    try:
+        with open(f"/proc/{pid}/fdinfo/{descriptor}", encoding="ascii") as info:
+            return any(line.startswith("lock:") and {"FLOCK", "WRITE"} <= set(line.split()) for line in info)
+    except OSError:
+        return False
+
+
+def is_ancestor(pid: int, start: int) -> bool:
+    """Whether a process is one that this process descends from."""
+    current = os.getpid()
+    while current > 1 and (fields := _stat(current)):
+        current = int(fields[1])
+        if current == pid:
+            return start_time(pid) == start
+    return False
+
+
+def open_files(files: set[tuple[int, int]], pid: int | None = None) -> Iterator[tuple[int, int]]:
+    """Descriptors, by process id and number, of some files by device number and inode.
+
+    Args:
+        files: The files.
+        pid: The process that is looked at; None for all that this process may look into.
+    """
+    pids = filter(str.isdigit, os.listdir("/proc")) if pid is None else (str(pid),)
+    for each in pids if files else ():
         try:
-            descriptors = os.listdir(f"/proc/{pid}/fd")
+            descriptors = os.listdir(f"/proc/{each}/fd")
         except OSError:
             continue
         for descriptor in descriptors:
             try:
-                found = os.stat(f"/proc/{pid}/fd/{descriptor}")
+                found = os.stat(f"/proc/{each}/fd/{descriptor}")
             except OSError:
                 continue
             if (found.st_dev, found.st_ino) in files:
-                yield int(pid)
-                break
+                yield int(each), int(descriptor)
 
 
-def _ticks_ahead() -> int:
-    """How far the clock of this process's time namespace is ahead of the machine's; see ``time_namespaces(7)``."""
-    global _ahead  # noqa: PLW0603 -- a process with an offset has it from its start
-    if _ahead is None:
-        _ahead = 0
-        try:
-            with open("/proc/self/timens_offsets", encoding="ascii") as file:
-                offsets = {clock: (int(seconds), int(rest)) for clock, seconds, rest in map(str.split, file)}
-            # The file tells of the namespace of our children, which is ours unless we have just asked for a new one.
-            if os.readlink("/proc/self/ns/time") == os.readlink("/proc/self/ns/time_for_children"):
-                seconds, nanoseconds = offsets["boottime"]
-                _ahead = (seconds * 10**9 + nanoseconds) * os.sysconf("SC_CLK_TCK") // 10**9
-        except (OSError, ValueError, KeyError):  # a kernel without time namespaces
-            pass
-    return _ahead
+@cache
+def _ahead(clock: str) -> int:
+    """Nanoseconds by which a clock of this process's time namespace is ahead of the machine's: ``time_namespaces(7)``.
+
+    Args:
+        clock: ``monotonic`` or ``boottime``.
+    """
+    try:
+        with open("/proc/self/timens_offsets", encoding="ascii") as file:
+            offsets = {name: (int(seconds), int(rest)) for name, seconds, rest in map(str.split, file)}
+        # The file tells of the namespace of our children, which is ours unless we have just asked for a new one.
+        if os.readlink("/proc/self/ns/time") == os.readlink("/proc/self/ns/time_for_children"):
+            seconds, nanoseconds = offsets[clock]
+            return seconds * 10**9 + nanoseconds
+    except (OSError, ValueError, KeyError):  # a kernel without time namespaces
+        pass
+    return 0
 
 
 def _stat(pid: int) -> list[str]:

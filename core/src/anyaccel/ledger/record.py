@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
 from anyaccel.ledger import process
-from anyaccel.ledger.listing import Listing, life
+from anyaccel.ledger.listing import Listing, states
 from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import LeaseName
+from anyaccel.ledger.usernamespace import unmapped
 from anyaccel.model.device import UNITS_PER_DEVICE
+from anyaccel.text import printable
 
 _STOPPED = ("T", "t")
+_SHOWN = 3
 _TEXT_LIMIT = 250  # so that all of it stays below the limit of a body
 
 
@@ -30,13 +32,16 @@ class LeaseRecord:
         device: Id of the device.
         units: Units of it that are held, in 1/10000.
         state: ``held``; ``aside`` when its holder keeps it although nobody uses it any more; ``leaving`` when its
-            holder was killed and has not left the kernel yet; ``unknown`` when it is locked and not understood, which
-            counts as the whole device; ``outside`` when the device itself is locked though no lease says so.
+            holder was killed and has not left the kernel yet; ``kept`` when its holder has ended and processes that
+            were started with it still run; ``unknown`` when it is locked and not understood, which counts as the whole
+            device; ``outside`` when the device itself is locked though no lease says so.
         reason: Why it is not simply held; else empty.
+        hint: The way out, where there is one; else empty.
+        carriers: Processes that keep it although its holder has ended, as far as they can be seen.
         pid: Process that took it; 0 when unknown. It may have ended while processes that it started live on.
         here: Whether the process id means anything in this container: it was taken in the same process namespace.
-        uid: Owner of the file, or None when it could not be looked at.
-        user: Name of that user, or its number.
+        uid: Owner of the file, or None when it could not be looked at, or has no number in our user namespace.
+        user: Name of that user, or its number; ``unknown`` where that is None.
         since: When it was taken, in seconds since 1970 by the clock of that time; None when unknown.
         request: What was asked for, in the holder's words, like the three below: they prove nothing.
         note: What it is for.
@@ -49,6 +54,8 @@ class LeaseRecord:
     units: int
     state: str
     reason: str = ""
+    hint: str = ""
+    carriers: tuple[int, ...] = ()
     pid: int = 0
     here: bool = True
     uid: int | None = None
@@ -114,8 +121,18 @@ lease_body = lru_cache(maxsize=64)(write_body)
 
 
 def add_reason(body: bytes, reason: str) -> bytes:
-    """Add to the body of a lease why it is kept although nobody uses it."""
-    return json.dumps(json.loads(body) | {"aside": clean(reason)}, ensure_ascii=False).encode(errors="replace")
+    """Add to the body of a lease why it is kept although nobody uses it.
+
+    Args:
+        body: What is written in it: by anything that carries the lease, so it may be no JSON.
+        reason: Why, for people to read.
+    """
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    words = found if isinstance(found, dict) else {}
+    return json.dumps({**words, "aside": clean(reason)}, ensure_ascii=False).encode(errors="replace")
 
 
 def read_words(body: bytes) -> dict[str, Any]:
@@ -131,32 +148,46 @@ def read_words(body: bytes) -> dict[str, Any]:
         **texts,
         "confined": words.get("confined") is True,
         "here": words.get("namespace") in (None, _namespace()),
-        "arrived": arrived if type(arrived) is int and abs(arrived) < 1 << 63 else time.monotonic_ns(),
+        "arrived": arrived if type(arrived) is int and abs(arrived) < 1 << 63 else process.monotonic_ns(),
     }
 
 
+def read_locks(body: bytes) -> tuple[str, ...]:
+    """Read which inodes the holder of a lease has locked beside its file."""
+    try:
+        found = json.loads(body)
+        return tuple(path for path in found["locks"] if isinstance(path, str))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ()
+
+
 def clean(value: object) -> str:
-    """Make a text of somebody else's fit for a terminal."""
-    text = value[:_TEXT_LIMIT] if isinstance(value, str) else ""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    """Make a text of somebody else's printable and short; what is no text becomes empty."""
+    return printable(value[:_TEXT_LIMIT]) if isinstance(value, str) else ""
 
 
 def records(directory: int, listing: Listing) -> Iterator[LeaseRecord]:
     """Describe the leases that are in force."""
-    for lease in sorted(listing.leases, key=lambda lease: (lease.device, lease.name)):
-        state = life(directory, lease)
-        if state is not Life.OVER:
-            yield describe(directory, lease, state)
+    leases = sorted(listing.leases, key=lambda lease: (lease.device, lease.name))
+    found = states(directory, leases)
+    for lease in leases:
+        state = found[lease.name]
+        if state.life is not Life.OVER:
+            yield describe(directory, lease, state.life, state.carriers)
 
 
-def describe(directory: int, lease: LeaseName, state: Life) -> LeaseRecord:
+def describe(directory: int, lease: LeaseName, state: Life, carriers: tuple[int, ...] = ()) -> LeaseRecord:
     """Describe one lease."""
     try:
         found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
     except OSError:
         found = None
-    kind, reason = state.value, ""
-    if state is Life.LEAVING:
+    kind, reason, hint = state.value, "", ""
+    if state is Life.KEPT:
+        reason, hint = _kept(carriers), _way_out(lease, found)
+    elif state is Life.LEAVING and not process.ending(lease.pid):  # its file was made again, as ledger.recovery does
+        kind = Life.HELD.value
+    elif state is Life.LEAVING:
         where = process.waits_in(lease.pid)
         reason = f"process {lease.pid} has ended but not left the kernel" + (
             f", where it waits in {where}" * bool(where)
@@ -169,19 +200,57 @@ def describe(directory: int, lease: LeaseName, state: Life) -> LeaseRecord:
         kind, reason = "aside", aside
     del words["arrived"]
     if not reason and words["here"] and process.state(lease.pid) in _STOPPED:
-        reason = f"process {lease.pid} is stopped, and goes on with: kill -CONT {lease.pid}"
+        reason, hint = f"process {lease.pid} is stopped", f"it goes on with 'kill -CONT {lease.pid}'"
     return LeaseRecord(
         id=lease.id,
         device=lease.device,
         units=lease.units,
         state=kind,
         reason=reason,
+        hint=hint,
+        carriers=carriers,
         pid=lease.pid,
-        uid=found.st_uid if found else None,
-        user=user_name(found.st_uid) if found else "unknown",
+        **owner(found),
         since=found.st_mtime if found else None,
         **words,
     )
+
+
+def _kept(carriers: tuple[int, ...]) -> str:
+    """Say which processes keep a lease whose holder has ended: of each its user and program, never its arguments."""
+    if not carriers:
+        return "kept: whether a process of the ended lease still runs cannot be seen from here"
+    shown = [f"{pid} ({who})" if (who := _who(pid)) else str(pid) for pid in carriers[:_SHOWN]]
+    more = f" and {len(carriers) - len(shown)} more" if len(carriers) > len(shown) else ""
+    several = len(carriers) > 1
+    return f"kept: process{'es' * several} {', '.join(shown)}{more} of the ended lease still run{'s' * (not several)}"
+
+
+def _who(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            program = file.read(64).rstrip("\n")
+        return f"{user_name(os.stat(f'/proc/{pid}').st_uid)}, {clean(program)}"
+    except OSError:
+        return ""
+
+
+def _way_out(lease: LeaseName, file: os.stat_result | None) -> str:
+    """What its owner can do about a lease that is kept."""
+    who = (
+        "" if file and file.st_uid == os.geteuid() else f"{user_name(file.st_uid)} or root: " if file else "its owner: "
+    )
+    return (
+        f"{who}'anyaccel release {lease.id}' ends them; "
+        f"'anyaccel release --forget {lease.id}' gives the device back whatever still runs"
+    )
+
+
+def owner(found: os.stat_result | None) -> dict[str, Any]:
+    """The ``uid`` and ``user`` of a record: unknown where a file has no state, or a user namespace hides its owner."""
+    if found is None or unmapped(found.st_uid):
+        return {"uid": None, "user": "unknown"}
+    return {"uid": found.st_uid, "user": user_name(found.st_uid)}
 
 
 @cache

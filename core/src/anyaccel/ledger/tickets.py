@@ -1,19 +1,20 @@
 """Those who wait: tickets are files of the same make as leases, served in the order of their names.
 
 Somebody who waits shows that it still looks for devices by a stamp, the modification time of its ticket, in
-nanoseconds of the monotonic clock. Whoever has not stamped for a while - stopped, frozen, starved - is overtaken and
-takes its place again as soon as it goes on. The stamp decides about order only, never about who holds what.
+nanoseconds of the machine's monotonic clock. Whoever has not stamped for a while - stopped, frozen, starved - is
+overtaken and takes its place again as soon as it goes on. The stamp decides about order only, never about who holds
+what.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from anyaccel.ledger import process
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.listing import Listing
 from anyaccel.ledger.lockfile import Life, LockedFile, look, read_body
@@ -27,7 +28,7 @@ from anyaccel.ledger.names import (
     ticket_name,
     ticket_suffix,
 )
-from anyaccel.ledger.record import TicketRecord, read_words, user_name, write_body
+from anyaccel.ledger.record import TicketRecord, owner, read_words, write_body
 
 _PATIENCE = 2.0
 _LOOKS_EVERY = 0.25
@@ -85,7 +86,7 @@ class Line:
 
         Looks at the locks and stamps of those at the head until one is found to be there, and at the nearest ones.
         """
-        now = time.monotonic_ns()
+        now = process.monotonic_ns()
         passed: set[str] = set()
         over: list[str] = []
         rivals = list(self.rivals(directory, listing, own))
@@ -139,7 +140,7 @@ class Ticket:
             request: What was asked for, for people to read.
             note: What for.
         """
-        more: dict[str, Any] = {"arrived": time.monotonic_ns()}
+        more: dict[str, Any] = {"arrived": process.monotonic_ns()}
         if not listed_in_name(candidates):
             more["wanted"] = sorted(hashes(candidates))
         self._file.make(directory, write_body(request, note, **more))
@@ -150,7 +151,7 @@ class Ticket:
 
     def stamp(self) -> None:
         """Show that we are here and look for devices."""
-        now = time.monotonic_ns()
+        now = process.monotonic_ns()
         os.utime(self._file.fd, ns=(now, now))
 
     def drop(self) -> None:
@@ -163,7 +164,7 @@ class Ticket:
 
 def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:
     """Describe those who wait, first to be served first."""
-    now = time.monotonic_ns()
+    now = process.monotonic_ns()
     for position, ticket in enumerate(filter(None, map(parse_ticket, listing.tickets))):
         life, found = look(directory, ticket.name)
         if life is Life.OVER:
@@ -173,8 +174,7 @@ def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:
             id=ticket.id,
             priority=ticket.priority,
             pid=ticket.pid,
-            uid=found.st_uid if found else None,
-            user=user_name(found.st_uid) if found else "unknown",
+            **owner(found),
             waited=max(0, now - words["arrived"]) / 1e9,
             responsive=found is None or not _silent(found, now, position),
             request=words["request"],
@@ -210,5 +210,5 @@ def _read_wanted(directory: int, name: str) -> frozenset[int] | None:
     try:
         wanted = json.loads(read_body(directory, name, _WANTED_LIMIT))["wanted"]
         return frozenset(int(each) for each in wanted)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):  # overflow: "1e999" is infinite
         return None

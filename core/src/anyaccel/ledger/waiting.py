@@ -1,7 +1,8 @@
 """Our place in line while we wait, and what wakes us.
 
 Whoever is next watches the state directory for leases that end; everybody else watches the ticket of the one ahead. So
-a device that becomes free wakes one, and one who leaves the line wakes one. All look again now and then in any case: a
+a device that becomes free wakes one, and one who leaves the line wakes one. Threads of one process need no watch for
+that: whoever leaves the line tells the one behind. All look again now and then in any case: a
 user has few watches, and whoever is ahead may be stopped.
 """
 
@@ -34,6 +35,23 @@ _WATCHING = 64  # of those who want the same devices; a user has 128 watches in 
 _SECOND_LOOK = 0.001
 _REMEMBERED = 1000
 
+_behind: dict[str, set[int]] = {}
+"""Tickets of this process, and the event descriptors of those of its threads that wait for one of them to go. A name is
+here until all of them were told, so that a descriptor is closed only when nobody writes to it any more. There is no
+lock, which an interrupt could leave locked: each step is one that the interpreter does as a whole."""
+_idle: list[int] = []
+"""Event descriptors that may still be written to; given to the next, or closed when no ticket is left."""
+
+
+def _forget_in_child() -> None:
+    """Leave the line to the parent: a child has no part in it."""
+    _behind.clear()
+    while _idle:
+        os.close(_idle.pop())
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
 
 class Waiter:
     """One who waits, or will if the devices are not free.
@@ -63,6 +81,8 @@ class Waiter:
         self._line = tickets.Line(want.candidates, priority)
         self._ticket: Ticket | None = None
         self._watch: Watch | None = None
+        self._event = -1
+        self._followed: list[str] = []
         self._leaving: list[int] = []
         self._removed: set[str] = set()
         self._again = False
@@ -81,7 +101,7 @@ class Waiter:
         if look(directory, self._before)[0] is Life.OVER:
             return False
         self._ticket.stamp()
-        if self._watch is not None:
+        if self._watch is not None or self._before in self._followed:
             return True
         own = self._ticket.name
         self.place = min(self.place, sum("t1." <= name < own for name in os.listdir(directory)))
@@ -90,8 +110,7 @@ class Waiter:
     def stand(self, directory: int, listing: Listing) -> Standing:
         """Find out where we stand, and show that we look."""
         if self._ticket and self._ticket.name not in listing.tickets:  # somebody emptied the directory
-            self._ticket.drop()
-            self._ticket = None
+            self._leave()
         self._looked = time.monotonic()
         standing = self._line.stand(directory, listing, self._own)
         self.place, self._before = standing.place, standing.before
@@ -132,11 +151,16 @@ class Waiter:
             self._again = True
         finally:
             self._state.unlock(directory)
-            if not self._ticket.name:
+            if self._ticket.name:
+                _behind[self._ticket.name] = set()
+            else:
                 self._leave()
 
     def _aim(self, directory: int) -> bool:
         """Watch whoever is ahead, or the directory; whether something may have happened before we did."""
+        before = self._before
+        if before and self._follow(before):
+            return look(directory, before)[0] is Life.OVER
         if self.place >= _WATCHING:
             return False
         path = f"{self._state.path}/{self._before}" if self._before else self._state.path
@@ -150,6 +174,21 @@ class Waiter:
         except (OSError, ImportError):  # there is no watch to be had: then we poll
             return False
         return self._before is None or look(directory, self._before)[0] is Life.OVER
+
+    def _follow(self, ticket: str) -> bool:
+        """Have the thread that has a ticket wake us when it leaves the line; False when that is none of ours."""
+        followers = _behind.get(ticket)
+        if followers is None:
+            return False
+        if ticket not in self._followed:
+            try:
+                if self._event < 0:
+                    self._event = _idle.pop() if _idle else os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            except (OSError, IndexError):  # there is none to be had: then we watch, or poll
+                return False
+            self._followed = [*filter(_behind.__contains__, self._followed), ticket]
+            followers.add(self._event)
+        return True
 
     def follow(self, pid: int) -> None:
         """Be woken when a process that has ended leaves the kernel, too."""
@@ -170,7 +209,8 @@ class Waiter:
 
     def descriptors(self) -> list[int]:
         """What becomes readable when something happens; then ask :meth:`noted`."""
-        return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
+        own = [self._event] if self._event >= 0 else []
+        return [*self._leaving, *own, *([self._watch.fileno()] if self._watch else [])]
 
     def noted(self, ready: int) -> bool:
         """Whether what happened is worth another look.
@@ -178,6 +218,9 @@ class Waiter:
         Args:
             ready: The descriptor that is readable.
         """
+        if ready == self._event:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(ready)
         if self._watch is None or ready != self._watch.fileno():
             return True
         worth = False
@@ -200,7 +243,7 @@ class Waiter:
             pause = random.uniform(0.0002, 0.001) if self._before is None else IMPATIENT_SECONDS  # noqa: S311
         elif self.refused or self._again:
             pause, self._again = _SECOND_LOOK, False
-        elif self._watch is None or not self._watch.path:
+        elif self._before not in self._followed and (self._watch is None or not self._watch.path):
             pause = max(_WITHOUT_WATCH, _WITHOUT_WATCH_PER_PLACE * self.place)
         else:
             pause = tickets.interval(self.place)
@@ -232,6 +275,12 @@ class Waiter:
     def close(self) -> None:
         """Leave the line."""
         self._leave()
+        if self._event >= 0:
+            event, self._event = self._event, -1
+            if any(name in _behind for name in self._followed):
+                _idle.append(event)
+            else:
+                os.close(event)
         self.forget()
         if self._watch:
             self._watch.close()
@@ -239,8 +288,15 @@ class Waiter:
 
     def _leave(self) -> None:
         if self._ticket:
+            name = self._ticket.name
             self._ticket.drop()
             self._ticket = None
+            for event in tuple(_behind.get(name, ())):
+                os.eventfd_write(event, 1)
+            _behind.pop(name, None)
+            with contextlib.suppress(IndexError):
+                while not _behind:
+                    os.close(_idle.pop())
 
     @property
     def _own(self) -> str | None:

@@ -76,6 +76,10 @@ class Device:
         links: Strength of the connection to other devices by id. Only the order of the numbers counts: higher is
             better, absent is 0 (only through the host).
         nodes: Paths of the device nodes that a holder opens.
+        occupies: The physical parts that it consists of, each by its directory below ``/sys``, as the host names it.
+            Empty where the same hardware is always divided into the same devices. Where a setting of each user's
+            decides that, ids differ between users and parts do not: leases count and lock the parts. No two devices of
+            one detection have a part in common.
         health: Whether the device can be used.
         health_reason: Why it is unhealthy, with the way out.
         attributes: Further facts of the vendor's choice, by lower-case name.
@@ -100,6 +104,7 @@ class Device:
     parent: str | None = None
     links: Mapping[str, int] = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
+    occupies: tuple[str, ...] = ()
     health: Health = Health.UNKNOWN
     health_reason: str = ""
     attributes: Mapping[str, Attribute] = field(default_factory=dict)

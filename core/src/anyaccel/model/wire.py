@@ -6,6 +6,7 @@ annotation it should satisfy and names every fault at once, and :func:`decode` b
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -13,11 +14,11 @@ from enum import Enum
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from anyaccel.text import shown
+
 T = TypeVar("T")
 
 UNIONS = (types.UnionType, Union)
-SHOWN = 60
-"""Characters of a wrong value that a message repeats."""
 
 
 def encode(value: Any) -> Any:
@@ -74,10 +75,17 @@ def _fits(value: Any, kind: Any) -> bool:
     origin = get_origin(kind)
     if origin is Literal:
         return value in get_args(kind)
-    if kind in (int, float) and isinstance(value, bool):
+    if kind in (int, float) and (isinstance(value, bool) or not _is_usual(value)):
         return False
     accepted = (int, float) if kind is float else origin or kind
     return isinstance(value, accepted)
+
+
+def _is_usual(number: Any) -> bool:
+    """Whether a number is one that every reader of JSON takes: finite, and of at most 64 bits when it is whole."""
+    if isinstance(number, float):
+        return math.isfinite(number)
+    return not isinstance(number, int) or -(1 << 63) <= number < 1 << 64
 
 
 def _parts(value: Any, kind: Any, where: str) -> Iterator[tuple[Any, Any, str]]:
@@ -103,9 +111,10 @@ def hints(kind: type) -> dict[str, Any]:
 
 
 def _mismatch(value: Any, kind: Any, where: str) -> str:
-    shown = repr(value) if len(repr(value)) <= SHOWN else repr(value)[:SHOWN] + "..."
     name = kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else str(kind).replace("anyaccel.", "")
-    return f"{where} must be {name} (got {shown} that is a {type(value).__name__})"
+    if isinstance(value, (int, float)) and not _is_usual(value):
+        name += ", finite and of at most 64 bits"
+    return f"{where} must be {name} (got {shown(value)} that is a {type(value).__name__})"
 
 
 def _build(kind: Any, data: Any) -> Any:

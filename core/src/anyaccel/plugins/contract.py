@@ -25,6 +25,8 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 DEVICE_ID = re.compile(r"[!#-&(-+\--~]{1,128}")
 """Printable ASCII without space, comma and quotes."""
+PART = re.compile(r"(?=.{1,128}$)/sys(/(?!\.{1,2}(/|$))[A-Za-z0-9:@+_.-]+)+")
+"""A directory below ``/sys``, written in one way only."""
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 NOT_A_VENDORS = re.compile(r"PATH|HOME|USER|SHELL|IFS|LD_.*|PYTHON.*|ANYACCEL_.*")
 """Variables that no plug-in may own: who sets them decides what code runs."""
@@ -66,6 +68,9 @@ def detected_faults(value: Any) -> Iterator[str]:
     yield from _mismatches(
         PCI_ADDRESS, "Device.pci_bus_id", (d.pci_bus_id for d in devices if d.pci_bus_id is not None)
     )
+    parts = [part for device in devices for part in device.occupies]
+    yield from _mismatches(PART, "Device.occupies", parts)
+    yield from _repeated("a part in Device.occupies", parts)
     yield from _repeated("Device.id", [device.id for device in devices])
     yield from _repeated("Device.index", [device.index for device in devices])
     for device in devices:
@@ -74,8 +79,8 @@ def detected_faults(value: Any) -> Iterator[str]:
         if device.memory_bytes is not None and device.memory_bytes <= 0:
             yield f"Device.memory_bytes must be positive or None (got {device.memory_bytes} for {device.id!r})"
         for node in device.nodes:
-            if not node.startswith("/"):
-                yield f"Device.nodes must be absolute paths (got {node!r} for {device.id!r})"
+            if not _is_path(node):
+                yield f"Device.nodes must be absolute paths of printable text (got {node!r} for {device.id!r})"
 
 
 def fractional_faults(value: Any) -> Iterator[str]:
@@ -133,7 +138,17 @@ def stats_faults(value: Any) -> Iterator[str]:
 
 def container_faults(value: Any) -> Iterator[str]:
     """Faults of what ``anyaccel_container`` returned."""
-    yield from faults(value, ContainerEdits, "ContainerEdits")
+    shape = list(faults(value, ContainerEdits, "ContainerEdits"))
+    yield from shape
+    if shape:
+        return
+    yield from _mismatches(VARIABLE, "a variable of ContainerEdits.env", value.env)
+    for name, content in value.env.items():
+        if "\0" in content:
+            yield f"the value of {name!r} must not hold a NUL character"
+    for path in (*value.nodes, *(path for mount in value.mounts for path in (mount.source, mount.target))):
+        if not _is_path(path):
+            yield f"ContainerEdits must name absolute paths of printable text (got {path!r})"
 
 
 def listed_faults(value: Any, kind: type[Finding | Product]) -> Iterator[str]:
@@ -148,6 +163,10 @@ def _sequence_faults(value: Any, what: str) -> Iterator[str]:
     if not isinstance(value, (list, tuple)):
         way_out = f"; write ({value!r},)" if isinstance(value, str) else ""
         yield f"it must return a list or tuple of {what} (got {value!r} that is a {type(value).__name__}){way_out}"
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith("/") and text.isprintable()
 
 
 def _mismatches(pattern: re.Pattern[str], what: str, values: Iterable[Any]) -> Iterator[str]:

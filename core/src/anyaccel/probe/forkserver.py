@@ -27,10 +27,10 @@ OUTPUT_TAIL = 8192
 REAP_SECONDS = 0.5
 
 
-def main() -> None:
-    """Serve one batch of tasks, then end."""
+def main(preload: list[str]) -> None:
+    """Import some modules, serve one batch of tasks, then end."""
     gc.disable()  # nobody here lives long enough to need it, and it costs every fork a copy of what it touches
-    for module in sys.argv[2:]:
+    for module in preload:
         importlib.import_module(module)
     batch = json.loads(sys.stdin.buffer.readline() or "{}")
     if batch:

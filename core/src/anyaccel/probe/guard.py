@@ -9,13 +9,12 @@ import json
 import os
 import selectors
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-BOOTSTRAP = "import sys,json;sys.path[:]=json.loads(sys.argv[1]);from anyaccel.probe.forkserver import main;main()"
+from anyaccel import interpreter
 
 START_SECONDS = 20.0
 """Time that the fresh interpreter itself may take beside its tasks, on a machine under load."""
@@ -46,15 +45,8 @@ class GuardedCall:
     """
 
     def __init__(self, *preload: str) -> None:
-        # -I: the caller's module path is passed on as it is, so nothing else should add to it.
-        argv = [sys.executable, "-I", "-c", BOOTSTRAP, json.dumps(sys.path), *preload]
-        self._process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            start_new_session=True,
+        self._process = interpreter.start(
+            "anyaccel.probe.forkserver", preload, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
 
     def run(self, tasks: Mapping[str, tuple[str, Any]], seconds: float) -> dict[str, Outcome]:
@@ -69,7 +61,7 @@ class GuardedCall:
         """
         outcomes: dict[str, Outcome] = {}
         try:
-            self._send(json.dumps({"seconds": seconds, "tasks": tasks}).encode() + b"\n")
+            interpreter.tell(self._process, {"seconds": seconds, "tasks": tasks})
             self._collect(outcomes, len(tasks), time.monotonic() + seconds + START_SECONDS)
         finally:
             self.close()
@@ -90,16 +82,6 @@ class GuardedCall:
             self._process.wait(timeout=1)
         except subprocess.TimeoutExpired:
             self._process.kill()
-
-    def _send(self, data: bytes) -> None:
-        stream = self._process.stdin
-        assert stream is not None  # noqa: S101 - it was asked for
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[stream.write(view) or 0 :]
-        except BrokenPipeError:
-            return  # it has died: every task counts as lost
 
     def _collect(self, outcomes: dict[str, Outcome], count: int, deadline: float) -> None:
         stream = self._process.stdout

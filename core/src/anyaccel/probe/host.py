@@ -23,7 +23,7 @@ GRACE_SECONDS = 0.5
 
 def natural(path: str) -> tuple[tuple[int, int | str], ...]:
     """Sort key that compares the numbers in a path as numbers."""
-    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", path) if part)
+    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", path) if part)
 
 
 class HostFacts:

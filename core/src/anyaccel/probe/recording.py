@@ -14,60 +14,30 @@ A recording is a directory with one file, ``machine.json``:
      "queries": {"library/question": {"value": ...}
                  "library/question": {"error": {"kind": "Class", "message": "...", "value": 9}}}}
 
-What is not in it does not exist on the recorded machine.
+What is not in it does not exist on the recorded machine. :mod:`anyaccel.probe.loading` reads the file.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from anyaccel.errors import CommandTimeoutError, MachineError, QueryError
+from anyaccel.errors import CommandTimeoutError, QueryError
 from anyaccel.probe.context import CommandResult, DeviceNode, Facts, Json
 from anyaccel.probe.host import natural
-
-SCHEMA = "anyaccel.recording/1"
-FILE_NAME = "machine.json"
-PARTS: dict[str, type] = {"environ": dict, "paths": dict, "commands": list, "queries": dict}
+from anyaccel.probe.loading import SCHEMA, plain
 
 Entry = dict[str, Any]
-
-
-def load(path: str) -> dict[str, Any]:
-    """Read the file of a recording.
-
-    Raises:
-        MachineError: When it cannot be read, or is no recording.
-    """
-    try:
-        with open(path, encoding="utf-8") as file:
-            recording: Any = json.load(file)
-    except (OSError, ValueError) as error:
-        raise MachineError(
-            f"the recording {path} cannot be read: {error}; make it with 'anyaccel record DIR'"
-        ) from error
-    found = recording.get("schema") if isinstance(recording, dict) else None
-    if found != SCHEMA:
-        raise MachineError(
-            f'the recording {path} must say "schema": "{SCHEMA}" (got {found!r}); make it with \'anyaccel record DIR\''
-        )
-    wrong = [name for name, kind in PARTS.items() if not isinstance(recording.get(name, kind()), kind)]
-    if wrong:
-        kind = PARTS[wrong[0]].__name__
-        raise MachineError(f"the recording {path} is damaged: {wrong[0]!r} must be a {kind}; record the machine again")
-    checked: dict[str, Any] = recording
-    return checked
 
 
 class RecordedFacts:
     """Facts of a recorded machine.
 
     Args:
-        recording: What :func:`load` read.
+        recording: What :func:`anyaccel.probe.loading.load` read.
         environ: Another environment than the recorded one.
     """
 
@@ -89,12 +59,13 @@ class RecordedFacts:
         return sorted((path for path in known if matches(path)), key=natural)
 
     def readlink(self, path: str) -> str | None:
+        path = plain(path)
         directory, _, name = path.rpartition("/")
         entry = self._paths.get(path) or self._paths.get(f"{self._resolve(directory)}/{name}")
         return entry.get("link") if entry else None
 
     def exists(self, path: str) -> bool:
-        return any(known in self._paths or known in self._directories for known in (path, self._resolve(path)))
+        return any(known in self._paths or known in self._directories for known in (plain(path), self._resolve(path)))
 
     def is_dir(self, path: str) -> bool:
         path = self._resolve(path)
@@ -136,6 +107,7 @@ class RecordedFacts:
 
     def _resolve(self, path: str) -> str:
         """Follow the links on a path, as the kernel would: sysfs shows most devices through links."""
+        path = plain(path)
         for _ in range(40):
             link = next((part for part in [*_parents(path), path] if "link" in self._paths.get(part, {})), None)
             if link is None or (path != link and path in self._paths):
@@ -176,7 +148,7 @@ class Recorder:
         return {
             "schema": SCHEMA,
             "environ": dict(sorted(self.environ.asked.items())),
-            "paths": dict(sorted(self.paths.items(), key=lambda item: natural(item[0]))),
+            "paths": {plain(path): self.paths[path] for path in sorted(self.paths, key=natural)},
             "commands": self.commands,
             "queries": dict(sorted(self.queries.items())),
         }

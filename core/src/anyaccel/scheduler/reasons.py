@@ -79,6 +79,7 @@ class Verdict:
         reasons: What stands in its way; empty when it fits now.
         nearest: The nearest request that this machine can ever serve; None when there is none, or this one can be.
         nearest_now: The nearest request that can be served now; None likewise.
+        ways_out: What can be done about what holds the devices, a sentence each.
     """
 
     request: Request
@@ -87,6 +88,7 @@ class Verdict:
     reasons: tuple[Reason, ...] = ()
     nearest: Request | None = None
     nearest_now: Request | None = None
+    ways_out: tuple[str, ...] = ()
 
     @property
     def cpu(self) -> bool:
@@ -105,7 +107,7 @@ class Verdict:
     @property
     def hint(self) -> str:
         """The way out, or empty."""
-        lines = []
+        lines = list(self.ways_out)
         if not self.ever_fits and self.nearest:
             lines.append(f"nearest that fits: {self.nearest}")
         if self.nearest_now and self.nearest_now != self.nearest:
@@ -121,6 +123,7 @@ class Verdict:
             "cpu": self.cpu,
             "message": self.message,
             "reasons": [reason.to_json() for reason in self.reasons],
+            "ways_out": list(self.ways_out),
             "nearest": None if self.nearest is None else str(self.nearest),
             "nearest_now": None if self.nearest_now is None else str(self.nearest_now),
         }

@@ -10,7 +10,8 @@ from typing import Any
 
 from anyaccel.model.wire import encode
 from anyaccel.probe.context import ProbeContext
-from anyaccel.probe.recording import FILE_NAME, RecordedFacts, load
+from anyaccel.probe.loading import FILE_NAME, load
+from anyaccel.probe.recording import RecordedFacts
 
 
 def load_recording(directory: Path) -> dict[str, Any]:

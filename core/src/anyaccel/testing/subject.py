@@ -17,7 +17,8 @@ from anyaccel.plugins.discovery import Source
 from anyaccel.plugins.vendor import VendorPlugin
 from anyaccel.probe.context import Facts, ProbeContext
 from anyaccel.probe.host import HostFacts
-from anyaccel.probe.recording import FILE_NAME, SCHEMA, RecordedFacts, load
+from anyaccel.probe.loading import FILE_NAME, SCHEMA, load
+from anyaccel.probe.recording import RecordedFacts
 from anyaccel.testing.check import NotApplicable
 
 SECONDS = 10.0

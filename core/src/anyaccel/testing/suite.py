@@ -12,7 +12,7 @@ from anyaccel.inventory.machine import Machine
 from anyaccel.model.wire import encode
 from anyaccel.plugins.discovery import Source, installed
 from anyaccel.probe.guard import GuardedCall, Outcome
-from anyaccel.probe.recording import FILE_NAME
+from anyaccel.probe.loading import FILE_NAME, load
 from anyaccel.testing.check import Check, Result, State
 from anyaccel.testing.subject import HOST, LIVE, PRODUCTS
 from anyaccel.testing.table import CHECKS
@@ -46,6 +46,9 @@ def run_checks(
 
     Returns:
         One result per check and machine, in the order of the table.
+
+    Raises:
+        MachineError: When a recording is damaged: that is no fault of the plug-in.
     """
     chosen = [check for check in CHECKS if not only or check.id in set(only)]
     source, reason = find(vendor)
@@ -54,7 +57,10 @@ def run_checks(
         return [first, *(_skipped(check, "the plug-in is not installed") for check in chosen if check.id != LOADS)]
     if real:
         return _run_real(source, chosen, seconds)
-    return _run(source, list_recordings(recordings), chosen, seconds, live=False)
+    machines = list_recordings(recordings)
+    for path in machines.values():
+        load(os.path.join(path, FILE_NAME))
+    return _run(source, machines, chosen, seconds, live=False)
 
 
 def find(vendor: str) -> tuple[Source | None, str]:
@@ -80,7 +86,7 @@ def list_recordings(directory: str | Path | None) -> dict[str, str]:
         return {}
     names = sorted(os.listdir(directory))
     paths = {name: os.path.join(os.path.abspath(directory), name) for name in names}
-    return {name: path for name, path in paths.items() if os.path.isfile(os.path.join(path, FILE_NAME))}
+    return {name: path for name, path in paths.items() if os.path.lexists(os.path.join(path, FILE_NAME))}
 
 
 def machines_of(check: Check, recordings: Iterable[str]) -> list[str]:

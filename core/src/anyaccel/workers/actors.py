@@ -168,18 +168,25 @@ class ActorMember(Member):
 
     def on_message(self, _: Worker, message: Message) -> None:
         """It has answered: give it the next call, then hand over what it said."""
-        if message.kind in (Kind.BROKEN, Kind.READY):
+        if message.kind not in (Kind.RESULT, Kind.ERROR) or not self.expects(message):
             super().on_message(_, message)
             return
         with self.core.lock:
-            task, self.task = self.task, None
+            task = self.task
+            unknown = task is not None and task.number != message.number
+            if not unknown:
+                self.task, self.last = None, message.number
+        if unknown:
+            self.on_unasked(message.number)
+            return
+        with self.core.lock:
             made = task is None or task.kind != Kind.CONSTRUCT or message.kind == Kind.RESULT
             following = self._state.following() if made and not self.ending else None
             self.task = following
         if following is not None:
             self.run(following)
         if task is not None:
-            settle_task(task, message)
+            settle_task(task, message, plain=self.core.preparation.plain)
         if not made:
             self._fail_to_be_made(task)
         elif self._state.closing:

@@ -5,26 +5,26 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
-import json
 import os
+import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import count
 
+from anyaccel import interpreter
 from anyaccel.errors import NurseryError
-from anyaccel.workers import tree
+from anyaccel.ledger import mark as marks
+from anyaccel.ledger.mark import Mark
 from anyaccel.workers.ending import ending
 from anyaccel.workers.handle import Gone, Owner, Worker
 from anyaccel.workers.loop import loop
-from anyaccel.workers.wire import GONE, HOLD, NUMBER, NURSERY_VARIABLE, SPAWN, STOP, Kind, Message, receive, send
+from anyaccel.workers.wire import GONE, HOLD, NUMBER, SPAWN, STOP, Kind, Message, receive, send
 
-BOOTSTRAP = (
-    "import sys,json;sys.path[:]=json.loads(sys.argv[1])['path'];from anyaccel.workers.nursery import main;main()"
-)
 CLOSE_SECONDS = 5.0
 SWEEP_SECONDS = 0.01
 BUFFER = 1 << 18
@@ -42,7 +42,7 @@ class Nursery:
 
     def __init__(self, preload: Sequence[str]) -> None:
         self.preload = tuple(preload)
-        self.environ = {**os.environ, NURSERY_VARIABLE: os.urandom(12).hex()}
+        self.environ = dict(os.environ)
         self.path = list(sys.path)
         self.alive = True
         self.users = 0
@@ -163,25 +163,20 @@ class Nursery:
             raise NurseryError("a nursery needs a Python interpreter to start, and sys.executable names none")
         control = fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
         config = {
-            "path": self.path,
             "argv": sys.argv,
             "control": control,
             "caller": os.getpid(),
             "preload": self.preload,
         }
         try:
-            return subprocess.Popen(
-                # -I: the caller's module path is passed on as it is, so nothing else should add to it.
-                [sys.executable, "-I", "-c", BOOTSTRAP, json.dumps(config)],
-                env=self.environ,
-                stdin=subprocess.DEVNULL,
-                pass_fds=(control,),
-                start_new_session=True,  # Ctrl-C at the terminal is the caller's business
-            )
+            process = interpreter.start("anyaccel.workers.nursery", config, env=self.environ, pass_fds=(control,))
         except OSError as error:
             raise NurseryError(f"the nursery cannot be started: {error}") from error
         finally:
             os.close(control)
+        assert process.stdin is not None  # noqa: S101 - it is a pipe
+        process.stdin.close()
+        return process
 
     def _stop(self, number: int, grace: float) -> None:
         with contextlib.suppress(OSError):
@@ -190,12 +185,15 @@ class Nursery:
     def _on_control(self) -> None:
         try:
             message = receive(self._control, wait=False)
+            if message is not None:
+                self._hear(message)
         except BlockingIOError:
+            return
+        except (OSError, ValueError, LookupError, struct.error):
+            self._process.kill()  # it has lost its mind; what it guards ends with it, and its calls are told
             return
         if message is None:
             self._on_death()
-        else:
-            self._hear(message)
 
     def _hear(self, message: Message) -> None:
         data = bytes(message.data)
@@ -216,7 +214,7 @@ class Nursery:
         worker.ended(gone)
 
     def _on_death(self) -> None:
-        """Nobody is left to end what its workers started: do it, and tell the owners when that is done."""
+        """End what its workers started in its place, and tell the owners when that is done."""
         self._loop.unwatch(self._control.fileno())
         with self._lock:
             self.alive = False
@@ -226,12 +224,31 @@ class Nursery:
         self._sweep(workers, Gone(reason=reason))
 
     def _sweep(self, workers: dict[int, Worker], gone: Gone) -> None:
-        if tree.send_all(tree.carriers(f"{NURSERY_VARIABLE}={self.environ[NURSERY_VARIABLE]}")):
+        if _kill_carriers({worker.mark for worker in workers.values() if worker.mark}):
             self._loop.call_later(SWEEP_SECONDS, partial(self._sweep, workers, gone))
             return
         self._control.close()
         for worker in workers.values():
             worker.ended(gone)
+
+
+def _kill_carriers(wanted: Collection[Mark]) -> bool:
+    """Kill every process that carries one of some marks; False when there is none that can be killed."""
+    found = marks.carriers(wanted)
+    if found is None:
+        return True
+    killed = 0
+    for mark, pids in found.items():
+        for pid in pids:
+            with contextlib.suppress(OSError):  # it has gone, or has become another user's
+                pinned = os.pidfd_open(pid)
+                try:
+                    if marks.carries(pid, mark):
+                        signal.pidfd_send_signal(pinned, signal.SIGKILL)
+                        killed += 1
+                finally:
+                    os.close(pinned)
+    return killed > 0
 
 
 class _Spare:
@@ -245,6 +262,9 @@ class _Spare:
 
     def on_stuck(self, _: Worker, reason: str) -> None:
         """It holds nothing."""
+
+    def on_fault(self, _: Worker, reason: str) -> None:
+        """It has run nothing yet."""
 
 
 _nurseries: dict[tuple[str, ...], Nursery] = {}

@@ -22,7 +22,7 @@ from anyaccel.workers.logs import Logs
 from anyaccel.workers.member import Member
 from anyaccel.workers.pickling import Pickled, dumps
 from anyaccel.workers.tasks import Options, Task, TaskFuture, exception_in, name_of, settle_task
-from anyaccel.workers.wire import Kind, Message
+from anyaccel.workers.wire import Message
 
 if TYPE_CHECKING:
     from anyaccel.workers.gangs import GangFuture
@@ -151,14 +151,14 @@ class Core(Feeding):
 
     def on_answer(self, member: Member, message: Message) -> None:
         """A worker has answered: give it the next call, then hand over what it said."""
-        if message.kind == Kind.BROKEN:
-            self.break_off(exception_in(message))
-            return
         task = None
         try:
             with self.lock:
                 task = member.answered(message.number)
                 idle = member.task is None
+            if task is None:
+                member.on_unasked(message.number)
+                return
             if member.ending:
                 if idle:
                     member.expect_end()
@@ -167,13 +167,24 @@ class Core(Feeding):
             elif not self.go_on(member):
                 self.rest(member)
             if task is not None:
-                settle_task(task, message)
+                settle_task(task, message, plain=self.preparation.plain)
         except BaseException as error:
             # We may be in the thread of a user who has pressed Ctrl-C: leave nothing half done.
             member.stop(0)
             if task is not None:
                 task.fail(error)
             raise
+
+    def on_broken(self, member: Member, message: Message) -> None:
+        """A worker could not be set up."""
+        member.fault = "it could not be set up"  # first: whatever else it says, another thread may be about to hear
+        error = exception_in(message, plain=self.preparation.plain)
+        task = member.task
+        if self.preparation.staged:
+            self.break_off(error)
+        elif task is not None:  # it has no environment or directory, which the next one may have
+            task.fail(error)
+            member.stop(0)
 
     def on_gone(self, member: Member, gone: Gone) -> None:
         """A worker and all that it started have left the kernel: its devices may go back."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from anyaccel.ledger.mark import Mark
 from anyaccel.workers.loop import Loop
 from anyaccel.workers.pickling import Pickled
 from anyaccel.workers.spin import Spin
@@ -47,6 +49,9 @@ class Owner(Protocol):
     def on_stuck(self, _: Worker, reason: str) -> None:
         """Something of it ignores even SIGKILL."""
 
+    def on_fault(self, _: Worker, reason: str) -> None:
+        """What it sent is no answer, or cannot be read; it is being ended."""
+
 
 class Worker:
     """A process that a nursery forked for us, or is about to fork.
@@ -61,11 +66,12 @@ class Worker:
 
     Attributes:
         awaited: How many answers may be there at once.
+        mark: What it and all that it starts carry; empty before it has been told.
     """
 
     __slots__ = (
-        "_channel", "_deliveries", "_end", "_gone", "_loop", "_open", "_reading", "_spin", "awaited", "number", "owner",
-        "stop",
+        "_channel", "_deliveries", "_end", "_gone", "_loop", "_open", "_reading", "_spin", "awaited", "mark", "number",
+        "owner", "stop",
     )  # fmt: skip
 
     def __init__(
@@ -82,6 +88,7 @@ class Worker:
         self.owner = owner
         self.stop = stop
         self.awaited = 1
+        self.mark: Mark = ()
         self._channel = channel
         self._end = end
         self._loop = loop
@@ -168,6 +175,12 @@ class Worker:
         if message is not None:
             self._deliver([message])
 
+    def refuse(self, reason: str) -> None:
+        """It sent what is no answer: end it, since nothing that it says can be believed any more."""
+        self.stop(0)
+        self.interrupt()
+        self.owner.on_fault(self, reason)
+
     def interrupt(self) -> None:
         """Let nobody wait for its answer any more."""
         with contextlib.suppress(OSError):
@@ -216,14 +229,14 @@ class Worker:
         if not self._open:
             return None
         try:
-            message = receive(self._channel, wait=False) if take is None else take()
+            message = _checked(receive(self._channel, wait=False) if take is None else take())
         except BlockingIOError:
             if not last:
                 return None
             message = None
-        except (OSError, ValueError) as error:  # no descriptors left for what it passes, or no memory
+        except (OSError, ValueError) as error:  # it is none of ours, or no descriptors or memory are left for it
             self.stop(0)
-            self.owner.on_stuck(self, f"its answer could not be read: {error}")
+            self.owner.on_fault(self, f"its answer could not be read: {error}")
             message = None
         if message is None:
             self._deaf()
@@ -233,3 +246,16 @@ class Worker:
         if self._open:
             self._open = False
             self._loop.unwatch(self._channel.fileno())
+
+
+def _checked(message: Message | None) -> Message | None:
+    """A message of a worker, which passes no descriptors along.
+
+    Raises:
+        ValueError: When it does.
+    """
+    if message is None or not message.descriptors:
+        return message
+    for descriptor in message.descriptors:
+        os.close(descriptor)
+    raise ValueError("it passes descriptors along")

@@ -12,9 +12,9 @@ from typing import Any, Literal
 from anyaccel.errors import NurseryError
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.sandbox import Enforce, available, sandbox_for
+from anyaccel.ledger.mark import Mark
 from anyaccel.model import Allocation, Inventory, Request
 from anyaccel.workers.pickling import Pickled, dumps, dumps_whole
-from anyaccel.workers.wire import NURSERY_VARIABLE
 
 CPU = Allocation(id="cpu", request=Request(terms=()), grants=())
 """What a worker holds that asked for no device."""
@@ -32,6 +32,7 @@ class Preparation:
         enforce: Whether the kernel is to refuse them the device nodes of all other devices.
         sandbox: Pickled call that confines the process further, or None.
         initializer: Pickled call that prepares it for the user's functions, or None.
+        plain: Whether their answers are read as plain data.
     """
 
     unallocated: Literal["hide", "inherit"] = "hide"
@@ -39,6 +40,12 @@ class Preparation:
     enforce: Enforce = False
     sandbox: bytes | None = None
     initializer: bytes | None = None
+    plain: bool = False
+
+    @property
+    def staged(self) -> bool:
+        """Whether a worker may say that it could not be prepared, of which it says the end."""
+        return bool(self.enforce) or self.sandbox is not None or self.initializer is not None
 
     def setup(
         self,
@@ -46,6 +53,7 @@ class Preparation:
         inventory: Inventory,
         *,
         lease: str,
+        mark: Mark,
         environ: Mapping[str, str],
         path: list[str],
         ready: bool,
@@ -56,6 +64,7 @@ class Preparation:
             allocation: What it holds.
             inventory: The machine.
             lease: Identity of the lease that other processes see; empty when there is none.
+            mark: What it and all that it starts are to carry.
             environ: The environment that it starts with.
             path: The module path that it starts with.
             ready: Whether it is to say when it is about to run code of the user.
@@ -74,7 +83,6 @@ class Preparation:
         elif self.enforce:
             allocation = replace(allocation, gaps=(f"the worker is not confined to its devices: {available()}",))
         made = worker_environment(allocation, inventory, lease=lease, unallocated=self.unallocated, mask=self.mask)
-        values = {**made.values, NURSERY_VARIABLE: environ[NURSERY_VARIABLE]}
         try:
             directory = os.getcwd()
         except OSError as error:
@@ -82,11 +90,13 @@ class Preparation:
                 f"no worker can be started: the working directory has gone ({error.strerror})"
             ) from error
         message = {
-            "set": {name: value for name, value in values.items() if environ.get(name) != value},
-            "unset": [name for name in environ if name not in values],
+            "mark": mark,
+            "set": {name: value for name, value in made.values.items() if environ.get(name) != value},
+            "unset": [name for name in environ if name not in made.values],
             "directory": directory,
             "path": None if sys.path == path else list(sys.path),
             "ready": ready,
+            "staged": self.staged,
             "confine": None if sandbox is None else call(sandbox.apply),
             "sandbox": self.sandbox,
             "initializer": self.initializer,

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from anyaccel.errors import AnyaccelError, NeverFitsError
 from anyaccel.launcher.launch import open_scheduler
+from anyaccel.ledger.mark import Mark
 from anyaccel.model import Allocation, Inventory, Request
 from anyaccel.scheduler import Scheduler, Ticket, Verdict
 
@@ -36,6 +37,10 @@ class Held(Protocol):
     @property
     def lease(self) -> str:
         """Identity of a lease that other processes see; empty when there is none."""
+
+    @property
+    def mark(self) -> Mark:
+        """Mark that the lease names, for the worker to carry; empty when there is none."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -139,6 +144,7 @@ class LocalHeld:
     __slots__ = ("_leases", "allocation")
 
     lease = ""
+    mark = ()
     descriptors = ()
 
     def __init__(self, leases: LocalLeases, allocation: Allocation) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from anyaccel.errors import BrokenWorkerError, NurseryError, WorkerError
+from anyaccel.ledger import mark as marks
 from anyaccel.workers import client
 from anyaccel.workers.ending import ending
 from anyaccel.workers.handle import Gone, Worker
@@ -50,30 +51,16 @@ class Member:
         stopped: Whether we have ended it, whatever it was doing.
         proven: Whether it has answered at all.
         unsent: Numbers of calls that could not even be sent, since it had gone.
+        fault: Why nothing that it says is believed any more, or an empty string.
+        last: Number of the call that it has answered last.
+        notices: What it has to say before it answers, in order.
         rested: Time of ``time.monotonic()`` since which it has no call.
     """
 
     __slots__ = (
-        "allocation",
-        "calls",
-        "core",
-        "ending",
-        "feeding",
-        "heard",
-        "held",
-        "ids",
-        "options",
-        "pace",
-        "proven",
-        "queued",
-        "rested",
-        "stopped",
-        "stuck",
-        "task",
-        "timer",
-        "unsent",
-        "worker",
-    )
+        "allocation", "calls", "core", "ending", "fault", "feeding", "heard", "held", "ids", "last", "notices",
+        "options", "pace", "proven", "queued", "rested", "stopped", "stuck", "task", "timer", "unsent", "worker",
+    )  # fmt: skip
 
     def __init__(self, core: Core, options: Options, held: Held | None, task: Task | None) -> None:
         self.core = core
@@ -93,6 +80,9 @@ class Member:
         self.proven = False
         self.unsent: set[int] = set()
         self.stuck = ""
+        self.fault = ""
+        self.last = 0
+        self.notices: deque[Kind] = deque()
         self.rested = 0.0
         self.timer: Timer | None = None
 
@@ -118,15 +108,21 @@ class Member:
         try:
             descriptors = () if self.held is None else self.held.descriptors
             nursery, self.worker = client.spawn(self, core.preload, grace=core.grace, leases=descriptors)
+            self.worker.mark = (() if self.held is None else self.held.mark) or marks.draw()
             self.allocation, setup = core.preparation.setup(
                 self.allocation,
                 core.leases.inventory,
                 lease="" if self.held is None else self.held.lease,
+                mark=self.worker.mark,
                 environ=nursery.environ,
                 path=nursery.path,
                 ready=task.options.timeout is not None,
             )
             task.future.allocation = self.allocation
+            if task.options.timeout is not None:
+                self.notices.append(Kind.READY)
+            if core.preparation.staged:
+                self.notices.append(Kind.PREPARED)
             with outputs() as pair:
                 self.worker.send(Kind.SETUP, setup, (*pair, *descriptors))
             self._assign(task, fresh=True)
@@ -174,6 +170,7 @@ class Member:
         if task is not None:
             self.drop(task)
             task.body = None
+            self.last = number
         return task
 
     def takes(self, task: Task, *, ahead: bool) -> bool:
@@ -297,10 +294,41 @@ class Member:
 
     def on_message(self, _: Worker, message: Message) -> None:
         """It has answered, or is ready to begin."""
-        if message.kind == Kind.READY:
-            self._start_timer(self.task)
-            return
-        self.core.on_answer(self, message)
+        if not self.expects(message):
+            if not self.fault:
+                self.refuse(f"it sent what is no answer (a message of the kind {message.kind})")
+        elif message.kind == Kind.BROKEN:
+            self.core.on_broken(self, message)
+        elif message.kind in (Kind.READY, Kind.PREPARED):
+            if self.notices.popleft() == Kind.READY:
+                self._start_timer(self.task)
+        else:
+            self.core.on_answer(self, message)
+
+    def expects(self, message: Message) -> bool:
+        """Whether a worker that keeps to the rules may say this now."""
+        if self.fault:
+            return False
+        if message.kind in (Kind.RESULT, Kind.ERROR):
+            return not self.notices
+        if message.kind == Kind.BROKEN:
+            return bool(self.notices) if self.core.preparation.staged else not self.proven
+        return bool(self.notices) and self.notices[0] == message.kind
+
+    def on_unasked(self, number: int) -> None:
+        """It has answered a call that it does not run. The last one a second time costs nothing: others may run."""
+        if number != self.last:
+            self.refuse("it answered a call that it was not given")
+
+    def refuse(self, fault: str) -> None:
+        """Believe it nothing any more, and end it."""
+        self.fault, self.ending = fault, True
+        if self.worker is not None:
+            self.worker.refuse(fault)
+
+    def on_fault(self, _: Worker, reason: str) -> None:
+        """What it sent is no answer, or cannot be read."""
+        self.fault, self.ending = self.fault or reason, True
 
     def on_stuck(self, _: Worker, reason: str) -> None:
         """It ignores SIGKILL, or cannot be understood."""
@@ -318,6 +346,8 @@ class Member:
         if not gone.forked:
             return NurseryError(f"no worker can be started for {name}: {gone.reason}")
         who = f"the worker (process {gone.pid}) that ran {name}" if gone.pid else f"the worker that ran {name}"
+        if self.fault:
+            return BrokenWorkerError(f"{who} was ended: {self.fault}", exit_status=gone.status)
         notes = "; ".join(filter(None, (gone.reason, self.stuck)))
         text = f"{who} {ending(gone.status)} before it answered" + (f": {notes}" if notes else "")
         return BrokenWorkerError(text, exit_status=gone.status)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 ALIGNMENT = 64
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
+_BLOCK = 512
 _MAP_POPULATE = 0x8000
 _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -51,14 +52,20 @@ def read(descriptor: int, lengths: Sequence[int]) -> list[memoryview]:
     """Map what :func:`write` wrote, without a copy. The memory lives as long as a view of it.
 
     Raises:
-        ValueError: When the memory is smaller than it should be, or could shrink under us.
+        ValueError: When the memory is smaller than it should be, has gaps, or could shrink under us.
         OSError: When it cannot be mapped.
     """
     offsets = [0]
     for length in lengths:
         offsets.append(_aligned(offsets[-1] + length))
     size = offsets[-1]
-    if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS != SEALS or os.fstat(descriptor).st_size < size:
+    found = os.fstat(descriptor)
+    # It must have the memory that it says: to map it would fill a gap of any size with memory of ours.
+    if (
+        fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & SEALS != SEALS
+        or found.st_size < size
+        or found.st_blocks * _BLOCK < size
+    ):
         raise ValueError(f"shared memory must be sealed and hold {size} bytes")
     whole = _map(descriptor, size) if size else memoryview(b"")
     return [whole[start : start + length] for start, length in zip(offsets, lengths, strict=False)]

@@ -14,7 +14,6 @@ import contextlib
 import gc
 import importlib
 import io
-import json
 import os
 import select
 import signal
@@ -26,6 +25,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped, unused-ignore]  # noqa: F401 - workers need it, and they should not each load it
 
+from anyaccel.ledger.process import die_with_parent
 from anyaccel.workers import process, tree
 from anyaccel.workers.family import Family, stuck
 from anyaccel.workers.wire import GONE, HOLD, NUMBER, SPAWN, STOP, Kind, receive, send
@@ -37,9 +37,8 @@ KILL_EVERY = 0.02
 STUCK_AFTER = 60.0
 
 
-def main() -> None:
+def main(config: dict[str, Any]) -> None:
     """Serve one caller until it has gone and nothing is left of what it started."""
-    config = json.loads(sys.argv[1])
     sys.argv = config["argv"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # None where the caller has closed it
@@ -141,7 +140,7 @@ class Nursery:
     def _become_worker(self, channel: int, *, ahead: bool) -> None:
         """What the child does after the fork; never returns."""
         try:
-            process.die_with_parent(self.pid)
+            die_with_parent(self.pid)
             signal.set_wakeup_fd(-1)
             for descriptor in self.private:
                 os.close(descriptor)

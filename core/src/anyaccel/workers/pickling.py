@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import sys
 from collections.abc import Callable
@@ -69,6 +70,42 @@ def dumps_whole(value: Any) -> bytes:
 
         data = cloudpickle.dumps(value, PROTOCOL)
     return data
+
+
+def dumps_error(error: BaseException, text: str) -> Pickled:
+    """Pickle an exception and its traceback as text: the exception by itself, so that its text can be read without it.
+
+    Args:
+        error: The exception. Where it cannot travel, its text must do.
+        text: Its traceback.
+    """
+    name = type(error).__name__
+    try:
+        summary = f"{name}: {error}"
+    except Exception:  # noqa: BLE001 - its class decides what its text is
+        summary = name
+    try:
+        body = _without_registry(error) or dumps_whole(error)
+        loads(body)  # an exception's class decides how it is made again, and many get it wrong
+    except Exception:  # noqa: BLE001
+        body = b""
+    return dumps((body, summary, text))
+
+
+def _without_registry(error: BaseException) -> bytes | None:
+    """Pickle an exception by name as its class says, or None where that would not do.
+
+    Some libraries register a way of their own for all exceptions, which not every caller can read.
+    """
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, PROTOCOL)
+    pickler.dispatch_table = {}
+    try:
+        pickler.dump(error)
+    except Exception:  # noqa: BLE001 - as in _dumps()
+        return None
+    data = file.getvalue()
+    return None if SCRIPT in data or _by_value(data) else data
 
 
 def _dumps(value: Any, keep_inside: Callable[[pickle.PickleBuffer], bool] | None) -> bytes | None:

@@ -56,6 +56,9 @@ class Pool(Submitter):
             ``future.allocation.gaps``, and inside of a call by ``anyaccel.current().gaps``.
         sandbox: Called in each worker right before any code of yours, to confine the process further; when it
             raises, none of your code runs.
+        results: How what workers send is read: ``"plain"`` as data of plain types, none of which runs code here, or
+            ``"pickle"`` as whatever they made it, which may run any. None for ``"plain"`` where ``enforce`` is given,
+            and ``"pickle"`` else.
         shared: Whether every process on the machine knows what is held. When not, only pools of this process that are
             not shared either respect each other.
 
@@ -89,6 +92,7 @@ class Pool(Submitter):
         logs: str | os.PathLike[str] | None = None,
         enforce: Enforce = False,
         sandbox: Callable[[], None] | None = None,
+        results: Literal["plain", "pickle"] | None = None,
         shared: bool = True,
     ) -> None:
         if max_workers is not None and max_workers <= 0:
@@ -97,6 +101,8 @@ class Pool(Submitter):
             raise TypeError(f"initializer must be a callable (got {initializer!r:.60})")
         if enforce not in (True, False, "try"):
             raise UsageError(f"enforce must be True, False or 'try' (got {enforce!r:.60})")
+        if results not in ("plain", "pickle", None):
+            raise UsageError(f"results must be 'plain', 'pickle' or None (got {results!r:.60})")
         check_seconds(grace=grace, idle=idle)
         options = make_options(needs, max_calls=max_calls, timeout=timeout, retries=retries)
         setting = Setting(
@@ -106,6 +112,7 @@ class Pool(Submitter):
                 enforce=enforce,
                 sandbox=call(sandbox),
                 initializer=call(initializer, tuple(initargs)),
+                plain=results == "plain" or (results is None and bool(enforce)),
             ),
             preload=((preload,) if isinstance(preload, str) else tuple(preload)) + (CONFINING if enforce else ()),
             max_workers=max_workers,

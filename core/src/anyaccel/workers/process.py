@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import stat
 
-_SET_PARENT_DEATH_SIGNAL = 1
+from anyaccel.ledger.process import prctl
+
 _SET_NAME = 15
 _SET_CHILD_SUBREAPER = 36
 _HARMLESS_MAJORS = {1, 4, 5, 136, 137, 138, 139, 140, 141, 142, 143}
@@ -15,19 +15,10 @@ _HARMLESS_MAJORS = {1, 4, 5, 136, 137, 138, 139, 140, 141, 142, 143}
 
 _MEMORY = ("/dev/shm/", "/dev/zero")  # noqa: S108 - nothing is written there
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def die_with_parent(parent: int) -> None:
-    """Be killed when the process that forked us ends; if it has ended already, end now."""
-    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-
 
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent ends, so that none of them escapes."""
-    _prctl(_SET_CHILD_SUBREAPER, 1)
+    prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def touched_devices() -> list[str]:
@@ -59,10 +50,5 @@ def _mapped() -> set[str]:
 
 def set_name(name: str) -> None:
     """Be called so in lists of processes."""
-    _prctl(_SET_NAME, ctypes.cast(ctypes.c_char_p(name.encode()), ctypes.c_void_p).value or 0)
-
-
-def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl({option}): {os.strerror(code)}")
+    text = ctypes.create_string_buffer(name.encode())  # which must live until the kernel has read it
+    prctl(_SET_NAME, ctypes.addressof(text))

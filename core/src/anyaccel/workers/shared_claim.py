@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LeaseCancelledError
 from anyaccel.launcher.hold import why, witnesses
 from anyaccel.ledger import Lease, Want
+from anyaccel.ledger import mark as marks
 from anyaccel.model import Allocation, Grant, Request
 from anyaccel.scheduler import Verdict
 from anyaccel.workers.leases import OnFailed, OnHeld
@@ -34,6 +35,11 @@ class SharedHeld:
     def lease(self) -> str:
         """Identity of the lease, as others see it; empty when nothing is held."""
         return self._lease.id if self._lease else ""
+
+    @property
+    def mark(self) -> marks.Mark:
+        """Mark that the lease names; empty when there is none."""
+        return self._lease.mark if self._lease else ()
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -83,10 +89,11 @@ class SharedClaim:
         candidates = self._choice.candidates
         self.ids = frozenset(device.id for device in candidates)
         self._want = Want(
-            candidates=frozenset(map(leases.scope.key, self.ids)),
+            candidates=leases.scope.keys(self.ids),
             witnesses={} if leases.scope.nested else witnesses(leases.inventory, candidates),
             request=str(request),
             confined=confined,
+            mark=marks.draw,
         )
 
     def fits(self, taken: Mapping[str, int]) -> bool:

@@ -53,7 +53,7 @@ class SharedLeases:
         self._neighbors: weakref.WeakSet[Neighbor] = weakref.WeakSet()
         self._looked = float("-inf")
         self._others: frozenset[str] = frozenset()
-        self._ids = {self.scope.key(device.id): device.id for device in inventory.devices}
+        self._ids = self.scope.ids
 
     def check(self, request: Request) -> None:
         """Raise what :meth:`claim` would raise for a request that can never be served."""

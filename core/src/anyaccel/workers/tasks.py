@@ -257,13 +257,22 @@ class RemoteTraceback(Exception):  # noqa: N818 - it is shown as the cause of th
         return f'\n"""\n{self.args[0]}"""'
 
 
-def settle_task(task: Task, message: Message) -> None:
-    """Give a call the outcome that its worker sent."""
+def settle_task(task: Task, message: Message, *, plain: bool) -> None:
+    """Give a call the outcome that its worker sent.
+
+    Args:
+        task: The call.
+        message: Its answer.
+        plain: Whether the answer is read as plain data; see :mod:`anyaccel.workers.plain`.
+    """
     if task.relay is not None:
         task.relay(message)
         return
     if message.kind != Kind.RESULT:
-        task.fail(exception_in(message))
+        task.fail(exception_in(message, plain=plain))
+        return
+    if plain:
+        _settle_plainly(task, message)
         return
     try:
         value = loads(message.data, message.buffers)
@@ -278,13 +287,47 @@ def settle_task(task: Task, message: Message) -> None:
         task.succeed(value)
 
 
-def exception_in(message: Message) -> BaseException:
-    """The exception in a worker's answer, with the worker's traceback as its cause."""
+def _settle_plainly(task: Task, message: Message) -> None:
+    from anyaccel.workers.plain import read_plain
+
     try:
-        error, text = loads(message.data, message.buffers)
-    except (Exception, SystemExit) as problem:  # noqa: BLE001 - it is handed over, with its reason
-        error, text = f"an exception that cannot be unpickled here: {type(problem).__name__}: {problem}", ""
-    shown: BaseException = error if isinstance(error, BaseException) else RemoteError(str(error))
+        value = read_plain(message.data, message.buffers)
+    except Exception as error:  # noqa: BLE001 - memory may be short, too
+        task.fail(
+            RemoteError(
+                f"the result of {task.name} must be made of plain types, since answers of confined workers are read as"
+                f" data: {error}; return numbers, texts, lists, dicts or arrays, or make the pool with results='pickle'"
+                " to let workers have code run here"
+            )
+        )
+    else:
+        task.succeed(value)
+
+
+def exception_in(message: Message, *, plain: bool) -> BaseException:
+    """The exception in a worker's answer, with the worker's traceback as its cause.
+
+    Args:
+        message: The answer.
+        plain: Whether only exceptions of Python and of ours are made again; others are told by their text.
+    """
+    from anyaccel.workers.plain import read_plain
+
+    try:
+        body, summary, text = read_plain(message.data, message.buffers)
+        described = isinstance(body, bytes) and isinstance(summary, str) and isinstance(text, str)
+    except Exception as problem:  # noqa: BLE001 - it is handed over, with its reason
+        return RemoteError(f"an exception that cannot be read: {problem}")
+    if not described:
+        return RemoteError("an exception that cannot be read: it has no text")
+    error: object = summary
+    if body:
+        try:
+            error = read_plain(body) if plain else loads(body)
+        except (Exception, SystemExit) as problem:  # noqa: BLE001 - it is handed over, with its reason
+            if not plain:
+                error = f"an exception that cannot be unpickled here: {type(problem).__name__}: {problem}"
+    shown = error if isinstance(error, BaseException) else RemoteError(str(error))
     shown.__cause__ = RemoteTraceback(text)
     return shown
 

@@ -70,15 +70,5 @@ def status_fields(pid: int) -> list[str]:
     return []
 
 
-def carriers(variable: str) -> Iterator[tuple[int, int]]:
-    """Living processes that were started with ``NAME=value`` in their environment, with the parent of each."""
-    wanted = variable.encode()
-    for pid in _processes():
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-            fields = status_fields(pid) if wanted in file.read().split(b"\0") else []
-            if fields and fields[0] != "Z":
-                yield pid, int(fields[1])
-
-
 def _processes() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())

@@ -8,6 +8,7 @@ descriptor.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 from array import array
@@ -22,7 +23,6 @@ MOST_INLINE = 1 << 16
 MOST_DESCRIPTORS = 250
 """The kernel passes at most 253 in one packet."""
 
-NURSERY_VARIABLE = "ANYACCEL_NURSERY"
 """Set in everything that a nursery started, to a value that is that nursery's alone."""
 
 SPAWN = struct.Struct("=Q?")
@@ -68,6 +68,8 @@ class Kind(IntEnum):
     """From the worker: it cannot be used, and why."""
     READY = 9
     """From the worker: it is there, and about to run code of the user."""
+    PREPARED = 10
+    """From the worker: it is confined and initialized, where it was to be; from now on it cannot say otherwise."""
     SPAWN = 16
     """To the nursery: fork a worker."""
     STOP = 17
@@ -147,6 +149,8 @@ def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
     finally:
         _buffers.append(buffer)
     if not packet:
+        if not _hung_up(channel):
+            raise ValueError("an empty message")
         return None
     if not ancillary and not got & _CUT and size >= _HEAD.size and packet[1] == _INLINE:
         kind, _, number = _HEAD.unpack_from(packet)
@@ -158,8 +162,16 @@ def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
     if len(packet) < _HEAD.size or got & _CUT:
         _close(descriptors)
         raise ValueError("a message was cut short: the process may have no descriptors left (see ulimit -n)")
+    return _unpacked(packet, descriptors)
+
+
+def _unpacked(packet: bytes, descriptors: array[int]) -> Message:
+    """A message that came with descriptors, or none of ours."""
     kind, form, number = _HEAD.unpack_from(packet)
-    if form != _SHARED:
+    if form not in (_INLINE, _SHARED) or (form == _SHARED and not descriptors):
+        _close(descriptors)
+        raise ValueError("a message that is neither here nor in shared memory")
+    if form == _INLINE:
         return Message(kind, memoryview(packet)[_HEAD.size :], [], list(descriptors), number)
     try:
         data, *buffers = memory.read(descriptors[0], array("Q", packet[_HEAD.size :]))
@@ -191,6 +203,13 @@ def _send_shared(
 def _send(channel: socket.socket, packet: bytes, descriptors: Sequence[int], *, wait: bool) -> None:
     passed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
     channel.sendmsg((packet,), (passed,), 0 if wait else _NO_WAIT)
+
+
+def _hung_up(channel: socket.socket) -> bool:
+    """Whether the end of the messages has come: an empty message reads like that."""
+    poll = select.poll()
+    poll.register(channel, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def _close(descriptors: Sequence[int]) -> None:

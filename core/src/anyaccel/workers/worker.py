@@ -16,7 +16,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from anyaccel.workers.pickling import Pickled, dumps, loads
+from anyaccel.ledger import mark as marks
+from anyaccel.workers.pickling import Pickled, dumps, dumps_error, loads
 from anyaccel.workers.spin import Spin
 from anyaccel.workers.wire import Kind, Message, receive, send
 
@@ -92,6 +93,7 @@ class Worker:
             os.set_inheritable(lease, True)
         try:
             setup: Mapping[str, Any] = loads(message.data, message.buffers)
+            marks.put(setup["mark"])
             _apply_environment(setup["set"], setup["unset"])
             os.chdir(setup["directory"])
             if setup["path"] is not None:
@@ -102,6 +104,8 @@ class Worker:
                 if setup[stage] is not None:
                     function, arguments = loads(setup[stage])
                     function(*arguments)
+            if setup["staged"]:
+                send(self.channel, Kind.PREPARED)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller should hear of it
             self._answer(Kind.BROKEN, _describe(error))
             return False
@@ -168,7 +172,7 @@ def _unpickled(message: Message) -> Any:
 
 
 def _describe(error: BaseException) -> Pickled:
-    """An exception and its traceback as text; where the exception cannot travel, its text must do."""
+    """An exception and its traceback as text."""
     import traceback
 
     trace = error.__traceback__
@@ -177,12 +181,7 @@ def _describe(error: BaseException) -> Pickled:
     lines = traceback.format_exception(type(error), error, trace)
     text = "".join(lines)
     error.__traceback__ = None
-    try:
-        body = dumps((error, text))
-        loads(body.data, body.buffers)  # an exception's class decides how it is made again, and many get it wrong
-    except Exception:  # noqa: BLE001
-        return dumps((f"{type(error).__name__}: {error}", text))
-    return body
+    return dumps_error(error, text)
 
 
 def _apply_environment(changes: Mapping[str, str], unset: list[str]) -> None:
@@ -232,7 +231,15 @@ def _rehearse() -> None:
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        setup: dict[str, Any] = {"set": {}, "unset": [], "directory": ".", "path": None, "ready": False}
+        setup: dict[str, Any] = {
+            "mark": (),
+            "set": {},
+            "unset": [],
+            "directory": ".",
+            "path": None,
+            "ready": False,
+            "staged": False,
+        }
         send(ours, Kind.SETUP, dumps({**setup, "confine": None, "sandbox": None, "initializer": None}), OUTPUTS)
         send(ours, Kind.CALL, dumps((int, (), {})))
         ours.shutdown(socket.SHUT_WR)

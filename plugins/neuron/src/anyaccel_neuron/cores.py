@@ -52,7 +52,7 @@ class Chip:
 def devices(ctx: ProbeContext, chips: Sequence[Chip]) -> tuple[Device, ...]:
     """Make the cores of all chips, each linked to those of its chip and, less closely, to those of linked chips."""
     linked = _linked(ctx, chips)
-    cores = {chip.index: [f"{chip.id}-nc{core}" for core in range(len(chip.cores))] for chip in chips}
+    cores = {chip.index: [_core_id(chip, position) for position in range(len(chip.cores))] for chip in chips}
     made = []
     for chip in chips:
         state, reason = health.verdict(ctx, chip.entry)
@@ -72,12 +72,37 @@ def devices(ctx: ProbeContext, chips: Sequence[Chip]) -> tuple[Device, ...]:
                     parent=chip.id,
                     links={**links, **siblings},
                     nodes=(chip.node.path,) if chip.node else (),
+                    occupies=_parts(chip, position),
                     health=state,
                     health_reason=reason,
                     attributes=_attributes(chip, position),
                 )
             )
     return tuple(made)
+
+
+def _physical(chip: Chip, position: int) -> range:
+    """The physical cores that a logical core consists of, as the driver numbers those of a chip."""
+    size = chip.lnc or 1
+    return range(position * size, (position + 1) * size)
+
+
+def _core_id(chip: Chip, position: int) -> str:
+    """Name a core by its physical cores: users with different sizes of logical cores must not mean two by one name."""
+    physical = _physical(chip, position)
+    return f"{chip.id}-nc{'-'.join(map(str, sorted({physical[0], physical[-1]})))}"
+
+
+def _parts(chip: Chip, position: int) -> tuple[str, ...]:
+    """Directories of the physical cores that a core consists of.
+
+    The driver gives the node of a chip the chip's index as its minor number (``neuron_cdev.c``) and makes a directory
+    for each physical core (``neuron_sysfs_metrics.c``). A container may give the node another name, not another number.
+    """
+    if chip.node is None:
+        return ()
+    directory = f"{sysfs.CLASS}/neuron{chip.node.minor}"
+    return tuple(f"{directory}/neuron_core{core}" for core in _physical(chip, position))
 
 
 def _core_memory(chip: Chip) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from anyaccel.engines.ray.authentication import check_admission, use_token
 from anyaccel.engines.ray.labels import PREDEFINED, UNIT_VARIABLE, node_labels, node_resources, unit_instances
 from anyaccel.errors import UsageError
 from anyaccel.inventory.detect import detect
@@ -31,8 +32,10 @@ def import_ray() -> Any:
 def connect(ray: Any, address: str | None) -> None:
     """Connect to a cluster, unless this process is; make one on this machine where none is to be found.
 
+    A token of Ray's that is there is used.
+
     Raises:
-        UsageError: When there is none at the address.
+        UsageError: When there is none at the address, or it wants a token that we do not have.
     """
     if ray.is_initialized():
         there = ray.get_runtime_context().gcs_address
@@ -43,16 +46,19 @@ def connect(ray: Any, address: str | None) -> None:
         return
     address = address or os.environ.get("RAY_ADDRESS") or None
     quiet = {"logging_level": "WARNING"}
+    use_token()
+    if address != "local":
+        check_admission(address or "auto")
     if address not in (None, "local"):
         try:
             ray.init(address=address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
             raise UsageError(f"there is no Ray cluster at {address!r}: {last_line(error)}") from error
         return
     if address is None:
         try:
             ray.init(address="auto", **quiet)
-        except ConnectionError:
+        except (ConnectionError, ray.exceptions.RayError):
             pass
         else:
             return

@@ -67,6 +67,7 @@ class RayEngine(Lifecycle):
         self.ray = self.cluster.ray
         self.max_workers = setting.max_workers
         self.logs = setting.logs
+        self.preparation = setting.preparation
         self._name = secrets.token_hex(8)
         self._numbers = count()
         # With the plan and the options, of which the key has the ids: they take long to hash.

@@ -115,6 +115,7 @@ class UnsharedHeld:
     """
 
     lease = ""
+    mark = ()
     descriptors = ()
 
     def __init__(self, allocation: Allocation, on_release: Callable[[], None]) -> None:

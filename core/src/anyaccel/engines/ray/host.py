@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 
 from anyaccel.engines.ray.connection import import_ray
 from anyaccel.engines.ray.given import GivenLeases, UnsharedLeases, plain
-from anyaccel.engines.ray.messages import Answer, Order, Spec, failure, failure_of
+from anyaccel.engines.ray.messages import Answer, Order, Spec, failure
 from anyaccel.engines.ray.node import Given, given, held_slots, node_inventory, restore_environ
 from anyaccel.engines.ray.notices import LOOK_SECONDS, Started, leave, remove, spared
 from anyaccel.errors import BrokenWorkerError
@@ -30,7 +30,7 @@ from anyaccel.workers.failures import BrokenPoolError
 from anyaccel.workers.launching import CPU
 from anyaccel.workers.logs import Logs
 from anyaccel.workers.loop import loop
-from anyaccel.workers.pickling import Pickled, loads
+from anyaccel.workers.pickling import Pickled, dumps_error, loads
 from anyaccel.workers.tasks import Options, Task
 from anyaccel.workers.wire import Kind, Message
 
@@ -147,7 +147,7 @@ class Waiting:
         except BrokenPoolError as error:
             cause = error.__cause__ or error
             text = "".join(getattr(cause.__cause__, "args", ())[:1])
-            return failure_of(cause, text, kind=Kind.BROKEN)
+            return Answer(Kind.BROKEN, dumps_error(cause, text).data)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             return failure(error)
         return answer

@@ -81,12 +81,12 @@ class RemoteCall(Remote, Member):
             self.on_started(_notice(news.started))
         task = self._take()
         if task is not None and news.kind == FAILED:
-            self._fail(task, loads(news.data)[0])
+            self._fail(task, loads(news.data))
         elif task is not None and news.kind == Kind.BROKEN:
-            self.engine.break_off(exception_in(message_in(news)))
+            self.engine.break_off(exception_in(message_in(news), plain=self.engine.preparation.plain))
             task.fail(BrokenPoolError(str(self.engine.broken)))
         elif task is not None:
-            settle_task(task, message_in(news))
+            settle_task(task, message_in(news), plain=self.engine.preparation.plain)
         self.end()
 
     def on_lost(self, error: BaseException) -> None:
@@ -185,7 +185,7 @@ class RemoteActor(Remote, ActorMember):
 
     def _on_placed(self, news: Started | Answer) -> None:
         if isinstance(news, Answer):
-            self._bury(loads(news.data)[0])
+            self._bury(loads(news.data))
             return
         self.on_started(news)
         self.engine.follow(self._actor.ended.remote(), self._on_ended, self.on_lost)
@@ -199,7 +199,7 @@ class RemoteActor(Remote, ActorMember):
         """Its host has an answer."""
         news, task = value, self.task
         if news.kind == FAILED:  # and it is about to end
-            error = loads(news.data)[0]
+            error = loads(news.data)
             if isinstance(error, BrokenWorkerError):
                 self._bury(error)
                 return
@@ -208,14 +208,15 @@ class RemoteActor(Remote, ActorMember):
             if task is not None:
                 task.fail(error)
         elif news.kind == Kind.BROKEN:
-            self.engine.break_off(exception_in(message_in(news)))
+            self.engine.break_off(exception_in(message_in(news), plain=self.engine.preparation.plain))
         else:
             if task is not None and news.started is not None:
                 task.future.allocation = _notice(news.started).allocation
-            self.on_message(None, message_in(news))  # type: ignore[arg-type]
+            number = 0 if task is None else task.number  # its host knows it by another one
+            self.on_message(None, message_in(news, number))  # type: ignore[arg-type]
 
     def _on_ended(self, news: Answer) -> None:
-        self._bury(loads(news.data)[0])
+        self._bury(loads(news.data))
 
     def on_lost(self, error: BaseException) -> None:
         """Ray has no answer, and never will."""
@@ -243,6 +244,6 @@ _notice: Callable[[bytes], Started] = lru_cache(maxsize=64)(loads)
 """Of calls that share a process, all notices are the same."""
 
 
-def message_in(answer: Answer) -> Message:
+def message_in(answer: Answer, number: int = 0) -> Message:
     """An answer as a worker gave it to its host."""
-    return Message(answer.kind, answer.data, [memoryview(each) for each in answer.buffers], [])
+    return Message(answer.kind, answer.data, [memoryview(each) for each in answer.buffers], [], number)

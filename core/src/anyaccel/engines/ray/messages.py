@@ -8,7 +8,7 @@ from typing import NamedTuple
 from anyaccel.errors import RemoteError
 from anyaccel.model import Request
 from anyaccel.workers.launching import Preparation
-from anyaccel.workers.pickling import dumps, loads
+from anyaccel.workers.pickling import dumps_whole, loads
 
 FAILED = 0
 """Kind of an answer that no worker gave: the call was not run to its end, and why."""
@@ -57,14 +57,9 @@ class Answer(NamedTuple):
 
 def failure(error: BaseException) -> Answer:
     """The answer that a call was not run to its end."""
-    return failure_of(error, "", kind=FAILED)
-
-
-def failure_of(error: BaseException, text: str, *, kind: int) -> Answer:
-    """An answer with an error, and the traceback that it has elsewhere."""
     try:
-        data = dumps((error, text)).data
+        data = dumps_whole(error)
         loads(data)
     except Exception:  # noqa: BLE001 - then its text travels
-        data = dumps((RemoteError(f"{type(error).__name__}: {error}"), text)).data
-    return Answer(kind, data)
+        data = dumps_whole(RemoteError(f"{type(error).__name__}: {error}"))
+    return Answer(FAILED, data)

@@ -39,7 +39,9 @@ def write_snapshot(inventory: Inventory, environ: Mapping[str, str] | None = Non
     """
     from anyaccel.ledger.directory import find
 
-    directory = find(os.environ if environ is None else environ).path
+    state = find(os.environ if environ is None else environ)
+    state.close(state.open(make=True))
+    directory = state.path
     reports = tuple(replace(report, seconds=0.0) for report in inventory.vendors)  # they differ each time
     content = {"schema": SCHEMA, "inventory": encode(replace(inventory, vendors=reports))}
     data = json.dumps(content, separators=(",", ":"), sort_keys=True).encode()

@@ -7,15 +7,15 @@ that know nothing of us: these get the masks that Ray itself writes, and where t
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from anyaccel.engines.ray import labels
+from anyaccel.engines.ray import authentication, labels
 from anyaccel.engines.ray.slices import slice_labels, slice_resources
 from anyaccel.errors import PluginError, UsageError
 from anyaccel.model import Device, EnvContext, Health, Inventory, Share
 from anyaccel.plugins.registry import plugin
+from anyaccel.text import shell_join
 
 TYPE_LABEL = "ray.io/accelerator-type"
 KEEP = "RAY_EXPERIMENTAL_NOSET_{}"
@@ -53,7 +53,7 @@ class Node:
     def command(self, options: Sequence[str] = ()) -> str:
         """The whole command, for a shell."""
         variables = [f"{name}={value}" for name, value in self.variables.items()]
-        return shlex.join([*(["env", *variables] if variables else []), "ray", "start", *self.arguments, *options])
+        return shell_join([*(["env", *variables] if variables else []), "ray", "start", *self.arguments, *options])
 
 
 def usable(inventory: Inventory) -> tuple[Device, ...]:
@@ -74,7 +74,11 @@ def describe(
         inventory: What is on it; see :func:`narrowed` for giving Ray less.
         resources: Further resources that somebody wants the node to have; they win.
         node_labels: Further labels; they win.
-        environ: The environment in which the node starts; when given, masks are set for devices that are broken.
+        environ: The environment in which the node starts; when given, masks are set for devices that are broken, and
+            a token of Ray's that is there is used.
+
+    Raises:
+        UsageError: When the environment asks for a token of Ray's, and there is none.
     """
     devices = usable(inventory)
     quantities: dict[str, float] = {**labels.node_resources(devices), **slice_resources(devices), **(resources or {})}
@@ -84,11 +88,19 @@ def describe(
     variables = unit_variables(inventory)
     kept, notes = _kept_from_ray(inventory, devices)
     masks, more = ({}, []) if environ is None else _masks(inventory, devices, environ)
+    token = {} if environ is None else authentication.variables(environ)
+    if token and environ is not None:
+        words = " ".join(f"{name}={value}" for name, value in token.items())
+        source = authentication.token_source(environ)
+        more.append(
+            f"this node asks for the token of Ray's in {source}. A Pool shows it by itself; a program of Ray's own that"
+            f" names an address needs {words} in its environment."
+        )
     return Node(
         gpus=gpus,
         resources=quantities,
         labels={**labels.node_labels(devices), **own, **slice_labels(devices), **(node_labels or {})},
-        variables={**variables, **kept, **masks},
+        variables={**variables, **kept, **masks, **token},
         notes=(*notes, *more),
     )
 

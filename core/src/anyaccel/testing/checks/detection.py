@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from anyaccel.errors import PluginError
+from anyaccel.errors import MachineError, PluginError
 from anyaccel.model import Detected, Device, ProblemKind
 from anyaccel.model.wire import encode
 from anyaccel.probe.context import Json
-from anyaccel.probe.recording import SCHEMA, RecordedFacts
+from anyaccel.probe.loading import SCHEMA, read_json
+from anyaccel.probe.recording import RecordedFacts
 from anyaccel.testing.check import CheckFailed, NotApplicable, demand
 from anyaccel.testing.subject import LIVE, Subject, TestedMachine
 from anyaccel.testing.watch import foreign_modules
@@ -97,11 +98,10 @@ def _wanted(subject: Subject, machine: TestedMachine) -> tuple[Any, bool]:
     """
     path = os.path.join(machine.path, EXPECTED)
     try:
-        with open(path, encoding="utf-8") as file:
-            wanted = json.load(file)
-    except (OSError, ValueError) as error:
+        wanted = read_json(path, "")
+    except MachineError as error:
         raise CheckFailed(
-            f"{EXPECTED} cannot be read ({error}): write there what anyaccel.testing.describe returns, once somebody"
+            f"{error}: write there what anyaccel.testing.describe returns, once somebody"
             " has compared it with what the vendor's own tool says of that machine"
         ) from error
     if not isinstance(wanted, dict) or "vendors" not in wanted:

@@ -1,0 +1,157 @@
+"""Ray's authentication: the token that a user has, and whether a cluster wants one that we lack.
+
+Ray has known tokens since 2.52, and a cluster that wants one answers nobody without it. Where ``RAY_AUTH_MODE`` is not
+set, Ray 2.60 uses a token that is there in ``ray start --head`` and in a program that finds a cluster by itself. In
+``ray start --address`` and in a program that names an address it does not: these are refused after 20 seconds. Here a
+token that is there is used in all four cases. Only Ray reads what the token is: no command line, no message and no
+variable of ours holds it. Sources: ``ray/_private/authentication`` of Ray 2.60, and the page "Ray token authentication"
+of its documentation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from anyaccel.errors import UsageError
+
+MODE = "RAY_AUTH_MODE"
+TOKEN = "RAY_AUTH_TOKEN"  # noqa: S105 - the name of a variable
+TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - the name of a variable
+DEFAULT_PATH = "~/.ray/auth_token"
+_WITH_TOKEN = "token"  # noqa: S105 - a value of the mode
+_MAKE_ONE = f"make one with 'ray get-auth-token --generate', or take that of the cluster: copy its {DEFAULT_PATH} here"
+_CONNECT_SECONDS = 3.0
+
+
+def token_source(environ: Mapping[str, str]) -> str:
+    """Say where Ray finds its token: the variable's name, or the file's path; an empty string when there is none.
+
+    Raises:
+        UsageError: When ``RAY_AUTH_TOKEN_PATH`` names a file that holds none, which Ray refuses.
+    """
+    if environ.get(TOKEN, "").strip():
+        return TOKEN
+    named = environ.get(TOKEN_PATH)
+    if named:
+        if not _holds_text(named):
+            raise UsageError(
+                f"{TOKEN_PATH} must name a file that holds a token and can be read (got {named!r})",
+                hint=f"correct it, or unset it to use {DEFAULT_PATH}",
+            )
+        return named
+    home = environ.get("HOME")
+    return DEFAULT_PATH if home and _holds_text(os.path.join(home, DEFAULT_PATH.removeprefix("~/"))) else ""
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a process of Ray needs in its environment to use the token that is there; nothing where a mode is set.
+
+    Raises:
+        UsageError: When the environment asks for a token, and there is none.
+    """
+    source = token_source(environ)
+    if environ.get(MODE, "").lower() == _WITH_TOKEN and not source:
+        raise UsageError(f"{MODE}={_WITH_TOKEN} is set and there is no token of Ray's", hint=_MAKE_ONE)
+    return {MODE: _WITH_TOKEN} if source and MODE not in environ else {}
+
+
+def use_token() -> None:
+    """Let Ray in this process use the token that is there, as it does itself where it finds a cluster by itself.
+
+    Raises:
+        UsageError: When ``RAY_AUTH_TOKEN_PATH`` names a file that holds none.
+    """
+    if MODE in os.environ or not token_source(os.environ):
+        return
+    raylet = _raylet()
+    if not hasattr(raylet, "get_authentication_mode"):  # a version that knows no tokens
+        return
+    os.environ[MODE] = _WITH_TOKEN
+    raylet.Config.initialize("")  # Ray has read its variables when it was imported
+
+
+def check_admission(address: str) -> None:
+    """Ask a cluster whether it admits us, where there is one; says nothing where there is none, or Ray is too old.
+
+    Ray itself repeats the question for 20 seconds and then says that it could not connect.
+
+    Args:
+        address: Where the cluster is, as ``ray.init`` takes it.
+
+    Raises:
+        UsageError: When the cluster wants a token that we do not have, or our environment asks for one that is missing.
+    """
+    raylet = _raylet()
+    refusal = getattr(raylet, "AuthenticationError", None)
+    found = _host_and_port(address)
+    if refusal is None or found is None or not _listens(found):
+        return
+    variables(os.environ)
+    try:
+        raylet.GcsClient(address=found)
+    except refusal as error:
+        raise _refused(address, os.environ) from error
+    except Exception:  # noqa: BLE001 - whatever else is wrong is for Ray to say when it connects
+        return
+
+
+def _raylet() -> Any:
+    """Ray's compiled part, which has no types; None without Ray."""
+    with contextlib.suppress(ImportError):
+        return importlib.import_module("ray._raylet")
+    return None
+
+
+def _refused(address: str, environ: Mapping[str, str]) -> UsageError:
+    source = token_source(environ)
+    if environ.get(MODE, _WITH_TOKEN).lower() != _WITH_TOKEN:
+        return UsageError(
+            f"the Ray cluster at {address!r} wants an authentication token, and {MODE}={environ[MODE]} keeps Ray from"
+            " using one",
+            hint=f"unset {MODE}",
+        )
+    what = f"the one in {source} is another" if source else "there is none here"
+    return UsageError(
+        f"the Ray cluster at {address!r} wants its authentication token, and {what}",
+        hint=f"copy {DEFAULT_PATH} of the user who started the cluster here, or name a copy with {TOKEN_PATH};"
+        " address='local' makes a cluster of your own",
+    )
+
+
+def _host_and_port(address: str) -> str | None:
+    """Where the cluster's first process listens; None when there is nothing that could be asked."""
+    if "://" in address:
+        return None
+    with contextlib.suppress(Exception):  # Ray's inner parts may change with its versions
+        from ray._private import services  # type: ignore[import-not-found, unused-ignore]
+
+        found: Any = services.canonicalize_bootstrap_address(address)
+        return found if isinstance(found, str) else None
+    return None
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _holds_text(path: str) -> bool:
+    """Whether a file holds more than white space. What is no regular file is not read: a pipe is read only once."""
+    try:
+        file = Path(path)
+        if file.exists() and not file.is_file():
+            return not file.is_dir()
+        with file.open("rb") as content:
+            return bool(content.read(4096).strip())
+    except OSError:
+        return False

@@ -1,0 +1,297 @@
+"""Read the files of a recording, which may come from anybody: checked once, here, so that nothing else has to.
+
+A file that is no regular file, is too large, is no JSON or does not have the form that is described in
+:mod:`anyaccel.probe.recording` is refused in one message, which names the place, the rule and the value.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import posixpath
+import re
+import stat
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from anyaccel.errors import MachineError
+from anyaccel.text import shown
+
+SCHEMA = "anyaccel.recording/1"
+FILE_NAME = "machine.json"
+PARTS: dict[str, type] = {"environ": dict, "paths": dict, "commands": list, "queries": dict}
+WAY_OUT = "record the machine again: anyaccel record DIR"
+
+LARGEST = 32 << 20
+"""Bytes of a file. The recordings that come with the plug-ins have 6 KB to 140 KB."""
+DEEPEST = 32
+"""Values within values."""
+LONGEST_PATH = 4096
+MOST_PARTS = 64
+"""Directories in a path."""
+INTEGERS = range(-(1 << 63), 1 << 64)
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a character device"),
+    (stat.S_ISBLK, "a block device"),
+)
+
+
+def load(path: str) -> dict[str, Any]:
+    """Read the file of a recording.
+
+    Raises:
+        MachineError: When it cannot be read, or is no recording.
+    """
+    recording = read_json(path, WAY_OUT)
+    found = recording.get("schema") if isinstance(recording, dict) else None
+    if found != SCHEMA:
+        raise MachineError(f'{path} must say "schema": "{SCHEMA}" (got {shown(found)})', hint=WAY_OUT)
+    fault = next(_faults(recording), None)
+    if fault is not None:
+        raise MachineError(f"{path} is no recording: {fault}", hint=WAY_OUT)
+    checked: dict[str, Any] = recording
+    return checked
+
+
+def read_json(path: str, way_out: str) -> Any:
+    """Read a JSON file that may come from anybody, without ever waiting for it.
+
+    Args:
+        path: Where it is; a link to a regular file will do.
+        way_out: What to do when it cannot be read, for the error.
+
+    Raises:
+        MachineError: When it is no regular file, has more than 32 MiB or nothing in it, or is not the JSON of finite
+            numbers, whole Unicode text and names that stand once, at most 32 levels deep.
+    """
+    try:
+        data = _read(path)
+        text = data.decode()
+        value = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_int=_integer,
+            parse_float=_number,
+            parse_constant=_no_number,
+        )
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()  # refuses halves of a character
+        _check_depth(value)
+    except OSError as error:
+        raise MachineError(f"{path} cannot be read: {error.strerror}", hint=way_out) from error
+    except UnicodeDecodeError as error:
+        reason = f"byte {error.start} is 0x{data[error.start]:02x}"
+        raise MachineError(f"{path} must be UTF-8 ({reason})", hint=way_out) from error
+    except UnicodeEncodeError as error:
+        reason = f"it holds {error.object[error.start]!a}, half a character"
+        raise MachineError(f"{path} must hold Unicode text ({reason})", hint=way_out) from error
+    except RecursionError as error:
+        raise MachineError(f"{path} must be at most {DEEPEST} levels deep (got more)", hint=way_out) from error
+    except ValueError as error:
+        raise MachineError(f"{path} cannot be read: {error}", hint=way_out) from error
+    return value
+
+
+def _read(path: str) -> bytes:
+    """Read a regular file, and no more than there is room for.
+
+    Files of the kernel (``/proc``, ``/sys``) pretend to be regular and may block; they have no size.
+    """
+    _check_regular(os.stat(path))  # some devices do something when they are merely opened
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    with open(descriptor, "rb") as file:
+        _check_regular(os.fstat(descriptor))
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ValueError(f"it must have at most {LARGEST} bytes (got more)")
+    return data
+
+
+def _check_regular(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), "something else")
+        raise ValueError(f"it must be a regular file (got {kind})")
+    if not 0 < found.st_size <= LARGEST:
+        raise ValueError(f"it must have from 1 to {LARGEST} bytes (got {found.st_size})")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"every name must stand once in an object (got {shown(twice)} twice)")
+    return found
+
+
+def _integer(text: str) -> int:
+    if len(text) > len(str(INTEGERS[0])) or int(text) not in INTEGERS:
+        raise ValueError(f"an integer must have at most 64 bits (got {text:.40}{'...' * (len(text) > 40)})")  # noqa: PLR2004
+    return int(text)
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"a number must be finite (got {text:.40})")
+    return number
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"a number must be finite (got {text})")
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        level = [
+            child
+            for item in level
+            if isinstance(item, (dict, list))
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return
+    raise RecursionError
+
+
+Check = Callable[[Any], str]
+"""Says what a value must be, or nothing when it is that."""
+
+
+def _faults(recording: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with the parts of a recording, each with its place."""
+    parts = {name: recording.get(name, kind()) for name, kind in PARTS.items()}
+    for name, kind in PARTS.items():
+        if not isinstance(parts[name], kind):
+            yield f"{name!r} must be {'an object' if kind is dict else 'a list'} (got {shown(parts[name])})"
+            return
+    for name, value in parts["environ"].items():
+        if not name or "=" in name or "\0" in name:
+            yield f"a variable of 'environ' must have a name without '=' and NUL (got {shown(name)})"
+        yield from _wrong(value, _no_text, f"the variable {shown(name)}")
+    for path, entry in parts["paths"].items():
+        yield from _wrong(path, _no_path, "a path")
+        yield from _entry_faults(entry, _OF_A_PATH, f"the path {shown(path)}")
+    for number, entry in enumerate(parts["commands"]):
+        yield from _entry_faults(entry, _OF_A_COMMAND, f"command {number}", "argv")
+    for name, answer in parts["queries"].items():
+        where = f"the query {shown(name)}"
+        yield from _entry_faults(answer, _OF_A_QUERY, where)
+        if isinstance(answer, dict) and len(answer) != 1:
+            yield f"{where} must have either 'value' or 'error' (got {shown(answer)})"
+
+
+def _entry_faults(entry: Any, checks: dict[str, Check], where: str, needed: str = "") -> Iterator[str]:
+    if not isinstance(entry, dict):
+        yield f"{where} must be an object (got {shown(entry)})"
+        return
+    if needed and needed not in entry:
+        yield f"{where} must have {needed!r} (got {shown(entry)})"
+    for key, value in entry.items():
+        if key not in checks:
+            yield f"{where} must have none but {', '.join(map(repr, checks))} (got {shown(key)})"
+        else:
+            yield from _wrong(value, checks[key], f"{key!r} of {where}")
+
+
+def _wrong(value: Any, check: Check, where: str) -> Iterator[str]:
+    rule = check(value)
+    if rule:
+        yield f"{where} must be {rule} (got {shown(value)})"
+
+
+def _anything(_: Any) -> str:
+    return ""
+
+
+def _no_text(value: Any) -> str:
+    return "" if isinstance(value, str) and "\0" not in value else "a text without NUL"
+
+
+def _no_output(value: Any) -> str:
+    return "" if isinstance(value, str) else "a text"
+
+
+def _no_flag(value: Any) -> str:
+    return "" if isinstance(value, bool) else "true or false"
+
+
+def _no_path(value: str) -> str:
+    fits = value.startswith("/") and "\0" not in value and plain(value) == value
+    return "" if fits and _is_short(value) else "absolute, without '.', '..', '//' and NUL, and of a usual length"
+
+
+def _no_link(value: Any) -> str:
+    return "" if isinstance(value, str) and value and "\0" not in value and _is_short(value) else "the target of a link"
+
+
+def _is_short(path: str) -> bool:
+    return len(path) <= LONGEST_PATH and path.count("/") <= MOST_PARTS
+
+
+def _no_integer(value: Any) -> str:
+    return "" if type(value) is int else "an integer"
+
+
+def _no_numbers(value: Any) -> str:
+    fits = isinstance(value, list) and len(value) == 2 and all(type(part) is int and part >= 0 for part in value)  # noqa: PLR2004
+    return "" if fits else "the major and the minor number"
+
+
+def _no_access(value: Any) -> str:
+    return "" if value in ("", "r", "w", "rw") else "'', 'r', 'w' or 'rw'"
+
+
+def _no_errno(value: Any) -> str:
+    fits = isinstance(value, str) and re.fullmatch(r"E[A-Z0-9]+", value) and hasattr(errno, value)
+    return "" if fits else "the name of an error such as EACCES"
+
+
+def _no_argv(value: Any) -> str:
+    fits = isinstance(value, list) and value and not any(map(_no_text, value))
+    return "" if fits else "a list of texts, the program first"
+
+
+def _no_error(value: Any) -> str:
+    fits = (
+        isinstance(value, dict)
+        and value.keys() <= {"kind", "message", "value"}
+        and isinstance(value.get("kind"), str)
+        and isinstance(value.get("message"), str)
+        and isinstance(value.get("value"), (int, type(None)))
+    )
+    return "" if fits else "an object with the texts 'kind' and 'message' and perhaps the integer 'value'"
+
+
+_OF_A_PATH: dict[str, Check] = {
+    "text": _no_output,
+    "link": _no_link,
+    "dir": _no_flag,
+    "char": _no_numbers,
+    "block": _no_numbers,
+    "access": _no_access,
+    "errno": _no_errno,
+}
+_OF_A_COMMAND: dict[str, Check] = {
+    "argv": _no_argv,
+    "returncode": _no_integer,
+    "stdout": _no_output,
+    "stderr": _no_output,
+    "timeout": _no_flag,
+}
+_OF_A_QUERY: dict[str, Check] = {"value": _anything, "error": _no_error}
+
+
+def plain(path: str) -> str:
+    """An absolute path in the form in which recordings name it: one name for one place, as far as the text tells."""
+    if "/." not in path and "//" not in path and not path.endswith("/"):
+        return path
+    return f"/{posixpath.normpath(path).lstrip('/')}"

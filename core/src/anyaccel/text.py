@@ -1,0 +1,79 @@
+"""Text of others made fit to be printed, and fit to stand in a shell command or a comment.
+
+Notes, ids, models, error texts of plug-ins, names of directories and programs come from other users, devices,
+recordings and plug-ins. None of them may steer a terminal or add a line to what we print or write.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+from anyaccel.errors import UsageError
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_LONGEST_COMMENT = 200
+_SHOWN = 60
+
+
+def printable(text: str) -> str:
+    """Make one line of plain text: white space becomes a space, and what has no glyph becomes U+FFFD.
+
+    The latter are control characters with escape sequences, marks of direction, lone surrogates and characters that
+    this Python's Unicode tables do not know.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else " " if char.isspace() else REPLACEMENT for char in text)
+
+
+def cells(text: str) -> int:
+    """Columns that a printable text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
+    return len(text) + wide - sum(unicodedata.combining(char) != 0 for char in text)
+
+
+def comment(text: str) -> str:
+    """Make what may stand in a comment of any file: one line of ASCII, at most 200 characters.
+
+    Readers of configuration have a longest line, and some take a backslash at its end for its continuation.
+    """
+    line = printable(text).replace("\\", "/").encode("ascii", "replace").decode()
+    return line if len(line) <= _LONGEST_COMMENT else f"{line[: _LONGEST_COMMENT - 3]}..."
+
+
+def shell_quote(text: str) -> str:
+    """Quote a text for any POSIX shell.
+
+    Raises:
+        UsageError: When it is not one line of printable text: only some shells have a notation for such, and whoever
+            reads the line would not see what it does.
+    """
+    import shlex
+
+    if not text.isprintable():
+        raise UsageError(
+            f"a shell command takes printable text only (got {shown(text)})",
+            hint="rename what has this name, or read the value from JSON (--json)",
+        )
+    return shlex.quote(text)
+
+
+def shell_join(words: Iterable[str]) -> str:
+    """Quote words for a POSIX shell, as one line.
+
+    Raises:
+        UsageError: When a word is not printable.
+    """
+    return " ".join(map(shell_quote, words))
+
+
+def shown(value: object) -> str:
+    """What a message repeats of a wrong value: its form in Python, cut off where it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of too many digits, a list in itself
+        return f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

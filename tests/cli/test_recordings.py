@@ -1,0 +1,105 @@
+"""A damaged recording is one clear error in every command that is asked about it, and none waits for it."""
+
+import json
+import os
+import time
+
+import pytest
+from anyaccel.cli.parser import COMMANDS
+
+SCHEMA = {"schema": "anyaccel.recording/1"}
+
+
+def text(content):
+    return lambda path: path.write_text(content)
+
+
+DAMAGED = {
+    "nested": (text("[" * 100_000), "must be at most 32 levels deep"),
+    "commands": (text(json.dumps({**SCHEMA, "commands": [{}]})), "command 0 must have 'argv'"),
+    "entries": (text(json.dumps({**SCHEMA, "paths": {"/a": 1}})), "the path '/a' must be an object (got 1)"),
+    "escaping": (text(json.dumps({**SCHEMA, "paths": {"/../a": {}}})), "a path must be absolute"),
+    "NaN": (text('{"schema": NaN}'), "a number must be finite"),
+    "encoding": (lambda path: path.write_bytes(b"\xff"), "must be UTF-8"),
+    "FIFO": (os.mkfifo, "must be a regular file (got a FIFO)"),
+    "directory": (os.mkdir, "must be a regular file (got a directory)"),
+    "kernel's log": (lambda path: path.symlink_to("/proc/kmsg"), "must have from 1 to 33554432 bytes (got 0)"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "must be a regular file (got a character device)"),
+}
+ARGUMENTS = {
+    "run": ("APU:1", "--", "true"),
+    "hold": ("APU:1",),
+    "select": ("APU:1",),
+    "why": ("APU:1",),
+    "env": ("APU:1",),
+    "export": ("env",),
+    "ray": ("start", "--dry-run"),
+    "record": ("{directory}/new",),
+}
+ELSEWHERE = {"release", "queue", "new", "check"}
+"""Commands that look at no machine; ``check`` has recordings of its own."""
+
+
+def damaged(tmp_path, kind):
+    make, message = DAMAGED[kind]
+    machine = tmp_path / "machines" / "bad"
+    machine.mkdir(parents=True)
+    make(machine / "machine.json")
+    return machine, message
+
+
+def assert_refused(done, message, start):
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    said = done.stderr.splitlines()
+    assert len(said) == 2
+    assert message in said[0]
+    assert said[1] == "anyaccel: record the machine again: anyaccel record DIR"
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in ELSEWHERE])
+def test_every_command_refuses_it(command, kind, acme, anyaccel, tmp_path):
+    machine, message = damaged(tmp_path, kind)
+    arguments = [argument.format(directory=tmp_path) for argument in ARGUMENTS.get(command, ())]
+    start = time.monotonic()
+    assert_refused(anyaccel("--machine", str(machine), command, *arguments), message, start)
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_check_blames_the_recording_and_not_the_plugin(kind, acme, anyaccel, tmp_path):
+    machine, message = damaged(tmp_path, kind)
+    start = time.monotonic()
+    assert_refused(anyaccel("check", "acme", "--recordings", str(machine.parent)), message, start)
+
+
+@pytest.mark.parametrize("name", ["machine.json", "expected.json"])
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_verify_refuses_either_file(kind, name, acme, anyaccel, tmp_path):
+    machine, message = damaged(tmp_path, kind)
+    if name == "machine.json":
+        expected = {"schema": "anyaccel.expected/1", "vendors": {}, "visible": {}, "failed": {}}
+        (machine / "expected.json").write_text(json.dumps(expected))
+    else:
+        (machine / "machine.json").rename(machine / name)
+        (machine / "machine.json").write_text(json.dumps(SCHEMA))
+        if kind in ("commands", "entries", "escaping"):
+            message = 'must say "schema": "anyaccel.expected/1"'
+    start = time.monotonic()
+    assert_refused(anyaccel("record", "--verify", str(machine)), message, start)
+
+
+def test_json_has_one_document_with_the_way_out(acme, anyaccel, tmp_path):
+    machine, message = damaged(tmp_path, "commands")
+    done = anyaccel("--machine", str(machine), "doctor", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, done.stderr) == (2, "")
+    assert (error["code"], error["hint"]) == ("machine", "record the machine again: anyaccel record DIR")
+    assert message in error["message"]
+
+
+def test_a_new_recording_is_not_written_into_a_fifo(acme, anyaccel, tmp_path):
+    os.mkfifo(tmp_path / "expected.json")
+    done = anyaccel("record", str(tmp_path))
+    assert done.returncode == 2
+    assert "expected.json cannot be written: No such device or address" in done.stderr

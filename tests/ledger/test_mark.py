@@ -1,0 +1,365 @@
+"""The mark: numbers that nest, processes that carry it, and what a lease that names it means to others."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from anyaccel.errors import LeasePermissionError, LedgerError
+from anyaccel.ledger import Want, mark, names, process
+from claimant import ClaimantError, eventually
+from hypothesis import given
+from hypothesis import strategies as st
+
+FIELD = st.integers(1, (1 << 21) - 2)
+MARKS = st.lists(FIELD, min_size=1, max_size=3).map(tuple)
+IMPORT = "from anyaccel.ledger import mark; "
+TAKE = "want = Want(candidates=frozenset('a'), mark=mark.draw); lease = ledger.acquire(want, chooser('a'), wait=0); "
+
+
+def carrier(claimant, keeps="", **options):
+    """Have a claimant take the device and start something that carries its mark and nothing else of it."""
+    claimant.do(IMPORT + TAKE + "mark.put(lease.mark)")
+    run = f"subprocess.Popen(['sleep', '600'], env={{}}, start_new_session=True{keeps}).pid"
+    return claimant.do(run)
+
+
+@given(MARKS)
+def test_a_mark_is_a_number_and_back(fields):
+    assert mark.parse(mark.limit(fields)) == fields
+
+
+@given(MARKS, MARKS)
+def test_marks_differ_as_numbers_and_inner_ones_are_lower(one, other):
+    assert (mark.limit(one) == mark.limit(other)) == (one == other)
+    inner = (*one, *other)[:3]
+    assert mark.limit(inner) < mark.limit(one) or inner == one
+
+
+@given(st.integers(-1, 1 << 64))
+def test_every_limit_can_be_read(value):
+    found = mark.parse(value)
+    assert found is None or found == () or mark.limit(found) == value
+
+
+@given(st.sets(MARKS, max_size=5), st.lists(FIELD, max_size=3).map(tuple))
+def test_what_is_drawn_is_new_and_inside(used, outer):
+    drawn = mark.draw(used, inside=outer)
+    if len(outer) == 3:
+        assert drawn == ()
+    else:
+        assert drawn[:-1] == outer
+        assert drawn not in used
+
+
+def test_a_process_with_a_mark_passes_it_on_and_cannot_lose_it(claim):
+    claimant = claim()
+    claimant.do(
+        "from anyaccel.ledger import mark; first = mark.draw(); mark.put(first); second = mark.draw(); mark.put(second)"
+    )
+    assert claimant.do("mark.own() == second and second[:len(first)] == first and mark.carried(first)")
+    child = claimant.do("subprocess.Popen(['sleep', '600'], env={}, start_new_session=True).pid")
+    first, second = (tuple(claimant.do(name)) for name in ("first", "second"))
+    assert mark.carries(child, first)
+    assert mark.carries(child, second)
+    assert set(mark.carriers([first])[first]) == {claimant.pid, child}
+    claimant.kill()
+    assert mark.carriers([first, second]) == {first: (child,), second: (child,)}
+    os.kill(child, signal.SIGKILL)
+    eventually(lambda: mark.carriers([first, second]) == {})
+    assert not mark.carries(child, first)
+
+
+def test_of_one_mark_leaves_another_alone(claim):
+    claimant = claim()
+    claimant.do("from anyaccel.ledger import mark; mark.put((5, 7))")
+    assert mark.carries(claimant.pid, (5,))
+    for other in ((5, 8), (6,), (5, 7, 1), (4,), ()):
+        assert not mark.carries(claimant.pid, other)
+    assert claimant.pid in mark.carriers([(5,), (6,)])[5,]
+    assert mark.carriers([(5, 8), (6,), (5, 7, 1)]) == {}
+
+
+def test_who_was_started_with_a_device_keeps_it(claim, ledger):
+    holder, rival = claim(), claim()
+    child = carrier(holder)
+    holder.kill()
+    (record,) = ledger.leases()
+    assert (record.state, record.carriers) == ("kept", (child,))
+    assert record.reason == f"kept: process {child} (root, sleep) of the ended lease still runs"
+    assert f"anyaccel release {record.id}" in record.hint
+    with pytest.raises(ClaimantError, match=f"kept: process {child}"):
+        rival.do("take('a')")
+    rival.begin("take('a', wait=30)")
+    assert rival.busy(0.2)
+    os.kill(child, signal.SIGKILL)
+    assert rival.end() == {"a": 10_000}
+    assert [record.state for record in ledger.leases()] == ["held"]
+
+
+def test_the_first_of_several_to_end_does_not_free_the_device(claim, ledger):
+    holder, rival = claim(), claim()
+    children = [carrier(holder)]
+    children += [holder.do("subprocess.Popen(['sleep', '600'], env={}).pid") for _ in range(5)]
+    holder.kill()
+    rival.begin("take('a', wait=30)")
+    for child in children:
+        assert rival.busy(0.05)
+        (record,) = ledger.leases()
+        assert child in record.carriers
+        os.kill(child, signal.SIGKILL)
+    rival.end()
+
+
+def test_another_device_is_given_without_a_look(claim, ledger, state):
+    """Only a device that the choice needs is worth a look at all processes."""
+    holder, rival = claim(), claim()
+    child = carrier(holder)
+    holder.kill()
+    rival.do("import anyaccel.ledger.mark as module; looks = []; old = module.carriers")
+    rival.do("module.carriers = lambda marks: (looks.append(1), old(marks))[1]")
+    assert rival.do("take('b')") == {"b": 10_000}
+    assert rival.do("looks") == []
+    os.kill(child, signal.SIGKILL)
+    eventually(
+        lambda: not mark.carriers([record.mark for record in map(names.parse_lease, os.listdir(state)) if record])
+    )
+    assert rival.do("take('a')") == {"a": 10_000}
+    assert rival.do("looks") == [1]
+
+
+def test_a_release_that_leaves_something_behind_keeps_the_device(claim, ledger, files):
+    holder = claim()
+    holder.do(IMPORT + TAKE)
+    outer = holder.do("lease.mark")
+    child = holder.do(
+        "(value := mark.limit(lease.mark))"
+        " and subprocess.Popen(['prlimit', f'--locks={value}:{value}', 'sleep', '600']).pid"
+    )
+    eventually(lambda: mark.carries(child, tuple(outer)))
+    assert holder.do("lease.leave_to(lease.mark)") is False
+    (record,) = ledger.leases()
+    assert (record.state, record.pid, record.carriers) == ("kept", 0, (child,))
+    holder.do(f"os.kill({child}, 9); os.waitpid({child}, 0)")
+    assert ledger.leases() == ()
+    with ledger.acquire(Want(candidates=frozenset("a")), lambda taken: None if taken else {"a": 1}, wait=0):
+        assert len(files()) == 1
+
+
+def test_release_ends_those_who_carry_the_mark(claim, ledger):
+    holder = claim()
+    child = carrier(holder)
+    holder.kill()
+    (record,) = ledger.leases()
+    assert ledger.release_of(record.id) == (child,)
+    assert ledger.leases() == ()
+
+
+def test_forgetting_leaves_them_alone(claim, ledger, files):
+    holder, rival = claim(), claim()
+    child = carrier(holder)
+    holder.kill()
+    (record,) = ledger.leases()
+    assert ledger.forget(record.id) == (child,)
+    assert files() == []
+    assert rival.do("take('a')") == {"a": 10_000}
+    assert process.state(child) == "S"
+    os.kill(child, signal.SIGKILL)
+
+
+def test_forgetting_unlocks_the_device_itself(claim, ledger, tmp_path):
+    (tmp_path / "device").mkdir()
+    holder, rival = claim(), claim()
+    witness = f"witnesses={{'a': ({str(tmp_path / 'device')!r},)}}"
+    holder.do(f"take('a', {witness})")
+    child = holder.do("subprocess.Popen(['sleep', '600'], pass_fds=leases[0].fds).pid")
+    holder.kill()
+    (record,) = ledger.leases()
+    assert ledger.forget(record.id) == (child,)
+    assert rival.do(f"take('a', {witness})") == {"a": 10_000}
+    os.kill(child, signal.SIGKILL)
+
+
+def test_a_lease_of_version_0_1_counts(state, ledger, claim):
+    """Its holder knows nothing of marks, and keeps its file locked."""
+    rival = claim()
+    name = "v1.a.10000.{pid}.{start}." + names.new_nonce()
+    code = (
+        "import fcntl, os, sys, time\n"
+        "pid, start = os.getpid(), open('/proc/self/stat').read().rpartition(')')[2].split()[19]\n"
+        f"fd = os.open({str(state)!r} + '/' + {name!r}.format(pid=pid, start=start), os.O_CREAT | os.O_RDWR)\n"
+        "fcntl.flock(fd, fcntl.LOCK_EX); print(pid, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as old:
+        old.stdout.readline()
+        assert [(record.device, record.state, record.pid) for record in ledger.leases()] == [("a", "held", old.pid)]
+        with pytest.raises(ClaimantError, match="a is held by"):
+            rival.do("take('a')")
+        old.kill()
+    assert rival.do("take('a', wait=30)") == {"a": 10_000}
+
+
+def test_without_marks_the_lock_decides(state, claim):
+    """As where the kernel keeps no such limit, or an administrator has set it to something else."""
+    code = (
+        "import os, subprocess, sys; from anyaccel.ledger import Ledger, Want, mark\n"
+        f"ledger = Ledger.open({{'ANYACCEL_STATE_DIR': {str(state)!r}}})\n"
+        "assert mark.own() is None and mark.obstacle(), mark.own()\n"
+        "lease = ledger.acquire(Want(candidates=frozenset('a'), mark=mark.draw), lambda taken: {'a': 10_000}, wait=0)\n"
+        "assert lease.mark == ()\n"
+        "print(subprocess.Popen(['sleep', '600'], pass_fds=lease.fds, stdout=subprocess.DEVNULL).pid)\n"
+        "sys.stdout.flush(); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run(
+        ["prlimit", "--locks=5:5", sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False
+    )
+    child, rival = int(done.stdout), claim()
+    with pytest.raises(ClaimantError, match="a is held by"):
+        rival.do("take('a')")
+    os.kill(child, signal.SIGKILL)
+    assert rival.do("take('a', wait=30)") == {"a": 10_000}
+
+
+# Several users
+
+
+root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as other users")
+ALICE, BOB = 61_001, 61_002
+
+
+@pytest.fixture
+def shared(state, claim):
+    """The state directory open to all, and claimants of other users."""
+    os.chmod(state.parent, 0o755)
+    for parent in state.parents:
+        if parent.owner() == "root" and str(parent).startswith("/tmp/"):
+            os.chmod(parent, 0o755)
+    os.chmod(state, 0o1777)
+
+    def user(uid):
+        claimant = claim()
+        claimant.do("import pwd, anyaccel.ledger.ending, anyaccel.ledger.filesystem, anyaccel.ledger.inotify")
+        claimant.do("open('/proc/self/status', encoding='ascii').close(); " + IMPORT)
+        (state / f"checked.{names.boot()}.{uid}").touch()
+        os.chown(state / f"checked.{names.boot()}.{uid}", uid, -1)
+        claimant.do(f"os.setgroups([]); os.setresgid({uid}, {uid}, {uid}); os.setresuid({uid}, {uid}, {uid})")
+        return claimant
+
+    return user
+
+
+@root
+def test_another_user_sees_who_keeps_a_device(shared, ledger):
+    alice, bob = shared(ALICE), shared(BOB)
+    child = carrier(alice)
+    alice.kill()
+    with pytest.raises(ClaimantError, match=rf"kept: process {child} \({ALICE}, sleep\)"):
+        bob.do("take('a')")
+    os.kill(child, signal.SIGKILL)
+    assert bob.do("take('a', wait=30)") == {"a": 10_000}
+
+
+@root
+@pytest.mark.parametrize("locked", [True, False], ids=["locked", "not locked"])
+def test_nothing_is_ended_because_a_name_says_so(shared, ledger, state, locked):
+    """A file that names another user's process and another user's mark, for root to release."""
+    victim, attacker = shared(ALICE), shared(BOB)
+    victim.do("mark.put(mark.draw())")
+    theirs = tuple(victim.do("mark.own()"))
+    start = process.start_time(victim.pid)
+    name = names.lease_name("a", 10_000, nonce := names.new_nonce(), (victim.pid, start), theirs)
+    attacker.do(f"import fcntl; fd = os.open({str(state / name)!r}, os.O_CREAT | os.O_RDWR, 0o644)")
+    if locked:
+        attacker.do("fcntl.flock(fd, fcntl.LOCK_EX)")
+    lease_id = nonce.removeprefix(names.boot())
+    with pytest.raises(LedgerError) as caught:
+        ledger.release_of(lease_id, grace=0.2, force=True)
+    assert str(victim.pid) in str(caught.value) + caught.value.hint
+    assert victim.do("1") == 1
+    assert (process.state(attacker.pid) in ("", "Z")) == locked
+
+
+@root
+def test_a_lock_that_was_passed_to_a_process_of_another_user_does_not_end_it(shared, ledger, state):
+    """As a daemon has it that takes descriptors from everybody."""
+    daemon, attacker = shared(ALICE), shared(BOB)
+    attacker.do("take('a')")
+    fd = attacker.do("leases[0].fds[0]")
+    daemon.do("import socket; server = socket.socket(socket.AF_UNIX); server.bind('\\0passed'); server.listen()")
+    attacker.do(
+        "import socket; client = socket.socket(socket.AF_UNIX); client.connect('\\0passed');"
+        f"socket.send_fds(client, [b'x'], [{fd}])"
+    )
+    daemon.do("connection, _ = server.accept(); got = socket.recv_fds(connection, 1, 1)[1]")
+    (record,) = ledger.leases()
+    with pytest.raises(LedgerError, match=rf"still held by process {daemon.pid} \({ALICE}\), which was not ended"):
+        ledger.release_of(record.id, grace=0.2, force=True)
+    assert daemon.do("1") == 1
+    assert process.state(attacker.pid) in ("", "Z")
+
+
+@root
+def test_only_the_owner_forgets(shared, ledger):
+    alice, bob = shared(ALICE), shared(BOB)
+    alice.do("take('a')")
+    (record,) = ledger.leases()
+    with pytest.raises(ClaimantError, match="LeasePermissionError"):
+        bob.do(f"ledger.forget({record.id!r})")
+    with pytest.raises(LeasePermissionError, match="only its owner can"):
+        ledger.forget(record.id)
+    assert ledger.leases()
+    assert alice.do(f"ledger.forget({record.id!r})") == []
+
+
+@root
+def test_where_processes_are_hidden_the_owner_and_root_can_tell(shared, ledger, tmp_path):
+    """With hidepid, what another user started cannot be seen; so it counts until it is known to be over."""
+    script = tmp_path / "hidden.py"
+    alice = shared(ALICE)
+    child = carrier(alice)
+    alice.kill()
+    shared(BOB)  # who has tested the lock
+    (record,) = ledger.leases()
+    program = (
+        "import os, sys; from anyaccel.ledger import Ledger, mark\n"
+        "from anyaccel.ledger.diagnosis import diagnose\n"
+        "Ledger.open().leases(), diagnose(os.environ)  # the interpreter may be closed to other users\n"
+        "os.setgroups([]); uid = int(sys.argv[1]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)\n"
+        "told = any('/proc hides processes' in finding.message for finding in diagnose(os.environ))\n"
+        "print(told, [(each.state, each.carriers, each.reason) for each in Ledger.open().leases()])"
+    )
+    script.write_text(program)
+    environ = {**os.environ, "ANYACCEL_STATE_DIR": ledger.path}
+
+    def seen_by(uid):
+        command = 'mount -t proc -o hidepid=2 proc /proc && exec "$@"'
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", command, "sh", sys.executable, script, str(uid)],
+            env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        return done.stdout
+
+    assert f"True [('kept', ({child},)" in seen_by(ALICE)
+    assert "True [('kept', (), 'kept: whether a process of the ended lease still runs cannot be seen" in seen_by(BOB)
+    assert f"False [('kept', ({child},)" in seen_by(0)
+    os.kill(child, signal.SIGKILL)
+    eventually(lambda: not ledger.leases())
+    assert "True [('kept', ()" in seen_by(BOB)
+    assert "True []" in seen_by(ALICE)
+    assert record.uid == ALICE
+
+
+def test_a_look_that_cannot_come_to_an_end_is_no_answer(claim, ledger, monkeypatch):
+    holder = claim()
+    child = carrier(holder)
+    holder.kill()
+    monkeypatch.setattr(mark, "_ROUNDS", 0)
+    assert mark.carriers([(1,)]) is None
+    assert [record.state for record in ledger.leases()] == ["kept"]
+    os.kill(child, signal.SIGKILL)
+    time.sleep(0.05)
+    assert [record.state for record in ledger.leases()] == ["kept"]
+    monkeypatch.undo()
+    assert eventually(lambda: not ledger.leases())

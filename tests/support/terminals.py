@@ -1,0 +1,43 @@
+"""What a person sees: commands on a real terminal, and a check that nothing in their output steers it."""
+
+import fcntl
+import os
+import re
+import struct
+import subprocess
+import termios
+import unicodedata
+
+BOLD = re.compile(r"\x1b\[1m([^\x1b]*)\x1b\[0m")
+
+
+def run_on_terminal(argv, *, columns=80, env=None, seconds=60, **options):
+    """Run a command with a terminal as its standard streams.
+
+    Returns:
+        Its exit status, and what it wrote there.
+    """
+    main, side = os.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environ = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+    process = subprocess.Popen(
+        argv, stdin=side, stdout=side, stderr=side, env={**environ, "TERM": "xterm", **(env or {})}, **options
+    )
+    os.close(side)
+    data = b""
+    try:
+        while chunk := os.read(main, 1 << 16):
+            data += chunk
+    except OSError:  # EIO: the last process that had the terminal open has gone
+        pass
+    os.close(main)
+    return process.wait(seconds), data
+
+
+def assert_plain(data, encoding="utf-8"):
+    """Check that output is lines of printable text, and our bold headings, and return it."""
+    text = BOLD.sub(r"\1", data.decode(encoding).replace("\r\n", "\n"))
+    found = {char: unicodedata.name(char, hex(ord(char))) for char in text if char != "\n" and not char.isprintable()}
+    assert found == {}, text
+    assert not re.search("^Traceback", text, re.MULTILINE), text
+    return text

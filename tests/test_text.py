@@ -1,0 +1,77 @@
+"""Text of others as plain text, in comments and in shell commands."""
+
+import shlex
+import subprocess
+
+import pytest
+from anyaccel.errors import UsageError
+from anyaccel.text import cells, comment, printable, shell_join, shell_quote, shown
+from hypothesis import given
+from hypothesis import strategies as st
+
+anything = st.text(st.characters())  # lone surrogates among them
+
+
+@given(anything)
+def test_what_is_printable_is_one_line_of_as_many_characters(text):
+    plain = printable(text)
+    assert plain.isprintable()
+    assert len(plain) == len(text)
+    assert printable(plain) == plain
+    assert text.isprintable() <= (plain == text)
+    plain.encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("a\nb\tc\r\u2028\u2029\x85\xa0d", "a b c     d"),
+        ("\x1b[31m\x9b\x07\x7f\x00", "\ufffd[31m\ufffd\ufffd\ufffd\ufffd"),
+        ("\u202a\u202e\u2066\u2069\u200b\u200f\ufeff", "\ufffd" * 7),
+        ("\ud800 \udcff", "\ufffd \ufffd"),
+        ("[/x] :warning: \u65e5\u672c \xe9", "[/x] :warning: \u65e5\u672c \xe9"),
+    ],
+)
+def test_white_space_becomes_blank_and_what_has_no_glyph_is_replaced(text, plain):
+    assert printable(text) == plain
+
+
+@given(anything)
+def test_a_comment_is_one_short_line_of_ascii(text):
+    line = comment(text)
+    assert line.isascii()
+    assert line.isprintable()
+    assert len(line) <= 200
+    assert "\\" not in line
+
+
+@given(st.lists(anything.map(printable).filter(lambda word: "\0" not in word), min_size=1))
+def test_a_shell_reads_the_words_that_were_joined(words):
+    assert shlex.split(shell_join(words)) == words
+
+
+@pytest.mark.parametrize("text", ["$(id) `id` 'x' \"y\" \\ # ; & |", "", "-n", "~", "!x", "*"])
+def test_a_shell_gets_what_was_quoted(text):
+    done = subprocess.run(["sh", "-c", f"printf %s {shell_quote(text)}"], capture_output=True, text=True, check=True)
+    assert done.stdout == text
+
+
+@pytest.mark.parametrize("text", ["a\nb", "\x1b", "\u202e", "\udcff", "\u2028"])
+def test_a_shell_gets_nothing_that_cannot_be_seen(text):
+    with pytest.raises(UsageError, match="printable text only"):
+        shell_quote(text)
+
+
+@pytest.mark.parametrize(("text", "width"), [("abc", 3), ("\u65e5\u672c", 4), ("e\u0301", 1), ("\uff21b", 3)])
+def test_columns_of_a_terminal(text, width):
+    assert cells(text) == width
+
+
+def test_a_wrong_value_is_shown_in_short():
+    nested = [1]
+    for _ in range(100_000):
+        nested = [nested]
+    assert shown("x") == "'x'"
+    assert shown("x" * 100) == f"'{'x' * 59}..."
+    assert shown(nested) == "a list"
+    assert shown(10**5000) == "a int"

@@ -1,0 +1,159 @@
+"""A worker that writes nonsense to its descriptors costs its own call, with one clear error, and no other one."""
+
+import array
+import contextlib
+import os
+import socket
+import struct
+import sys
+import time
+
+import anyaccel as aa
+import pytest
+from anyaccel.workers import client
+from anyaccel.workers.pickling import dumps, dumps_error
+from anyaccel.workers.wire import Kind
+
+HEAD = "=BBQ"
+UNREAD = "its answer could not be read"
+
+
+def channels():
+    """The worker's own end of its channel, among the descriptors that it has."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            found = socket.socket(fileno=os.dup(descriptor))
+            if (found.family, found.type & 0xF) == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
+                yield found
+
+
+def say(packet, passed=()):
+    """Send something as a worker, then answer as if nothing had been."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
+    for channel in channels():
+        channel.sendmsg([packet], rights)
+    return "said"
+
+
+def head(kind, form=0, number=0):
+    return struct.pack(HEAD, kind, form, number)
+
+
+def sparse():
+    """Memory that says to be huge, and has nothing behind it."""
+    import fcntl
+
+    descriptor = os.memfd_create("huge", os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, 1 << 42)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return descriptor
+
+
+def of_nothing():
+    return os.open("/dev/null", os.O_RDONLY)
+
+
+NONSENSE = {
+    "nothing": (b"", None, f"{UNREAD}: an empty message"),
+    "three bytes": (b"abc", None, UNREAD),
+    "a kind that there is not": (head(77), None, "it sent what is no answer \\(a message of the kind 77\\)"),
+    "a kind for workers": (head(Kind.CALL), None, "it sent what is no answer"),
+    "a kind of the nursery's": (head(Kind.GONE), None, "it sent what is no answer"),
+    "ready twice": (head(Kind.READY), None, "it sent what is no answer"),
+    "an answer to another call": (head(Kind.RESULT, 0, 1 << 60), None, "it answered a call that it was not given"),
+    "memory that was not passed": (head(Kind.RESULT, 1), None, UNREAD),
+    "a form that there is not": (head(Kind.RESULT, 9), None, UNREAD),
+    "memory that is no memory": (head(Kind.RESULT, 1) + bytes(8), of_nothing, UNREAD),
+    "memory of no length": (head(Kind.RESULT, 1) + b"abc", of_nothing, UNREAD),
+    "memory that is not there": (
+        head(Kind.RESULT, 1) + struct.pack("=QQ", 8, 1 << 41), sparse, f"{UNREAD}: shared memory must be sealed",
+    ),
+    "a descriptor": (head(Kind.RESULT), of_nothing, f"{UNREAD}: it passes descriptors along"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NONSENSE)
+@pytest.mark.parametrize("kept", [False, True], ids=["fresh", "kept"])
+def test_nonsense_costs_the_call_that_says_it(pool, case, kept):
+    packet, make, words = NONSENSE[case]
+    one = pool("A1:1", max_calls=0 if kept else 1)
+    other = one.submit(lambda: (time.sleep(0.1), "other")[1])
+    nursery, before = client.nursery().pid, len(os.listdir("/proc/self/fd"))
+
+    def speak():
+        return say(packet, [make()] if make else [])
+
+    ends = rf"was ended: {words}"
+    if not packet:  # where it has ended before that is read, it reads like the end
+        ends += "|ended with exit status 0 before it answered"
+    with pytest.raises(aa.BrokenWorkerError, match=rf"the worker .* that ran .*speak ({ends})"):
+        one.submit(speak).result(20)
+    assert other.result(20) == "other"
+    assert one.submit(pow, 2, 5).result(20) == 32
+    assert client.nursery().pid == nursery
+    assert len(os.listdir("/proc/self/fd")) <= before + 4, "nothing that was passed stays open"
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["plain", "with an initializer"])
+def test_a_worker_that_says_it_could_not_be_set_up_breaks_no_pool(pool, prepared):
+    options = {"initializer": int} if prepared else {}
+    one = pool(**options)
+
+    def lie():
+        return say(head(Kind.BROKEN) + dumps_error(ValueError("a lie"), "").data)
+
+    with pytest.raises((aa.BrokenWorkerError, ValueError), match=r"it sent what is no answer|a lie") as caught:
+        one.submit(lie).result(20)
+    assert not isinstance(caught.value, aa.BrokenPoolError)
+    assert one.submit(pow, 2, 5).result(20) == 32
+
+
+@pytest.mark.parametrize("body", [b"", b"\x80", dumps(7).data, dumps((1, 2, 3)).data, dumps((b"x", "s", "t")).data])
+def test_an_exception_that_is_none_is_an_error_of_its_call(pool, body):
+    one = pool()
+    current = one.submit(pow, 1, 1)
+    current.result()
+
+    def lie(number):
+        return say(head(Kind.ERROR, 0, number) + body)
+
+    from anyaccel.workers import tasks
+
+    number = next(tasks._numbers) + 1
+    with pytest.raises(aa.RemoteError, match="cannot be"):
+        one.submit(lie, number).result(20)
+    assert one.submit(pow, 2, 5).result(20) == 32
+
+
+def test_an_actor_that_says_nonsense_has_gone_and_says_why(pool):
+    class Liar:
+        def speak(self):
+            return say(head(Kind.RESULT, 0, 1 << 60))
+
+    one = pool("A1:1")
+    actor = one.actor(Liar)
+    with pytest.raises(aa.BrokenWorkerError, match="it answered a call that it was not given"):
+        actor.speak().result(20)
+    with pytest.raises(aa.BrokenWorkerError, match=r"the actor .*Liar has gone"):
+        actor.speak().result(20)
+    assert one.submit(pow, 2, 5).result(20) == 32
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"\xff\xfe", b"[" * 100_000, b"null"], ids=repr)
+def test_a_lease_whose_file_was_written_to_can_be_set_aside(tmp_path, body):
+    with aa.acquire("H100:1", machine="sim:H100:1") as hold:
+        for descriptor in hold.fds:
+            if os.fstat(descriptor).st_size:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, body, 0)
+        hold.lease.set_aside("it is stuck")
+        (record,) = aa.leases(aa.detect("sim:H100:1"))
+    assert (record.state, record.reason) == ("aside", "it is stuck")
+
+
+def test_what_is_closed_by_a_call_is_told(pool):
+    one = pool("A1:1")
+    with pytest.raises(aa.BrokenWorkerError, match="before it answered"):
+        one.submit(os.closerange, 3, 200).result(20)
+    assert one.submit(pow, 2, 5).result(20) == 32
+    assert sys.exc_info() == (None, None, None)
