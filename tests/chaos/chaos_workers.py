@@ -299,9 +299,12 @@ def chaos(home: Path, *, rounds: int, seed: int) -> Outcome:
 
 
 def _debris(stage: Stage, state: Path, rounds: int) -> tuple[str, ...]:
-    """What is left in the state directory after the next ones have swept it, which they do a few files at a time."""
+    """What is left in the state directory after the next ones have swept it, which they do a few files at a time.
+
+    They take all devices: what an ended lease left behind goes when its device is given again.
+    """
     for _ in range(rounds):
-        with aa.acquire("GPU:1", wait=0, environ=stage.environ, declare=DECLARED):
+        with aa.acquire(f"GPU:{DEVICES}", wait=0, environ=stage.environ, declare=DECLARED):
             pass
         debris = tuple(name for name in os.listdir(state) if not name.startswith("checked."))
         if not debris:

@@ -440,12 +440,19 @@ def test_a_working_directory_that_has_gone(pool, tmp_path, monkeypatch):
     assert one.submit(pow, 2, 1).result() == 2
 
 
-def test_no_descriptors_left(script):
+@pytest.mark.parametrize(
+    "first", ["pass", "signal.signal(signal.SIGTERM, signal.SIG_IGN), subprocess.Popen(['sleep', '0.5'])"]
+)
+def test_no_descriptors_left(script, first):
+    """Where the first call leaves something behind, the second one must wait for the device, too."""
     caller = script(
-        """
-        import os, resource, anyaccel as aa
-        with aa.Pool("A1:1", machine="sim:A1:1") as pool:
-            print(pool.submit(pow, 2, 1).result())
+        f"""
+        import os, resource, signal, subprocess, anyaccel as aa
+        def call():
+            {first}
+            return 2
+        with aa.Pool("A1:1", machine="sim:A1:1", grace=10) as pool:
+            print(pool.submit(call).result())
             used = max(map(int, os.listdir("/proc/self/fd")))
             resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, 4096))
             taken = []
@@ -460,7 +467,7 @@ def test_no_descriptors_left(script):
             print(pool.submit(pow, 2, 2).result())
         """
     )
-    assert caller.communicate() == ("2\nTrue\n4\n", "")
+    assert caller.communicate(timeout=60) == ("2\nTrue\n4\n", "")
 
 
 def test_a_process_that_ignores_sigkill_keeps_its_device(pool, monkeypatch):

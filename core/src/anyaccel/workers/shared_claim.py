@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from anyaccel.errors import AnyaccelError, DevicesBusyError, LeaseCancelledError
+from anyaccel.errors import AnyaccelError, DevicesBusyError, LeaseCancelledError, LedgerError
 from anyaccel.launcher.hold import why, witnesses
 from anyaccel.ledger import Lease, Want
 from anyaccel.ledger import mark as marks
@@ -139,23 +139,28 @@ class SharedClaim:
 
     def wait(self) -> None:
         """Stand in the machine's line until it is served or withdrawn; in a thread of its own."""
-        held, error = None, None
+        outcome: SharedHeld | AnyaccelError | None
         try:
-            held = self.take(wait=True)
-        except AnyaccelError as failure:
-            error = failure
+            outcome = self.take(wait=True)
+        except AnyaccelError as error:
+            outcome = error
+        self._close(outcome)
+
+    def _close(self, outcome: SharedHeld | AnyaccelError | None) -> None:
+        """Leave both lines, and hand over what came of it."""
         wanted = self._leases.left(self)
         with self._guard:
             cancel, self._cancel = self._cancel, None
         if cancel is not None:
             os.close(cancel)
         self._leases.go_on()
-        if held is not None and wanted:
-            self.on_held(held)
-        elif held is not None:
-            held.release()
-        elif error is not None and wanted:
-            self.on_failed(error)
+        if isinstance(outcome, AnyaccelError):
+            if wanted:
+                self.on_failed(outcome)
+        elif outcome is not None and wanted:
+            self.on_held(outcome)
+        elif outcome is not None:
+            outcome.release()
 
     def start(self) -> None:
         """Begin to wait, unless that was done already or nobody wants it any more."""
@@ -163,8 +168,12 @@ class SharedClaim:
             if self._started or not self._leases.waits(self):
                 return
             self._started = True
-            self._cancel = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        threading.Thread(target=self.wait, name="anyaccel lease", daemon=True).start()
+        try:
+            with self._guard:
+                self._cancel = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            threading.Thread(target=self.wait, name="anyaccel lease", daemon=True).start()
+        except (OSError, RuntimeError) as error:  # no descriptor or no thread is left
+            self._close(LedgerError(f"{self.request} cannot wait for its devices: {error}"))
 
     def _choose(self, taken: Mapping[str, int]) -> dict[str, int] | None:
         scope = self._leases.scope
