@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from anyaccel.inventory.left_out import _left_out
-from anyaccel.plugins.registry import plugin
+from anyaccel.vendors.process import close as close_vendors
 
 VENDORS = Path(__file__).parent / "vendors"
 ACME = (VENDORS / "acme.py").read_text()
@@ -28,11 +28,11 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
         if name.startswith("ANYACCEL_"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("ANYACCEL_STATE_DIR", str(tmp_path / "leases"))
-    plugin.cache_clear()
+    close_vendors()
     _left_out.cache_clear()
     before = set(sys.modules)
     yield
-    plugin.cache_clear()
+    close_vendors()
     for name in set(sys.modules) - before:
         if name.startswith(("plug_", "acme")):
             del sys.modules[name]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from anyaccel import hookspecs
 from anyaccel.plugin import ProbeContext
-from anyaccel.plugins.vendor import REQUIRED
 from anyaccel.scheduler.reasons import ReasonCode
+from anyaccel.vendors.plugin import REQUIRED
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from anyaccel.inventory.diagnose import _nodes, diagnose
-from anyaccel.inventory.machine import Machine
 from anyaccel.model import Device, Severity
+from anyaccel.probe.machine import Machine
 
 DIAGNOSE = """
 

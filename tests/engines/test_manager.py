@@ -111,7 +111,7 @@ def test_quantities_that_exist_are_judged_as_by_ray(quantity, pair):
 def test_every_recorded_type_is_the_one_that_ray_tells():
     rays = pytest.importorskip("ray._private.accelerators.nvidia_gpu", reason="needs Ray").NvidiaGPUAcceleratorManager
     pytest.importorskip("anyaccel_nvidia", reason="needs the plug-in anyaccel-nvidia")
-    from anyaccel.plugins.registry import plugin
+    from anyaccel.vendors.registry import plugin
 
     names = {product.name: rays._gpu_name_to_accelerator_type(product.model) for product in plugin("nvidia").products()}
     # Where one of Ray's strings means cards of different kinds, or cannot be a label, ours says more.

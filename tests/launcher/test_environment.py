@@ -4,7 +4,7 @@ import os
 
 import anyaccel as aa
 import pytest
-from anyaccel.errors import PluginError
+from anyaccel.errors import EnvConflictError, PluginError
 
 RIVAL = """
 from anyaccel.plugin import *
@@ -87,17 +87,35 @@ def test_two_vendors_that_set_one_variable_differently_are_refused(acme, rival):
     )
 
 
-def test_a_value_wins_over_the_wish_to_have_none(acme, rival):
+def test_what_is_given_wins_over_what_is_hidden(acme, rival):
     rival(env='return EnvEdits(set={"ACME_ORDER": "pci"})')  # which acme unsets
-    assert environment(["APU", "R1"], "sim:Acme-Whole:4,R1:4").values["ACME_ORDER"] == "pci"
+    assert environment("R1", "sim:Acme-Whole:4,R1:4").values["ACME_ORDER"] == "pci"
+    made = environment("APU", "sim:Acme-Whole:4,R1:4", environ={"ACME_ORDER": "old"})
+    assert "ACME_ORDER" not in made.values
+    assert made.allocation.gaps == (
+        "devices of rival may be open to the worker: ACME_ORDER='pci' hides them, and acme needs it unset",
+    )
+
+
+def test_set_against_unset_among_the_given_is_refused_with_both_names(acme, rival):
+    rival(env='return EnvEdits(set={"ACME_ORDER": "pci"})')
+    with pytest.raises(EnvConflictError, match=r"rival sets the variable ACME_ORDER \(to 'pci'\), which acme unsets"):
+        environment(["APU", "R1"], "sim:Acme-Whole:4,R1:4")
+
+
+def test_a_vendor_that_cannot_hide_its_devices_costs_itself_alone(acme, rival):
+    rival(env='raise ValueError("no idea")')
+    made = environment("APU", "sim:Acme-Whole:4,R1:4")
+    assert made.values["ACME_VISIBLE"] == "acme-0"
+    assert made.allocation.gaps == ("devices of rival may be open to the worker: it raised ValueError: no idea",)
 
 
 def test_no_mask_no_launch(acme, rival):
-    rival(env='raise ValueError("no idea")')
+    rival(env='if devices: raise ValueError("no idea")\n    return EnvEdits()')
     with pytest.raises(
         PluginError, match=r"rival 1.2.3 \(vendor 'rival'\): anyaccel_env: it raised ValueError: no idea"
     ):
-        environment("APU", "sim:Acme-Whole:4,R1:4")
+        environment("R1", "sim:Acme-Whole:4,R1:4")
 
 
 def test_every_share_says_what_enforces_it(acme, rival):

@@ -78,9 +78,9 @@ class _Installed:
 
 @functools.cache
 def _installed() -> _Installed:
-    from anyaccel.inventory.detect import ask, problem_in
-    from anyaccel.inventory.machine import Machine
     from anyaccel.model.wire import decode
+    from anyaccel.probe.machine import Machine
+    from anyaccel.vendors.process import ask, problem_in
 
     answers, problems = ask("describe", Machine())
     constants: dict[str, dict[str, str]] = {}
@@ -111,7 +111,7 @@ def _derived(vendor: str, tag: str) -> str:
 
 
 def _instance_type(name: str, info: PluginInfo, product: Product, count: int, products: list[Product]) -> InstanceType:
-    from anyaccel.inventory.simulate import matching
+    from anyaccel.vendors.simulate import matching
 
     names = [each for each in (product.name, *product.aliases) if matching(each, products)[0] == product]
     return InstanceType(

@@ -153,3 +153,7 @@ def anyaccel_products() -> Sequence[Product]:  # type: ignore[empty-body]
     Called: for simulation, completion and documentation. Optional. Pure.
     Default: no product is known.
     """
+
+
+HOOKS = tuple(name for name in globals() if name.startswith("anyaccel_"))
+"""Names of all hooks."""

@@ -8,6 +8,8 @@ its standard input.
 from __future__ import annotations
 
 import json
+import os
+import select
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
@@ -69,3 +71,19 @@ def tell(process: subprocess.Popen[bytes], data: Any) -> None:
             view = view[stream.write(view) or 0 :]
     except BrokenPipeError:
         return
+
+
+def wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Wait until a process has ended, without the steps in which ``Popen.wait`` sleeps; False when it has not."""
+    if process.poll() is not None:
+        return True
+    try:
+        pinned = os.pidfd_open(process.pid)
+    except OSError:  # another thread has reaped it
+        return process.poll() is not None
+    try:
+        poll = select.poll()
+        poll.register(pinned, select.POLLIN)
+        return bool(poll.poll(seconds * 1000)) and process.wait() is not None
+    finally:
+        os.close(pinned)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyaccel_amd
 import pytest
 from anyaccel.plugin import Finding, Severity
-from anyaccel.plugins.contract import listed_faults
 from anyaccel.testing import context
+from anyaccel.vendors.contract import listed_faults
 
 CARD = "/sys/bus/pci/devices/0000:05:00.0"
 

@@ -8,7 +8,7 @@ import itertools
 import anyaccel_amd
 import pytest
 from anyaccel.plugin import Device, EnvContext
-from anyaccel.plugins.contract import env_faults, visible_faults
+from anyaccel.vendors.contract import env_faults, visible_faults
 from hypothesis import given
 from hypothesis import strategies as st
 

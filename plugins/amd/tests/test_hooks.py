@@ -8,7 +8,7 @@ from string import Formatter
 import anyaccel_amd
 import pytest
 from anyaccel.plugin import Device, EnvContext, Fractional, Product, Term
-from anyaccel.plugins.contract import container_faults, info_faults, listed_faults, reason_faults, tags_faults
+from anyaccel.vendors.contract import container_faults, info_faults, listed_faults, reason_faults, tags_faults
 from anyaccel_amd import products
 
 PRODUCTS = anyaccel_amd.anyaccel_products()

@@ -9,8 +9,8 @@ import anyaccel_amd
 import pytest
 from anyaccel.model.wire import decode
 from anyaccel.plugin import Detected, Health
-from anyaccel.plugins.contract import detected_faults, tags_faults
 from anyaccel.testing import context, describe, load_recording
+from anyaccel.vendors.contract import detected_faults, tags_faults
 
 RECORDINGS = sorted((Path(__file__).parent.parent / "recordings").iterdir())
 

@@ -2,8 +2,8 @@
 
 import anyaccel_nvidia as plugin
 import pytest
-from anyaccel.inventory.simulate import matching, simulate
 from anyaccel.plugin import EnvContext, Fractional
+from anyaccel.vendors.simulate import matching, simulate
 
 PRODUCTS = plugin.anyaccel_products()
 RAY_CONSTANTS = {

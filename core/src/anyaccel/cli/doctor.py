@@ -10,8 +10,8 @@ import argparse
 from anyaccel.cli import output
 from anyaccel.cli.options import machine_options
 from anyaccel.inventory.diagnose import ORDER, Diagnosis, diagnose
-from anyaccel.inventory.machine import HOST
 from anyaccel.model import Inventory, Severity
+from anyaccel.probe.machine import HOST
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,9 +16,9 @@ from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.exports.source import Source, container_edits, left_out, usable
 from anyaccel.exports.targets import TARGETS, Needs, export
 from anyaccel.inventory.current import ALLOCATION_VARIABLE
-from anyaccel.inventory.machine import HOST
 from anyaccel.launcher.environment import DEVICES_VARIABLE
 from anyaccel.model import Allocation, Device, EnvEdits, Grant, Inventory, Request, Share, Term, VendorState
+from anyaccel.probe.machine import HOST
 
 _NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _MOST_SHARDS = 1000

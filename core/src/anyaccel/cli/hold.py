@@ -17,6 +17,7 @@ from anyaccel.errors import UsageError
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
 from anyaccel.ledger import process
 from anyaccel.text import shell_quote
+from anyaccel.vendors.process import close as close_vendors
 
 if TYPE_CHECKING:
     from anyaccel.launcher.hold import Hold
@@ -66,6 +67,7 @@ def _hold(args: argparse.Namespace, reporting: int) -> int:
         _print(args, hold, variables)
         process.live_on()
         hold.lease.inherit()
+        close_vendors()
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)

@@ -14,7 +14,7 @@ from importlib.resources.abc import Traversable
 
 from anyaccel.cli import output
 from anyaccel.errors import UsageError
-from anyaccel.plugins.contract import RESOURCE, VENDOR
+from anyaccel.vendors.contract import RESOURCE, VENDOR
 
 TEMPLATE = "scaffold"
 SUFFIX = ".in"

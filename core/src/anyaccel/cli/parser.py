@@ -62,16 +62,7 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 
 def _call(name: str, arguments: list[str], command: list[str] | None) -> int:
-    if name not in DETECTING:
-        return _perform(name, arguments, command)
-    from anyaccel.inventory import TASKS
-    from anyaccel.probe import guard
-
-    guard.start_early(TASKS)  # it takes as long as the imports that follow
-    try:
-        return _perform(name, arguments, command)
-    finally:
-        guard.abandon_early()
+    return _perform(name, arguments, command)
 
 
 def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:

@@ -8,10 +8,10 @@ from typing import Any
 from anyaccel.cli import output
 from anyaccel.cli.options import machine_options
 from anyaccel.errors import UsageError
-from anyaccel.inventory.detect import ask, problem_in
-from anyaccel.inventory.machine import parse_machine
 from anyaccel.model import Problem
-from anyaccel.plugins.discovery import Source
+from anyaccel.probe.machine import parse_machine
+from anyaccel.vendors.discovery import Source
+from anyaccel.vendors.process import ask, problem_in, process_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def main(args: argparse.Namespace) -> int:
     task = "detect" if args.vendor else "describe"  # with a name given, a fault that only detection shows counts too
     answers, problems = ask(task, machine, timeout=args.probe_timeout)
     entries = {
-        vendor: _entry(source, outcome.value or {}, problem_in(source, outcome, f"anyaccel_{task}"))
+        vendor: _entry(source, outcome.value or {}, problem_in(source, outcome, f"anyaccel_{task}"), _printed(source))
         for vendor, (source, outcome) in answers.items()
     }
     entries |= {problem.vendor: _entry(Source(vendor=problem.vendor, target=""), {}, problem) for problem in problems}
@@ -59,10 +59,18 @@ def main(args: argparse.Namespace) -> int:
             output.say(f"{entry['vendor']}: {entry['reason']}")
         if entry["details"] and args.vendor:
             output.say_lines(entry["details"])
+        elif entry["printed"] and args.vendor:
+            output.say(f"{entry['vendor']} has printed:")
+            output.say_lines(entry["printed"])
     return 0
 
 
-def _entry(source: Source, answer: dict[str, Any], problem: Problem | None) -> dict[str, Any]:
+def _printed(source: Source) -> str:
+    """What a plug-in has printed while it was asked."""
+    return process_of(source).printed()
+
+
+def _entry(source: Source, answer: dict[str, Any], problem: Problem | None, printed: str = "") -> dict[str, Any]:
     info = answer.get("info", {})
     return {
         "vendor": source.vendor,
@@ -78,4 +86,5 @@ def _entry(source: Source, answer: dict[str, Any], problem: Problem | None) -> d
         "reason": problem.reason if problem else None,
         "next_step": problem.next_step or None if problem else None,
         "details": problem.details or None if problem else None,
+        "printed": printed or None,
     }

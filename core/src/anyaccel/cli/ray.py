@@ -24,9 +24,9 @@ from anyaccel.engines.ray.labels import PREDEFINED
 from anyaccel.engines.ray.snapshot import VARIABLE, write_snapshot
 from anyaccel.engines.ray.start import countable, describe, narrowed
 from anyaccel.errors import CommandNotRunnableError, UsageError
-from anyaccel.inventory.machine import HOST
-from anyaccel.inventory.machine import VARIABLE as MACHINE_VARIABLE
 from anyaccel.model import VendorState
+from anyaccel.probe.machine import HOST
+from anyaccel.probe.machine import VARIABLE as MACHINE_VARIABLE
 
 PASSES_ON = True
 """Arguments that are not ours are Ray's."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import machine_options, survey
-from anyaccel.inventory.machine import HOST
 from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Inventory, Stats, VendorReport, VendorState, format_units
+from anyaccel.probe.machine import HOST
 
 if TYPE_CHECKING:
     from anyaccel.ledger import LeaseRecord
@@ -225,6 +225,8 @@ def _print_nothing_found(inventory: Inventory) -> None:
 
 
 def _why_nothing(report: VendorReport) -> str:
+    if report.state is VendorState.NOT_ASKED:
+        return "not asked, since nothing here looks like its hardware ('anyaccel doctor' asks everybody)"
     if report.state is VendorState.ABSENT:
         return f"probed in {report.seconds * 1000:.0f} ms, no hardware of this vendor is on the machine"
     if report.state is VendorState.OK:

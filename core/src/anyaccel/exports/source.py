@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from anyaccel.errors import EnvConflictError
 from anyaccel.model import ContainerEdits, Device, EnvEdits, Health, Inventory
-from anyaccel.plugins.registry import plugin
+from anyaccel.vendors.process import vendor_process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def _edits(devices: Sequence[Device]) -> ContainerEdits:
     """What a container needs for devices of one vendor; declared ones have no plug-in and need nothing."""
     if devices[0].declared:
         return ContainerEdits()
-    return plugin(devices[0].vendor).container(devices)
+    return vendor_process(devices[0].vendor).container(devices)
 
 
 def merge_env(edits: Mapping[str, ContainerEdits]) -> dict[str, str]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from anyaccel.errors import NotFreeError, UsageError
 from anyaccel.inventory.detect import detect
-from anyaccel.inventory.machine import Machine
 from anyaccel.launcher.launch import open_scheduler
 from anyaccel.model import Request
+from anyaccel.probe.machine import Machine
 from anyaccel.scheduler import RequestLike, parse_request
 
 MOST = 1024

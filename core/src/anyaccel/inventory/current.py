@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from anyaccel.errors import LedgerError, UsageError
-from anyaccel.inventory.machine import HOST, Machine
-from anyaccel.inventory.machine import VARIABLE as MACHINE_VARIABLE
 from anyaccel.model import Allocation, Device
 from anyaccel.model.wire import decode
+from anyaccel.probe.machine import HOST, Machine
+from anyaccel.probe.machine import VARIABLE as MACHINE_VARIABLE
 
 ALLOCATION_VARIABLE = "ANYACCEL_ALLOCATION"
 LEASE_VARIABLE = "ANYACCEL_LEASE"

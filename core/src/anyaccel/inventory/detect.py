@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from anyaccel.errors import MachineError
-from anyaccel.inventory import TASKS
 from anyaccel.inventory.current import narrow
-from anyaccel.inventory.machine import Machine, parse_machine
 from anyaccel.model import (
     Detected,
     Device,
+    EnvEdits,
     Inventory,
     PluginInfo,
     Problem,
     ProblemKind,
+    Request,
     VendorReport,
     VendorState,
 )
-from anyaccel.model.wire import decode, encode
-from anyaccel.plugins.discovery import Source, installed, problem_of
-from anyaccel.probe.guard import Outcome, guarded_call
+from anyaccel.model.wire import decode
+from anyaccel.probe.context import Facts
+from anyaccel.probe.guard import GuardedProcess, Outcome
+from anyaccel.probe.host import HostFacts
+from anyaccel.probe.machine import Machine, parse_machine
+from anyaccel.vendors import contract
+from anyaccel.vendors.discovery import Source, installed, problem_of
+from anyaccel.vendors.presence import Presence, possible
+from anyaccel.vendors.process import DEADLINE_SECONDS, Answers, ask, problem_in, process_of, qualified
 
-DEADLINE_SECONDS = 10.0
+GRACE_SECONDS = 0.8
+"""How long a request that others can serve waits for a vendor that it does not name."""
 
-Answers = dict[str, tuple[Source, Outcome]]
+Progress = Mapping[GuardedProcess, Outcome]
 
 
 def detect(
@@ -35,11 +43,14 @@ def detect(
     declare: Mapping[str, int] | None = None,
     timeout: float = DEADLINE_SECONDS,
     environ: Mapping[str, str] | None = None,
+    request: Request | None = None,
+    everybody: bool = False,
 ) -> Inventory:
     """Find the accelerators of a machine.
 
-    Nothing of a vendor is loaded into this process: each plug-in runs in a child process of its own. One that hangs,
-    crashes or lies is reported as failed and costs only its vendor.
+    Nothing of a vendor is loaded into this process: each plug-in runs in a process of its own. One that hangs, crashes
+    or lies is reported as failed and costs only its vendor. A plug-in of which the data beside it says that its
+    hardware is certainly not here is not asked.
 
     Args:
         machine: This host when None (or what ``ANYACCEL_MACHINE`` names), a simulation such as ``sim:H100:8``, or the
@@ -47,24 +58,34 @@ def detect(
         declare: Number of devices by resource name to count whatever is found; see :func:`anyaccel.declare`.
         timeout: Seconds that each vendor may take; all run at once.
         environ: The environment whose variables count; that of this process when None.
+        request: What the devices are for. Where the vendors that it names have answered, the others have less time.
+        everybody: Whether vendors that are certainly not here are asked as well.
 
     Raises:
         MachineError: When ``machine`` names no machine, or a product that no plug-in knows.
+        UsageError: When ``ANYACCEL_PLUGINS`` names a vendor that has no plug-in.
     """
+    environ = os.environ if environ is None else environ
     where = machine if isinstance(machine, Machine) else parse_machine(machine, environ)
-    answers, problems = ask("detect", where, timeout=timeout, environ=environ)
+    sources, problems = installed(environ)
+    present: dict[str, Presence | None] = {source.vendor: None for source in sources}
+    if not everybody and not where.simulated:
+        present = possible(sources, *_seen(where, environ))
+    enough = _enough(request, present, sources) if request is not None and present else None
+    answers: Answers = {}
+    if present:
+        answers, _ = ask("detect", where, timeout=timeout, environ=environ, vendors=present, enough=enough)
     if where.simulated:
         _check_products(where, answers)
     reports = [_report_problem(problem) for problem in problems]
-    devices: list[Device] = []
+    reports += [_not_asked(source) for source in sources if source.vendor not in present]
+    found: dict[str, list[Device]] = {}
     for source, outcome in answers.values():
-        report, found = _interpret(source, outcome)
-        clash = _clash(source, found, devices)
-        reports.append(_report_problem(clash) if clash else report)
-        devices += [] if clash else found
+        report, found[source.vendor] = _interpret(source, outcome)
+        reports.append(report)
     reports.sort(key=lambda report: report.vendor)
-    found = narrow(devices, where, os.environ if environ is None else environ)
-    inventory = Inventory(machine=where.text, devices=tuple(found), vendors=tuple(reports))
+    devices = narrow(_told_apart(found), where, environ)
+    inventory = Inventory(machine=where.text, devices=tuple(devices), vendors=tuple(reports))
     if declare:
         from anyaccel.inventory.declared import declare as add_declared
 
@@ -72,70 +93,83 @@ def detect(
     return inventory
 
 
-def ask(
-    task: str,
-    machine: Machine,
-    *,
-    timeout: float = DEADLINE_SECONDS,
-    environ: Mapping[str, str] | None = None,
-    vendors: Iterable[str] | None = None,
-    **extra: Any,
-) -> tuple[Answers, list[Problem]]:
-    """Run one task of :mod:`anyaccel.inventory.tasks` for every installed plug-in.
+def _seen(machine: Machine, environ: Mapping[str, str]) -> tuple[Facts, Mapping[str, str]]:
+    """A machine's facts, and the environment in which its vendors are looked for."""
+    if machine.recording is None:
+        return HostFacts(environ), environ
+    from anyaccel.probe.loading import load
+    from anyaccel.probe.recording import RecordedFacts
 
-    Args:
-        task: Name of the task.
-        machine: The machine that it is about.
-        timeout: Seconds that each vendor may take.
-        environ: The environment that detection sees.
-        vendors: Vendors to ask; all when None.
-        extra: By name, further payload: a value for all, or a dict by vendor.
+    facts = RecordedFacts(load(machine.recording))
+    return facts, {**facts.environ, **environ}
 
-    Returns:
-        Outcomes by vendor, and the problems that kept a plug-in from being asked.
-    """
-    environ = dict(os.environ if environ is None else environ)
-    call = guarded_call(TASKS)  # it starts while we look for plug-ins
+
+def _enough(
+    request: Request, present: Mapping[str, Presence | None], sources: Sequence[Source]
+) -> Callable[[Progress], float | None]:
+    """What says how long a request waits for vendors that have not answered, given those that have."""
+    named = {name.casefold() for term in request.terms for name in term.names}
+    own: dict[str, set[str]] = {}
+    for source in sources:
+        declared = present.get(source.vendor)
+        if declared is not None and declared.resource:
+            own[source.vendor] = {source.vendor.casefold(), declared.resource.casefold()}
+
+    vendors = {process_of(source).process: source.vendor for source in sources}
+
+    def enough(outcomes: Progress) -> float | None:
+        answered = {vendors[process] for process in outcomes}
+        for vendor in present:
+            if vendor not in answered and not own.get(vendor, named).isdisjoint(named):
+                return None
+        offered = [names for process, outcome in outcomes.items() for names in _offered(vendors[process], outcome)]
+        served = all(any(_asks_for(term.names, names) for names in offered) for term in request.terms)
+        return GRACE_SECONDS if served else None
+
+    return enough
+
+
+def _offered(vendor: str, outcome: Outcome) -> list[set[str]]:
+    """The names of each device in an answer that has not been looked at yet."""
     try:
-        sources, problems = installed(environ)
-    except BaseException:
-        call.close()
-        raise
-    wanted = None if vendors is None else set(vendors)
-    chosen = {source.vendor: source for source in sources if wanted is None or source.vendor in wanted}
-    shared = {"machine": encode(machine), "environ": environ, "seconds": timeout}
-    payloads = {
-        vendor: {
-            **shared,
-            "source": encode(source),
-            **{name: value[vendor] if isinstance(value, dict) else value for name, value in extra.items()},
-        }
-        for vendor, source in chosen.items()
-    }
-    outcomes = call.run({vendor: (f"{TASKS}:{task}", payload) for vendor, payload in payloads.items()}, timeout)
-    return {vendor: (source, outcomes[vendor]) for vendor, source in chosen.items()}, problems
+        info, detected = outcome.value["info"], outcome.value["detected"]
+        return [
+            {name.casefold() for name in (vendor, info["resource"], *device.get("tags", ()))}
+            for device in detected["devices"]
+        ]
+    except (AttributeError, LookupError, TypeError):
+        return []
 
 
-def problem_in(source: Source, outcome: Outcome, hook: str) -> Problem | None:
-    """The problem that an outcome tells of: the plug-in's own, or that its process did not live to answer."""
-    if outcome.fault:
-        return problem_of(source, ProblemKind(outcome.fault), f"{outcome.reason}.", hook, outcome.details)
-    if "problem" in outcome.value:
-        return decode(Problem, outcome.value["problem"])
-    return None
+def _asks_for(names: Iterable[str], offered: set[str]) -> bool:
+    return any(name.casefold() in offered for name in names)
 
 
 def _interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Device]]:
-    answer: dict[str, Any] = outcome.value or {}
+    answer: dict[str, Any] = outcome.value if isinstance(outcome.value, dict) else {}
     problem = problem_in(source, outcome, "anyaccel_detect")
+    info = detected = hidden = None
     try:
         info = decode(PluginInfo, answer["info"]) if "info" in answer else None
+        hidden = decode(EnvEdits, answer["hidden"]) if "hidden" in answer else None
         data = answer.get("detected")
         detected = decode(Detected, data) if data is not None else None
+        faults = [*contract.info_faults(info, source.vendor)] if info else []
+        faults += contract.detected_faults(detected) if detected else []
+        faults += [
+            f"Device.id must not begin with the vendor and a slash (got {device.id!r})"
+            for device in (detected.devices if detected else ())
+            if device.id.startswith(f"{source.vendor}/")
+        ]
+        faults += contract.env_faults(hidden, info.env_vars) if hidden and info else []
     except ValueError as error:
-        info = detected = None
-        problem = problem_of(source, ProblemKind.CONTRACT, f"{error}.", "anyaccel_detect")
+        faults = [str(error)]
+    if faults and problem is None:
+        problem = problem_of(source, ProblemKind.CONTRACT, f"{'; '.join(faults)}.", "anyaccel_detect")
+    if problem is not None:
+        detected = None
     state = VendorState.FAILED if problem else VendorState.OK if detected else VendorState.ABSENT
+    seconds = answer.get("seconds", 0.0)
     report = VendorReport(
         vendor=source.vendor,
         state=state,
@@ -148,9 +182,13 @@ def _interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Dev
         partial=detected.partial if detected else False,
         notes=detected.notes if detected else (),
         problem=problem,
-        seconds=answer.get("seconds", 0.0),
+        hidden=None if faults else hidden,
+        seconds=seconds if isinstance(seconds, float) else 0.0,
     )
-    return report, list(detected.devices) if detected else []
+    if detected is None:
+        return report, []
+    process_of(source).learn(detected.devices)
+    return report, list(detected.devices)
 
 
 def _report_problem(problem: Problem) -> VendorReport:
@@ -163,19 +201,29 @@ def _report_problem(problem: Problem) -> VendorReport:
     )
 
 
-def _clash(source: Source, found: Sequence[Device], others: Sequence[Device]) -> Problem | None:
-    owners = {device.id: device.vendor for device in others}
-    for device in found:
-        if device.id in owners:
-            reason = f"the device id {device.id!r} must be unique on the machine, and {owners[device.id]} has it too."
-            return problem_of(source, ProblemKind.CONFLICT, reason, "anyaccel_detect")
-    return None
+def _not_asked(source: Source) -> VendorReport:
+    return VendorReport(
+        vendor=source.vendor,
+        state=VendorState.NOT_ASKED,
+        distribution=source.distribution,
+        version=source.version,
+    )
+
+
+def _told_apart(found: Mapping[str, list[Device]]) -> list[Device]:
+    """The devices of all vendors. An id is its vendor's: where two use the same one, theirs begin with the vendor."""
+    uses = Counter(device.id for devices in found.values() for device in devices)
+    return [
+        qualified(device) if any(uses[each.id] > 1 for each in devices) else device
+        for devices in found.values()
+        for device in devices
+    ]
 
 
 def _check_products(machine: Machine, answers: Answers) -> None:
     """Refuse a simulation of something that no plug-in knows, or that several know under one name."""
     known = {
-        vendor: [str(name) for name in (outcome.value or {}).get("products", [])]
+        vendor: [str(name) for name in (outcome.value if isinstance(outcome.value, dict) else {}).get("products", [])]
         for vendor, (_, outcome) in answers.items()
     }
     for name in (item.product for item in machine.products):

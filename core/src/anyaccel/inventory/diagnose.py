@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from anyaccel.inventory.detect import DEADLINE_SECONDS, ask, detect, problem_in
-from anyaccel.inventory.machine import HOST, Machine, parse_machine
+from anyaccel.inventory.detect import detect
 from anyaccel.inventory.observe import stats
 from anyaccel.model import (
     Device,
@@ -26,7 +25,9 @@ from anyaccel.model.wire import decode
 from anyaccel.probe.context import Facts
 from anyaccel.probe.host import HostFacts
 from anyaccel.probe.loading import load
+from anyaccel.probe.machine import HOST, Machine, parse_machine
 from anyaccel.probe.recording import RecordedFacts
+from anyaccel.vendors.process import DEADLINE_SECONDS, ask, problem_in
 
 ORPHANED_SHARE = 0.05
 """Part of a device's memory that drivers and firmware may keep for themselves without any process."""
@@ -71,7 +72,7 @@ def diagnose(
     """
     environ = dict(os.environ if environ is None else environ)
     where = machine if isinstance(machine, Machine) else parse_machine(machine, environ)
-    inventory = detect(where, timeout=timeout, environ=environ)
+    inventory = detect(where, timeout=timeout, environ=environ, everybody=True)
     found = [] if where.simulated else _ask_vendors(where, inventory, timeout, environ)
     if where.text == HOST:
         found += _observe(inventory, timeout, environ)

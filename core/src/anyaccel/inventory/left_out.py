@@ -7,11 +7,11 @@ import os
 from dataclasses import dataclass
 
 from anyaccel.errors import MachineError
-from anyaccel.inventory.detect import ask, problem_in
-from anyaccel.inventory.machine import parse_machine
 from anyaccel.model import Inventory
 from anyaccel.model.wire import decode
-from anyaccel.plugins.discovery import ALLOW_VARIABLE, DENY_VARIABLE, installed
+from anyaccel.probe.machine import parse_machine
+from anyaccel.vendors.discovery import ALLOW_VARIABLE, DENY_VARIABLE, installed
+from anyaccel.vendors.process import ask, problem_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

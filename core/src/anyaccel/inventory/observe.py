@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from anyaccel.inventory.detect import DEADLINE_SECONDS, ask, problem_in
-from anyaccel.inventory.machine import parse_machine
-from anyaccel.model import Inventory, Problem, Stats
-from anyaccel.model.wire import decode, encode
-from anyaccel.plugins.discovery import Source
+from anyaccel.model import Device, Inventory, Problem, Stats
+from anyaccel.model.wire import decode
+from anyaccel.probe.machine import parse_machine
+from anyaccel.vendors.discovery import Source
+from anyaccel.vendors.process import DEADLINE_SECONDS, ask, problem_in, raw_id
 
 
 def stats(
@@ -29,7 +29,7 @@ def stats(
     vendors = {device.vendor for device in inventory.devices if not device.declared}
     if machine.simulated or not vendors:
         return {}, ()
-    devices = {vendor: [encode(device) for device in inventory.of_vendor(vendor)] for vendor in vendors}
+    devices = {vendor: inventory.of_vendor(vendor) for vendor in vendors}
     answers, _ = ask("stats", machine, timeout=timeout, environ=environ, vendors=vendors, devices=devices)
     observed: dict[str, Stats] = {}
     problems = []
@@ -38,9 +38,10 @@ def stats(
         if problem is not None:
             problems.append(problem)
         else:
-            observed.update(_decoded(source, outcome.value["stats"]))
+            observed |= _decoded(source, outcome.value["stats"], devices[source.vendor])
     return observed, tuple(problems)
 
 
-def _decoded(source: Source, answer: Mapping[str, object]) -> dict[str, Stats]:
-    return {device_id: decode(Stats, data, f"{source.vendor} stats") for device_id, data in answer.items()}
+def _decoded(source: Source, answer: Mapping[str, object], devices: Sequence[Device]) -> dict[str, Stats]:
+    ids = {raw_id(device): device.id for device in devices}
+    return {ids[each]: decode(Stats, data, f"{source.vendor} stats") for each, data in answer.items() if each in ids}

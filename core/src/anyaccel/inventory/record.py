@@ -21,16 +21,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from anyaccel.errors import MachineError, UsageError
-from anyaccel.inventory.detect import DEADLINE_SECONDS, Answers, ask, problem_in
-from anyaccel.inventory.machine import HOST, Machine, parse_machine
-from anyaccel.inventory.tasks import RECORDED
 from anyaccel.model import Detected, Device, Problem
 from anyaccel.model.wire import decode, encode
 from anyaccel.probe.loading import FILE_NAME, WAY_OUT, read_json
+from anyaccel.probe.machine import HOST, Machine, parse_machine
 from anyaccel.probe.private import Names
 from anyaccel.probe.recording import merge
 from anyaccel.probe.sanitize import replace_in, sanitize
 from anyaccel.text import shown
+from anyaccel.vendors.contract import RECORDED
+from anyaccel.vendors.process import DEADLINE_SECONDS, Answers, ask, problem_in
 
 SCHEMA = "anyaccel.expected/1"
 EXPECTED = "expected.json"

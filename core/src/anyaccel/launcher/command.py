@@ -17,6 +17,7 @@ from anyaccel.launcher.sandbox import Enforce, Sandbox, confines, sandbox_for
 from anyaccel.launcher.start import start
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.mark import Mark
+from anyaccel.vendors.process import close as close_vendors
 
 
 def run(
@@ -118,6 +119,7 @@ def replace_process(launch: Launch, command: Sequence[str], sandbox: Sandbox | N
     # Python ignores these two, and what is ignored stays ignored in the command.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
+    close_vendors()  # nothing of ours is left beside the command
     if sandbox is not None:
         sandbox.apply()
     try:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from anyaccel.errors import EnvConflictError
+from anyaccel.errors import EnvConflictError, PluginError
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
-from anyaccel.inventory.machine import HOST
-from anyaccel.inventory.machine import VARIABLE as MACHINE_VARIABLE
 from anyaccel.model import (
     AGREEMENT,
     Allocation,
@@ -24,10 +22,14 @@ from anyaccel.model import (
     VendorState,
 )
 from anyaccel.model.wire import encode
-from anyaccel.plugins.registry import plugin
+from anyaccel.probe.machine import HOST
+from anyaccel.probe.machine import VARIABLE as MACHINE_VARIABLE
+from anyaccel.vendors.process import vendor_process
 
 DEVICES_VARIABLE = "ANYACCEL_DEVICES"
 MEMORY_VARIABLE = "ANYACCEL_MEMORY_LIMIT"
+HIDE_SECONDS = 0.4
+"""Time for a vendor whose devices nobody asked for to say how they are hidden."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +69,16 @@ def worker_environment(
         lease: Identity of the machine-wide lease behind the allocation; empty when there is none.
 
     Raises:
-        EnvConflictError: When two vendors set one variable to different values.
-        PluginError: When a plug-in cannot say what its mask must be.
+        EnvConflictError: When two vendors whose devices were given want one variable differently.
+        PluginError: When the plug-in of a vendor whose devices were given cannot say what its mask must be.
     """
     base = dict(os.environ if environ is None else environ)
-    edits = dict(_edits(allocation, inventory, base, unallocated, mask))
+    edits, gaps = _edits(allocation, inventory, base, unallocated, mask)
     allocation = _name_enforcement(allocation, edits)
-    changes = _merge(edits)
+    changes, unset, more = _merge(edits, {device.vendor for device in allocation.devices})
+    allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more))
     changes |= _own_variables(allocation, inventory, lease)
-    unset = {name for edit in edits.values() for name in edit.unset} | {MEMORY_VARIABLE, LEASE_VARIABLE}
-    unset = (unset - changes.keys()) & base.keys()
+    unset = (unset | {MEMORY_VARIABLE, LEASE_VARIABLE}) - changes.keys() & base.keys()
     values = {name: value for name, value in base.items() if name not in unset} | changes
     return WorkerEnvironment(allocation=allocation, set=changes, unset=frozenset(unset), values=values)
 
@@ -87,36 +89,85 @@ def _edits(
     environ: Mapping[str, str],
     unallocated: str,
     mask: Literal["id", "index"],
-) -> Iterator[tuple[str, EnvEdits]]:
-    """Ask every vendor that is on the machine for its edits."""
+) -> tuple[dict[str, EnvEdits], list[str]]:
+    """The edits of every vendor that may be on the machine, and which of them cannot be hidden.
+
+    The process of a vendor is asked only where it has to say something that it has not said when it detected.
+    """
     shares = {share.device.id: share for share in allocation.shares}
+    edits: dict[str, EnvEdits] = {}
+    gaps = []
     for report in inventory.vendors:
         given = tuple(device for device in allocation.devices if device.vendor == report.vendor)
-        if given or (unallocated == "hide" and _may_be_here(report)):
-            everything = inventory.of_vendor(report.vendor)
+        if given:
             own = {device.id: shares[device.id] for device in given}
-            ctx = EnvContext(devices=everything, shares=own, environ=environ, mask=mask)
-            yield report.vendor, plugin(report.vendor).env(given, ctx)
+            ctx = EnvContext(devices=inventory.of_vendor(report.vendor), shares=own, environ=environ, mask=mask)
+            edits[report.vendor] = vendor_process(report.vendor).env(given, ctx)
+        elif unallocated == "hide" and report.state in {VendorState.OK, VendorState.FAILED}:
+            try:
+                edits[report.vendor] = report.hidden or _ask_to_hide(report, inventory, environ, mask)
+            except PluginError as error:
+                if report.resource or report.state is VendorState.OK:  # else nothing is known about any device
+                    gaps.append(f"devices of {report.vendor} may be open to the worker: {error.problem.reason}")
+    return edits, gaps
 
 
-def _may_be_here(report: VendorReport) -> bool:
-    """Whether a vendor's runtime might show devices: also when detection failed, once the plug-in itself has loaded."""
-    return report.state is VendorState.OK or (report.state is VendorState.FAILED and bool(report.resource))
+def _ask_to_hide(
+    report: VendorReport, inventory: Inventory, environ: Mapping[str, str], mask: Literal["id", "index"]
+) -> EnvEdits:
+    ctx = EnvContext(devices=inventory.of_vendor(report.vendor), environ=environ, mask=mask)
+    return vendor_process(report.vendor).env((), ctx, seconds=HIDE_SECONDS)
 
 
-def _merge(edits: Mapping[str, EnvEdits]) -> dict[str, str]:
-    """Put the vendors' variables together. A value that one vendor sets wins over another's wish to have none."""
-    merged: dict[str, str] = {}
-    owner: dict[str, str] = {}
+def _merge(edits: Mapping[str, EnvEdits], given: Collection[str]) -> tuple[dict[str, str], set[str], list[str]]:
+    """Put the vendors' edits together.
+
+    What a vendor needs whose devices were given wins over what hides another's. Among vendors of the same kind, a value
+    wins over the wish to have none where both only hide.
+
+    Returns:
+        Variables to set, variables to unset, and what the rule left open.
+
+    Raises:
+        EnvConflictError: When two vendors whose devices were given want one variable differently.
+    """
+    wishes: dict[str, dict[str, str | None]] = {}
     for vendor, edit in edits.items():
-        for name, value in edit.set.items():
-            if merged.setdefault(name, value) != value:
-                raise EnvConflictError(
-                    f"{owner[name]} and {vendor} set the variable {name} differently ({merged[name]!r} and {value!r}),"
-                    " so one worker cannot hold this combination; ask for their devices in separate commands"
+        for name in sorted(edit.unset):
+            wishes.setdefault(name, {})[vendor] = None
+        for name, content in edit.set.items():
+            wishes.setdefault(name, {})[vendor] = content
+    merged: dict[str, str] = {}
+    unset: set[str] = set()
+    gaps = []
+    for name, wanted in wishes.items():
+        own = {vendor: value for vendor, value in wanted.items() if vendor in given}
+        if len(set(own.values())) > 1:
+            raise EnvConflictError(_conflict(name, own))
+        value: str | None = next((each for each in (own or wanted).values() if each is not None), None)
+        if value is None:
+            unset.add(name)
+        else:
+            merged[name] = value
+        for vendor, wish in wanted.items():
+            if wish is not None and wish != value:
+                winner = next(other for other, theirs in wanted.items() if theirs == value)
+                needed = f"to be {value!r}" if name in merged else "unset"
+                gaps.append(
+                    f"devices of {vendor} may be open to the worker: {name}={wish!r} hides them, and {winner} needs it"
+                    f" {needed}"
                 )
-            owner.setdefault(name, vendor)
-    return merged
+    return merged, unset, gaps
+
+
+def _conflict(name: str, wanted: Mapping[str, str | None]) -> str:
+    (first, one), (second, two) = list(wanted.items())[:2]
+    if one is None or two is None:
+        setter, other = (second, first) if one is None else (first, second)
+        what = f"{setter} sets the variable {name} (to {wanted[setter]!r}), which {other} unsets"
+    else:
+        what = f"{first} and {second} set the variable {name} differently ({one!r} and {two!r})"
+    return f"{what}, so one worker cannot hold this combination; ask for their devices in separate commands"
 
 
 def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits]) -> Allocation:

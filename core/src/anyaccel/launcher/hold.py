@@ -13,7 +13,6 @@ from typing import Any, Literal, Self
 
 from anyaccel.errors import DevicesBusyError, NeverFitsError, NotFreeError
 from anyaccel.inventory.current import LEASE_VARIABLE, current
-from anyaccel.inventory.machine import HOST
 from anyaccel.launcher.busy import Foreign
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.launch import KnownNames, Launch, open_scheduler, survey, validate
@@ -22,6 +21,7 @@ from anyaccel.ledger import Lease, LeaseRecord, Ledger, OnWait, Want
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.lockfile import Life
 from anyaccel.model import UNITS_PER_DEVICE, Allocation, Device, Grant, Inventory, Request
+from anyaccel.probe.machine import HOST
 from anyaccel.scheduler import Choice, Verdict, parse_request
 
 SYSFS_PCI = "/sys/bus/pci/devices"
@@ -303,7 +303,7 @@ class _Wish:
         self.request = parse_request(request)
         self.environ = os.environ if environ is None else environ
         self._confined = confined
-        self.inventory = survey(environ=self.environ, **where)
+        self.inventory = survey(environ=self.environ, request=self.request, **where)
         self._options: dict[str, Any] = {"environ": environ, "unallocated": unallocated, "mask": mask}
         self._grants: tuple[Grant, ...] = ()
         self._choice = Choice(self.inventory, self.request, validate, KnownNames())

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from anyaccel.inventory.detect import DEADLINE_SECONDS, ask, detect
-from anyaccel.inventory.machine import Machine
+from anyaccel.inventory.detect import detect
 from anyaccel.launcher.environment import WorkerEnvironment, worker_environment
 from anyaccel.model import Device, Inventory, Request, Term
-from anyaccel.plugins.registry import plugin
+from anyaccel.probe.machine import Machine
 from anyaccel.scheduler import Scheduler, parse_request
+from anyaccel.vendors.process import DEADLINE_SECONDS, ask, vendor_process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ def prepare(
         EnvConflictError, PluginError: When the environment cannot be made.
     """
     wanted = parse_request(request)
-    inventory = survey(inventory, machine=machine, declare=declare, environ=environ, timeout=timeout)
+    inventory = survey(inventory, request=wanted, machine=machine, declare=declare, environ=environ, timeout=timeout)
     allocation = open_scheduler(inventory).allocate(wanted)
     environment = worker_environment(allocation, inventory, environ=environ, unallocated=unallocated, mask=mask)
     return Launch(inventory=inventory, environment=environment)
@@ -81,11 +81,12 @@ def survey(
     declare: Mapping[str, int] | None = None,
     environ: Mapping[str, str] | None = None,
     timeout: float = DEADLINE_SECONDS,
+    request: Request | None = None,
 ) -> Inventory:
-    """The inventory that somebody gave, or that of the machine that they named."""
+    """The inventory that somebody gave, or that of the machine that they named, for a request if there is one."""
     if inventory is not None:
         return inventory
-    return detect(machine, declare=declare, environ=environ, timeout=timeout)
+    return detect(machine, declare=declare, environ=environ, timeout=timeout, request=request)
 
 
 def open_scheduler(inventory: Inventory) -> Scheduler:
@@ -97,7 +98,7 @@ def validate(term: Term, devices: Sequence[Device]) -> str | None:
     """Ask the devices' vendor whether its hardware can serve a term with exactly these devices."""
     if devices[0].declared:
         return None
-    return plugin(devices[0].vendor).validate(term, devices)
+    return vendor_process(devices[0].vendor).validate(term, devices)
 
 
 class KnownNames:

@@ -15,6 +15,7 @@ from anyaccel.launcher.command import not_started
 from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.rendezvous import Rendezvous
 from anyaccel.launcher.sandbox import Sandbox
+from anyaccel.vendors.process import close as close_vendors
 
 GRACE_SECONDS = 10.0
 """Time between asking the ranks that are left to end and killing them."""
@@ -52,6 +53,7 @@ def run_ranks(
         EnforcementError: When they cannot be confined.
         CommandNotFoundError, CommandNotRunnableError: When the command cannot be started.
     """
+    close_vendors()
     # What is ignored, as SIGHUP is under nohup, stays ignored. All others wait until we ask for them.
     signals = {number for number in (*FORWARDED, _STOP) if signal.getsignal(number) is not signal.SIG_IGN}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals | {signal.SIGCHLD})

@@ -201,9 +201,9 @@ def plan(allocation: Allocation, inventory: Inventory, left_out: Sequence[LeftOu
 
 def _needed(devices: Sequence[Device]) -> tuple[str, ...]:
     """Every node without which some devices of one vendor do not work."""
-    from anyaccel.plugins.registry import plugin
+    from anyaccel.vendors.process import vendor_process
 
-    shared = plugin(devices[0].vendor).container(devices).nodes
+    shared = vendor_process(devices[0].vendor).container(devices).nodes
     return tuple(dict.fromkeys((*(node for device in devices for node in device.nodes), *shared)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from anyaccel.model.allocation import EnvEdits
 from anyaccel.model.device import Device
 from anyaccel.model.problem import Problem
 
@@ -14,6 +15,8 @@ class VendorState(Enum):
 
     OK = "ok"
     ABSENT = "absent"
+    NOT_ASKED = "not asked"
+    """The data beside the plug-in says that its hardware is certainly not here, so its code was not run."""
     FAILED = "failed"
 
 
@@ -33,6 +36,7 @@ class VendorReport:
         partial: Whether some devices could not be read.
         notes: Sentences that people should see.
         problem: What went wrong, when the state is failed, or None.
+        hidden: The edits by which a worker sees none of its devices; None when they are not known.
         seconds: Time that detection took.
     """
 
@@ -47,6 +51,7 @@ class VendorReport:
     partial: bool = False
     notes: tuple[str, ...] = ()
     problem: Problem | None = None
+    hidden: EnvEdits | None = None
     seconds: float = 0.0
 
 

@@ -1,166 +1,275 @@
-"""The child side of a guarded call: a small process that forks one grandchild per task and watches them.
+"""The far side of guarded calls: an interpreter that forks one process per client and looks after each.
 
-It is started by :mod:`anyaccel.probe.guard`, loads the modules that tasks need once, and reads one line of JSON from
-standard input: ``{"seconds": s, "tasks": {key: ["module:function", payload]}}``. For every task it writes one line to
-standard output as soon as it is known: ``{"key": ..., "value": ...}`` or ``{"key": ..., "fault": {...}}``.
-
-Whatever a task does - hang, crash, exit, print, raise - costs that task only. When the caller goes away (end of file
-on standard input) everything is killed.
+:mod:`anyaccel.probe.guard` starts it. It imports what the processes need once, then serves a control socket of JSON
+packets. ``{"start": n}`` comes with a socket and forks process ``n``, which answers calls on that socket.
+``{"end": n, "trace": bool}`` kills it, once it has printed where it is if it shall. ``{"tell": n}`` asks for the end of
+what it has printed. When process ``n`` has ended, the server kills what it left behind and says ``{"ended": n,
+"status": s, "printed": text}``. When the caller goes away, everything is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import importlib
 import json
 import os
-import selectors
+import select
 import signal
+import socket
 import sys
 import time
 from typing import Any
 
-ANSWER_LIMIT = 64 << 20
-OUTPUT_TAIL = 8192
+from anyaccel.probe.protocol import ANSWER, BEGUN, HEADER, IDLE_SECONDS, PACKET_LIMIT, PRINTED_LIMIT
+
 REAP_SECONDS = 0.5
+"""How long a killed process is waited for: one that is stuck in the kernel ignores even SIGKILL."""
+
+TRACE = signal.SIGUSR2
+TRACE_SECONDS = 0.5
+
+_PDEATHSIG, _CHILD_SUBREAPER = 1, 36
 
 
-def main(preload: list[str]) -> None:
-    """Import some modules, serve one batch of tasks, then end."""
-    gc.disable()  # nobody here lives long enough to need it, and it costs every fork a copy of what it touches
-    for module in preload:
+def main(config: dict[str, Any]) -> None:
+    """Import some modules and serve the caller until it has gone.
+
+    Args:
+        config: ``control``, the descriptor of the control socket, and ``preload``, names of modules.
+    """
+    for module in config["preload"]:
         importlib.import_module(module)
-    batch = json.loads(sys.stdin.buffer.readline() or "{}")
-    if batch:
-        Batch(batch["tasks"], batch["seconds"]).serve()
-        reap(REAP_SECONDS)
+    gc.collect()
+    gc.freeze()  # the collector would write to every page that the processes share
+    Server(socket.socket(fileno=config["control"])).serve()
     os._exit(0)
 
 
-def reap(seconds: float) -> None:
-    """Collect the processes that have ended: in a container nobody else may. One stuck in the kernel is left behind."""
-    deadline = time.monotonic() + seconds
-    with contextlib.suppress(ChildProcessError):
-        while time.monotonic() < deadline:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                time.sleep(0.001)
+class Child:
+    """One forked process, and the pipe with what it prints.
 
+    Attributes:
+        number: Its number.
+        pid: Its process id.
+        ended: A descriptor that can be read once it has ended.
+        output: The pipe's end.
+        printed: The end of what it has printed.
+    """
 
-class Task:
-    """One forked grandchild: its process, the pipe of its answer and the file that catches its output."""
-
-    def __init__(self, key: str, function: str, payload: Any, seconds: float) -> None:
-        self.key = key
-        self.answer = bytearray()
-        self.output = os.memfd_create("output")
-        self.pipe, write_end = os.pipe()
+    def __init__(self, number: int, calls: socket.socket) -> None:
+        self.number = number
+        self.printed = bytearray()
+        self.output, output = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        server = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _perform(function, payload, write_end, self.output, seconds)
-        os.close(write_end)
+            _become_child(calls, output, server)
+        self.ended = os.pidfd_open(self.pid)
+        os.close(output)
+        calls.close()
+
+    def drain(self) -> None:
+        """Take what it has printed out of the pipe."""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self.output, 1 << 16):
+                self.printed += chunk
+                del self.printed[:-PRINTED_LIMIT]
+
+    def trace(self) -> None:
+        """Let it print where it is, which is how a hang is found."""
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, TRACE)
+            patience = TRACE_SECONDS
+            while select.select([self.output], [], [], patience)[0]:
+                self.drain()
+                patience = TRACE_SECONDS / 10
 
     def kill(self) -> None:
-        """End it and whatever it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        """End it and its process group."""
+        with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
             os.killpg(self.pid, signal.SIGKILL)
 
-    def outcome(self) -> dict[str, Any]:
-        """What came out of it, once it has closed its pipe."""
-        try:
-            answer: dict[str, Any] = json.loads(self.answer)
-        except ValueError:
-            return self.fault("died", f"its process {self._end()} before it answered")
-        if "fault" in answer:
-            return self.fault(answer["fault"]["kind"], answer["fault"]["reason"], answer["fault"]["details"])
-        return {"key": self.key, **answer}
-
-    def _end(self) -> str:
-        for _ in range(100):
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                code = os.waitstatus_to_exitcode(status)
-                return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-            time.sleep(0.01)
-        return "is stuck in the kernel and closed its answer"
-
-    def fault(self, kind: str, reason: str, details: str = "") -> dict[str, Any]:
-        """Describe a failure, with the end of what the task had printed."""
-        size = os.fstat(self.output).st_size
-        printed = os.pread(self.output, OUTPUT_TAIL, max(0, size - OUTPUT_TAIL)).decode(errors="replace")
-        return {"key": self.key, "fault": {"kind": kind, "reason": reason, "details": details + printed}}
+    def close(self) -> None:
+        """Close the server's descriptors."""
+        os.close(self.output)
+        os.close(self.ended)
 
 
-class Batch:
-    """The tasks of one call, all running at once."""
+class Server:
+    """The server's state: its processes by number, and whose each descriptor is."""
 
-    def __init__(self, tasks: dict[str, Any], seconds: float) -> None:
-        self.seconds = seconds
-        self.deadline = time.monotonic() + seconds
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(0, selectors.EVENT_READ)
-        self.running = {key: Task(key, function, payload, seconds) for key, (function, payload) in tasks.items()}
-        for task in self.running.values():
-            self.selector.register(task.pipe, selectors.EVENT_READ, task)
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self.children: dict[int, Child] = {}
+        self.owners: dict[int, Child] = {}
+        self.poll = select.poll()
+        self.poll.register(control, select.POLLIN)
+        _prctl(_CHILD_SUBREAPER, 1)  # what a process leaves behind becomes ours, and is killed
 
     def serve(self) -> None:
-        """Report each task when it ends, and all that are left at the deadline."""
-        while self.running:
-            left = self.deadline - time.monotonic()
-            if left <= 0:
-                break
-            for ready, _ in self.selector.select(left):
-                if ready.data is None:  # nothing more is ever sent: the caller has gone
-                    self._kill_all()
-                    return
-                self._receive(ready.data)
-        self._kill_all()
-        for task in self.running.values():
-            # Not waited for: a process that is stuck in the kernel ignores even SIGKILL.
-            _report(task.fault("timeout", f"it did not answer within {self.seconds:g} s"))
+        """Fork and watch until the caller has gone, or nobody has used a process for long."""
+        while True:
+            ready = self.poll.poll(None if self.children else IDLE_SECONDS * 1000)
+            if not ready:
+                return
+            for descriptor, _ in ready:
+                if descriptor == self.control.fileno():
+                    if not self._on_control():
+                        self._end_all()
+                        return
+                elif (child := self.owners.get(descriptor)) is None:
+                    continue
+                elif descriptor == child.ended:
+                    self._on_end(child)
+                else:
+                    self._on_output(child)
 
-    def _receive(self, task: Task) -> None:
-        chunk = os.read(task.pipe, 1 << 16)
-        task.answer += chunk
-        if chunk and len(task.answer) <= ANSWER_LIMIT:
-            return
-        self.selector.unregister(task.pipe)
-        del self.running[task.key]
-        task.kill()  # what it started, and itself if it closed the pipe and lives on
-        _report(task.outcome())
+    def _on_control(self) -> bool:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self.control, PACKET_LIMIT, 1)
+        except OSError:
+            return False
+        if not data:
+            return False
+        message = json.loads(data)
+        if "start" in message:
+            child = self.children[message["start"]] = Child(message["start"], socket.socket(fileno=descriptors[0]))
+            for descriptor in (child.output, child.ended):
+                self.owners[descriptor] = child
+                self.poll.register(descriptor, select.POLLIN)
+        elif "end" in message and message["end"] in self.children:
+            if message["trace"]:
+                self.children[message["end"]].trace()
+            self.children[message["end"]].kill()
+        elif "tell" in message and message["tell"] in self.children:
+            child = self.children[message["tell"]]
+            child.drain()
+            self._say({"told": child.number, "printed": child.printed.decode(errors="replace")})
+        return True
 
-    def _kill_all(self) -> None:
-        for task in self.running.values():
-            task.kill()
+    def _on_output(self, child: Child) -> None:
+        before = len(child.printed)
+        child.drain()
+        if len(child.printed) == before:  # every writing end is closed: nothing more comes, and poll would not wait
+            with contextlib.suppress(BlockingIOError):
+                if not os.read(child.output, 1):
+                    self.poll.unregister(child.output)
+
+    def _on_end(self, child: Child) -> None:
+        _, status = os.waitpid(child.pid, 0)
+        child.kill()
+        self._kill_orphans()
+        child.drain()
+        for descriptor in (child.output, child.ended):
+            with contextlib.suppress(KeyError):
+                self.poll.unregister(descriptor)
+            del self.owners[descriptor]
+        child.close()
+        del self.children[child.number]
+        printed = child.printed.decode(errors="replace")
+        self._say({"ended": child.number, "status": os.waitstatus_to_exitcode(status), "printed": printed})
+
+    def _kill_orphans(self) -> None:
+        """Kill what an ended process left behind: every process of ours that the caller did not ask for."""
+        known = {child.pid for child in self.children.values()}
+        deadline = time.monotonic() + REAP_SECONDS
+        while (orphans := _children() - known) and time.monotonic() < deadline:
+            for pid in orphans:
+                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.001)
+
+    def _end_all(self) -> None:
+        for child in self.children.values():
+            child.kill()
+        self.children.clear()
+        self._kill_orphans()
+
+    def _say(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the caller has gone, which the control socket tells
+            self.control.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
 
 
-def _report(outcome: dict[str, Any]) -> None:
-    os.write(1, json.dumps(outcome).encode() + b"\n")
-
-
-def _perform(function: str, payload: Any, pipe: int, output: int, seconds: float) -> None:
-    """Run one task in the grandchild; never returns."""
-    os.setsid()
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    faulthandler.enable(2)
-    # A hang is found by its traceback, written just before the deadline.
-    faulthandler.dump_traceback_later(max(0.05, seconds * 0.9), file=2)
+def _children() -> set[int]:
+    """Children of this process, which has one thread."""
     try:
-        module, _, name = function.partition(":")
-        value = getattr(importlib.import_module(module), name)(payload)
-        answer = json.dumps({"value": value})
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            return set(map(int, file.read().split()))
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        found = set()
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+                if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():
+                    found.add(int(pid))
+        return found
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+
+
+def _become_child(calls: socket.socket, output: int, server: int) -> None:
+    """What the child does after the fork; never returns."""
+    try:
+        _prctl(_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != server:
+            os._exit(0)
+        os.setsid()
+        _prctl(_CHILD_SUBREAPER, 1)  # so that the server knows whose orphans it gets: those of the one that ended
+        os.set_blocking(output, True)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.closerange(3, calls.fileno())
+        os.closerange(calls.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        faulthandler.enable(2)
+        faulthandler.register(TRACE, 2)
+        _answer_calls(calls)
+    except BaseException as error:  # noqa: BLE001 - nobody above us must go on as if it were the server
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        os._exit(70)
+
+
+def _answer_calls(calls: socket.socket) -> None:
+    """Answer calls until the caller has gone, or has not called for long."""
+    while True:
+        if not select.select([calls], [], [], IDLE_SECONDS)[0]:
+            os._exit(0)
+        _, size = HEADER.unpack(_read(calls, HEADER.size))
+        call = json.loads(_read(calls, size))
+        calls.sendall(HEADER.pack(BEGUN, 0))
+        answer = _answer(call)
+        with contextlib.suppress(Exception):  # a plug-in may have closed or replaced them
+            sys.stdout.flush()
+            sys.stderr.flush()
+        calls.sendall(HEADER.pack(ANSWER, len(answer)) + answer)
+
+
+def _answer(call: dict[str, Any]) -> bytes:
+    try:
+        module, _, name = call["function"].partition(":")
+        value = getattr(importlib.import_module(module), name)(call["payload"])
+        return json.dumps({"value": value}).encode()
     except BaseException as error:  # noqa: BLE001 - SystemExit of a vendor's tool is no reason to vanish
         import traceback
 
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         fault = {"kind": "raised", "reason": reason, "details": traceback.format_exc()}
-        answer = json.dumps({"fault": fault})
-    faulthandler.cancel_dump_traceback_later()
-    with open(pipe, "wb") as file:
-        file.write(answer.encode())
-    os._exit(0)
+        return json.dumps({"fault": fault}).encode()
+
+
+def _read(calls: socket.socket, size: int) -> bytearray:
+    """Read some bytes; ends this process when the caller has gone."""
+    data = bytearray()
+    while len(data) < size:
+        chunk = calls.recv(min(1 << 20, size - len(data)))
+        if not chunk:
+            os._exit(0)
+        data += chunk
+    return data

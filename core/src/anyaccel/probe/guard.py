@@ -1,34 +1,47 @@
-"""The calling side of a guarded call: functions that may hang, crash or exit, run where that costs nothing.
+"""The calling side of guarded calls: functions that may hang, crash or exit, run where that costs nothing.
 
-The caller never forks: it may have threads, or a device open. It starts one fresh interpreter, which forks.
+The caller never forks: it may have threads, or a device open. It starts one fresh interpreter, which forks a process
+for each :class:`GuardedProcess` and kills what that leaves behind.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import os
-import selectors
-import subprocess
+import re
+import select
+import signal
+import socket
+import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any, NamedTuple, Self
 
 from anyaccel import interpreter
+from anyaccel.probe.protocol import ANSWER, BEGUN, CALL, HEADER, IDLE_SECONDS, PACKET_LIMIT
 
 START_SECONDS = 20.0
-"""Time that the fresh interpreter itself may take beside its tasks, on a machine under load."""
+"""Time that processes may take to start beside their calls, on a machine under load."""
+ANSWER_LIMIT = 8 << 20
+"""Bytes that an answer may have."""
+END_SECONDS = 1.0
+"""How long an ended process is waited for, to hear how it ended."""
+
+_FRAME = re.compile(r'File "([^"\n]+)", line (\d+) in (\S+)')
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What came out of one guarded task.
+class Outcome(NamedTuple):
+    """What came out of one guarded call.
 
     Attributes:
-        value: What the task returned, as JSON data; None when it failed.
-        fault: ``raised``, ``timeout`` or ``died``; empty when it returned.
+        value: What the function returned, as JSON data; None when it failed.
+        fault: ``raised``, ``timeout``, ``died`` or ``contract``; empty when it returned.
         reason: Why it failed.
-        details: Traceback, and the end of what it had printed.
+        details: Traceback, and the end of what its process had printed.
     """
 
     value: Any = None
@@ -37,89 +50,444 @@ class Outcome:
     details: str = ""
 
 
-class GuardedCall:
-    """One batch of guarded tasks: create it early, since the fresh interpreter starts while the caller goes on.
+class Guard:
+    """An interpreter that forks guarded processes. Every method may be called by any thread.
 
     Args:
-        preload: Modules that the tasks need, imported once for all of them.
+        preload: Names of modules that the processes need, imported once for all of them.
+
+    Raises:
+        OSError: When no interpreter can be started.
+    """
+
+    def __init__(self, preload: Sequence[str]) -> None:
+        self._lock = threading.RLock()
+        self._numbers = count(1)
+        self._said: dict[int, dict[str, Any]] = {}
+        self._told: dict[int, str] = {}
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            config = {"control": theirs.fileno(), "preload": preload}
+            self._process = interpreter.start("anyaccel.probe.forkserver", config, pass_fds=(theirs.fileno(),))
+        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
+        self._process.stdin.close()
+
+    def fork(self) -> tuple[int, socket.socket]:
+        """Have a process forked; its number, and the socket on which it answers calls.
+
+        Raises:
+            OSError: When the interpreter has ended.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs, self._lock:
+            number = next(self._numbers)
+            try:
+                self._send({"start": number}, [theirs.fileno()])
+            except OSError:
+                ours.close()
+                raise
+        return number, ours
+
+    def end(self, number: int, *, kill: bool, trace: bool = False) -> tuple[int | None, str]:
+        """Take leave of a process.
+
+        Args:
+            number: The process, of which nothing is known afterwards.
+            kill: Whether it may live; otherwise it has closed its socket.
+            trace: Whether it prints where it is before it is killed.
+
+        Returns:
+            Its exit status, None where that cannot be told in time, and the end of what it has printed.
+        """
+        with self._lock:
+            if kill:
+                self._say({"end": number, "trace": trace})
+            self._hear(lambda: number in self._said)
+            if number not in self._said and not kill:  # it has closed its socket, and lives
+                return self.end(number, kill=True)
+            said = self._said.pop(number, {})
+        return said.get("status"), said.get("printed", "")
+
+    def printed(self, number: int) -> str:
+        """The end of what a process has printed so far."""
+        with self._lock:
+            self._told.pop(number, None)
+            self._say({"tell": number})
+            self._hear(lambda: number in self._told or number in self._said)
+            return self._told.pop(number, "") or self._said.get(number, {}).get("printed", "")
+
+    def close(self) -> None:
+        """End the interpreter and every process that it forked."""
+        with self._lock:
+            self._control.close()
+        if not interpreter.wait(self._process, END_SECONDS):  # something of it is stuck in the kernel
+            self._process.kill()
+
+    def forget(self) -> None:
+        """Leave it alone: we are a fork of the process that it belongs to."""
+        self._lock = threading.RLock()
+        self._control.close()
+        self._process.returncode = 0
+
+    def _send(self, message: Mapping[str, int], descriptors: Sequence[int] = ()) -> None:
+        socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+
+    def _say(self, message: Mapping[str, int]) -> None:
+        with contextlib.suppress(OSError):  # it has ended, and all that it forked with it
+            self._send(message)
+
+    def _hear(self, enough: Callable[[], bool]) -> None:
+        """Take what the interpreter says until that is enough, or a moment is over."""
+        deadline = time.monotonic() + END_SECONDS
+        while not enough():
+            try:
+                if not _readable(self._control, deadline - time.monotonic()):
+                    return
+                data = self._control.recv(PACKET_LIMIT)
+            except OSError:
+                return
+            if not data:
+                return
+            message = json.loads(data)
+            if "ended" in message:
+                self._said[message["ended"]] = message
+            else:
+                self._told[message["told"]] = message["printed"]
+
+
+class GuardedProcess:
+    """A process for guarded calls, which keeps its state from one call to the next.
+
+    The first call starts it, and so does the next one after its end. One call runs at a time: other threads wait.
+
+    Args:
+        preload: Names of modules that its interpreter imports.
+
+    Attributes:
+        starts: How often it was started.
     """
 
     def __init__(self, *preload: str) -> None:
-        self._process = interpreter.start(
-            "anyaccel.probe.forkserver", preload, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
+        self.starts = 0
+        self._preload = preload
+        self._guard: Guard | None = None
+        self._lock = threading.RLock()
+        self._number = 0
+        self._calls: socket.socket | None = None
+        self._used = 0.0
+        _processes.add(self)
 
-    def run(self, tasks: Mapping[str, tuple[str, Any]], seconds: float) -> dict[str, Outcome]:
-        """Run every task at once, each in a process of its own.
+    def __enter__(self) -> Self:
+        self._lock.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    @property
+    def lives(self) -> bool:
+        """Whether it was started and has not ended, as far as is known, nor been idle so long that it is about to."""
+        return self._calls is not None and time.monotonic() - self._used < IDLE_SECONDS - 10
+
+    def call(self, function: str, payload: Any, seconds: float, *, limit: int = ANSWER_LIMIT) -> Outcome:
+        """Call a function in the process.
 
         Args:
-            tasks: By key, the function as ``module:name`` and the JSON data that it is called with.
-            seconds: Time that each may take.
-
-        Returns:
-            One outcome per key.
+            function: ``module:name``.
+            payload: JSON data that it is called with.
+            seconds: Time that it may take.
+            limit: Bytes that its answer may have.
         """
-        outcomes: dict[str, Outcome] = {}
-        try:
-            interpreter.tell(self._process, {"seconds": seconds, "tasks": tasks})
-            self._collect(outcomes, len(tasks), time.monotonic() + seconds + START_SECONDS)
-        finally:
-            self.close()
-        lost = Outcome(fault="died", reason="the process that guards it ended before it answered")
-        return {key: outcomes.get(key, lost) for key in tasks}
+        return call_all({self: (function, payload)}, seconds, limit=limit)[self]
 
-    def abandon(self) -> None:
-        """End the interpreter, which has no task yet."""
-        self._process.kill()
+    def start(self) -> None:
+        """Start it unless it lives. Called, like the next four, with the process entered.
+
+        Raises:
+            OSError: When no process can be started.
+        """
+        if self.lives:
+            return
         self.close()
+        self._guard = guard(*self._preload)
+        try:
+            self._number, self._calls = self._guard.fork()
+        except OSError:  # the interpreter was idle for long, or somebody has killed it
+            _drop(self._guard)
+            self._guard = guard(*self._preload)
+            self._number, self._calls = self._guard.fork()
+        self._used = time.monotonic()
+        self.starts += 1
+
+    def send(self, data: bytes, seconds: float) -> None:
+        """Send a call.
+
+        Raises:
+            OSError: When the process has gone, or does not take it in time.
+        """
+        assert self._calls is not None  # noqa: S101
+        self._used = time.monotonic()
+        self._calls.settimeout(seconds)
+        self._calls.sendall(HEADER.pack(CALL, len(data)))
+        self._calls.sendall(data)
+
+    def fileno(self) -> int:
+        """Descriptor of the socket on which it answers."""
+        assert self._calls is not None  # noqa: S101
+        return self._calls.fileno()
+
+    def receive(self) -> bytes:
+        """Some bytes of its answer, at least one; nothing when it has gone."""
+        assert self._calls is not None  # noqa: S101
+        self._used = time.monotonic()
+        try:
+            return self._calls.recv(1 << 20)
+        except OSError:
+            return b""
+
+    def ended(self, *, kill: bool, trace: bool = False) -> tuple[int | None, str]:
+        """Take leave of it: its exit status where that is known, and the end of what it has printed."""
+        calls, self._calls = self._calls, None
+        if calls is None or self._guard is None:
+            return None, ""
+        calls.close()
+        return self._guard.end(self._number, kill=kill, trace=trace)
+
+    def printed(self) -> str:
+        """The end of what it has printed since it was started."""
+        with self._lock:
+            return self._guard.printed(self._number) if self._guard and self._calls is not None else ""
 
     def close(self) -> None:
-        """End the interpreter and every task that is left."""
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
-        try:
-            self._process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        """End it."""
+        with self._lock:
+            self.ended(kill=True)
 
-    def _collect(self, outcomes: dict[str, Outcome], count: int, deadline: float) -> None:
-        stream = self._process.stdout
-        assert stream is not None  # noqa: S101
-        pending = bytearray()
-        with selectors.DefaultSelector() as selector:
-            selector.register(stream, selectors.EVENT_READ)
-            while len(outcomes) < count and selector.select(max(0.0, deadline - time.monotonic())):
-                chunk = os.read(stream.fileno(), 1 << 16)
-                if not chunk:
-                    return
-                *lines, rest = (bytes(pending) + chunk).split(b"\n")
-                pending = bytearray(rest)
-                for line in lines:
-                    answer = json.loads(line)
-                    fault = answer.get("fault", {})
-                    outcomes[answer["key"]] = Outcome(
-                        value=answer.get("value"),
-                        fault=fault.get("kind", ""),
-                        reason=fault.get("reason", ""),
-                        details=fault.get("details", ""),
-                    )
+    def forget(self) -> None:
+        """Take no further notice of it: its interpreter has ended, or belongs to the process that we are a fork of."""
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.close()
+
+    def unlock(self) -> None:
+        """Make the lock anew: we are a fork, and another thread of the parent may have held it."""
+        self._lock = threading.RLock()
 
 
-_early: dict[tuple[str, ...], GuardedCall] = {}
+def call_all(
+    calls: Mapping[GuardedProcess, tuple[str, Any]],
+    seconds: float,
+    *,
+    limit: int = ANSWER_LIMIT,
+    enough: Callable[[Mapping[GuardedProcess, Outcome]], float | None] | None = None,
+) -> dict[GuardedProcess, Outcome]:
+    """Call functions in several processes at once.
+
+    Args:
+        calls: By process, the function as ``module:name`` and the JSON data that it is called with.
+        seconds: Time that each may take, from when it begins.
+        limit: Bytes that an answer may have.
+        enough: Told what has come in, after each answer; returns seconds after which the others are given up, or None
+            when all of the time is theirs.
+
+    Returns:
+        One outcome per process.
+    """
+    outcomes: dict[GuardedProcess, Outcome] = {}
+    with contextlib.ExitStack() as entered:
+        for process in sorted(calls, key=id):  # in one order for all threads
+            entered.enter_context(process)
+        exchange = _Exchange(calls, seconds, limit)
+        outcomes |= exchange.begin()
+        while exchange.waiting:
+            came = exchange.step()
+            outcomes |= came
+            if enough is not None and came and (patience := enough(outcomes)) is not None:
+                exchange.give_up_after(patience)
+    return outcomes
 
 
-def start_early(*preload: str) -> None:
-    """Start the interpreter for the next batch of tasks, of which nothing needs to be known yet."""
-    _early[preload] = GuardedCall(*preload)
+class _Exchange:
+    """Calls under way: what each process has answered so far, and when its time is up."""
+
+    def __init__(self, calls: Mapping[GuardedProcess, tuple[str, Any]], seconds: float, limit: int) -> None:
+        self._calls = calls
+        self._seconds = seconds
+        self._limit = limit
+        self._began = time.monotonic()
+        self._patience = float("inf")
+        self.waiting: dict[int, GuardedProcess] = {}
+        self._data: dict[int, bytearray] = {}
+        self._deadlines: dict[int, float] = {}
+
+    def begin(self) -> dict[GuardedProcess, Outcome]:
+        """Start the processes, and send each its call; the outcomes of those that are gone already."""
+        until = self._began + START_SECONDS
+        outcomes = {}
+        for process in self._calls:
+            process.start()
+        for process, (function, payload) in self._calls.items():
+            data = json.dumps({"function": function, "payload": payload, "seconds": self._seconds}).encode()
+            descriptor = process.fileno()
+            try:
+                process.send(data, max(0.1, until - time.monotonic()))
+            except OSError:
+                outcomes[process] = _died(process)
+                continue
+            self.waiting[descriptor] = process
+            self._data[descriptor] = bytearray()
+            self._deadlines[descriptor] = until
+        return outcomes
+
+    def give_up_after(self, seconds: float) -> None:
+        """Wait at most so long from now for those that have not answered."""
+        self._patience = min(self._patience, time.monotonic() + seconds)
+
+    def step(self) -> dict[GuardedProcess, Outcome]:
+        """Wait for something to come, or for somebody's time to be up; what came of it."""
+        poll = select.poll()
+        for descriptor in self.waiting:
+            poll.register(descriptor, select.POLLIN)
+        until = min(self._patience, *self._deadlines.values())
+        outcomes = {}
+        for descriptor, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000 + 1):
+            process, outcome = self.waiting[descriptor], self._receive(descriptor)
+            if outcome is not None:
+                outcomes[process] = outcome
+                del self.waiting[descriptor], self._deadlines[descriptor]
+        now = time.monotonic()
+        for descriptor in [each for each, until in self._deadlines.items() if min(until, self._patience) <= now]:
+            del self._deadlines[descriptor]
+            process = self.waiting.pop(descriptor)
+            outcomes[process] = self._too_late(process)
+        return outcomes
+
+    def _receive(self, descriptor: int) -> Outcome | None:
+        """Take some bytes; the outcome once all are there."""
+        process, data = self.waiting[descriptor], self._data[descriptor]
+        chunk = process.receive()
+        if not chunk:
+            return _died(process)
+        data += chunk
+        while len(data) >= HEADER.size:
+            kind, size = HEADER.unpack_from(data)
+            if (kind, size) == (BEGUN, 0):
+                del data[: HEADER.size]
+                self._deadlines[descriptor] = time.monotonic() + self._seconds
+            elif kind != ANSWER or size > self._limit:
+                return self._refused(process, kind, size)
+            elif len(data) < HEADER.size + size:
+                return None
+            else:
+                return _understood(process, data[HEADER.size : HEADER.size + size])
+        return None
+
+    def _refused(self, process: GuardedProcess, kind: int, size: int) -> Outcome:
+        if kind != ANSWER:
+            return _nonsense(process)
+        _, printed = process.ended(kill=True)
+        reason = f"it answered {size / 1e6:.1f} MB, and an answer may have {self._limit / 1e6:.1f} MB"
+        return Outcome(fault="contract", reason=reason, details=printed)
+
+    def _too_late(self, process: GuardedProcess) -> Outcome:
+        _, printed = process.ended(kill=True, trace=True)
+        seconds = min(self._seconds, time.monotonic() - self._began)
+        where = _line(printed)
+        reason = f"it did not answer within {seconds:.3g} s" + (f" (it was at {where})" if where else "")
+        return Outcome(fault="timeout", reason=reason, details=printed)
 
 
-def guarded_call(*preload: str) -> GuardedCall:
-    """The interpreter that was started early for such tasks, or else a new one."""
-    return _early.pop(preload, None) or GuardedCall(*preload)
+def _understood(process: GuardedProcess, data: bytes | bytearray) -> Outcome:
+    try:
+        answer = json.loads(data)
+        if "fault" not in answer:
+            return Outcome(value=answer["value"])
+        fault = answer["fault"]
+        return Outcome(fault=fault["kind"], reason=fault["reason"], details=fault["details"] + process.printed())
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return _nonsense(process)
 
 
-def abandon_early() -> None:
-    """End what was started early and not needed."""
-    while _early:
-        _early.popitem()[1].abandon()
+def _nonsense(process: GuardedProcess) -> Outcome:
+    _, printed = process.ended(kill=True)
+    return Outcome(fault="contract", reason="its process sent what is no answer", details=printed)
+
+
+def _died(process: GuardedProcess) -> Outcome:
+    status, printed = process.ended(kill=False)
+    if status is None:
+        end = "ended"
+    elif status < 0:
+        end = f"was killed by {signal.Signals(-status).name}"
+    else:
+        end = f"ended with exit status {status}"
+    where = _line(printed)
+    reason = f"its process {end} before it answered" + (f" (it was at {where})" if where else "")
+    return Outcome(fault="died", reason=reason, details=printed)
+
+
+def _line(printed: str) -> str:
+    """Where a process was, by the traceback that it printed last; empty when it printed none."""
+    for thread in reversed(printed.split("most recent call first")):
+        if "forkserver.py" in thread and (found := _FRAME.search(thread)):
+            return f"{found[1]}:{found[2]} in {found[3]}"
+    return ""
+
+
+def _readable(control: socket.socket, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+_guards: dict[tuple[str, ...], Guard] = {}
+_processes: weakref.WeakSet[GuardedProcess] = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+def guard(*preload: str) -> Guard:
+    """The interpreter of this process that has imported these modules; started when there is none.
+
+    Ask for it early: it takes as long to start as what the caller may do meanwhile.
+
+    Raises:
+        OSError: When it cannot be started.
+    """
+    with _lock:
+        if preload not in _guards:
+            _guards[preload] = Guard(preload)
+        return _guards[preload]
+
+
+def _drop(dead: Guard) -> None:
+    """Use an interpreter no more."""
+    with _lock:
+        for preload in [preload for preload, each in _guards.items() if each is dead]:
+            del _guards[preload]
+    dead.close()
+
+
+def close_all() -> None:
+    """End all interpreters of this process and all that they forked. The next call starts them again."""
+    for process in list(_processes):
+        with process:
+            process.forget()
+    with _lock:
+        guards = list(_guards.values())
+        _guards.clear()
+    for each in guards:
+        each.close()
+
+
+def _forget_all() -> None:
+    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
+    _lock = threading.Lock()
+    for process in list(_processes):
+        process.unlock()
+        process.forget()
+    while _guards:
+        _guards.popitem()[1].forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+atexit.register(close_all)

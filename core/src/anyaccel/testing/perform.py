@@ -9,10 +9,10 @@ from typing import Any
 
 from anyaccel.errors import PluginError
 from anyaccel.model.wire import decode
-from anyaccel.plugins.discovery import Source
 from anyaccel.testing.check import Check, CheckFailed, NotApplicable, State, demand
 from anyaccel.testing.subject import PRODUCTS, Subject, TestedMachine
 from anyaccel.testing.table import CHECKS
+from anyaccel.vendors.discovery import Source
 
 Answer = dict[str, str]
 

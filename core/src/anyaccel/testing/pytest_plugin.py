@@ -70,7 +70,7 @@ def accel_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Inventory]
     process was started with do not count on it.
     """
     from anyaccel.inventory.detect import detect
-    from anyaccel.inventory.machine import VARIABLE
+    from anyaccel.probe.machine import VARIABLE
 
     def use(machine: Any) -> Inventory:
         for name in GIVEN:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
 from anyaccel.errors import PluginError
-from anyaccel.inventory import tasks
-from anyaccel.inventory.machine import Machine, Simulated
 from anyaccel.model import Detected, Device, Problem
 from anyaccel.model.wire import decode, encode
-from anyaccel.plugins.discovery import Source
-from anyaccel.plugins.vendor import VendorPlugin
 from anyaccel.probe.context import Facts, ProbeContext
 from anyaccel.probe.host import HostFacts
 from anyaccel.probe.loading import FILE_NAME, SCHEMA, load
+from anyaccel.probe.machine import Machine, Simulated
 from anyaccel.probe.recording import RecordedFacts
 from anyaccel.testing.check import NotApplicable
+from anyaccel.vendors import tasks
+from anyaccel.vendors.discovery import Source
+from anyaccel.vendors.plugin import VendorPlugin
 
 SECONDS = 10.0
 """Time for one detection, as users give it."""
@@ -129,8 +130,8 @@ class TestedMachine:
     @cached_property
     def _answer(self) -> dict[str, Any]:
         environ = dict(os.environ) if self.subject.live else {}
-        source, machine = encode(self.subject.source), encode(self._machine)
-        return tasks.detect({"source": source, "machine": machine, "environ": environ, "seconds": SECONDS})
+        load, machine = {"source": encode(self.subject.source), "path": sys.path}, encode(self._machine)
+        return tasks.detect({"load": load, "machine": machine, "environ": environ, "seconds": SECONDS})
 
     @property
     def problem(self) -> Problem | None:

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from anyaccel.inventory import TASKS
-from anyaccel.inventory.machine import Machine
 from anyaccel.model.wire import encode
-from anyaccel.plugins.discovery import Source, installed
-from anyaccel.probe.guard import GuardedCall, Outcome
+from anyaccel.probe.guard import GuardedProcess, Outcome, call_all
 from anyaccel.probe.loading import FILE_NAME, load
+from anyaccel.probe.machine import Machine
 from anyaccel.testing.check import Check, Result, State
 from anyaccel.testing.subject import HOST, LIVE, PRODUCTS
 from anyaccel.testing.table import CHECKS
+from anyaccel.vendors.discovery import Source, installed
+from anyaccel.vendors.process import ask
 
 PERFORM = "anyaccel.testing.perform"
 SECONDS = 100.0
@@ -101,8 +101,11 @@ def _run(
 ) -> list[Result]:
     performed = {check.id: check for check in chosen if check.id != NEEDS_PYTEST}
     shared = {"source": encode(source), "recordings": list(recordings.values()), "live": live}
-    tasks = {key: (f"{PERFORM}:perform", {**shared, "check": key}) for key in performed}
-    outcomes = GuardedCall(PERFORM).run(tasks, seconds)
+    processes = {GuardedProcess(PERFORM): key for key in performed}
+    calls = {process: (f"{PERFORM}:perform", {**shared, "check": key}) for process, key in processes.items()}
+    outcomes = {processes[process]: outcome for process, outcome in call_all(calls, seconds).items()}
+    for process in processes:
+        process.close()
     deadly = next((key for key in (LOADS, DETECTS) if key in outcomes and outcomes[key].fault), None)
     results: list[Result] = []
     for check in chosen:
@@ -133,14 +136,9 @@ def _run_real(source: Source, chosen: list[Check], seconds: float) -> list[Resul
     import json
     import tempfile
 
-    payload: dict[str, Any] = {
-        "source": encode(source),
-        "machine": encode(Machine()),
-        "environ": dict(os.environ),
-        "seconds": SECONDS_TO_RECORD,
-    }
-    outcome = GuardedCall(TASKS).run({HOST: (f"{TASKS}:record", payload)}, 2 * SECONDS_TO_RECORD)[HOST]
-    answer = outcome.value or {}
+    answers, _ = ask("record", Machine(), timeout=SECONDS_TO_RECORD, vendors=[source.vendor])
+    _, outcome = answers[source.vendor]
+    answer: dict[str, Any] = outcome.value or {}
     reason = outcome.reason or answer.get("problem", {}).get("reason", "")
     with tempfile.TemporaryDirectory(prefix="anyaccel-check-") as directory:
         recordings = {HOST: os.path.join(directory, HOST)}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, Self
 
-from anyaccel.plugins.discovery import Source
+from anyaccel.vendors.discovery import Source
 
 EVENTS = (
     "open",

@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anyaccel.errors import UsageError
-from anyaccel.inventory.machine import Machine
 from anyaccel.model import Allocation, Request
+from anyaccel.probe.machine import Machine
 from anyaccel.workers.launching import Preparation
 from anyaccel.workers.logs import Logs
 from anyaccel.workers.tasks import Options, Task, TaskFuture

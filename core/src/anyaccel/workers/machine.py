@@ -8,8 +8,8 @@ import weakref
 from collections.abc import Mapping
 
 from anyaccel.inventory.detect import detect
-from anyaccel.inventory.machine import Machine, parse_machine
 from anyaccel.launcher.launch import open_scheduler
+from anyaccel.probe.machine import Machine, parse_machine
 from anyaccel.workers.leases import Leases, LocalLeases
 
 _known: weakref.WeakValueDictionary[object, Leases] = weakref.WeakValueDictionary()

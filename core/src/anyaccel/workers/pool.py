@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from anyaccel.errors import UsageError
-from anyaccel.inventory.machine import Machine
 from anyaccel.launcher.sandbox import Enforce
 from anyaccel.model import Allocation
+from anyaccel.probe.machine import Machine
 from anyaccel.scheduler import RequestLike
 from anyaccel.workers.engine import Engine, Setting, open_engine
 from anyaccel.workers.launching import Preparation, call

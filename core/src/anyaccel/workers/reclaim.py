@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from anyaccel.errors import AnyaccelError
-from anyaccel.inventory.machine import parse_machine
 from anyaccel.inventory.observe import stats
 from anyaccel.model import Allocation, Inventory, Share, Stats
-from anyaccel.plugins.registry import plugin
+from anyaccel.probe.machine import parse_machine
+from anyaccel.vendors.process import vendor_process
 
 FIRST_LOOK_SECONDS = 0.1
 LAST_LOOK_SECONDS = 10.0
@@ -29,7 +29,7 @@ def can_tell(inventory: Inventory, allocation: Allocation) -> bool:
     if not vendors or parse_machine(inventory.machine).simulated:
         return False
     try:
-        return any(plugin(vendor).implements("anyaccel_stats") for vendor in vendors)
+        return any(vendor_process(vendor).implements("anyaccel_stats") for vendor in vendors)
     except AnyaccelError:
         return False
 

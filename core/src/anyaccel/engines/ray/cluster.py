@@ -13,11 +13,11 @@ from anyaccel.engines.ray.connection import connect, import_ray, last_line
 from anyaccel.engines.ray.labels import PREFIX
 from anyaccel.engines.ray.plan import Kind, Plan, find_plan
 from anyaccel.errors import NeverFitsError, NurseryError
-from anyaccel.inventory.detect import ask
-from anyaccel.inventory.machine import Machine
 from anyaccel.model import Device, Inventory, PluginInfo, Product, Request
 from anyaccel.model.wire import decode
+from anyaccel.probe.machine import Machine
 from anyaccel.scheduler import Verdict
+from anyaccel.vendors.process import ask
 
 FRESH_SECONDS = 5.0
 """How long what was found out about the nodes holds."""

@@ -18,11 +18,11 @@ from typing import Any
 from anyaccel.engines.ray.slices import slice_labels, slice_resources
 from anyaccel.errors import UnknownNameError
 from anyaccel.inventory.detect import detect
-from anyaccel.inventory.machine import Machine, parse_machine
-from anyaccel.inventory.simulate import simulate
 from anyaccel.model import Device, EnvContext, Inventory, Share, Term, VendorState
 from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.plugins.registry import plugin
+from anyaccel.probe.machine import Machine, parse_machine
+from anyaccel.vendors.process import vendor_process
+from anyaccel.vendors.simulate import simulate
 
 METHODS = (
     "get_resource_name",
@@ -78,7 +78,7 @@ class _Backend:
     """The methods of Ray's interface for one vendor; they become static ones."""
 
     def __init__(self, vendor: str, machine: Machine | None) -> None:
-        self._plugin = plugin(vendor)
+        self._plugin = vendor_process(vendor)
         self._vendor = vendor
         self._machine = machine
         self._detected: tuple[tuple[str | None, ...], Inventory] | None = None

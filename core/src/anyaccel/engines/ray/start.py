@@ -14,8 +14,8 @@ from anyaccel.engines.ray import authentication, labels
 from anyaccel.engines.ray.slices import slice_labels, slice_resources
 from anyaccel.errors import PluginError, UsageError
 from anyaccel.model import Device, EnvContext, Health, Inventory, Share
-from anyaccel.plugins.registry import plugin
 from anyaccel.text import shell_join
+from anyaccel.vendors.process import vendor_process
 
 TYPE_LABEL = "ray.io/accelerator-type"
 KEEP = "RAY_EXPERIMENTAL_NOSET_{}"
@@ -176,7 +176,7 @@ def _masks(
         own = tuple(device for device in devices if device.vendor == vendor)
         shares = {device.id: Share(device=device, memory_bytes=device.memory_bytes) for device in own}
         try:
-            edits = plugin(vendor).env(
+            edits = vendor_process(vendor).env(
                 own, EnvContext(devices=everything, shares=shares, environ=environ, mask="index")
             )
         except PluginError as error:

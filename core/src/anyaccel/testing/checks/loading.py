@@ -15,11 +15,11 @@ from anyaccel import hookspecs
 from anyaccel import plugin as author
 from anyaccel.errors import PluginError
 from anyaccel.model import PluginInfo, ProblemKind
-from anyaccel.plugins.discovery import GROUP
-from anyaccel.plugins.vendor import PREFIX
 from anyaccel.testing.check import CheckFailed, NotApplicable, demand
 from anyaccel.testing.subject import Subject
 from anyaccel.testing.watch import Watch, foreign_modules
+from anyaccel.vendors.discovery import GROUP
+from anyaccel.vendors.plugin import PREFIX
 
 IMPORT_SECONDS = 60.0
 MODULES = 60

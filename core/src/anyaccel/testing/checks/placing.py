@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 
 from anyaccel.errors import EnvConflictError, PluginError
-from anyaccel.inventory import tasks
-from anyaccel.inventory.machine import Machine, Simulated
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.model import (
     UNITS_PER_DEVICE,
@@ -22,10 +21,12 @@ from anyaccel.model import (
     VendorState,
 )
 from anyaccel.model.wire import decode, encode
-from anyaccel.plugins.discovery import Source, installed
+from anyaccel.probe.machine import Machine, Simulated
 from anyaccel.testing.check import CheckFailed, NotApplicable, demand
 from anyaccel.testing.checks.environment import Devices, accepted, subsets
 from anyaccel.testing.subject import SECONDS, Subject, TestedMachine
+from anyaccel.vendors import tasks
+from anyaccel.vendors.discovery import Source, installed
 
 SENTENCE = re.compile(r"[^\n]*\S \S+ \S[^\n]*")
 """Three words or more in one line."""
@@ -95,7 +96,7 @@ Simulation = tuple[VendorReport, Devices]
 
 def _report(source: Source) -> Simulation | None:
     """A vendor's own largest machine; None when its plug-in cannot say."""
-    shared = {"source": encode(source), "environ": {}, "seconds": SECONDS}
+    shared = {"load": {"source": encode(source), "path": sys.path}, "environ": {}, "seconds": SECONDS}
     listed = tasks.describe(shared).get("products")
     if not listed:
         return None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from anyaccel.errors import UsageError
 from anyaccel.model import Problem, ProblemKind
 
 GROUP = "anyaccel"
@@ -37,6 +38,9 @@ def installed(environ: Mapping[str, str] | None = None) -> tuple[list[Source], l
     ``ANYACCEL_PLUGINS`` is a comma list of vendors to keep (``acme,zeta``), or of ``vendor=module`` pairs, which are
     taken as they stand, without a scan of what is installed. ``ANYACCEL_DISABLE`` is a comma list of vendors to leave
     out. The first wins over everything, the second over what was found.
+
+    Raises:
+        UsageError: When ``ANYACCEL_PLUGINS`` names a vendor that has no plug-in.
     """
     environ = os.environ if environ is None else environ
     allowed = _items(environ.get(ALLOW_VARIABLE, ""))
@@ -45,7 +49,11 @@ def installed(environ: Mapping[str, str] | None = None) -> tuple[list[Source], l
     if named and all(source.target for source in named):
         return _unique(source for source in named if source.vendor not in denied)
     keep = {source.vendor for source in named}
-    return _unique(source for source in scan() if source.vendor not in denied and (not keep or source.vendor in keep))
+    found = list(scan())
+    missing = sorted(keep - {source.vendor for source in found} - {source.vendor for source in named if source.target})
+    if missing:
+        raise UsageError(_not_installed(missing[0], {source.vendor for source in found}))
+    return _unique(source for source in found if source.vendor not in denied and (not keep or source.vendor in keep))
 
 
 def scan() -> Iterable[Source]:
@@ -76,6 +84,17 @@ def problem_of(source: Source, kind: ProblemKind, reason: str, hook: str = "", d
             f"Other vendors are unaffected. Run 'anyaccel plugins {source.vendor}' for the details, or set"
             f" {DENY_VARIABLE}={source.vendor} to leave it out."
         ),
+    )
+
+
+def _not_installed(vendor: str, known: Collection[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(vendor, known, n=3, cutoff=0.5)
+    way_out = f"did you mean {' or '.join(close)}?" if close else f"'pip install anyaccel-{vendor}', or take it out"
+    return (
+        f"{ALLOW_VARIABLE} must name vendors whose plug-ins are installed (got {vendor!r}; installed:"
+        f" {', '.join(sorted(known)) or 'none'}); {way_out}"
     )
 
 

@@ -1,6 +1,6 @@
 """Finding plug-ins without importing them."""
 
-from anyaccel.plugins.discovery import Source, installed
+from anyaccel.vendors.discovery import Source, installed
 
 
 def vendors(environ):
@@ -17,7 +17,7 @@ def test_entry_points_are_found_with_their_distribution(install):
 
 
 def test_an_explicit_list_needs_no_scan(monkeypatch):
-    monkeypatch.setattr("anyaccel.plugins.discovery.scan", lambda: (_ for _ in ()).throw(AssertionError("scanned")))
+    monkeypatch.setattr("anyaccel.vendors.discovery.scan", lambda: (_ for _ in ()).throw(AssertionError("scanned")))
     environ = {"ANYACCEL_PLUGINS": "b=pkg.b:plugin, a=pkg_a"}
     assert installed(environ)[0] == [Source(vendor="a", target="pkg_a"), Source(vendor="b", target="pkg.b:plugin")]
 

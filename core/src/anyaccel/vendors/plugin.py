@@ -33,9 +33,9 @@ from anyaccel.model import (
     Stats,
     Term,
 )
-from anyaccel.plugins import contract
-from anyaccel.plugins.discovery import Source, problem_of
 from anyaccel.probe.context import ProbeContext
+from anyaccel.vendors import contract
+from anyaccel.vendors.discovery import Source, problem_of
 
 PREFIX = "anyaccel_"
 REQUIRED = ("anyaccel_info", "anyaccel_detect", "anyaccel_fractional", "anyaccel_tags", "anyaccel_env")

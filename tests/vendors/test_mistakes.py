@@ -6,9 +6,9 @@ import pytest
 from anyaccel.errors import PluginError
 from anyaccel.model import Detected, Device, EnvContext, EnvEdits, Fractional, PluginInfo, ProblemKind, Term
 from anyaccel.plugin import hookimpl
-from anyaccel.plugins.discovery import Source
-from anyaccel.plugins.vendor import VendorPlugin
 from anyaccel.testing import context
+from anyaccel.vendors.discovery import Source
+from anyaccel.vendors.plugin import VendorPlugin
 
 DEVICE = Device(id="a0", index=0, model="A")
 EMPTY = {"schema": "anyaccel.recording/1"}

@@ -19,6 +19,8 @@ from anyaccel.model import (
 )
 from anyaccel.model.wire import faults
 
+RECORDED = ("anyaccel_detect", "anyaccel_stats", "anyaccel_diagnose")
+"""Hooks that touch the machine, and that a recording can answer."""
 VENDOR = re.compile(r"[a-z][a-z0-9_]{0,31}")
 RESOURCE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

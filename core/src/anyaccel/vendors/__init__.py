@@ -1,0 +1,1 @@
+"""Plug-ins: which are installed, which may have hardware here, and one process per vendor that runs its hooks."""

@@ -1,0 +1,169 @@
+"""Which vendors are certainly not on a machine, said by data that lies beside each plug-in and is never imported.
+
+A plug-in's package may hold a file ``presence.json``; a plug-in of one module ``acme.py`` may have
+``acme.presence.json`` beside it:
+
+    {"resource": "APU",
+     "pci": [{"vendor": "1ace", "classes": ["0302", "1200"]}],
+     "paths": ["/dev/acme*", "/sys/module/acme"],
+     "variables": ["ACME_NAME"]}
+
+A vendor may be on the machine when a PCI function has the vendor id, and one of the classes (base class and subclass)
+where some are listed; when a path exists; or when a variable is set. Anything that cannot be told counts as a yes: no
+file, a file that is not understood, a machine whose PCI functions cannot be listed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from anyaccel.probe.context import PCI_DEVICES, Facts
+from anyaccel.vendors.discovery import Source
+
+FILE_NAME = "presence.json"
+ID_DIGITS = 4
+KEYS = {"resource", "pci", "paths", "variables"}
+
+
+class Presence(NamedTuple):
+    """By what a vendor is recognised.
+
+    Attributes:
+        resource: Resource name of its devices; empty when it is not said.
+        pci: Vendor ids, each with classes of which one must match; any where none is listed.
+        paths: Shell patterns of paths of which one must exist.
+        variables: Variables of which one must be set.
+    """
+
+    resource: str = ""
+    pci: tuple[tuple[int, frozenset[int]], ...] = ()
+    paths: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+
+
+def presence(source: Source) -> Presence | None:
+    """Read by what a vendor is recognised; None when its plug-in does not say.
+
+    Raises:
+        ValueError: When the file is not understood; names every fault.
+    """
+    path = file_of(source)
+    try:
+        with open(path, "rb") as file:
+            data = json.loads(file.read(1 << 16))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must be JSON ({error})") from error
+    found = list(_faults(data))
+    if found:
+        raise ValueError(f"{path}: {'; '.join(found)}")
+    return Presence(
+        resource=data.get("resource", ""),
+        pci=tuple(
+            (int(entry["vendor"], 16), frozenset(int(each, 16) for each in entry.get("classes", ())))
+            for entry in data.get("pci", ())
+        ),
+        paths=tuple(data.get("paths", ())),
+        variables=tuple(data.get("variables", ())),
+    )
+
+
+def file_of(source: Source) -> str:
+    """Where a plug-in's presence file is, if it has one; empty when its package is not found."""
+    name = source.target.partition(":")[0].partition(".")[0]
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, None)
+        if spec is None:
+            continue
+        for directory in spec.submodule_search_locations or ():
+            return os.path.join(directory, FILE_NAME)
+        return f"{(spec.origin or '').removesuffix('.py')}.{FILE_NAME}"
+    return ""
+
+
+def possible(sources: Sequence[Source], facts: Facts, environ: Mapping[str, str]) -> dict[str, Presence | None]:
+    """The vendors that may be on a machine, with what their plug-ins say.
+
+    Args:
+        sources: The plug-ins.
+        facts: The machine.
+        environ: The environment in which detection is asked for.
+    """
+    functions: set[tuple[int, int | None]] | None = None
+    asked = False
+    found: dict[str, Presence | None] = {}
+    for source in sources:
+        try:
+            declared = presence(source)
+        except ValueError:  # the conformance suite tells its author
+            declared = None
+        if declared is None or any(name in environ for name in declared.variables):
+            found[source.vendor] = declared
+            continue
+        if not asked:
+            functions, asked = _functions(facts), True
+        if _on_bus(declared, functions) or any(map(facts.glob, declared.paths)):
+            found[source.vendor] = declared
+    return found
+
+
+def _functions(facts: Facts) -> set[tuple[int, int | None]] | None:
+    """Vendor id and class of the machine's PCI functions, None for an unknown class; None when they cannot be told."""
+    found: set[tuple[int, int | None]] = set()
+    try:
+        for path in facts.glob(f"{PCI_DEVICES}/*"):
+            vendor = facts.read(f"{path}/vendor")
+            if vendor is not None:
+                code = facts.read(f"{path}/class")
+                found.add((int(vendor, 16), None if code is None else int(code, 16) >> 8))
+    except (OSError, ValueError):
+        return None
+    return found or None
+
+
+def _on_bus(declared: Presence, functions: set[tuple[int, int | None]] | None) -> bool:
+    if functions is None:
+        return bool(declared.pci)
+    return any(
+        vendor == wanted and (not classes or code is None or code in classes)
+        for wanted, classes in declared.pci
+        for vendor, code in functions
+    )
+
+
+def _faults(data: Any) -> Any:
+    if not isinstance(data, dict):
+        yield f"it must be an object (got a {type(data).__name__})"
+        return
+    for name in sorted(data.keys() - KEYS):
+        yield f"it must not have {name!r} (it may have {', '.join(sorted(KEYS))})"
+    if not isinstance(data.get("resource", ""), str):
+        yield "'resource' must be text"
+    for name in ("paths", "variables"):
+        if not _texts(data.get(name, [])):
+            yield f"{name!r} must be a list of texts"
+    entries = data.get("pci", [])
+    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
+        yield '"pci" must be a list of {"vendor": ID, "classes": [CLASS, ...]}, each of four hexadecimal digits'
+    if not any(data.get(name) for name in ("pci", "paths", "variables")):
+        yield "it must have 'pci', 'paths' or 'variables', or the vendor would never be asked"
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) and each for each in value)
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not entry.keys() <= {"vendor", "classes"}:
+        return False
+    classes = entry.get("classes", [])
+    return isinstance(classes, list) and all(map(_is_id, [entry.get("vendor"), *classes]))
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and len(value) == ID_DIGITS and set(value.lower()) <= set("0123456789abcdef")

@@ -1,0 +1,309 @@
+"""What runs in a vendor's process: its plug-in, the devices that it found, and one function per question.
+
+Every function takes and returns JSON data. A payload may hold ``load``, with where the plug-in comes from, in the first
+call of a process; ``introduce``, devices that later calls name by id; ``devices``, ids of those that the call is about;
+``machine``, ``environ`` and ``seconds`` where the machine is touched. An answer holds ``value``, or ``problem`` with
+what was known by then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from anyaccel import plugin as author  # noqa: F401 - what every plug-in imports
+from anyaccel.errors import PluginError
+from anyaccel.hookspecs import HOOKS
+from anyaccel.model import Detected, Device, EnvContext, EnvEdits, PluginInfo, Product, Share, Term
+from anyaccel.model.wire import decode, encode, hints
+from anyaccel.probe.context import Facts, ProbeContext
+from anyaccel.probe.host import HostFacts
+from anyaccel.probe.loading import load
+from anyaccel.probe.machine import Machine
+from anyaccel.probe.recording import RecordedFacts, Recorder
+from anyaccel.vendors.contract import RECORDED
+from anyaccel.vendors.discovery import Source
+from anyaccel.vendors.plugin import VendorPlugin
+
+Payload = Mapping[str, Any]
+
+# What every task needs is made ready once, in the process that all of them are forked from.
+for kind in (Source, Machine, PluginInfo, Detected, Device):
+    hints(kind)
+
+
+class Loaded:
+    """The plug-in of this process, and the devices that it is asked about by their ids."""
+
+    def __init__(self, source: Source) -> None:
+        self.plugin = VendorPlugin(source)
+        self.devices: dict[str, Device] = {}
+
+    def named(self, ids: list[str]) -> list[Device]:
+        """Devices by their ids."""
+        return [self.devices[each] for each in ids]
+
+
+_loaded: dict[Source, Loaded | PluginError] = {}
+_last: list[Source] = []
+
+
+def hello(payload: Payload) -> dict[str, Any]:
+    """Load the plug-in: ``{"info", "hooks"}``."""
+    return _guard(payload, lambda _: {"value": None})
+
+
+def detect(payload: Payload) -> dict[str, Any]:
+    """Find its devices: ``{"info", "hooks", "detected", "hidden", "products", "seconds"}``."""
+    return _guard(payload, lambda loaded: _detect(loaded, payload))
+
+
+def env(payload: Payload) -> dict[str, Any]:
+    """Ask for the edits to the environment of a worker that has the devices."""
+
+    def answer(loaded: Loaded) -> dict[str, Any]:
+        shares = [decode(Share, share) for share in payload["shares"]]
+        ctx = EnvContext(
+            devices=tuple(loaded.named(payload["everything"])),
+            shares={each.device.id: replace(each, device=loaded.devices[each.device.id]) for each in shares},
+            environ=payload["environ"],
+            mask=payload["mask"],
+        )
+        return {"value": encode(loaded.plugin.env(loaded.named(payload["devices"]), ctx))}
+
+    return _guard(payload, answer)
+
+
+def visible(payload: Payload) -> dict[str, Any]:
+    """Ask which of the devices an environment leaves visible."""
+
+    def answer(loaded: Loaded) -> dict[str, Any]:
+        ids, _ = loaded.plugin.visible(payload["environ"], loaded.named(payload["devices"]))
+        return {"value": None if ids is None else list(ids)}
+
+    return _guard(payload, answer)
+
+
+def validate(payload: Payload) -> dict[str, Any]:
+    """Ask why the hardware cannot serve a term with exactly the devices."""
+    term = decode(Term, payload["term"])
+    return _guard(payload, lambda loaded: {"value": loaded.plugin.validate(term, loaded.named(payload["devices"]))})
+
+
+def fractional(payload: Payload) -> dict[str, Any]:
+    """Ask whether several holders may share the device."""
+    return _guard(payload, lambda loaded: {"value": loaded.plugin.fractional(*loaded.named(payload["devices"])).value})
+
+
+def products(payload: Payload) -> dict[str, Any]:
+    """Ask what products the plug-in knows."""
+    return _guard(payload, lambda loaded: {"value": encode(loaded.plugin.products())})
+
+
+def container(payload: Payload) -> dict[str, Any]:
+    """Ask what a container needs for the devices."""
+    return _guard(payload, lambda loaded: {"value": encode(loaded.plugin.container(loaded.named(payload["devices"])))})
+
+
+def nodes(payload: Payload) -> dict[str, Any]:
+    """Find the devices and what is opened to use them: ``{"devices": [{"name", "nodes"}]}``."""
+    return _guard(payload, lambda loaded: _nodes(loaded.plugin, payload))
+
+
+def stats(payload: Payload) -> dict[str, Any]:
+    """Observe the devices: ``{"stats": {id: ...}}``."""
+    return _guard(
+        payload,
+        lambda loaded: {"stats": encode(loaded.plugin.stats(loaded.named(payload["devices"]), _context(payload)))},
+    )
+
+
+def diagnose(payload: Payload) -> dict[str, Any]:
+    """Look for what is wrong: ``{"findings": [...]}``."""
+    return _guard(payload, lambda loaded: {"findings": encode(loaded.plugin.diagnose(_context(payload)))})
+
+
+def describe(payload: Payload) -> dict[str, Any]:
+    """Ask what it knows without a machine: ``{"info", "hooks", "products"}``."""
+    return _guard(payload, lambda loaded: {"products": encode(loaded.plugin.products())})
+
+
+def record(payload: Payload) -> dict[str, Any]:
+    """Write down what the hooks ask of the machine: ``{"info", "recording", "detected", "failed"}``."""
+    return _guard(payload, lambda loaded: _record(loaded.plugin, payload))
+
+
+def _guard(payload: Payload, answer: Callable[[Loaded], dict[str, Any]]) -> dict[str, Any]:
+    """Answer, or report the plug-in's fault as ``{"problem": ...}``, with what was known by then."""
+    known: dict[str, Any] = {}
+    try:
+        loaded = _load(payload)
+        known["info"] = encode(loaded.plugin.info)
+        known["hooks"] = [name for name in HOOKS if loaded.plugin.implements(name)]
+        for data in payload.get("introduce", ()):
+            device = decode(Device, data)
+            loaded.devices[device.id] = device
+        return {**known, **answer(loaded)}
+    except PluginError as error:
+        return {**known, **_problem(error)}
+
+
+def _problem(error: PluginError) -> dict[str, Any]:
+    import traceback
+
+    cause = error.__cause__
+    details = "".join(traceback.format_exception(cause)) if cause else ""
+    return {"problem": encode(replace(error.problem, details=details))}
+
+
+def _load(payload: Payload) -> Loaded:
+    """The plug-in, imported by the first call that is for it."""
+    if payload.get("adopt") and dict(os.environ) != payload["environ"]:
+        os.environ.clear()  # what libraries read is what the caller has now
+        os.environ.update(payload["environ"])
+    if "load" in payload:
+        sys.path[:] = payload["load"]["path"]
+        _last[:] = [decode(Source, payload["load"]["source"])]
+    source = _last[0]
+    if source not in _loaded:
+        try:
+            _loaded[source] = Loaded(source)
+        except PluginError as error:
+            _loaded[source] = error
+    found = _loaded[source]
+    if isinstance(found, PluginError):
+        raise found
+    return found
+
+
+def _detect(loaded: Loaded, payload: Payload) -> dict[str, Any]:
+    start = time.monotonic()
+    plugin = loaded.plugin
+    machine = decode(Machine, payload["machine"])
+    answer: dict[str, Any] = {}
+    if machine.simulated:
+        from anyaccel.vendors.simulate import matching, simulate
+
+        products = plugin.products()
+        wanted = [(found[0], item.count) for item in machine.products if (found := matching(item.product, products))]
+        detected = simulate(plugin.info.vendor, wanted) if wanted else None
+        answer["products"] = encode(_names(products))
+        environ = payload["environ"]
+    else:
+        facts = _facts(machine, payload)
+        environ = {**facts.environ, **_own_variables(plugin, payload["environ"])}
+        try:
+            detected = plugin.detect(ProbeContext(facts, start + payload["seconds"]))
+        except PluginError as error:
+            answer = _problem(error)
+            with contextlib.suppress(PluginError):  # its devices are not hidden then, which the launcher tells
+                answer["hidden"] = encode(_hidden(plugin, (), payload["environ"]))
+            return answer
+    if detected is not None:
+        try:
+            detected = _complete(plugin, detected, environ)
+            answer["hidden"] = encode(_hidden(plugin, detected.devices, payload["environ"]))
+        except PluginError as error:
+            return answer | _problem(error)
+        loaded.devices = {device.id: device for device in detected.devices}
+    return {**answer, "detected": encode(detected), "seconds": time.monotonic() - start}
+
+
+def _hidden(plugin: VendorPlugin, devices: tuple[Device, ...], environ: Mapping[str, str]) -> EnvEdits:
+    """The edits by which a worker sees none of the devices."""
+    return plugin.env((), EnvContext(devices=devices, environ=environ))
+
+
+def _complete(plugin: VendorPlugin, detected: Detected, environ: Mapping[str, str]) -> Detected:
+    """Fill in what the plug-in's pure hooks say about the devices it found."""
+    info = plugin.info
+    devices = [
+        replace(
+            device,
+            vendor=info.vendor,
+            resource=info.resource,
+            kind=info.kind,
+            tags=plugin.tags(device),
+            fractional=plugin.fractional(device),
+            visible=True,
+            declared=False,
+        )
+        for device in sorted(detected.devices, key=lambda device: device.index)
+    ]
+    ids, notes = _visible(plugin, environ, devices)
+    place = {device_id: position for position, device_id in enumerate(ids)}
+    ordered = sorted(devices, key=lambda device: place.get(device.id, len(place) + device.index))
+    completed = tuple(replace(device, visible=device.id in place, order=order) for order, device in enumerate(ordered))
+    return replace(detected, devices=completed, notes=(*detected.notes, *notes))
+
+
+def _visible(plugin: VendorPlugin, environ: Mapping[str, str], devices: list[Device]) -> tuple[list[str], list[str]]:
+    """Ids that the environment leaves to us, in order. When its value makes no sense, none: only ever narrow."""
+    try:
+        ids, notes = plugin.visible(environ, devices)
+    except PluginError as error:
+        return [], [f"The environment hides every device of {plugin.info.vendor}: {error.problem.reason}"]
+    return [device.id for device in devices] if ids is None else list(ids), notes
+
+
+def _nodes(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
+    detected = plugin.detect(_context(payload))
+    devices = detected.devices if detected is not None else ()
+    found: list[dict[str, Any]] = []
+    answer: dict[str, Any] = {"devices": found}
+    for device in devices:
+        nodes = dict.fromkeys(device.nodes)
+        try:
+            nodes |= dict.fromkeys(plugin.container([device]).nodes)  # what all devices share is named for each
+        except PluginError as error:
+            answer["problem"] = encode(error.problem)
+        found.append({"name": f"{plugin.info.vendor}:{device.index} ({device.id})", "nodes": list(nodes)})
+    return answer
+
+
+def _record(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
+    """Call the hooks that touch the machine, each with its part of the time. Their faults show again in the replay."""
+    facts = _facts(decode(Machine, payload["machine"]), payload)
+    recorder = Recorder(facts)
+    recorder.environ.asked.update(_own_variables(plugin, facts.environ))
+
+    def ctx() -> ProbeContext:
+        return ProbeContext(recorder, time.monotonic() + payload["seconds"] / len(RECORDED))
+
+    detected, failed = None, ""
+    try:
+        detected = plugin.detect(ctx())
+        if detected is not None:
+            detected = _complete(plugin, detected, recorder.environ)
+    except PluginError as error:
+        failed = f"{error.problem.hook}: {error.problem.reason}"
+    if detected is not None:
+        with contextlib.suppress(PluginError):
+            plugin.stats(detected.devices, ctx())
+    with contextlib.suppress(PluginError):
+        plugin.diagnose(ctx())
+    return {"recording": recorder.recording(), "detected": encode(detected), "failed": failed}
+
+
+def _context(payload: Payload) -> ProbeContext:
+    return ProbeContext(_facts(decode(Machine, payload["machine"]), payload), time.monotonic() + payload["seconds"])
+
+
+def _facts(machine: Machine, payload: Payload) -> Facts:
+    if machine.recording is None:
+        return HostFacts(payload["environ"])
+    return RecordedFacts(load(machine.recording))
+
+
+def _own_variables(plugin: VendorPlugin, environ: Mapping[str, str]) -> dict[str, str]:
+    """The vendor's variables of an environment: ours narrow a recorded machine as they would a real one."""
+    return {name: environ[name] for name in plugin.info.env_vars if name in environ}
+
+
+def _names(products: tuple[Product, ...]) -> list[str]:
+    return [name for product in products for name in (product.name, *product.aliases)]
