@@ -14,16 +14,14 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from anyaccel.errors import UnknownNameError
-from anyaccel.model import PluginInfo, Problem, Product
+from anyaccel.model import PluginInfo, Problem, Product, Value
 
 _CONSTANT = re.compile(r"[A-Z][A-Za-z0-9_]*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceType:
+class InstanceType(Value):
     """What machines of one cloud instance type have.
 
     Attributes:
@@ -59,8 +57,7 @@ def instance_type(name: str) -> InstanceType:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Installed:
+class _Installed(Value):
     """What the installed plug-ins know.
 
     Attributes:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from anyaccel.errors import EnvConflictError
-from anyaccel.model import ContainerEdits, Device, EnvEdits, Health, Inventory
+from anyaccel.model import ContainerEdits, Device, EnvEdits, Health, Inventory, Value, field
 from anyaccel.vendors.process import vendor_process
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(Value):
     """A machine, and what the vendors' plug-ins say about its devices.
 
     Attributes:
@@ -39,8 +37,7 @@ class Source:
         return usable(self.inventory)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Export:
+class Export(Value):
     """What a target gets.
 
     Attributes:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Flag, auto
 from importlib import import_module
 
 from anyaccel.exports.source import Export, Source
+from anyaccel.model import Value
 
 
 class Needs(Flag):
@@ -23,8 +23,7 @@ class Needs(Flag):
     """The name under which a cluster knows the machine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Value):
     """One target.
 
     Attributes:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from anyaccel.errors import LedgerError, UsageError
-from anyaccel.model import Allocation, Device
+from anyaccel.model import Allocation, Device, replace
 from anyaccel.model.wire import decode
 from anyaccel.probe.machine import HOST, Machine
 from anyaccel.probe.machine import VARIABLE as MACHINE_VARIABLE

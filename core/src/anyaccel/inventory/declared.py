@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from anyaccel.errors import UsageError
-from anyaccel.model import Device, Fractional, Inventory
+from anyaccel.model import Device, Fractional, Inventory, replace
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 MOST = 65_536

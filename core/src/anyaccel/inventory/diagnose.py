@@ -6,7 +6,6 @@ import operator
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from anyaccel.inventory.detect import detect
 from anyaccel.inventory.observe import stats
@@ -18,6 +17,7 @@ from anyaccel.model import (
     Problem,
     Severity,
     Stats,
+    Value,
     VendorReport,
     VendorState,
 )
@@ -35,8 +35,7 @@ ORDER = (Severity.FAIL, Severity.WARN, Severity.OK)
 _COMPARE = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
+class Diagnosis(Value):
     """One finding, and whom it is about.
 
     Attributes:

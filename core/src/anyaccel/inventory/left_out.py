@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
 
 from anyaccel.errors import MachineError
-from anyaccel.model import Inventory
+from anyaccel.model import Inventory, Value
 from anyaccel.model.wire import decode
 from anyaccel.probe.machine import parse_machine
 from anyaccel.vendors.discovery import ALLOW_VARIABLE, DENY_VARIABLE, installed
 from anyaccel.vendors.process import ask, problem_in
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unlisted:
+class Unlisted(Value):
     """A device that no inventory lists.
 
     Attributes:
@@ -27,8 +25,7 @@ class Unlisted:
     nodes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class LeftOut(Value):
     """A vendor whose plug-in is installed and which an inventory leaves out.
 
     Attributes:

@@ -17,11 +17,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from anyaccel.errors import MachineError, UsageError
-from anyaccel.model import Detected, Device, Problem
+from anyaccel.model import Detected, Device, Problem, Value, replace
 from anyaccel.model.wire import decode, encode
 from anyaccel.probe.loading import FILE_NAME, WAY_OUT, read_json
 from anyaccel.probe.machine import HOST, Machine, parse_machine
@@ -38,8 +37,7 @@ PERSONS = range(1000, 65_534)
 """User ids that belong to people."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class Recorded(Value):
     """What came of a recording.
 
     Attributes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from typing import Literal
 
 from anyaccel.errors import EnvConflictError, PluginError
@@ -18,8 +17,10 @@ from anyaccel.model import (
     EnvEdits,
     Grant,
     Inventory,
+    Value,
     VendorReport,
     VendorState,
+    replace,
 )
 from anyaccel.model.wire import encode
 from anyaccel.probe.machine import HOST
@@ -32,8 +33,7 @@ HIDE_SECONDS = 0.4
 """Time for a vendor whose devices nobody asked for to say how they are hidden."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerEnvironment:
+class WorkerEnvironment(Value):
     """The environment of one worker.
 
     Attributes:

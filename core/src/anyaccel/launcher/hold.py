@@ -7,7 +7,6 @@ import subprocess
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -20,7 +19,7 @@ from anyaccel.launcher.start import start
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, OnWait, Want
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.lockfile import Life
-from anyaccel.model import UNITS_PER_DEVICE, Allocation, Device, Grant, Inventory, Request
+from anyaccel.model import UNITS_PER_DEVICE, Allocation, Device, Grant, Inventory, Request, Value, replace
 from anyaccel.probe.machine import HOST
 from anyaccel.scheduler import Choice, Verdict, parse_request
 
@@ -210,8 +209,7 @@ async def acquire_async(
         raise wish.not_free(error) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(Value):
     """Under which names the ledger counts the devices of a machine.
 
     A host's devices go by their ids. Those of another machine, recorded or simulated, have names of their own. Inside
@@ -241,7 +239,8 @@ class Scope:
             device.id: tuple(prefix + name for name in device.occupies or (device.id,)) for device in inventory.devices
         }
         ids = {name: device_id for device_id, own in names.items() for name in own}
-        return cls(prefix, {device.id: device.units for device in inventory.devices}, names, ids)
+        units = {device.id: device.units for device in inventory.devices}
+        return cls(prefix=prefix, units=units, names=names, ids=ids)
 
     @property
     def nested(self) -> bool:

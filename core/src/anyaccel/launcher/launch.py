@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.environment import WorkerEnvironment, worker_environment
-from anyaccel.model import Device, Inventory, Request, Term
+from anyaccel.model import Device, Inventory, Request, Term, Value, replace
 from anyaccel.probe.machine import Machine
 from anyaccel.scheduler import Scheduler, parse_request
 from anyaccel.vendors.process import DEADLINE_SECONDS, ask, vendor_process
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class Launch(Value):
     """Everything that a launch needs.
 
     Attributes:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from anyaccel.errors import EnforcementError, PluginError
-from anyaccel.model import Allocation, Device, Inventory, VendorState
+from anyaccel.model import Allocation, Device, Inventory, Value, VendorState, replace
 
 if TYPE_CHECKING:
     from anyaccel.inventory.left_out import LeftOut
@@ -28,8 +27,7 @@ T = TypeVar("T")
 _WAY_OUT = "do without, or enforce='try' to confine workers only where that is possible"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sandbox:
+class Sandbox(Value):
     """What one worker may not open. A plain value: ``encode`` and ``decode`` of the model carry it to the worker.
 
     Attributes:

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -17,13 +16,13 @@ from anyaccel.ledger.lockfile import Life, LockedFile
 from anyaccel.ledger.mark import Mark
 from anyaccel.ledger.names import boot, lease_name, parse_lease
 from anyaccel.ledger.witness import Witnesses
+from anyaccel.model import Value, field
 
 if TYPE_CHECKING:
     import logging
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
+class Want(Value):
     """What somebody wants from the ledger.
 
     Attributes:

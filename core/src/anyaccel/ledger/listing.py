@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.lockfile import Life, left_behind, look
 from anyaccel.ledger.names import LeaseName, boot, parse_hidden, parse_lease
+from anyaccel.model import Value
 from anyaccel.model.device import UNITS_PER_DEVICE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class Listing(Value):
     """The names in the state directory at one moment.
 
     Attributes:

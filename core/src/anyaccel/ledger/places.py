@@ -7,11 +7,11 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from anyaccel.errors import StateDirectoryError
 from anyaccel.ledger.names import hidden_name
 from anyaccel.ledger.usernamespace import outside, unmapped
+from anyaccel.model import Value
 
 VARIABLE = "ANYACCEL_STATE_DIR"
 MACHINE_WIDE = "/run/anyaccel"
@@ -25,8 +25,7 @@ OPENING = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PRIVATE_PLACES = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Value):
     """Where a state directory may be.
 
     Attributes:
@@ -54,11 +53,11 @@ def places(environ: Mapping[str, str]) -> tuple[list[Place], Callable[[], Iterab
     if chosen:
         if not os.path.isabs(chosen):
             raise StateDirectoryError(f"{VARIABLE} must be an absolute path (got {chosen!r})")
-        return [Place(chosen.rstrip("/") or "/", MODE_PRIVATE)], tuple
+        return [Place(path=chosen.rstrip("/") or "/", mode=MODE_PRIVATE)], tuple
     if os.geteuid() == 0 and os.access(os.path.dirname(MACHINE_WIDE), os.W_OK):
-        return [Place(MACHINE_WIDE, MODE_SHARED)], private_directories
-    own = [Place(path, MODE_PRIVATE, gone_around=True) for path in private_places(outside(os.geteuid()))]
-    return [Place(MACHINE_WIDE, None), *own], tuple
+        return [Place(path=MACHINE_WIDE, mode=MODE_SHARED)], private_directories
+    own = [Place(path=path, mode=MODE_PRIVATE, gone_around=True) for path in private_places(outside(os.geteuid()))]
+    return [Place(path=MACHINE_WIDE, mode=None), *own], tuple
 
 
 def private_places(uid: int) -> list[str]:

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -15,6 +14,7 @@ from anyaccel.ledger.listing import Listing, states
 from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import LeaseName
 from anyaccel.ledger.usernamespace import unmapped
+from anyaccel.model import Value
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.text import printable
 
@@ -23,8 +23,7 @@ _SHOWN = 3
 _TEXT_LIMIT = 250  # so that all of it stays below the limit of a body
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRecord:
+class LeaseRecord(Value):
     """One device of one lease.
 
     Attributes:
@@ -75,8 +74,7 @@ class LeaseRecord:
         return f"{self.device}{share} is held by {self.user} (process {self.pid or 'unknown'}{words}){why}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TicketRecord:
+class TicketRecord(Value):
     """Somebody who waits.
 
     Attributes:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from anyaccel.ledger import process
@@ -29,6 +28,7 @@ from anyaccel.ledger.names import (
     ticket_suffix,
 )
 from anyaccel.ledger.record import TicketRecord, owner, read_words, write_body
+from anyaccel.model import Value
 
 _PATIENCE = 2.0
 _LOOKS_EVERY = 0.25
@@ -41,8 +41,7 @@ def interval(place: int) -> float:
     return max(_LOOKS_EVERY, _PER_PLACE * place)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(Value):
     """Where a request stands among those that compete with it.
 
     Attributes:

@@ -1,5 +1,6 @@
 """The values that travel through anyaccel: frozen, keyword-only, without behavior on the machine."""
 
+from anyaccel.model._value import Value, field, replace
 from anyaccel.model.allocation import AGREEMENT, Allocation, EnvContext, EnvEdits, Grant, Share
 from anyaccel.model.device import (
     UNITS_PER_DEVICE,
@@ -47,7 +48,10 @@ __all__ = [
     "Share",
     "Stats",
     "Term",
+    "Value",
     "VendorReport",
     "VendorState",
+    "field",
     "format_units",
+    "replace",
 ]

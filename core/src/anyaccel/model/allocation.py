@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
 
+from anyaccel.model._value import Value, field
 from anyaccel.model.device import UNITS_PER_DEVICE, Device
 from anyaccel.model.request import Request, Term
+
+TYPE_CHECKING = False  # that of typing, which takes longer to import than the model
+if TYPE_CHECKING:
+    from typing import Literal
 
 AGREEMENT = "by agreement"
 """What keeps holders of one device apart where no mechanism does: their own restraint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class Share(Value):
     """The part of one device that is held.
 
     Attributes:
@@ -36,8 +38,7 @@ class Share:
         return self.units == UNITS_PER_DEVICE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class Grant(Value):
     """What one term of a request got.
 
     Attributes:
@@ -49,8 +50,7 @@ class Grant:
     shares: tuple[Share, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
+class Allocation(Value):
     """What a request got: one grant per term, or nothing where the request accepts the CPU alone.
 
     Attributes:
@@ -83,8 +83,7 @@ class Allocation:
         return not self.grants
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvContext:
+class EnvContext(Value):
     """What ``anyaccel_env`` may want to know beside the devices that it is asked for.
 
     Attributes:
@@ -100,8 +99,7 @@ class EnvContext:
     mask: Literal["id", "index"] = "id"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvEdits:
+class EnvEdits(Value):
     """Edits to a worker's environment: returned by a plug-in, applied by the launcher.
 
     Attributes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
+
+from anyaccel.model._value import Value, field
 
 UNITS_PER_DEVICE = 10_000
 """Quantities are exact integers of 1/10000 of a device, so that shares never drift."""
@@ -37,8 +38,7 @@ class Fractional(Enum):
         return self is not Fractional.NO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginInfo:
+class PluginInfo(Value):
     """The identity of a vendor plug-in, the same on every machine.
 
     Attributes:
@@ -57,8 +57,7 @@ class PluginInfo:
     url: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(Value):
     """One thing that can be given to a worker: a card, a chip, a core or a partition.
 
     A plug-in's ``anyaccel_detect`` fills the first group of fields. The core fills the second group from the
@@ -130,8 +129,7 @@ class Device:
         return self.visible and self.health is not Health.UNHEALTHY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detected:
+class Detected(Value):
     """What ``anyaccel_detect`` found.
 
     Attributes:
@@ -147,8 +145,7 @@ class Detected:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class Product(Value):
     """A product that a vendor's plug-in knows without having the hardware.
 
     Products feed simulation, name completion and the documentation.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from anyaccel.model._value import Value
 from anyaccel.model.allocation import EnvEdits
 from anyaccel.model.device import Device
 from anyaccel.model.problem import Problem
@@ -20,8 +20,7 @@ class VendorState(Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VendorReport:
+class VendorReport(Value):
     """How one vendor's plug-in fared on this machine.
 
     Attributes:
@@ -55,8 +54,7 @@ class VendorReport:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inventory:
+class Inventory(Value):
     """Everything that was found on one machine.
 
     Attributes:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 
+from anyaccel.model._value import Value, field
 from anyaccel.model.device import Health
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceProcess:
+class DeviceProcess(Value):
     """A process that uses a device.
 
     Attributes:
@@ -22,8 +21,7 @@ class DeviceProcess:
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
+class Stats(Value):
     """The state of one device at one moment. What the vendor cannot tell is None, never 0.
 
     Attributes:
@@ -45,8 +43,7 @@ class Stats:
     processes: tuple[DeviceProcess, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mount:
+class Mount(Value):
     """A path of the host that a container needs.
 
     Attributes:
@@ -60,8 +57,7 @@ class Mount:
     read_only: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContainerEdits:
+class ContainerEdits(Value):
     """What a container or a sandbox needs so that the devices work inside.
 
     Attributes:
@@ -83,8 +79,7 @@ class Severity(Enum):
     FAIL = "fail"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Value):
     """One thing that somebody should know about this machine, with one way out.
 
     Attributes:

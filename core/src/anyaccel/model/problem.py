@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from anyaccel.model._value import Value
 
 
 class ProblemKind(Enum):
@@ -23,8 +24,7 @@ class ProblemKind(Enum):
     """Two plug-ins claim the same thing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(Value):
     """A fault of one plug-in.
 
     Attributes:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from anyaccel.model._value import Value
 from anyaccel.model.device import UNITS_PER_DEVICE
 
 
@@ -22,8 +21,7 @@ def format_memory(memory_bytes: int) -> str:
     return f"{memory_bytes}B"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
+class Term(Value):
     """One term of a request: a quantity of devices that go by one of some names.
 
     Attributes:
@@ -56,8 +54,7 @@ class Term:
         return ",".join([f"{'|'.join(self.names)}:{format_units(self.units)}", *options])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(Value):
     """Terms that are served together or not at all.
 
     Attributes:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from anyaccel.model._value import Value, fields
 from anyaccel.text import shown
 
 T = TypeVar("T")
@@ -23,11 +23,11 @@ UNIONS = (types.UnionType, Union)
 
 def encode(value: Any) -> Any:
     """Turn a value into JSON data. Fields that have their default are left out."""
-    if is_dataclass(value):
+    if isinstance(value, Value):
         return {
-            field.name: encode(content)
-            for field in fields(value)
-            if (content := getattr(value, field.name)) != _default(field)
+            name: encode(content)
+            for name, default in fields(type(value)).items()
+            if (content := getattr(value, name)) != default
         }
     if isinstance(value, Enum):
         return value.value
@@ -44,7 +44,7 @@ def decode(kind: type[T], data: Any, where: str = "") -> T:
     """Build a value from JSON data.
 
     Args:
-        kind: A dataclass of the model.
+        kind: A class of values.
         data: What :func:`encode` made of such a value, from a source that may lie.
         where: Name of the value in messages.
 
@@ -91,7 +91,7 @@ def _is_usual(number: Any) -> bool:
 def _parts(value: Any, kind: Any, where: str) -> Iterator[tuple[Any, Any, str]]:
     """What a value holds, each with its annotation and its place."""
     arguments = get_args(kind)
-    if is_dataclass(value):
+    if isinstance(value, Value):
         for name, annotation in hints(kind).items():
             yield getattr(value, name), annotation, f"{where}.{name}"
     elif isinstance(value, (tuple, frozenset)) and arguments:
@@ -104,10 +104,10 @@ def _parts(value: Any, kind: Any, where: str) -> Iterator[tuple[Any, Any, str]]:
 
 
 @cache
-def hints(kind: type) -> dict[str, Any]:
-    """The resolved annotations of a dataclass's fields."""
-    resolved = get_type_hints(kind)
-    return {field.name: resolved[field.name] for field in fields(kind)}
+def hints(kind: type[Value]) -> dict[str, Any]:
+    """The resolved annotations of a value's fields."""
+    resolved = get_type_hints(kind, localns={"Literal": Literal})  # modules of the model do without typing
+    return {name: resolved[name] for name in fields(kind)}
 
 
 def _mismatch(value: Any, kind: Any, where: str) -> str:
@@ -129,16 +129,14 @@ def _build(kind: Any, data: Any) -> Any:
         return origin(_build(get_args(kind)[0], content) for content in data)
     if origin is not None and isinstance(data, Mapping):
         return {key: _build(get_args(kind)[1], content) for key, content in data.items()}
-    return _build_dataclass(kind, data) if is_dataclass(kind) and isinstance(data, Mapping) else data
+    if isinstance(kind, type) and issubclass(kind, Value) and isinstance(data, Mapping):
+        return _build_value(kind, data)
+    return data
 
 
-def _build_dataclass(kind: Any, data: Mapping[str, Any]) -> Any:
+def _build_value(kind: type[Value], data: Mapping[str, Any]) -> Any:
     known = hints(kind)
     try:
         return kind(**{name: _build(known[name], content) for name, content in data.items()})
     except (KeyError, TypeError):  # an unknown field, or a missing one
         return data
-
-
-def _default(field: Field[Any]) -> Any:
-    return field.default_factory() if field.default_factory is not MISSING else field.default

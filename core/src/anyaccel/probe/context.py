@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from anyaccel.errors import QueryError
+from anyaccel.model import Value
 
 PCI_DEVICES = "/sys/bus/pci/devices"
 
@@ -20,8 +20,7 @@ Json = Any
 """Plain data: None, bool, int, float, str, and lists and string-keyed dicts of these."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceNode:
+class DeviceNode(Value):
     """A character or block device node.
 
     Attributes:
@@ -39,8 +38,7 @@ class DeviceNode:
     writable: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PciFunction:
+class PciFunction(Value):
     """A PCI function as sysfs shows it.
 
     Attributes:
@@ -68,8 +66,7 @@ class PciFunction:
     bridges: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandResult:
+class CommandResult(Value):
     """What a command left behind.
 
     Attributes:

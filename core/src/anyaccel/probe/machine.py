@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from anyaccel.errors import MachineError
+from anyaccel.model import Value
 
 VARIABLE = "ANYACCEL_MACHINE"
 HOST = "host"
@@ -14,8 +14,7 @@ SIMULATION = "sim:"
 MOST_SIMULATED = 65_536
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
+class Simulated(Value):
     """Some devices of one product.
 
     Attributes:
@@ -27,8 +26,7 @@ class Simulated:
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Value):
     """A machine, as ``--machine`` names it.
 
     Attributes:

@@ -6,8 +6,9 @@ import ipaddress
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from anyaccel.model import Value
 
 UUID = re.compile(r"(?<![0-9a-f])[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?![0-9a-f])", re.IGNORECASE)
 MAC = re.compile(r"(?<![0-9a-z:-])[0-9a-f]{2}([:-])[0-9a-f]{2}(?:\1[0-9a-f]{2}){4,18}(?![0-9a-z:-])", re.IGNORECASE)
@@ -38,8 +39,7 @@ SHORTEST = 5
 LONGEST = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
+class Names(Value):
     """What is known about the machine beside its recording.
 
     Attributes:
@@ -53,17 +53,19 @@ class Names:
     addresses: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
 class Found:
     """Everything that tells whose machine it is, by kind, in lower case."""
 
-    uuids: set[str] = field(default_factory=set)
-    macs: set[str] = field(default_factory=set)
-    ipv4: set[str] = field(default_factory=set)
-    ipv6: set[str] = field(default_factory=set)
-    numbers: set[str] = field(default_factory=set)
-    names: set[str] = field(default_factory=set)
-    homes: set[str] = field(default_factory=set)
+    __slots__ = ("homes", "ipv4", "ipv6", "macs", "names", "numbers", "uuids")
+
+    def __init__(self) -> None:
+        self.uuids: set[str] = set()
+        self.macs: set[str] = set()
+        self.ipv4: set[str] = set()
+        self.ipv6: set[str] = set()
+        self.numbers: set[str] = set()
+        self.names: set[str] = set()
+        self.homes: set[str] = set()
 
 
 def search(recording: Mapping[str, Any], addresses: tuple[str, ...] = ()) -> Found:

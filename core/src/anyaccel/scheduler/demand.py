@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anyaccel.model import UNITS_PER_DEVICE, Request
+from anyaccel.model import UNITS_PER_DEVICE, Request, Value
 from anyaccel.scheduler.placement import Layout
 from anyaccel.scheduler.topology import bits
 
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class Demand(Value):
     """What those who wait want of one kind of device.
 
     Attributes:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from anyaccel.model import UNITS_PER_DEVICE, Fractional, Health, Request, Term, VendorState, format_units
+from anyaccel.model import UNITS_PER_DEVICE, Fractional, Health, Request, Term, Value, VendorState, format_units
 from anyaccel.model.request import format_memory
 from anyaccel.scheduler.nearest import nearest
 from anyaccel.scheduler.placement import Layout, Occupancy, Validate, Wanted, place, vetoed, want
@@ -16,8 +15,7 @@ from anyaccel.scheduler.topology import bits
 _SHOWN = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class Scene(Value):
     """What a verdict is about.
 
     Attributes:

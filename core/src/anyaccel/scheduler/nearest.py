@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from anyaccel.model import UNITS_PER_DEVICE, Request, Term
+from anyaccel.model import UNITS_PER_DEVICE, Request, Term, replace
 from anyaccel.scheduler.placement import Layout, Occupancy, Validate, place, want
 from anyaccel.scheduler.topology import bits
 

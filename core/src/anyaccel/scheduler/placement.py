@@ -9,9 +9,8 @@ past it the answer is no.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
-from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Term
+from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Term, Value
 from anyaccel.scheduler.names import Names
 from anyaccel.scheduler.topology import Topology, bits
 
@@ -101,8 +100,7 @@ class Occupancy:
             self.units[position] = new
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class Wanted(Value):
     """A term in the terms of one machine.
 
     Attributes:

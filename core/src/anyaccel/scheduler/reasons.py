@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
-from anyaccel.model import Request, Term
+from anyaccel.model import Request, Term, Value
 
 
 class ReasonCode(Enum):
@@ -39,8 +38,7 @@ class ReasonCode(Enum):
     """Requests for the same devices came first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reason:
+class Reason(Value):
     """One thing that stands in a request's way.
 
     Attributes:
@@ -68,8 +66,7 @@ class Reason:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Value):
     """Whether a request fits, and why not.
 
     Attributes:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from anyaccel.model import Allocation, Request
+from anyaccel.model import Allocation, Request, Value
 from anyaccel.scheduler.placement import Wanted
 
 if TYPE_CHECKING:
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
     from anyaccel.scheduler.scheduler import Scheduler
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Value):
     """A request in the terms of one machine.
 
     Attributes:

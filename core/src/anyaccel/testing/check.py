@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from anyaccel.model import Value
 
 SHOWN = 3
 """Faults of one kind that a message repeats."""
@@ -27,8 +28,7 @@ class State(Enum):
     SKIPPED = "skipped"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Check(Value):
     """One demand on plug-ins.
 
     Attributes:
@@ -55,8 +55,7 @@ class Check:
         return f"{self.id}-{self.name}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(Value):
     """How a check ended on one machine.
 
     Attributes:

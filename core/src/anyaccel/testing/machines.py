@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from anyaccel.model import replace
 from anyaccel.model.wire import encode
 from anyaccel.probe.context import ProbeContext
 from anyaccel.probe.loading import FILE_NAME, load

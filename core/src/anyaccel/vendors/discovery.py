@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 from anyaccel.errors import UsageError
-from anyaccel.model import Problem, ProblemKind
+from anyaccel.model import Problem, ProblemKind, Value
 
 GROUP = "anyaccel"
 """Group of the entry points."""
@@ -15,8 +14,7 @@ ALLOW_VARIABLE = "ANYACCEL_PLUGINS"
 DENY_VARIABLE = "ANYACCEL_DISABLE"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(Value):
     """Where a vendor's plug-in comes from.
 
     Attributes:

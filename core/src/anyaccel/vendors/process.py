@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from anyaccel.errors import PluginError
@@ -30,6 +29,7 @@ from anyaccel.model import (
     Product,
     Share,
     Term,
+    replace,
 )
 from anyaccel.model.wire import decode, encode
 from anyaccel.probe.guard import ANSWER_LIMIT, GuardedProcess, Outcome, call_all, close_all

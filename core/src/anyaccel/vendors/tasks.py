@@ -13,13 +13,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from anyaccel import plugin as author  # noqa: F401 - what every plug-in imports
 from anyaccel.errors import PluginError
 from anyaccel.hookspecs import HOOKS
-from anyaccel.model import Detected, Device, EnvContext, EnvEdits, PluginInfo, Product, Share, Term
+from anyaccel.model import Detected, Device, EnvContext, EnvEdits, PluginInfo, Product, Share, Term, replace
 from anyaccel.model.wire import decode, encode, hints
 from anyaccel.probe.context import Facts, ProbeContext
 from anyaccel.probe.host import HostFacts

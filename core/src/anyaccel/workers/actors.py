@@ -40,7 +40,7 @@ class ActorState:
         self.death: WorkerError | None = None
         self._core = core
         self.options = options
-        self.construction = Task(name, Options(needs=options.needs, max_calls=1), self._on_cancel)
+        self.construction = Task(name, Options.of(needs=options.needs, max_calls=1), self._on_cancel)
         self.construction.kind = Kind.CONSTRUCT
         self.construction.actor = self
 
@@ -151,7 +151,7 @@ class ActorMember(Member):
     __slots__ = ("_state",)
 
     def __init__(self, core: Core, options: Options, held: Held | None, task: Task | None) -> None:
-        super().__init__(core, Options(needs=options.needs, max_calls=0), held, task)
+        super().__init__(core, Options.of(needs=options.needs, max_calls=0), held, task)
         assert task is not None  # noqa: S101 - it makes the object
         assert task.actor is not None  # noqa: S101
         self._state = task.actor

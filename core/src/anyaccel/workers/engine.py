@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anyaccel.errors import UsageError
-from anyaccel.model import Allocation, Request
+from anyaccel.model import Allocation, Request, Value
 from anyaccel.probe.machine import Machine
 from anyaccel.workers.launching import Preparation
 from anyaccel.workers.logs import Logs
@@ -25,8 +24,7 @@ ENGINES = {"local": "anyaccel.engines.local", "ray": "anyaccel.engines.ray.engin
 """Where to find ``open_engine`` of each engine, which is imported once somebody asks for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Value):
     """What all calls of a pool have in common; see :class:`anyaccel.Pool`.
 
     Attributes:

@@ -6,14 +6,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from anyaccel.errors import NurseryError
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.sandbox import Enforce, available, sandbox_for
 from anyaccel.ledger.mark import Mark
-from anyaccel.model import Allocation, Inventory, Request
+from anyaccel.model import Allocation, Inventory, Request, Value, replace
 from anyaccel.workers.pickling import Pickled, dumps, dumps_whole
 
 CPU = Allocation(id="cpu", request=Request(terms=()), grants=())
@@ -22,8 +21,7 @@ CPU = Allocation(id="cpu", request=Request(terms=()), grants=())
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preparation:
+class Preparation(Value):
     """What the workers of a pool have in common.
 
     Attributes:

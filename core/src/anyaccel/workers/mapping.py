@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TextIO
+
+from anyaccel.model import Value
 
 EVERY_SECONDS = 10.0
 """How often a line is written where lines stay, such as into a file."""
@@ -17,8 +18,7 @@ FASTEST_SECONDS = 0.1
 """How often a line is redrawn on a terminal."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(Value):
     """How far a :meth:`anyaccel.Pool.map` is.
 
     Attributes:

@@ -11,8 +11,7 @@ import datetime as dt
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from anyaccel import errors
 
@@ -81,8 +80,7 @@ class Known:
         self.placed = False
 
 
-@dataclass(frozen=True, slots=True)
-class Allowed:
+class Allowed(NamedTuple):
     """A type that is allowed.
 
     Attributes:

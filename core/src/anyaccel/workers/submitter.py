@@ -6,11 +6,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.errors import UsageError
+from anyaccel.model import replace
 from anyaccel.scheduler import RequestLike, parse_request
 from anyaccel.workers.actors import Actor, ActorState
 from anyaccel.workers.engine import Engine
@@ -202,7 +202,7 @@ def make_options(
     request = None if needs is None else parse_request(needs)
     if max_calls is None:
         max_calls = 0 if request is None else 1
-    return Options(needs=request, max_calls=max_calls, timeout=timeout, retries=retries)
+    return Options.of(needs=request, max_calls=max_calls, timeout=timeout, retries=retries)
 
 
 def check_gang(hosts: object, options: Options) -> None:

@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures._base import PENDING
-from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anyaccel.errors import RemoteError, UsageError
-from anyaccel.model import Allocation, Request
+from anyaccel.model import Allocation, Request, Value
 from anyaccel.workers.pickling import Pickled, loads
 from anyaccel.workers.wire import Kind, Message
 
@@ -29,8 +28,7 @@ _kinds: dict[tuple[Request | None, int], int] = {}
 _kind_numbers = count(1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Value):
     """How calls are to be run.
 
     Attributes:
@@ -41,19 +39,22 @@ class Options:
         reuse: Calls for which this is equal may share a process; None when each has its own.
     """
 
-    needs: Request | None = None
-    max_calls: int = 0
-    timeout: float | None = None
-    retries: int = 0
+    needs: Request | None
+    max_calls: int
+    timeout: float | None
+    retries: int
+    reuse: int | None
 
-    reuse: int | None = field(init=False)
-
-    def __post_init__(self) -> None:
+    @classmethod
+    def of(
+        cls, *, needs: Request | None = None, max_calls: int = 0, timeout: float | None = None, retries: int = 0
+    ) -> Options:
+        """Make options, and number what calls must have in common to share a process."""
         reuse = None
-        if self.max_calls != 1:
+        if max_calls != 1:
             # A number, since it is looked up several times for each call, and a request takes long to hash.
-            reuse = _kinds.setdefault((self.needs, self.max_calls), next(_kind_numbers))
-        object.__setattr__(self, "reuse", reuse)
+            reuse = _kinds.setdefault((needs, max_calls), next(_kind_numbers))
+        return cls(needs=needs, max_calls=max_calls, timeout=timeout, retries=retries, reuse=reuse)
 
 
 def checked(*, max_calls: object, timeout: object, retries: object) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from anyaccel.engines.ray.node import Given
 from anyaccel.launcher.launch import KnownNames, validate
-from anyaccel.model import UNITS_PER_DEVICE, Allocation, Device, Grant, Inventory, Request, Term
+from anyaccel.model import UNITS_PER_DEVICE, Allocation, Device, Grant, Inventory, Request, Term, replace
 from anyaccel.scheduler import Choice, Verdict
 from anyaccel.workers.leases import Neighbor, OnFailed, OnHeld
 from anyaccel.workers.shared_claim import SharedClaim

@@ -85,7 +85,7 @@ class Host:
     def options(self, order: Order) -> Options:
         """How our workers are to run it: on the devices that Ray has given to us."""
         if order.request is None:
-            return Options(max_calls=order.max_calls, timeout=order.timeout)
+            return Options.of(max_calls=order.max_calls, timeout=order.timeout)
         slots = held_slots()
         key = (order, tuple((name, tuple(held)) for name, held in slots.items()))
         if key not in self._options:
@@ -97,7 +97,7 @@ class Host:
     def _options_with(self, order: Order, needs: Given) -> Options:
         # Nobody could be told to give devices back that are kept where leases are not shared.
         max_calls = order.max_calls if isinstance(self.leases, GivenLeases) else 1
-        return Options(needs=needs, max_calls=max_calls, timeout=order.timeout)
+        return Options.of(needs=needs, max_calls=max_calls, timeout=order.timeout)
 
     def log_to(self, path: str | None) -> None:
         """Say where the output of the next call goes."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from anyaccel.errors import RemoteError
-from anyaccel.model import Request
+from anyaccel.model import Request, Value
 from anyaccel.workers.launching import Preparation
 from anyaccel.workers.pickling import dumps_whole, loads
 
@@ -14,8 +13,7 @@ FAILED = 0
 """Kind of an answer that no worker gave: the call was not run to its end, and why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
+class Spec(Value):
     """What the calls of a pool have in common; see :class:`~anyaccel.workers.engine.Setting`."""
 
     pool: str
@@ -27,8 +25,7 @@ class Spec:
     shared: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Order:
+class Order(Value):
     """How one call, or an actor, is to be run; a key in itself, since hosts load each one once.
 
     Attributes:
@@ -44,6 +41,12 @@ class Order:
     resources: tuple[str, ...]
     max_calls: int
     timeout: float | None
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
 
 
 class Answer(NamedTuple):

@@ -6,7 +6,6 @@ import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from anyaccel.engines.ray.connection import import_ray
@@ -24,7 +23,6 @@ Slots = Mapping[str, Sequence[tuple[int, float]]]
 _KEPT = re.compile(rb"RAY_|PYTHON|SPT_")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Given(Request):
     """A request with the devices that Ray has given for it.
 

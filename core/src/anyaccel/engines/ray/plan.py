@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from anyaccel.engines.ray.labels import MIXED, TYPE_PREFIX, TYPE_SHARE, among, by_resource, label_name, label_value
 from anyaccel.errors import UnknownNameError
 from anyaccel.launcher.launch import KnownNames, validate
-from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Product, Request, Term
+from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Product, Request, Term, Value, field
 from anyaccel.scheduler import Scheduler, Verdict
 
 Products = Callable[[], Mapping[str, Sequence[Product]]]
 """By resource, what the installed plug-ins know."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class Kind(Value):
     """Nodes of a cluster that are alike.
 
     Attributes:
@@ -36,8 +34,7 @@ class Kind:
         return f"node {first}" + (f" and {len(others)} like it" if others else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Value):
     """What to ask Ray for.
 
     Attributes:
@@ -53,8 +50,7 @@ class Plan:
     selector: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+class Findings(Value):
     """What came of looking for nodes.
 
     Attributes:

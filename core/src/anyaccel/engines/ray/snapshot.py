@@ -13,10 +13,9 @@ import os
 import stat
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 
 from anyaccel.errors import StateDirectoryError, UsageError
-from anyaccel.model import Inventory
+from anyaccel.model import Inventory, replace
 from anyaccel.model.wire import decode, encode
 
 VARIABLE = "ANYACCEL_RAY_NODE"

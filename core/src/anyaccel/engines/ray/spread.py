@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.ray.labels import among, satisfies
 from anyaccel.engines.ray.plan import Plan, has
 from anyaccel.engines.ray.slices import slice_label
 from anyaccel.errors import NeverFitsError
-from anyaccel.model import Request
+from anyaccel.model import Request, Value
 from anyaccel.scheduler import Verdict
 
 if TYPE_CHECKING:
@@ -21,8 +20,7 @@ Node = Mapping[str, Any]
 """As ``ray.nodes()`` tells it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class Spread(Value):
     """What to ask Ray to reserve.
 
     Attributes:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 from anyaccel.engines.ray import authentication, labels
 from anyaccel.engines.ray.slices import slice_labels, slice_resources
 from anyaccel.errors import PluginError, UsageError
-from anyaccel.model import Device, EnvContext, Health, Inventory, Share
+from anyaccel.model import Device, EnvContext, Health, Inventory, Share, Value, replace
 from anyaccel.text import shell_join
 from anyaccel.vendors.process import vendor_process
 
@@ -22,8 +21,7 @@ KEEP = "RAY_EXPERIMENTAL_NOSET_{}"
 """The variable that keeps Ray from writing a mask of its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class Node(Value):
     """What Ray is told about a machine.
 
     Attributes:

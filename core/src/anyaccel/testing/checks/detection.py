@@ -7,11 +7,10 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from anyaccel.errors import MachineError, PluginError
-from anyaccel.model import Detected, Device, ProblemKind
+from anyaccel.model import Detected, Device, ProblemKind, replace
 from anyaccel.model.wire import encode
 from anyaccel.probe.context import Json
 from anyaccel.probe.loading import SCHEMA, read_json

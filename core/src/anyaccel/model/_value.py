@@ -1,0 +1,183 @@
+"""What every value is made of: frozen, with slots, made by keyword, without code that is generated at start-up.
+
+A frozen dataclass takes about a millisecond to make, and the command line had twenty-five of them to make whenever it
+started. See docs/decisions/0028-values-without-generated-code.md.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+TYPE_CHECKING = False  # that of typing, which takes longer to import than all that follows
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from dataclasses import Field
+    from typing import Any, ClassVar, NoReturn, Self, TypeVar, dataclass_transform
+
+    T = TypeVar("T")
+    V = TypeVar("V", bound="Value")
+else:
+
+    def dataclass_transform(**_: object) -> object:
+        """Do nothing: it is a word to type checkers."""
+        return lambda kind: kind
+
+
+REQUIRED = object()
+"""Stands for the default of a field that has none."""
+
+
+class _Factory:
+    """Stands for a default that is made anew for each value."""
+
+    __slots__ = ("make",)
+
+    def __init__(self, make: Callable[[], object]) -> None:
+        self.make = make
+
+
+def field(*, default_factory: Callable[[], T]) -> T:
+    """Give a field a default that is made anew for each value, such as an empty dict."""
+    return _Factory(default_factory)  # type: ignore[return-value] # pyright: ignore[reportReturnType]
+
+
+class _ValueType(type):
+    """Makes the classes of values: annotated names become slots, and what they are assigned the defaults."""
+
+    _fields: Mapping[str, object]
+    """By name, the default of each field."""
+    _contents: attrgetter[Any]
+    """Takes the contents of all fields from a value, to compare and to hash."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> _ValueType:
+        """Make a class whose annotations are text, as ``from __future__ import annotations`` has it."""
+        own = [each for each, kind in namespace.get("__annotations__", {}).items() if not kind.startswith("ClassVar")]
+        fields: dict[str, object] = {}
+        for base in bases:
+            fields |= getattr(base, "_fields", {})
+        fields |= {each: namespace.pop(each, REQUIRED) for each in own}
+        made = super().__new__(cls, name, bases, {"__slots__": own, "_fields": fields, **namespace})
+        if fields:
+            made.__init__ = _initializer(made)  # type: ignore[misc]
+            made._contents = attrgetter(*fields)
+        return made
+
+
+def _initializer(kind: _ValueType) -> Callable[..., None]:
+    """Make the ``__init__`` of a class."""
+    slots = tuple((name, getattr(kind, name).__set__) for name in kind._fields)
+    factories = {name: default.make for name, default in kind._fields.items() if isinstance(default, _Factory)}
+    defaults = {
+        name: default for name, default in kind._fields.items() if default is not REQUIRED and name not in factories
+    }
+    count = len(slots)
+
+    def __init__(self: Value, **given: object) -> None:  # noqa: N807
+        content = given
+        if len(given) != count:
+            content = {**defaults, **given}
+            for name, make in factories.items():
+                if name not in given:
+                    content[name] = make()
+        try:
+            for name, put in slots:
+                put(self, content[name])
+        except KeyError:
+            raise _wrong(type(self), given) from None
+        if len(content) != count:
+            raise _wrong(type(self), given)
+
+    return __init__
+
+
+def _wrong(kind: _ValueType, given: Mapping[str, object]) -> TypeError:
+    """Say what is wrong with the arguments that a value was to be made of."""
+    unknown = next((name for name in given if name not in kind._fields), None)
+    if unknown is None:
+        missing = [name for name, default in kind._fields.items() if default is REQUIRED and name not in given]
+        return TypeError(f"{kind.__name__}() needs {', '.join(missing)}")
+    import difflib
+
+    close = difflib.get_close_matches(unknown, kind._fields, n=1)
+    way_out = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(kind._fields)}"
+    return TypeError(f"{kind.__name__}() got an unexpected keyword argument {unknown!r}; {way_out}")
+
+
+class _DataclassFields:
+    """What the functions of :mod:`dataclasses` look for on a class; made when they look, since no code of ours does."""
+
+    def __get__(self, value: object, kind: type[Value]) -> dict[str, Field[Any]]:
+        import dataclasses
+
+        made = []
+        for name, default in kind._fields.items():
+            how: dict[str, Any] = {"default": default}
+            if default is REQUIRED:
+                how = {}
+            elif isinstance(default, _Factory):
+                how = {"default_factory": default.make}
+            made.append((name, object, dataclasses.field(**how)))
+        twin: Any = dataclasses.make_dataclass(kind.__name__, made, kw_only=True)
+        found: dict[str, Field[Any]] = twin.__dataclass_fields__
+        return found
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+class Value(metaclass=_ValueType):
+    """Base of the values: a class names its fields as a dataclass does, ``name: kind`` or ``name: kind = default``.
+
+    A value is made with keyword arguments alone. It never changes; :func:`replace` makes another. Values are equal when
+    they are of one class and their fields are equal, and are hashed by their fields. They can be copied and pickled,
+    and the functions of :mod:`dataclasses` take them. A class may inherit the fields of another.
+    """
+
+    if TYPE_CHECKING:
+        _fields: ClassVar[Mapping[str, object]]
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    else:
+        __dataclass_fields__ = _DataclassFields()
+
+    def __setattr__(self, name: str, content: object) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} never changes, so its {name!r} cannot be set; use replace()")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__} never changes, so its {name!r} cannot be deleted")
+
+    def __eq__(self, other: object) -> bool:
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        contents = type(self)._contents
+        return bool(contents(self) == contents(other))
+
+    def __hash__(self) -> int:
+        return hash(type(self)._contents(self))  # noqa: SLF001 - our own
+
+    def __repr__(self) -> str:
+        return f"{type(self).__qualname__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self._fields)})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _make, (type(self), {name: getattr(self, name) for name in self._fields})
+
+    def __replace__(self, **changes: object) -> Self:
+        return type(self)(**{**{name: getattr(self, name) for name in self._fields}, **changes})
+
+
+def _make(kind: type[V], content: Mapping[str, Any]) -> V:
+    """Make a value that was copied or pickled."""
+    return kind(**content)
+
+
+def replace(value: V, **changes: Any) -> V:
+    """Make a value like another, some of its fields apart.
+
+    Raises:
+        TypeError: When it has no field of such a name.
+    """
+    return value.__replace__(**changes)
+
+
+def fields(kind: type[Value]) -> dict[str, Any]:
+    """The fields of a class of values in their order, each with its default, or :data:`REQUIRED`."""
+    return {
+        name: default.make() if isinstance(default, _Factory) else default for name, default in kind._fields.items()
+    }
