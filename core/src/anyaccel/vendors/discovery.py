@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from anyaccel.errors import UsageError
 from anyaccel.model import Problem, ProblemKind, Value
+from anyaccel.vendors._entry_points import entry_points
 
 GROUP = "anyaccel"
 """Group of the entry points."""
@@ -56,16 +57,10 @@ def installed(environ: Mapping[str, str] | None = None) -> tuple[list[Source], l
 
 def scan() -> Iterable[Source]:
     """Read the entry points of every installed distribution."""
-    from importlib.metadata import entry_points
-
-    for point in entry_points(group=GROUP):
-        dist = point.dist
-        yield Source(
-            vendor=point.name,
-            target=point.value,
-            distribution=dist.name if dist else "",
-            version=dist.version if dist else "",
-        )
+    return [
+        Source(vendor=vendor, target=target, distribution=distribution, version=version)
+        for vendor, target, distribution, version in entry_points(GROUP)
+    ]
 
 
 def problem_of(source: Source, kind: ProblemKind, reason: str, hook: str = "", details: str = "") -> Problem:
