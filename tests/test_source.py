@@ -38,6 +38,7 @@ ROOMS = {
     "interpreter": "",
     "probe": "model errors interpreter",
     "plugin": "model errors hookspecs probe",
+    "kit": "plugin",
     "plugins": "model errors hookspecs probe plugin",
     "inventory": "model errors hookspecs probe plugin plugins ledger",
     "scheduler": "model errors inventory",

@@ -67,7 +67,7 @@ def anyaccel_stats(devices, ctx):
 @hookimpl
 def anyaccel_diagnose(ctx):
     level = ctx.query("acme/noise", lambda: 3)
-    return [Finding(severity=Severity.WARN, message=f"The acme fan hums at {level}", fix="dust it")]
+    return [Finding(severity=Severity.WARN, reason=f"The acme fan hums at {level}", remedy="dust it")]
 '''
 
 

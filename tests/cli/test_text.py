@@ -63,7 +63,7 @@ def anyaccel_stats(devices, ctx):
 
 @hookimpl
 def anyaccel_diagnose(ctx):
-    return [Finding(severity=Severity.WARN, message=TEXT, fix=TEXT), Finding(severity=Severity.FAIL, message=TEXT)]
+    return [Finding(severity=Severity.WARN, reason=TEXT, remedy=TEXT), Finding(severity=Severity.FAIL, reason=TEXT)]
 """
 RAISING = """
 from anyaccel.plugin import *

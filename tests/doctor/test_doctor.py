@@ -20,11 +20,11 @@ from anyaccel.plugin import Finding, Severity
 @hookimpl
 def anyaccel_diagnose(ctx):
     return [
-        Finding(severity=Severity.OK, message="The bus is quiet."),
+        Finding(severity=Severity.OK, reason="The bus is quiet."),
         Finding(
             severity=Severity.WARN,
-            message=f"ACME_ORDER={ctx.environ['ACME_ORDER']} does nothing.",
-            fix="unset ACME_ORDER",
+            reason=f"ACME_ORDER={ctx.environ['ACME_ORDER']} does nothing.",
+            remedy="unset ACME_ORDER",
         ),
     ] if "ACME_ORDER" in ctx.environ else []
 """
@@ -50,7 +50,7 @@ def doctor(anyaccel, *arguments, **options):
 
 def found(*arguments, **options):
     return [
-        (each.finding.severity.value, each.finding.message, each.finding.fix)
+        (each.finding.severity.value, each.finding.reason, each.finding.remedy)
         for each in diagnose(*arguments, **options)[1]
     ]
 
@@ -66,7 +66,7 @@ def test_a_machine_that_is_well(acme, anyaccel, record):
 def test_what_is_worst_comes_first_and_has_a_way_out(install, source, anyaccel, record):
     install("acme", source + DIAGNOSE)
     install("bad", "import os; os._exit(9)", distribution="third-party-bad", version="0.3")
-    machine = record({"health": "unhealthy", "reason": "it fell off the bus; reboot the machine"}, {})
+    machine = record({"health": "unhealthy", "reason": "it fell off the bus", "remedy": "reboot the machine"}, {})
     status, lines = doctor(anyaccel, "--machine", machine, env={"ACME_ORDER": "x"})
     assert (status, lines) == (1, [  # ACME_ORDER is this process's, not the recorded machine's
         "fail  acme:0 (acme-s0) cannot be used: it fell off the bus  ->  reboot the machine",
@@ -244,7 +244,7 @@ def test_the_group_that_opens_a_node_is_named(closed_directory, tmp_path):
             os.setgroups([])
             os.setgid(65534)
             os.setuid(65534)
-            answer = [(finding.message, finding.fix) for finding, _ in _nodes(Machine(), [device])]
+            answer = [(finding.reason, finding.remedy) for finding, _ in _nodes(Machine(), [device])]
         except BaseException as error:  # noqa: BLE001 - shown by the assertion below
             answer = repr(error)
         finally:

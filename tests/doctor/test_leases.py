@@ -71,7 +71,7 @@ def until(condition, what: str):
 
 def wrong(machine: str = MACHINE) -> list[tuple[str, str]]:
     found = diagnose_leases(aa.detect(machine))
-    return [(each.message, each.fix) for each in found if each.severity is not Severity.OK]
+    return [(each.reason, each.remedy) for each in found if each.severity is not Severity.OK]
 
 
 def named(state: Path, first: str) -> list[Path]:
@@ -274,7 +274,7 @@ inventory = aa.Inventory(machine="host", devices=())
 diagnose_leases(inventory)  # which loads all that it needs: another user may not be able to read this installation
 os.setgroups([]), os.setgid({NOBODY}), os.setuid({NOBODY})
 for each in diagnose_leases(inventory):
-    print(each.severity.value, each.message)
+    print(each.severity.value, each.reason)
 """
 
 
@@ -285,4 +285,4 @@ def test_where_processes_cannot_be_marked(acme, state):
         found["message"] for found in json.loads(done.stdout)["findings"] if "RLIMIT_LOCKS" in found["message"]
     ]
     assert message.endswith("the hard limit RLIMIT_LOCKS is 5, which an administrator has set")
-    assert not [found for found in diagnose_leases(aa.detect(MACHINE)) if "RLIMIT_LOCKS" in found.message]
+    assert not [found for found in diagnose_leases(aa.detect(MACHINE)) if "RLIMIT_LOCKS" in found.reason]

@@ -155,9 +155,10 @@ def test_equal_ids_of_two_vendors_harm_nobody(install, acme, record):
 
 
 def test_an_unhealthy_device_is_listed_with_its_reason(acme, record):
-    inventory = aa.detect(record({}, {"health": "unhealthy", "reason": "fell off the bus; reboot"}))
+    inventory = aa.detect(record({}, {"health": "unhealthy", "reason": "fell off the bus", "remedy": "reboot"}))
     broken = inventory.devices[1]
-    assert (broken.health, broken.health_reason, broken.usable) == (Health.UNHEALTHY, "fell off the bus; reboot", False)
+    assert (broken.health, broken.usable) == (Health.UNHEALTHY, False)
+    assert (broken.health_reason, broken.health_remedy) == ("fell off the bus", "reboot")
 
 
 def test_a_mask_decides_what_is_ours_and_in_which_order(acme, record, monkeypatch):

@@ -327,7 +327,7 @@ def test_where_processes_are_hidden_the_owner_and_root_can_tell(shared, ledger, 
         "from anyaccel.ledger.diagnosis import diagnose\n"
         "Ledger.open().leases(), diagnose(os.environ)  # the interpreter may be closed to other users\n"
         "os.setgroups([]); uid = int(sys.argv[1]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)\n"
-        "told = any('/proc hides processes' in finding.message for finding in diagnose(os.environ))\n"
+        "told = any('/proc hides processes' in finding.reason for finding in diagnose(os.environ))\n"
         "print(told, [(each.state, each.carriers, each.reason) for each in Ledger.open().leases()])"
     )
     script.write_text(program)

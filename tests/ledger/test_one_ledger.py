@@ -40,7 +40,7 @@ def held():
 
 def told():
     from anyaccel.ledger.diagnosis import diagnose
-    return [f"{each.severity.value} {each.message} -> {each.fix}" for each in diagnose({})]
+    return [f"{each.severity.value} {each.reason} -> {each.remedy}" for each in diagnose({})]
 """
 
 

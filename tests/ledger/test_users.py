@@ -268,12 +268,12 @@ def test_a_file_that_cannot_be_opened_harms_its_maker_alone(user, ledger, state,
     (lease,) = [record.id for record in ledger.leases() if record.device == "b"]
     assert ledger.release_of(lease) == (bob.pid,)
     monkeypatch.setenv("ANYACCEL_STATE_DIR", str(state))
-    said = [finding.message for finding in diagnose(os.environ)]
+    said = [finding.reason for finding in diagnose(os.environ)]
     if kind == "kernel lease":
         assert f"a counts as held by {ALICE}, whose file {state}/{file} has a kernel lease" in said[0]
     else:
         assert len(said) == 1  # root opens it all the same
-        told = alice.do("[each.message for each in diagnose({'ANYACCEL_STATE_DIR': ledger.path})]")
+        told = alice.do("[each.reason for each in diagnose({'ANYACCEL_STATE_DIR': ledger.path})]")
         assert f"a counts as held by {ALICE}, whose file {state}/{file} may not be opened" in told[0]
     mallory.kill()
     if kind == "kernel lease":

@@ -60,7 +60,7 @@ TAGS = '(device.model.replace(" ", "-"), *(("A1",) if device.model == "Acme One"
 DIAGNOSE = """from anyaccel.plugin import Finding, Severity, hookimpl
 @hookimpl
 def anyaccel_diagnose(ctx):
-    return [Finding(severity=Severity.FAIL, message='it is broken')]
+    return [Finding(severity=Severity.FAIL, reason='it is broken')]
 """
 
 

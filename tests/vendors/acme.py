@@ -41,6 +41,7 @@ def anyaccel_detect(ctx: ProbeContext) -> Detected | None:
                 nodes=(f"/dev/acme{index}",),
                 health=Health(facts.get("health", "unknown")),
                 health_reason=facts.get("reason", ""),
+                health_remedy=facts.get("remedy", ""),
             )
             for index, path in enumerate(ctx.glob("/sys/class/acme/*/facts"))
             if (facts := json.loads(ctx.read(path) or "{}"))

@@ -295,8 +295,8 @@ def test_doctor_warns_of_the_wheel_without_rocm(library, tmp_path, recorded):
     library(rocm=tmp_path)
     (finding,) = anyaccel_amd.anyaccel_diagnose(machine(recorded("mi300x-8gpu")))
     assert finding.severity is Severity.WARN
-    assert "cannot load ROCm's libamd_smi.so (KeyError" in finding.message
-    assert "pip uninstall amdsmi" in finding.fix
+    assert "cannot load ROCm's libamd_smi.so (KeyError" in finding.reason
+    assert "pip uninstall amdsmi" in finding.remedy
 
 
 def test_no_module_of_the_plugin_imports_the_library(tmp_path):

@@ -67,15 +67,15 @@ def test_vnpus_of_a_host_have_no_stats_of_their_own(recorded):
 )
 def test_the_diagnosis_names_what_is_wrong_and_a_way_out(recorded, name, severity, words):
     findings = plugin.anyaccel_diagnose(recorded(name))
-    found = next(finding for finding in findings if words in finding.message)
+    found = next(finding for finding in findings if words in finding.reason)
     assert found.severity is severity
-    assert bool(found.fix) == (severity is not Severity.OK)
+    assert bool(found.remedy) == (severity is not Severity.OK)
 
 
 def test_equal_faults_are_one_finding(recorded):
     findings = plugin.anyaccel_diagnose(recorded("910b4-driver-broken"))
     assert len(findings) == 1
-    assert findings[0].message.count("ascend-0000:") == 8
+    assert findings[0].reason.count("ascend-0000:") == 8
 
 
 def test_nothing_is_said_of_a_machine_without_npus(recorded):
@@ -86,18 +86,18 @@ def test_nothing_is_said_of_a_machine_without_npus(recorded):
 def test_a_mask_that_hides_npus_by_mistake_is_found(recorded, value):
     (finding,) = plugin.anyaccel_diagnose(recorded("910b4-8npu", {"ASCEND_RT_VISIBLE_DEVICES": value}))
     assert finding.severity is Severity.FAIL
-    assert "ASCEND_RT_VISIBLE_DEVICES" in finding.message
+    assert "ASCEND_RT_VISIBLE_DEVICES" in finding.reason
 
 
 def test_host_numbers_inside_a_container_are_found(recorded):
     (finding,) = plugin.anyaccel_diagnose(recorded("910b4-container-2-of-8", {"ASCEND_RT_VISIBLE_DEVICES": "4,5"}))
-    assert "inside a container they begin at 0" in finding.message
+    assert "inside a container they begin at 0" in finding.reason
 
 
 def test_the_variable_of_containers_on_a_host_is_found(recorded):
     (finding,) = plugin.anyaccel_diagnose(recorded("910b4-8npu", {"ASCEND_VISIBLE_DEVICES": "4,3"}))
     assert finding.severity is Severity.WARN
-    assert "hides nothing from processes" in finding.message
+    assert "hides nothing from processes" in finding.reason
 
 
 def test_an_intended_mask_is_no_finding(recorded):

@@ -6,11 +6,11 @@ import subprocess
 import sys
 import time
 
-import anyaccel_gaudi as plugin
 import pytest
 from anyaccel.model import Device, Health
 from anyaccel.probe.context import ProbeContext
 from anyaccel.probe.recording import RecordedFacts, Recorder
+from anyaccel_gaudi import plugin
 
 IDENTITY = "bus_id,index,module_id,name,serial,uuid,memory.total"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import anyaccel_gaudi as plugin
 import pytest
 from anyaccel.model import Device, EnvContext
+from anyaccel_gaudi import plugin
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import anyaccel_gaudi as plugin
 import pytest
 from anyaccel.model import DeviceProcess, Finding, Health, Severity
 from anyaccel.testing import context, load_recording
-from anyaccel_gaudi.health import scan_holders
+from anyaccel_gaudi import plugin
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 STATE = "bus_id,memory.used,utilization.aip,temperature.aip,power.draw"
@@ -141,7 +140,7 @@ def test_nothing_is_found_where_the_vendor_is_absent() -> None:
 def test_a_sound_machine_gets_one_good_finding() -> None:
     (finding,) = findings("gaudi2-8hpu")
 
-    assert finding == Finding(severity=Severity.OK, message="8 HPUs (HL-225), habanalabs driver 1.12.1-cb7a7bc")
+    assert finding == Finding(severity=Severity.OK, reason="8 HPUs (HL-225), habanalabs driver 1.12.1-cb7a7bc")
 
 
 @pytest.mark.parametrize(
@@ -165,14 +164,14 @@ def test_a_sound_machine_gets_one_good_finding() -> None:
 def test_what_is_wrong_is_found_with_a_way_out(
     name: str, environ: dict[str, str], severity: str, message: str, fix: str
 ) -> None:
-    matching = [finding for finding in findings(name, **environ) if message in finding.message]
+    matching = [finding for finding in findings(name, **environ) if message in finding.reason]
 
     assert [finding.severity.name for finding in matching] == [severity] * len(matching) != []
-    assert all(fix in finding.fix for finding in matching)
+    assert all(fix in finding.remedy for finding in matching)
 
 
 def test_a_container_is_not_warned_about_the_variable_that_made_it() -> None:
-    messages = " ".join(finding.message for finding in findings("gaudi2-container-1-of-8"))
+    messages = " ".join(finding.reason for finding in findings("gaudi2-container-1-of-8"))
 
     assert "nothing reads it" not in messages
 
@@ -182,7 +181,7 @@ def test_devices_that_the_tool_does_not_show_are_named(machine) -> None:
         machine.hpu(f"0000:4{minor}:00.0", minor=minor, module_id=str(minor))
     machine.hl_smi('echo "0000:40:00.0, 768, 0, 30, 84"; echo "0000:41:00.0, 768, 0, 30, 84"')
 
-    messages = [finding.message for finding in plugin.anyaccel_diagnose(machine.context())]
+    messages = [finding.reason for finding in plugin.anyaccel_diagnose(machine.context())]
 
     assert "hl-smi shows 2 devices and PCI 3; it does not show gaudi-0000:42:00.0" in messages
     assert "3 devices are on the PCI bus, and boards have 1, 2, 4 or 8" in messages

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from itertools import combinations
 
-import anyaccel_gaudi as plugin
 import pytest
 from anyaccel.model import Device, EnvContext, Fractional, Term
-from anyaccel_gaudi.modules import links
-from anyaccel_gaudi.products import BOARDS
+from anyaccel_gaudi import plugin
 
 PRODUCTS = plugin.anyaccel_products()
 HPU = Term(names=("HPU",))

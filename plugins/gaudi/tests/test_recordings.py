@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import anyaccel_gaudi as plugin
 import pytest
 from anyaccel.model import Device, Health
 from anyaccel.testing import context, describe, load_recording
+from anyaccel_gaudi import plugin
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 NAMES = sorted(path.name for path in RECORDINGS.iterdir())

@@ -10,7 +10,7 @@ WINDOW = "/sys/bus/pci/devices/0000:00:10.0/resource"
 
 
 def findings(ctx) -> list[tuple[Severity, str, str]]:
-    return [(found.severity, found.message, found.fix) for found in plugin.anyaccel_diagnose(ctx)]
+    return [(found.severity, found.reason, found.remedy) for found in plugin.anyaccel_diagnose(ctx)]
 
 
 def test_nothing_is_said_where_nothing_of_intel_is(machine):

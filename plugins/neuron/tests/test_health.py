@@ -162,7 +162,7 @@ def test_a_machine_in_order_gets_one_line(machine):
     machine.tool(TOOL, 'echo \'[{"neuron_device": 0, "nc_count": 2}]\'\n')
     machine.tool("/bin/dmesg", "exit 1\n")
     found = findings(machine)
-    assert [(finding.severity, finding.message) for finding in found] == [
+    assert [(finding.severity, finding.reason) for finding in found] == [
         (Severity.OK, "1 Neuron devices with 2 cores, driver 2.26.5.0")
     ]
 
@@ -170,8 +170,8 @@ def test_a_machine_in_order_gets_one_line(machine):
 def test_a_missing_tool_is_a_warning_with_the_package(machine):
     machine.chip(0)
     found = findings(machine, Severity.WARN)
-    assert [finding.message for finding in found] == ["neuron-ls is not installed"]
-    assert "aws-neuronx-tools" in found[0].fix
+    assert [finding.reason for finding in found] == ["neuron-ls is not installed"]
+    assert "aws-neuronx-tools" in found[0].remedy
 
 
 def test_a_missing_driver_is_one_finding_for_all_chips(machine):
@@ -179,10 +179,10 @@ def test_a_missing_driver_is_one_finding_for_all_chips(machine):
         for name, value in (("vendor", "0x1d0f"), ("device", "0x7264"), ("class", "0x088000")):
             machine.write(f"/sys/bus/pci/devices/0000:00:1{slot}.0/{name}", value)
     found = findings(machine, Severity.FAIL)
-    assert [finding.message for finding in found] == [
+    assert [finding.reason for finding in found] == [
         "neuron-0000:00:10.0, neuron-0000:00:11.0: the Neuron driver is not loaded"
     ]
-    assert "aws-neuronx-dkms" in found[0].fix
+    assert "aws-neuronx-dkms" in found[0].remedy
 
 
 @pytest.mark.parametrize(
@@ -197,20 +197,20 @@ def test_a_missing_driver_is_one_finding_for_all_chips(machine):
 def test_variables_that_contradict_the_machine_are_found(machine, environ, message):
     machine.chip(0)
     machine.environ.update(environ)
-    assert any(message in finding.message and finding.fix for finding in findings(machine))
+    assert any(message in finding.reason and finding.remedy for finding in findings(machine))
 
 
 def test_hardware_errors_in_the_kernels_log_are_found(machine):
     machine.chip(0)
     line = "neuron: NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR instance-id=i-0 hostname=h nd-id=3 nc-id=0 serial-num=0"
     machine.tool("/bin/dmesg", f"echo '{line} action=TERMINATE_INSTANCE'\n" * 2)
-    messages = [finding.message for finding in findings(machine, Severity.FAIL)]
+    messages = [finding.reason for finding in findings(machine, Severity.FAIL)]
     assert messages == ["the driver reported HBM_UNCORRECTABLE_ERROR on device 3"]
 
 
 def test_detection_that_fails_is_a_finding(machine):
     machine.write(f"{machine.chip(0)}/info/architecture/device_name", "Trainium9")
-    assert "nothing tells how many NeuronCores" in findings(machine, Severity.FAIL)[0].message
+    assert "nothing tells how many NeuronCores" in findings(machine, Severity.FAIL)[0].reason
 
 
 def test_a_container_without_a_chip_gets_one_finding_with_the_way_out(machine):
@@ -220,7 +220,7 @@ def test_a_container_without_a_chip_gets_one_finding_with_the_way_out(machine):
         machine.write(f"/sys/bus/pci/devices/0000:00:1f.0/{name}", value)
     found = findings(machine)
     assert len(found) == 1
-    assert "container" in found[0].fix
+    assert "container" in found[0].remedy
 
 
 def test_a_recording_of_the_findings_holds_no_line_of_the_kernels_log(machine):

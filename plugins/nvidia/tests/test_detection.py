@@ -121,7 +121,7 @@ def test_a_gpu_of_another_driver_beside_nvmls_comes_last(machine):
 def test_an_excluded_gpu_is_no_device_and_is_reported(machine):
     ctx = machine(card(ONE) | NODE | information(ONE, f"GPU UUID: {UUID}\nGPU Excluded: \t Yes\n"), NO_LIBRARY)
     assert plugin.anyaccel_detect(ctx).devices == ()
-    assert any("NVreg_ExcludedGpus" in finding.fix for finding in plugin.anyaccel_diagnose(ctx))
+    assert any("NVreg_ExcludedGpus" in finding.remedy for finding in plugin.anyaccel_diagnose(ctx))
 
 
 def test_information_that_only_root_may_read_leaves_the_pci_address_as_identity(machine):

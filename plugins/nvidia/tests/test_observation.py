@@ -85,7 +85,7 @@ def findings(ctx, severity):
 def test_a_sound_machine_has_nothing_but_good_news(recorded):
     (finding,) = plugin.anyaccel_diagnose(recorded("h100-8gpu-nvswitch"))
     assert finding.severity is Severity.OK
-    assert "usable devices: 8" in finding.message
+    assert "usable devices: 8" in finding.reason
 
 
 def test_nothing_is_found_where_no_nvidia_gpu_is(recorded):
@@ -97,13 +97,13 @@ def test_every_bad_finding_has_a_way_out(recorded):
     for name in (*names, "l4-1gpu-no-binding", "l40s-1gpu"):
         bad = [finding for finding in plugin.anyaccel_diagnose(recorded(name)) if finding.severity is not Severity.OK]
         assert bad
-        assert all(finding.fix and finding.message.endswith(".") for finding in bad), name
+        assert all(finding.remedy and finding.reason.endswith(".") for finding in bad), name
 
 
 def test_a_lost_gpu_is_a_failure(recorded):
     (finding,) = findings(recorded("h100-8gpu-one-lost"), Severity.FAIL)
-    assert "GPU-00000000-0000-0000-0000-000000000004" in finding.message
-    assert "reboot" in finding.fix
+    assert "GPU-00000000-0000-0000-0000-000000000004" in finding.reason
+    assert "reboot" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_lost_gpu_is_a_failure(recorded):
 )
 def test_masks_that_say_something_else_than_meant_are_found(recorded, value, words):
     (finding,) = findings(recorded("h100-8gpu-nvswitch", {"CUDA_VISIBLE_DEVICES": value}), Severity.WARN)
-    assert words in finding.message
+    assert words in finding.reason
 
 
 @pytest.mark.parametrize("value", ["", "-1", "NoDevFiles", "0,1", "GPU-00000000-0000-0000-0000-000000000002"])
@@ -127,7 +127,7 @@ def test_masks_that_say_what_is_meant_are_no_finding(recorded, value):
 
 def test_indexes_without_order_on_a_mixed_machine_are_found(recorded):
     found = findings(recorded("mixed-3gpu-modes", {"CUDA_VISIBLE_DEVICES": "1"}), Severity.WARN)
-    assert any("PCI_BUS_ID" in finding.fix for finding in found)
+    assert any("PCI_BUS_ID" in finding.remedy for finding in found)
 
 
 def test_the_package_that_shadows_the_binding_is_found(machine):
@@ -136,7 +136,7 @@ def test_the_package_that_shadows_the_binding_is_found(machine):
         "nvml/binding": {"value": {"pynvml": "13.0.1", "nvidia-ml-py": "13.590.48"}},
     }
     (finding,) = findings(machine({"/dev/nvidiactl": {"char": [195, 255]}}, queries), Severity.WARN)
-    assert "pip uninstall pynvml" in finding.fix
+    assert "pip uninstall pynvml" in finding.remedy
 
 
 def test_an_excluded_gpu_is_found(machine):
@@ -148,7 +148,7 @@ def test_an_excluded_gpu_is_found(machine):
     paths["/dev/nvidiactl"] = {"char": [195, 255]}
     queries = {"nvml/system": {"value": {"driver": "550.54", "cuda": None, "count": 0}}}
     (finding,) = findings(machine(paths, queries), Severity.WARN)
-    assert "NVreg_ExcludedGpus" in finding.fix
+    assert "NVreg_ExcludedGpus" in finding.remedy
 
 
 def test_a_file_that_makes_no_sense_is_a_failure(machine):
@@ -159,7 +159,7 @@ def test_a_file_that_makes_no_sense_is_a_failure(machine):
     queries = {"nvml/system": {"value": {"driver": "550.54", "cuda": None, "count": 0}}}
     (finding,) = plugin.anyaccel_diagnose(machine(paths, queries))
     assert finding.severity is Severity.FAIL
-    assert "'zero'" in finding.message
+    assert "'zero'" in finding.reason
 
 
 LOG = """\
@@ -183,8 +183,8 @@ def test_serious_xids_of_the_kernel_log_are_failures(machine):
     command = {"argv": ["dmesg"], "returncode": 0, "stdout": LOG}
     ctx = machine({"/dev/nvidiactl": {"char": [195, 255]}}, system, commands=[command])
     (finding,) = findings(ctx, Severity.FAIL)
-    assert "XID 79" in finding.message
-    assert "0000:5d:00" in finding.message
+    assert "XID 79" in finding.reason
+    assert "0000:5d:00" in finding.reason
 
 
 @pytest.mark.parametrize("command", [{"argv": ["dmesg"], "returncode": 1}, {"argv": ["dmesg"], "timeout": True}])

@@ -102,19 +102,19 @@ def test_a_sound_machine_has_no_findings(tree):
 def test_chips_without_driver_are_findings_with_a_fix(recorded):
     findings = anyaccel_tpu.anyaccel_diagnose(recorded("v6e-8-no-driver"))
     assert [finding.severity for finding in findings] == [Severity.FAIL] * 8
-    assert "no driver is bound" in findings[0].message
-    assert "v2-alpha-tpuv6e" in findings[0].fix
+    assert "no driver is bound" in findings[0].reason
+    assert "v2-alpha-tpuv6e" in findings[0].remedy
 
 
 def test_nodes_that_may_not_be_opened_say_to_look_at_the_owner_first(recorded):
     findings = anyaccel_tpu.anyaccel_diagnose(recorded("v6e-4-not-permitted"))
-    assert "may not open /dev/vfio/0" in findings[0].message
-    assert findings[0].fix.startswith("look at the owner with 'ls -l /dev/vfio/0'")
+    assert "may not open /dev/vfio/0" in findings[0].reason
+    assert findings[0].remedy.startswith("look at the owner with 'ls -l /dev/vfio/0'")
 
 
 def test_bounds_that_announce_too_many_chips_are_a_finding(recorded):
     (finding,) = anyaccel_tpu.anyaccel_diagnose(recorded("v6e-1-colab"))
-    assert "announces more chips than the 1 of this host" in finding.message
+    assert "announces more chips than the 1 of this host" in finding.reason
 
 
 @pytest.mark.parametrize(
@@ -132,14 +132,14 @@ def test_bounds_that_announce_too_many_chips_are_a_finding(recorded):
 def test_variables_that_contradict_each_other_are_findings(tree, environ, fix):
     _v6e(tree)
     (finding,) = _findings(tree, {"TPU_SKIP_MDS_QUERY": "1", **environ})
-    assert (finding.severity, finding.fix) == (Severity.WARN, fix)
+    assert (finding.severity, finding.remedy) == (Severity.WARN, fix)
 
 
 def test_a_slice_that_is_not_whole_is_a_finding(tree):
     _v6e(tree)
     environ = {"TPU_ACCELERATOR_TYPE": "v6e-16", "TPU_WORKER_HOSTNAMES": "a,b,c", "TPU_SKIP_MDS_QUERY": "1"}
     (finding,) = _findings(tree, environ)
-    assert finding.message == "the slice has 4 hosts and TPU_WORKER_HOSTNAMES names 3"
+    assert finding.reason == "the slice has 4 hosts and TPU_WORKER_HOSTNAMES names 3"
 
 
 @pytest.mark.parametrize(("setting", "count"), [("always [madvise] never\n", 1), ("[always] madvise never\n", 0)])
@@ -166,9 +166,11 @@ def test_a_lock_file_with_a_holder_is_no_finding(recorded):
 
 def test_a_lock_file_without_a_holder_may_be_removed(recorded):
     (finding,) = _locked(recorded, {"holders": {}, "complete": True})
-    assert finding.fix == "rm /tmp/libtpu_lockfile"
+    assert finding.remedy == "rm /tmp/libtpu_lockfile"
 
 
 def test_a_lock_file_is_not_to_be_removed_unseen(recorded):
     (finding,) = _locked(recorded, None)
-    assert finding.fix.startswith("if 'sudo fuser -v /dev/vfio/0 /dev/vfio/1 /dev/vfio/2 /dev/vfio/3' shows no holder")
+    assert finding.remedy.startswith(
+        "if 'sudo fuser -v /dev/vfio/0 /dev/vfio/1 /dev/vfio/2 /dev/vfio/3' shows no holder"
+    )

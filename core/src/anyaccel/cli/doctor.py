@@ -31,8 +31,8 @@ def main(args: argparse.Namespace) -> int:
             {
                 "vendor": diagnosis.vendor or None,
                 "severity": diagnosis.finding.severity.value,
-                "message": diagnosis.finding.message,
-                "fix": diagnosis.finding.fix or None,
+                "message": diagnosis.finding.reason,
+                "fix": diagnosis.finding.remedy or None,
             }
             for diagnosis in shown
         ]
@@ -53,8 +53,8 @@ def _of_leases(inventory: Inventory) -> list[Diagnosis]:
 def line(diagnosis: Diagnosis) -> str:
     """One finding as people read it: ``warn  what was found  ->  what to do``."""
     finding = diagnosis.finding
-    message = " ".join(finding.message.split()).rstrip(".")
+    message = " ".join(finding.reason.split()).rstrip(".")
     if diagnosis.vendor.casefold() not in message.casefold():
         message = f"{diagnosis.vendor}: {message}"
-    fix = " ".join(finding.fix.split())
+    fix = " ".join(finding.remedy.split())
     return f"{finding.severity.value:<4}  {message}" + (f"  ->  {fix}" if fix else "")

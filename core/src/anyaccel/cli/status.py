@@ -95,7 +95,7 @@ def _vendor_json(report: VendorReport) -> dict[str, Any]:
 
 
 def _device_json(device: Device, seen: Stats, leases: Leases | None) -> dict[str, Any]:
-    health, reason = _health(device, seen)
+    health, reason, remedy = _health(device, seen)
     free = _free(device, leases)
     return {
         "vendor": device.vendor,
@@ -117,6 +117,7 @@ def _device_json(device: Device, seen: Stats, leases: Leases | None) -> dict[str
         "visible": device.visible,
         "health": health.value,
         "health_reason": reason or None,
+        "health_remedy": remedy or None,
         "fractional": device.fractional.value,
         "free": None if free is None else free / UNITS_PER_DEVICE,
         "holders": None if leases is None else [_holder_json(record) for record in leases.get(device.id, [])],
@@ -131,11 +132,11 @@ def _device_json(device: Device, seen: Stats, leases: Leases | None) -> dict[str
     }
 
 
-def _health(device: Device, seen: Stats) -> tuple[Health, str]:
-    """What was seen last counts, unless it says nothing."""
+def _health(device: Device, seen: Stats) -> tuple[Health, str, str]:
+    """Health, reason and remedy: what was seen last counts, unless it says nothing."""
     if seen.health is Health.UNKNOWN or device.health is Health.UNHEALTHY:
-        return device.health, device.health_reason
-    return seen.health, seen.health_reason
+        return device.health, device.health_reason, device.health_remedy
+    return seen.health, seen.health_reason, seen.health_remedy
 
 
 def _holder_json(record: LeaseRecord) -> dict[str, Any]:
@@ -188,10 +189,11 @@ def _print_devices(inventory: Inventory, observed: dict[str, Stats], leases: Lea
     total = 0
     for device in inventory.devices:
         seen = observed.get(device.id, Stats())
-        health, reason = _health(device, seen)
+        health, reason, remedy = _health(device, seen)
         state = health.value if health is Health.UNHEALTHY else "ok" if device.visible else "hidden"
         if health is Health.UNHEALTHY:
-            output.say(f"{device.vendor}:{device.index} is unhealthy: {reason or 'the vendor gives no reason'}")
+            told = f"{reason or 'the vendor gives no reason'}{'; ' if remedy else ''}{remedy}"
+            output.say(f"{device.vendor}:{device.index} is unhealthy: {told}")
         free = _free(device, leases)
         total += free or 0
         used = f"{seen.memory_used_bytes / output.GIB:.1f} / " if seen.memory_used_bytes is not None else ""

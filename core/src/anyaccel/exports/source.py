@@ -62,7 +62,8 @@ def left_out(inventory: Inventory) -> Iterator[str]:
         yield f"{what} left out, because the environment that we started in hides {them}."
     for device in inventory.devices:
         if device.visible and device.health is Health.UNHEALTHY:
-            reason = f": {device.health_reason}" if device.health_reason else "."
+            told = "; ".join(filter(None, (device.health_reason, device.health_remedy)))
+            reason = f": {told}" if told else "."
             yield f"{device.vendor}:{device.index} ({device.id}) is left out, because it is unhealthy{reason}"
 
 

@@ -89,7 +89,7 @@ def diagnose(
     if not inventory.vendors:
         fix = "install one, for example with 'pip install anyaccel[all]'"
         message = "no plug-in is installed, so nothing was probed"
-        found.append(Diagnosis(vendor="", finding=Finding(severity=Severity.WARN, message=message, fix=fix)))
+        found.append(Diagnosis(vendor="", finding=Finding(severity=Severity.WARN, reason=message, remedy=fix)))
     found.sort(key=lambda diagnosis: (ORDER.index(diagnosis.finding.severity), diagnosis.vendor))
     return inventory, tuple(found)
 
@@ -128,14 +128,14 @@ def _observe(inventory: Inventory, timeout: float, environ: Mapping[str, str]) -
                 f"{_name(device)} has {used / 2**30:.1f} GiB in use, and no process that holds it can be seen here"
             )
             fix = "end the processes of other users or containers that use it; reset the device when there are none"
-            finding = Finding(severity=Severity.WARN, message=message, fix=fix)
+            finding = Finding(severity=Severity.WARN, reason=message, remedy=fix)
             yield Diagnosis(vendor=device.vendor, finding=finding)
 
 
 def _of_problem(problem: Problem) -> Diagnosis:
     origin = " ".join(part for part in (problem.distribution, problem.version) if part) or f"plug-in {problem.vendor}"
     what = f"{problem.hook}: {problem.reason}" if problem.hook else problem.reason
-    finding = Finding(severity=Severity.FAIL, message=f"{origin}: {what}", fix=problem.next_step)
+    finding = Finding(severity=Severity.FAIL, reason=f"{origin}: {what}", remedy=problem.next_step)
     return Diagnosis(vendor=problem.vendor, finding=finding)
 
 
@@ -154,23 +154,23 @@ def _of_vendor(report: VendorReport, inventory: Inventory, environ: Mapping[str,
         message, _, way_out = note.partition("; ")
         named = [name for name in masks if name in note]
         fix = way_out or (f"unset {' '.join(named)}" if named else f"nothing where that is meant, else {_read(report)}")
-        yield Finding(severity=Severity.WARN, message=message, fix=fix), (message.rstrip("."),)
+        yield Finding(severity=Severity.WARN, reason=message, remedy=fix), (message.rstrip("."),)
     devices = inventory.of_vendor(report.vendor)
     for device in devices:
         if device.health is Health.UNHEALTHY:
-            reason, _, way_out = (device.health_reason or "the vendor gives no reason").partition("; ")
+            reason = device.health_reason or "the vendor gives no reason"
             names = tuple(filter(None, (device.id, device.pci_bus_id)))
             message = f"{_name(device)} ({device.id}) cannot be used: {reason}"
-            yield Finding(severity=Severity.FAIL, message=message, fix=way_out or _read(report)), names
+            yield Finding(severity=Severity.FAIL, reason=message, remedy=device.health_remedy or _read(report)), names
     hidden = sum(not device.visible for device in devices)
     if devices and hidden == len(devices) and not report.notes and "ANYACCEL_DEVICES" not in environ:
         message = f"the environment hides every device of {report.vendor}"
         fix = f"unset {' '.join(masks)}" if masks else _read(report)
-        yield Finding(severity=Severity.WARN, message=message, fix=fix), masks
+        yield Finding(severity=Severity.WARN, reason=message, remedy=fix), masks
     if report.partial and not report.notes and all(device.health is not Health.UNHEALTHY for device in devices):
         message = f"{report.vendor}: some devices could not be read"
-        yield Finding(severity=Severity.WARN, message=message, fix=_read(report)), ()
-    yield Finding(severity=Severity.OK, message=_summary(report, len(devices), hidden)), ()
+        yield Finding(severity=Severity.WARN, reason=message, remedy=_read(report)), ()
+    yield Finding(severity=Severity.OK, reason=_summary(report, len(devices), hidden)), ()
 
 
 def _summary(report: VendorReport, count: int, hidden: int) -> str:
@@ -203,7 +203,7 @@ def _versions(report: VendorReport) -> Iterator[Named]:
         if not _satisfies(__version__, _requirement(text)[1]):
             message = f"{report.distribution} {report.version} needs {text}, and anyaccel {__version__} is installed"
             fix = f"pip install --upgrade anyaccel {report.distribution}"
-            yield Finding(severity=Severity.WARN, message=message, fix=fix), ()
+            yield Finding(severity=Severity.WARN, reason=message, remedy=fix), ()
 
 
 def _requirement(text: str) -> tuple[str, list[tuple[str, str]]]:
@@ -237,11 +237,11 @@ def _nodes(machine: Machine, devices: Sequence[Device]) -> Iterator[Named]:
     if missing:
         message = f"{_listed(missing)} of {devices[0].vendor} are not here"
         fix = "pass them to the container (docker run --device ...), or load the vendor's driver"
-        yield Finding(severity=Severity.FAIL, message=message, fix=fix), tuple(missing)
+        yield Finding(severity=Severity.FAIL, reason=message, remedy=fix), tuple(missing)
     for group, members in _by_group(closed, machine).items():
         fix = f"sudo usermod -aG {group} $USER  (then log in again)" if group else "ask an administrator for access"
         yield (
-            Finding(severity=Severity.FAIL, message=f"this user may not open {_listed(members)}", fix=fix),
+            Finding(severity=Severity.FAIL, reason=f"this user may not open {_listed(members)}", remedy=fix),
             (*members,),
         )
 
@@ -281,8 +281,8 @@ def _repeats(finding: Finding, names: tuple[str, ...], other: Finding) -> bool:
     """Whether a vendor's finding already says what a finding of the core says."""
     if finding.severity is Severity.OK or other.severity is Severity.OK:
         return False
-    said = other.message.rstrip(".")
-    return said in finding.message or any(name in other.message for name in names)
+    said = other.reason.rstrip(".")
+    return said in finding.reason or any(name in other.reason for name in names)
 
 
 def _listed(items: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ def diagnose_leases(inventory: Inventory, environ: Mapping[str, str] | None = No
     try:
         held, waiting = leases(inventory, environ), Ledger.open(environ).tickets()
     except LedgerError as error:
-        return (*found, Finding(severity=Severity.FAIL, message=str(error), fix=error.hint))
+        return (*found, Finding(severity=Severity.FAIL, reason=str(error), remedy=error.hint))
     names = {device.id: f"{device.vendor}:{device.index}" for device in inventory.devices}
     return (*_of_leases(held, names), *_of_tickets(waiting, inventory, environ), *found)
 
@@ -61,7 +61,7 @@ def _of_leases(records: tuple[LeaseRecord, ...], names: Mapping[str, str]) -> It
             fix = f"{record.hint}, or: anyaccel release {record.id}"
         else:
             continue
-        yield Finding(severity=Severity.WARN, message=message, fix=fix)
+        yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
 
 
 def _of_tickets(
@@ -79,7 +79,7 @@ def _of_tickets(
             fix = hint or "anyaccel queue shows who comes first, and anyaccel status who holds what"
         else:
             continue
-        yield Finding(severity=Severity.WARN, message=message, fix=fix)
+        yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
 
 
 def _why(ticket: TicketRecord, inventory: Inventory, environ: Mapping[str, str]) -> tuple[str, str]:

@@ -407,7 +407,7 @@ def _verdict(inventory: Inventory, request: Request, ledger: Ledger, environ: Ma
         return verdict
     blocking = {device for reason in verdict.reasons for device in reason.devices}
     ways = (record.hint for records in by_lease.values() for record in records if record.device in blocking)
-    return replace(verdict, ways_out=tuple(dict.fromkeys(filter(None, ways))))
+    return replace(verdict, ways_out=tuple(dict.fromkeys(filter(None, (*verdict.ways_out, *ways)))))
 
 
 def holder(record: LeaseRecord) -> str:

@@ -80,16 +80,16 @@ def _marks() -> Iterator[Finding]:
     if reason := marks.obstacle():
         yield Finding(
             severity=Severity.WARN,
-            message=f"leases that are taken from here end with the processes that have their descriptors: {reason}",
-            fix="end what a job leaves behind before others need the device; where an administrator has set the limit:"
-            " leave 'locks' out of /etc/security/limits.conf",
+            reason=f"leases that are taken from here end with the processes that have their descriptors: {reason}",
+            remedy="end what a job leaves behind before others need the device; where an administrator has set the"
+            " limit: leave 'locks' out of /etc/security/limits.conf",
         )
     if marks.hidden():
         yield Finding(
             severity=Severity.WARN,
-            message="/proc hides processes of other users, so that their ended leases count as kept until they or root"
+            reason="/proc hides processes of other users, so that their ended leases count as kept until they or root"
             " use anyaccel",
-            fix="mount /proc without hidepid, or with gid= of a group that all users of the devices are in",
+            remedy="mount /proc without hidepid, or with gid= of a group that all users of the devices are in",
         )
 
 
@@ -111,7 +111,7 @@ def _others(environ: Mapping[str, str], state: StateDirectory | None = None) -> 
         fix = "sudo anyaccel doctor  (which brings them over)"
     else:
         message, fix = f"{who}, as you do: each of you may be given the same devices", _share()
-    yield Finding(severity=Severity.WARN, message=message, fix=fix)
+    yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
 
 
 def _gone_around(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -123,7 +123,7 @@ def _gone_around(environ: Mapping[str, str]) -> Iterator[Finding]:
             found = os.lstat(path)
             if found.st_uid != os.geteuid() and path.startswith(PRIVATE):
                 message = f"{path} was made by {owner(found)['user']}, so that your leases are kept elsewhere"
-                yield Finding(severity=Severity.OK, message=message, fix=_share())
+                yield Finding(severity=Severity.OK, reason=message, remedy=_share())
 
 
 def _closed(state: StateDirectory, directory: int) -> Iterator[Finding]:
@@ -136,7 +136,7 @@ def _closed(state: StateDirectory, directory: int) -> Iterator[Finding]:
                 file = f"{state.path}/{clean(lease.name)}"
                 message = f"{lease.device} counts as held by {user}, whose file {file} {reason}"
                 fix = f"ask {user} to end what made it, or have root remove it"
-                yield Finding(severity=Severity.WARN, message=message, fix=fix)
+                yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
 
 
 def _left(state: StateDirectory, directory: int) -> Iterator[Finding]:
@@ -157,7 +157,7 @@ def _left(state: StateDirectory, directory: int) -> Iterator[Finding]:
         )
         fix = "nothing, where they are few: they go when one of these users, or root, next takes devices"
         severity = Severity.WARN if count >= MANY else Severity.OK
-        yield Finding(severity=severity, message=message, fix=fix)
+        yield Finding(severity=severity, reason=message, remedy=fix)
 
 
 def _dead(directory: int, listing: Listing) -> Iterator[str]:
@@ -175,7 +175,7 @@ def _summary(state: StateDirectory, directory: int | None, environ: Mapping[str,
     fixes = [] if state.shared or environ.get(VARIABLE) else [_share()]
     if kind not in ("tmpfs", ""):
         fixes.append("a directory on tmpfs is quicker, and empty after a boot")
-    return Finding(severity=Severity.OK, message=f"{where}, {who}", fix="; ".join(fixes))
+    return Finding(severity=Severity.OK, reason=f"{where}, {who}", remedy="; ".join(fixes))
 
 
 def _share() -> str:
@@ -186,4 +186,4 @@ def _share() -> str:
 
 
 def _fail(message: str, fix: str) -> Finding:
-    return Finding(severity=Severity.FAIL, message=message, fix=fix)
+    return Finding(severity=Severity.FAIL, reason=message, remedy=fix)

@@ -80,7 +80,8 @@ class Device(Value):
             decides that, ids differ between users and parts do not: leases count and lock the parts. No two devices of
             one detection have a part in common.
         health: Whether the device can be used.
-        health_reason: Why it is unhealthy, with the way out.
+        health_reason: Why it is unhealthy, in a clause about the device.
+        health_remedy: What to do about it, as a command or a clause; empty when it is usable, or nobody knows.
         attributes: Further facts of the vendor's choice, by lower-case name.
 
         vendor: Key of the vendor whose plug-in reported it, or ``declared``.
@@ -106,6 +107,7 @@ class Device(Value):
     occupies: tuple[str, ...] = ()
     health: Health = Health.UNKNOWN
     health_reason: str = ""
+    health_remedy: str = ""
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
     vendor: str = ""

@@ -30,7 +30,8 @@ class Stats(Value):
         temperature_celsius: Temperature in degrees Celsius.
         power_watts: Power drawn, in watts.
         health: Whether the device can be used.
-        health_reason: Why not.
+        health_reason: Why not, in a clause about the device.
+        health_remedy: What to do about it; empty when nobody knows.
         processes: Processes that use the device, or None when the vendor cannot tell.
     """
 
@@ -40,6 +41,7 @@ class Stats(Value):
     power_watts: float | None = None
     health: Health = Health.UNKNOWN
     health_reason: str = ""
+    health_remedy: str = ""
     processes: tuple[DeviceProcess, ...] | None = None
 
 
@@ -84,10 +86,10 @@ class Finding(Value):
 
     Attributes:
         severity: How bad it is.
-        message: What was found, in one sentence.
-        fix: What to do about it, as a command or one sentence; empty when all is well.
+        reason: What was found, in one sentence.
+        remedy: What to do about it, as a command or one sentence; empty when all is well.
     """
 
     severity: Severity
-    message: str
-    fix: str = ""
+    reason: str
+    remedy: str = ""

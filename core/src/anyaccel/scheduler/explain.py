@@ -54,7 +54,19 @@ def judge(scene: Scene, request: Request) -> Verdict:
         reasons=tuple(reasons),
         nearest=None if ever else nearest(layout, empty, request, scene.validate),
         nearest_now=None if scene.ahead else nearest(layout, scene.free, request, scene.validate),
+        ways_out=_remedies(layout, reasons),
     )
+
+
+def _remedies(layout: Layout, reasons: Iterable[Reason]) -> tuple[str, ...]:
+    """What would make unhealthy devices that are in the way usable, one line for each remedy."""
+    broken: dict[str, list[str]] = {}
+    for reason in reasons:
+        for name in reason.devices if reason.code is ReasonCode.UNHEALTHY else ():
+            device = layout.devices[layout.positions[name]]
+            if device.health_remedy:
+                broken.setdefault(device.health_remedy, []).append(name)
+    return tuple(f"{_listed(names)}: {remedy}" for remedy, names in broken.items())
 
 
 def _reasons_ever(scene: Scene, wanted: Sequence[Wanted], empty: Occupancy) -> Iterator[Reason]:

@@ -76,7 +76,7 @@ class Verdict(Value):
         reasons: What stands in its way; empty when it fits now.
         nearest: The nearest request that this machine can ever serve; None when there is none, or this one can be.
         nearest_now: The nearest request that can be served now; None likewise.
-        ways_out: What can be done about what holds the devices, a sentence each.
+        ways_out: What can be done about what holds the devices or is wrong with them, a line each.
     """
 
     request: Request

@@ -17,9 +17,7 @@ def diagnose(ctx: ProbeContext) -> list[Finding]:
     if found is None:
         return []
     findings = [*_devices(ctx, found.devices), *_variables(ctx.environ, found.devices), *_library(ctx)]
-    return findings or [
-        Finding(severity=Severity.OK, message=f"AMD: {len(found.devices)} devices, all of them usable.")
-    ]
+    return findings or [Finding(severity=Severity.OK, reason=f"AMD: {len(found.devices)} devices, all of them usable.")]
 
 
 def _devices(ctx: ProbeContext, devices: tuple[Device, ...]) -> Iterator[Finding]:
@@ -29,15 +27,16 @@ def _devices(ctx: ProbeContext, devices: tuple[Device, ...]) -> Iterator[Finding
             broken.setdefault(device.health_reason, []).append(device.id)
     for reason, ids in broken.items():
         what, _, fix = reason.partition("; ")
-        yield Finding(severity=Severity.FAIL, message=f"AMD: {', '.join(ids)} cannot be used: {what}.", fix=fix)
+        yield Finding(severity=Severity.FAIL, reason=f"AMD: {', '.join(ids)} cannot be used: {what}.", remedy=fix)
     cards = {health.card_of(device): device for device in devices if device.attributes.get("numbered", True)}
     for card in cards:
         count = health.uncorrectable(ctx, card)
         if count:
             yield Finding(
                 severity=Severity.WARN,
-                message=f"AMD {card}: {count} uncorrectable memory errors since the driver was loaded.",
-                fix="Reset the GPU when it is idle ('sudo amd-smi reset -G'); have it replaced when the number rises.",
+                reason=f"AMD {card}: {count} uncorrectable memory errors since the driver was loaded.",
+                remedy="Reset the GPU when it is idle ('sudo amd-smi reset -G'); have it replaced when the number"
+                " rises.",
             )
     yield from _incomplete(devices)
 
@@ -50,8 +49,8 @@ def _incomplete(devices: tuple[Device, ...]) -> Iterator[Finding]:
         if count < full:
             yield Finding(
                 severity=Severity.WARN,
-                message=f"AMD {parent}: {count} partitions are to be seen where other cards have {full}.",
-                fix="Give the container all of them, or unload the driver of the display chip (often 'ast').",
+                reason=f"AMD {parent}: {count} partitions are to be seen where other cards have {full}.",
+                remedy="Give the container all of them, or unload the driver of the display chip (often 'ast').",
             )
 
 
@@ -60,25 +59,25 @@ def _variables(environ: Mapping[str, str], devices: tuple[Device, ...]) -> Itera
     try:
         seen = environment.visible(environ, devices)
     except ValueError as error:
-        yield Finding(severity=Severity.FAIL, message=f"{error}.", fix=f"unset {ROCR}")
+        yield Finding(severity=Severity.FAIL, reason=f"{error}.", remedy=f"unset {ROCR}")
         return
     if rocr and hip and seen == [] and hip != environment.NONE and devices:
         yield Finding(
             severity=Severity.FAIL,
-            message=f"{ROCR}={rocr} and {HIP}={hip} together hide every GPU: HIP counts what ROCR left over.",
-            fix=f"unset {ROCR}",
+            reason=f"{ROCR}={rocr} and {HIP}={hip} together hide every GPU: HIP counts what ROCR left over.",
+            remedy=f"unset {ROCR}",
         )
     if rocr is not None and hip is None:
         yield Finding(
             severity=Severity.WARN,
-            message=f"{ROCR} is set and {HIP} is not: Ray refuses to start so (ray-project/ray#53737).",
-            fix=f"unset {ROCR} and set {HIP} to the same numbers",
+            reason=f"{ROCR} is set and {HIP} is not: Ray refuses to start so (ray-project/ray#53737).",
+            remedy=f"unset {ROCR} and set {HIP} to the same numbers",
         )
     if hip == "":
         yield Finding(
             severity=Severity.WARN,
-            message=f"{HIP} is empty, which hides nothing (ROCm/hip#3001).",
-            fix=f"set {HIP}={environment.NONE} to hide all GPUs, or unset it",
+            reason=f"{HIP} is empty, which hides nothing (ROCm/hip#3001).",
+            remedy=f"set {HIP}={environment.NONE} to hide all GPUs, or unset it",
         )
     yield from _rival(hip, cuda, devices)
 
@@ -89,14 +88,14 @@ def _rival(hip: str | None, cuda: str | None, devices: tuple[Device, ...]) -> It
     if not hip and any(device.attributes.get("beside_cuda") for device in devices):
         yield Finding(
             severity=Severity.WARN,
-            message=f"{CUDA}={cuda} also filters the AMD GPUs, since {HIP} is not set (ollama/ollama#15752).",
-            fix=f"set {HIP} to the AMD GPUs that are meant",
+            reason=f"{CUDA}={cuda} also filters the AMD GPUs, since {HIP} is not set (ollama/ollama#15752).",
+            remedy=f"set {HIP} to the AMD GPUs that are meant",
         )
     elif hip and hip != cuda and not any(device.attributes.get("beside_cuda") for device in devices):
         yield Finding(
             severity=Severity.WARN,
-            message=f"{HIP}={hip} and {CUDA}={cuda} differ: HIP uses the first, and vLLM refuses to start.",
-            fix=f"unset {CUDA}",
+            reason=f"{HIP}={hip} and {CUDA}={cuda} differ: HIP uses the first, and vLLM refuses to start.",
+            remedy=f"unset {CUDA}",
         )
 
 
@@ -109,16 +108,16 @@ def _library(ctx: ProbeContext) -> Iterator[Finding]:
         if error.kind in ("KeyError", "AttributeError"):
             yield Finding(
                 severity=Severity.WARN,
-                message=(
+                reason=(
                     "The Python package amdsmi is installed and cannot load ROCm's libamd_smi.so"
                     f" ({error.kind}: {error}). anyaccel works without it; programs that"
                     " import it, Ray 2.60 among them, may not start."
                 ),
-                fix="pip uninstall amdsmi, or install the version that belongs to the installed ROCm",
+                remedy="pip uninstall amdsmi, or install the version that belongs to the installed ROCm",
             )
         else:
             yield Finding(
                 severity=Severity.WARN,
-                message=f"The library amdsmi does not answer ({error.kind}): {error}",
-                fix="run 'amd-smi list' to see what it says; anyaccel works without it",
+                reason=f"The library amdsmi does not answer ({error.kind}): {error}",
+                remedy="run 'amd-smi list' to see what it says; anyaccel works without it",
             )

@@ -62,7 +62,7 @@ def diagnose(ctx: ProbeContext) -> list[Finding]:
     detected = detect(ctx)
     if detected is None:
         return []
-    findings = [Finding(severity=Severity.WARN, message=note, fix=_fix_of(note)) for note in detected.notes]
+    findings = [Finding(severity=Severity.WARN, reason=note, remedy=_fix_of(note)) for note in detected.notes]
     by_reason: dict[str, list[str]] = {}
     for device in detected.devices:
         if device.health is Health.UNHEALTHY:
@@ -70,14 +70,14 @@ def diagnose(ctx: ProbeContext) -> list[Finding]:
     for reason, ids in by_reason.items():
         what, _, fix = reason.rpartition("; ")
         severity = Severity.WARN if "is split into" in reason else Severity.FAIL
-        findings.append(Finding(severity=severity, message=f"{', '.join(ids)}: {what or reason}.", fix=fix))
+        findings.append(Finding(severity=severity, reason=f"{', '.join(ids)}: {what or reason}.", remedy=fix))
     findings += _variables(ctx, detected.devices)
     if not detected.devices and not findings:
         message = "The Ascend driver is installed, and no NPU is on the PCI bus."
-        findings.append(Finding(severity=Severity.WARN, message=message, fix="See 'lspci -d 19e5:' and dmesg."))
+        findings.append(Finding(severity=Severity.WARN, reason=message, remedy="See 'lspci -d 19e5:' and dmesg."))
     if not findings:
         message = f"NPUs: {len(detected.devices)}, driver {detected.driver_version or 'of unknown version'}."
-        findings.append(Finding(severity=Severity.OK, message=message))
+        findings.append(Finding(severity=Severity.OK, reason=message))
     return findings
 
 
@@ -93,13 +93,13 @@ def _variables(ctx: ProbeContext, devices: Sequence[Device]) -> list[Finding]:
     findings = []
     if mask is not None and (fault := environment.mask_fault(mask, count)):
         fix = f"Write ascending numbers, such as {environment.MASK}=0,1, before anything imports torch_npu or CANN."
-        findings.append(Finding(severity=Severity.FAIL, message=fault, fix=fix))
+        findings.append(Finding(severity=Severity.FAIL, reason=fault, remedy=fix))
     if container is not None and mask is None and not files.in_container(ctx):
         findings.append(
             Finding(
                 severity=Severity.WARN,
-                message=f"{environment.CONTAINER} hides nothing from processes: Ascend Docker Runtime alone reads it.",
-                fix=f"Set {environment.MASK} for processes.",
+                reason=f"{environment.CONTAINER} hides nothing from processes: Ascend Docker Runtime alone reads it.",
+                remedy=f"Set {environment.MASK} for processes.",
             )
         )
     return findings

@@ -1,95 +1,249 @@
-"""Intel Gaudi accelerators for anyaccel: the hooks, each a thin call into the module that knows."""
+"""Intel Gaudi accelerators (HPUs) for anyaccel: found on PCI and in sysfs, named by module id."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from anyaccel.plugin import (
-    ContainerEdits,
-    Detected,
-    Device,
-    EnvContext,
-    EnvEdits,
-    Finding,
-    Fractional,
-    PluginInfo,
-    ProbeContext,
-    Product,
-    Stats,
-    Term,
-    hookimpl,
+from anyaccel.kit import (
+    SIGNED,
+    Card,
+    Catalog,
+    FaultError,
+    Mask,
+    Measures,
+    Numbers,
+    Tool,
+    Vendor,
+    board_links,
+    fail,
+    in_container,
+    warn,
 )
+from anyaccel.plugin import Detected, Device, EnvContext, EnvEdits, Finding, Mount, ProbeContext
 
-from anyaccel_gaudi import detection, environment, health, modules, products
+LOG = "look for habanalabs in 'dmesg'"
+SOON = "it comes back by itself within seconds: look again"
+GAUDINET = "/etc/habanalabs/gaudinet.json"
+"""Network addresses of the scale-out ports, where the machine has them."""
+CONTAINER_DEVICES = "HABANA_VISIBLE_DEVICES"
+"""Node numbers, read by the container runtime alone: no process looks at it (HabanaAI/Model-References#25)."""
+
+# The runtime has no value for "none" and takes an empty list for all or for an error. Naming a module that does not
+# exist makes it fail to acquire, and the list keeps it from falling back to a free device.
+NO_MODULE = "999"
+MODULES = Mask(
+    "HABANA_VISIBLE_MODULES",
+    Numbers(pattern=SIGNED),
+    nothing=NO_MODULE,
+    empty="error",
+    entries="module ids such as '0,1'",
+    remedy="unset it to see every HPU",
+)
+OWN = Mask(
+    "HLS_MODULE_ID",
+    Numbers(pattern=SIGNED),
+    nothing=NO_MODULE,
+    empty="error",
+    entries="one module id",
+    remedy="unset it",
+)
+"""The module of one process (HabanaAI/gaudi-pytorch-bridge, ``synapse_helpers/device.cpp``, ``torch/hpu/_utils.py``):
+
+- A process that has it acquires that module. If it cannot, it fails when ``HABANA_VISIBLE_MODULES`` is set, and takes
+  any free device when it is not.
+- A process without it takes the first free device of the machine, whatever ``HABANA_VISIBLE_MODULES`` says, unless it
+  is one of several ranks: then it takes the entry of the list at its local rank.
+
+So the list alone does not confine a job of one process, and a device of one's own needs both variables.
+"""
+IDENTITY = ("bus_id", "index", "module_id", "name", "serial", "uuid", "memory.total")
+STATE = ("bus_id", "memory.used", "utilization.aip", "temperature.aip", "power.draw")
+QUERY = ("-Q", "{fields}", "-f", "csv,noheader,nounits")
+ADDRESS = r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+PATTERNS = ("/sys/class/accel/accel*", "/sys/devices/virtual/accel/accel*", "/sys/class/habanalabs/hl*")
 
 
-@hookimpl
-def anyaccel_info() -> PluginInfo:
-    """Say who we are."""
-    return PluginInfo(
-        vendor="gaudi",
-        resource="HPU",
-        kind="hpu",
-        env_vars=(environment.VISIBLE_MODULES, environment.MODULE_ID),
-        url="https://docs.habana.ai/en/latest/PyTorch/PyTorch_Scaling_Guide/Gaudi_Assignment.html",
+class Gaudi(Vendor):
+    """Gaudi 1 to 3.
+
+    A device's index is its module id, its place on the baseboard: the number that the masks take, the order in which
+    the runtime looks for a free device, and what stays the same over restarts. The number of the node (``accelN``, the
+    index that hl-smi prints) is another permutation, and is kept as the attribute ``accel``. No device is ever opened:
+    that would take it away from the job that uses it.
+    """
+
+    key, resource, kind, brand, driver = "gaudi", "HPU", "hpu", "Habana", "habanalabs"
+    url = "https://docs.habana.ai/en/latest/PyTorch/PyTorch_Scaling_Guide/Gaudi_Assignment.html"
+    pci_vendors, pci_classes = (0x1DA3,), (0x1200,)
+    catalog = Catalog(__file__)
+    entry_attribute = "generation"
+    mask, variables = MODULES, (OWN.variable,)
+    counts = (1, 2, 4, 8)  # docs.habana.ai, "Multiple Workloads on a Single Docker"
+    exclusive = (
+        "the habanalabs driver admits one process per device (a second one gets EBUSY) and Gaudi has no partitions"
+    )
+    number_name, nameless = "module id", "module_unknown"
+    number_remedy = (
+        "make 'hl-smi -Q bus_id,module_id -f csv' work, or use a kernel (6.8 or later) or driver that shows each"
+        " device's module_id in sysfs"
+    )
+    node_missing = f"{LOG} where it vanished after a reset"
+    state_file = "status"
+    states = {  # Linux, Documentation/ABI/testing/sysfs-driver-habanalabs
+        "operational": "",
+        "in reset": SOON,
+        "in reset after device release": SOON,
+        "in device creation": SOON,
+        "disabled": f"{LOG}, then reload the driver or restart the machine",
+        "needs reset": "reload the habanalabs driver when the machine's devices are free",
+    }
+    # It takes 0.3 to 1 s on a healthy machine, and opens control nodes only, so that it disturbs no running job.
+    tool = Tool(
+        "hl-smi",
+        package="the habanalabs tools (package habanalabs-firmware-tools)",
+        hung=LOG,
+        failed="check that the habanalabs driver is loaded",
     )
 
+    def look(self, card: Card) -> None:
+        """Find the node and the module id: the driver has shown them in three layouts."""
+        for path in [*card.glob("accel/accel*"), *(path for pattern in PATTERNS for path in card.ctx.glob(pattern))]:
+            name = path.rpartition("/")[2]
+            match = re.fullmatch(r"(accel|hl)(\d+)", name)  # accel_controlD3 is the control node
+            if match and (path.startswith(card.folders[0]) or self._is(card, path)):
+                folder, kind, minor = "/dev/accel" if match[1] == "accel" else "/dev", match[1], match[2]
+                ports = card.glob("infiniband_verbs/uverbs*")
+                card.nodes = (
+                    f"{folder}/{name}",
+                    f"{folder}/{kind}_controlD{minor}",
+                    *(f"/dev/infiniband/{port.rpartition('/')[2]}" for port in ports),
+                )
+                card.attributes["accel"] = int(minor)
+                card.folders += [path, f"{path}/device", f"/sys/devices/virtual/accel/{name}/device"]
+                break
+        card.attributes["gaudinet"] = GAUDINET if card.ctx.exists(GAUDINET) else None
+        told = card.read("module_id")
+        if told is not None and told.isdecimal() and told != NO_MODULE:
+            card.number = int(told)
+        elif told is not None:
+            reason = f"module_id in sysfs must be the number of a slot (got {told!r})"
+            card.blame(reason, "reload the habanalabs driver", partial=True)
 
-@hookimpl
-def anyaccel_detect(ctx: ProbeContext) -> Detected | None:
-    """Find the devices in sysfs, and ask hl-smi what sysfs does not say."""
-    return detection.detect(ctx)
+    def _is(self, card: Card, path: str) -> bool:
+        """Whether a directory of a class is that of a card: other vendors' devices are there, too (ray#45302)."""
+        told = card.ctx.read(f"{path}/device/pci_addr") or card.ctx.read(f"{path}/pci_addr") or ""
+        return told.strip().lower() == card.address
+
+    def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
+        """Ask hl-smi where sysfs left a question open: a module id, or a PCI id that names no product for certain."""
+        bound = [card for card in cards if card.function and card.function.driver == self.driver]
+        if all(card.number is not None and card.entry for card in bound):
+            return
+        try:
+            rows = self.tool.rows(ctx, IDENTITY, *QUERY, key=ADDRESS)
+            told = {
+                address: (row.count("module_id"), row.count("memory.total")) for address, row in (rows or {}).items()
+            }
+        except FaultError as error:
+            yield str(error)
+            return
+        if rows is None:
+            yield "sysfs leaves a module id or a product open, and hl-smi is not on the PATH to tell"
+            return
+        for card in cards:
+            row = rows.get(card.address or "")
+            if row is None:
+                continue
+            module, mebibytes = told[card.address or ""]
+            if card in bound and card.number is None and str(module) != NO_MODULE:
+                card.number = module
+            card.model = row.text("name") or ""
+            card.memory_bytes = mebibytes << 20 if mebibytes else None
+            card.attributes |= {"serial": row.text("serial"), "uuid": row.text("uuid")}
+
+    def identify(self, card: Card) -> None:
+        """Only the PCI id tells whether a device sits on a baseboard."""
+        known = card.entry is not None
+        super().identify(card)
+        if not known:
+            card.attributes["baseboard"] = None
+
+    def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
+        """Link the devices of the baseboard. Bridges between cards in PCIe slots are plugged in, and no file tells."""
+        board = {card.number: card for card in cards if card.number is not None and card.attributes.get("baseboard")}
+        for number, ranks in board_links(board).items():
+            board[number].links = {board[other].id: rank for other, rank in ranks.items()}
+
+    def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
+        """One device: both variables. Several: each rank sets its own, and an inherited one would put all on one."""
+        modules = self.written(devices)
+        if len(devices) < 2:  # noqa: PLR2004 - one, or none
+            return EnvEdits(set={MODULES.variable: modules, OWN.variable: modules})
+        return EnvEdits(set={MODULES.variable: modules}, unset=frozenset({OWN.variable}))
+
+    def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
+        """A module id of the process itself narrows the list to that module."""
+        listed = super().visible(environ, devices)
+        own = OWN.read(environ, [device for device in devices if self.maskable(device)])
+        if own is None:
+            return listed
+        text = environ[OWN.variable]
+        if "," in text:
+            raise OWN.refusal(text)
+        ids = [device.id for device in own]
+        if listed is not None and not {*ids} <= {*listed}:
+            reason = (
+                f"{OWN.variable} must be one of {MODULES.variable} (got {text!r} and {environ[MODULES.variable]!r})"
+            )
+            raise FaultError(reason, f"unset {OWN.variable}")
+        return ids
+
+    def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
+        """The network addresses, where the machine has them."""
+        paths = {str(path) for device in devices if (path := device.attributes.get("gaudinet"))}
+        return [Mount(source=path, target=path) for path in sorted(paths)]
+
+    def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
+        """Node numbers for the container runtime, to which an empty list means all; module ids for what runs inside.
+
+        One device needs no module id inside, since no other can be opened there; some programs refuse one that is not
+        below the number of devices that they see (vllm-project/vllm-gaudi#946, lifted by #1096).
+        """
+        numbers = ",".join(str(device.attributes.get("accel", device.index)) for device in devices)
+        inside = {MODULES.variable: self.written(devices)} if len(devices) > 1 else {}
+        return {CONTAINER_DEVICES: numbers or "none", **inside}
+
+    def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
+        """Ask hl-smi. An idle device still uses 512 to 768 MiB, which its firmware and the driver hold."""
+        rows = self.tool.rows(ctx, STATE, *QUERY, key=ADDRESS)
+        if rows is None:
+            return None
+        found: dict[str, Measures] = {}
+        for device in devices:
+            row = rows.get(device.pci_bus_id or "")
+            if row is not None:
+                memory, busy = row.number("memory.used"), row.number("utilization.aip")
+                found[device.id] = {
+                    "memory_used_bytes": None if memory is None else int(memory * (1 << 20)),
+                    "utilization": None if busy is None else busy / 100,
+                    "temperature_celsius": row.number("temperature.aip"),
+                    "power_watts": row.number("power.draw"),
+                }
+        return found
+
+    def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
+        """A board with a device missing, and variables that do not do what people think."""
+        count = len(detected.devices)
+        if count > 1 and count not in self.counts:
+            reason = f"{count} devices are on the PCI bus, and boards have 1, 2, 4 or 8"
+            yield warn(reason, "look for a device that fell off the bus in 'dmesg'")
+        if CONTAINER_DEVICES in ctx.environ and not in_container(ctx):
+            reason = f"{CONTAINER_DEVICES} is set, and outside a container nothing reads it"
+            yield warn(reason, f"use {MODULES.variable} with module ids, not node numbers")
+        if error := ctx.environ.get("HABANA_RUNTIME_ERROR"):
+            reason = f"the habana container runtime reports: {error}"
+            yield fail(reason, "start the container again with device numbers that are free and that the host has")
 
 
-@hookimpl
-def anyaccel_fractional(device: Device) -> Fractional:  # noqa: ARG001 - the answer is the same for every device
-    """Say that devices are given whole: the driver admits one process, and there are no partitions."""
-    return Fractional.NO
-
-
-@hookimpl
-def anyaccel_tags(device: Device) -> Sequence[str]:
-    """Name the accelerator types, Ray's first."""
-    return products.tags(device)
-
-
-@hookimpl
-def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:  # noqa: ARG001 - module ids are absolute
-    """Mask by module id."""
-    return environment.mask(devices)
-
-
-@hookimpl
-def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
-    """Read a mask of module ids."""
-    return environment.visible(environ, devices)
-
-
-@hookimpl
-def anyaccel_validate(request: Term, devices: Sequence[Device]) -> str | None:
-    """Accept the numbers of devices that the vendor supports for one job."""
-    return modules.refuse(request, devices)
-
-
-@hookimpl
-def anyaccel_stats(devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
-    """Observe the devices now."""
-    return health.stats(devices, ctx)
-
-
-@hookimpl
-def anyaccel_container(devices: Sequence[Device]) -> ContainerEdits:
-    """Say what a container needs."""
-    return environment.container(devices)
-
-
-@hookimpl
-def anyaccel_diagnose(ctx: ProbeContext) -> Sequence[Finding]:
-    """Look for what is wrong here."""
-    return health.diagnose(ctx)
-
-
-@hookimpl
-def anyaccel_products() -> Sequence[Product]:
-    """List the three generations."""
-    return products.PRODUCTS
+plugin = Gaudi()

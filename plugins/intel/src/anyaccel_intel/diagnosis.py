@@ -29,8 +29,8 @@ def diagnose(ctx: ProbeContext) -> tuple[Finding, ...]:
     )
     usable = [device for device in detected.devices if device.health is not Health.UNHEALTHY]
     if troubles or not usable:
-        return troubles or (Finding(severity=Severity.OK, message="a driver is loaded, and there is no GPU to use"),)
-    return (Finding(severity=Severity.OK, message=f"{len(usable)} GPUs or tiles can be used"),)
+        return troubles or (Finding(severity=Severity.OK, reason="a driver is loaded, and there is no GPU to use"),)
+    return (Finding(severity=Severity.OK, reason=f"{len(usable)} GPUs or tiles can be used"),)
 
 
 def _devices(gpus: Sequence[Gpu], ctx: ProbeContext) -> Iterator[Finding]:
@@ -38,12 +38,12 @@ def _devices(gpus: Sequence[Gpu], ctx: ProbeContext) -> Iterator[Finding]:
         address = gpu.function.address
         if gpu.fault:
             severity = Severity.WARN if gpu.fault.counted else Severity.FAIL
-            yield Finding(severity=severity, message=f"GPU {address}: {gpu.fault.reason}", fix=gpu.fault.fix)
+            yield Finding(severity=severity, reason=f"GPU {address}: {gpu.fault.reason}", remedy=gpu.fault.fix)
         elif not gpu.integrated and gpu.parent is None and _window(address, ctx) == SMALL_BAR:
             yield Finding(
                 severity=Severity.WARN,
-                message=f"GPU {address}: the processor reaches 256 MiB of its memory at once",
-                fix="switch on Resizable BAR (and Above 4G Decoding) in the firmware",
+                reason=f"GPU {address}: the processor reaches 256 MiB of its memory at once",
+                remedy="switch on Resizable BAR (and Above 4G Decoding) in the firmware",
             )
 
 
@@ -62,32 +62,32 @@ def _environment(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Findi
     if DEAD_VARIABLE in ctx.environ:
         yield Finding(
             severity=Severity.WARN,
-            message=f"{DEAD_VARIABLE} is set, and nothing has read it since Intel Extension for PyTorch 1.13",
-            fix=f"unset it; {MASK} is the variable that works",
+            reason=f"{DEAD_VARIABLE} is set, and nothing has read it since Intel Extension for PyTorch 1.13",
+            remedy=f"unset it; {MASK} is the variable that works",
         )
     if mask == "":
         yield Finding(
             severity=Severity.WARN,
-            message=f"{MASK} is empty, which shows every GPU",
-            fix=f"unset it, or hide all with {MASK}={affinity.NOTHING}",
+            reason=f"{MASK} is empty, which shows every GPU",
+            remedy=f"unset it, or hide all with {MASK}={affinity.NOTHING}",
         )
     try:
         shown = visible(ctx.environ, devices)
     except ValueError as error:
         name = MASK if str(error).startswith(MASK) else SELECTOR
-        yield Finding(severity=Severity.FAIL, message=str(error), fix=f"correct or unset {name}")
+        yield Finding(severity=Severity.FAIL, reason=str(error), remedy=f"correct or unset {name}")
         return
     if chosen and any(term.negative for term in selector.parse(chosen).terms):
         yield Finding(
             severity=Severity.WARN,
-            message=f"{SELECTOR} discards devices, and by number that hides the whole backend ({chosen!r})",
-            fix="name the devices that you want instead, for example level_zero:1,2",
+            reason=f"{SELECTOR} discards devices, and by number that hides the whole backend ({chosen!r})",
+            remedy="name the devices that you want instead, for example level_zero:1,2",
         )
     if devices and shown == []:
         yield Finding(
             severity=Severity.WARN,
-            message=f"{MASK}={mask!r} and {SELECTOR}={chosen!r} together leave no GPU visible",
-            fix=f"correct them; {SELECTOR} counts from 0 what {MASK} has left",
+            reason=f"{MASK}={mask!r} and {SELECTOR}={chosen!r} together leave no GPU visible",
+            remedy=f"correct them; {SELECTOR} counts from 0 what {MASK} has left",
         )
 
 
@@ -95,8 +95,8 @@ def _by_path(ctx: ProbeContext, gpus: Sequence[Gpu]) -> Iterator[Finding]:
     if any(not gpu.fault for gpu in gpus) and not ctx.glob(f"{BY_PATH}/pci-*-render"):
         yield Finding(
             severity=Severity.WARN,
-            message=f"{BY_PATH} is missing, and oneCCL cannot start without it",
-            fix=f"give the container the folder: -v {BY_PATH}:{BY_PATH}",
+            reason=f"{BY_PATH} is missing, and oneCCL cannot start without it",
+            remedy=f"give the container the folder: -v {BY_PATH}:{BY_PATH}",
         )
 
 
@@ -108,12 +108,14 @@ def _witness(ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
         answer = runtime.seen(ctx)
     except ValueError as error:
         if str(error).startswith("sycl-ls"):
-            yield Finding(severity=Severity.WARN, message=str(error), fix="report the line, with the version of oneAPI")
+            yield Finding(
+                severity=Severity.WARN, reason=str(error), remedy="report the line, with the version of oneAPI"
+            )
         return
     expected = [device for device in usable if shown is None or device.id in shown]
     if answer and len(answer[1]) < len(expected):
         yield Finding(
             severity=Severity.FAIL,
-            message=f"sysfs shows {len(expected)} GPUs or tiles that should work, {answer[0]} shows {len(answer[1])}",
-            fix="install intel-level-zero-gpu or intel-opencl-icd for this generation, and look into the kernel log",
+            reason=f"sysfs shows {len(expected)} GPUs or tiles that should work, {answer[0]} shows {len(answer[1])}",
+            remedy="install intel-level-zero-gpu or intel-opencl-icd for this generation, and look into the kernel log",
         )

@@ -22,7 +22,7 @@ def diagnose(ctx: ProbeContext) -> list[Finding]:
     try:
         detected = detect(ctx)
     except (RuntimeError, ValueError) as error:
-        return [Finding(severity=Severity.FAIL, message=str(error), fix="install the package aws-neuronx-tools")]
+        return [Finding(severity=Severity.FAIL, reason=str(error), remedy="install the package aws-neuronx-tools")]
     if detected is None:
         return []
     findings = [*_unfit(detected), *_notes(detected), *_variables(ctx, detected.devices), *_kernel_log(ctx)]
@@ -32,7 +32,7 @@ def diagnose(ctx: ProbeContext) -> list[Finding]:
     message = (
         f"{chips} Neuron devices with {len(detected.devices)} cores, driver {detected.driver_version or 'unknown'}"
     )
-    return [Finding(severity=Severity.OK, message=message)]
+    return [Finding(severity=Severity.OK, reason=message)]
 
 
 def _unfit(detected: Detected) -> Iterator[Finding]:
@@ -45,17 +45,17 @@ def _unfit(detected: Detected) -> Iterator[Finding]:
                 named.append(device.parent)
     for reason, named in chips.items():
         what, _, fix = reason.partition(": ")
-        yield Finding(severity=Severity.FAIL, message=f"{', '.join(named)}: {what}", fix=fix)
+        yield Finding(severity=Severity.FAIL, reason=f"{', '.join(named)}: {what}", remedy=fix)
     if not (detected.devices or detected.notes):
         fix = "use an inf or trn instance, or remove the package aws-neuronx-dkms"
-        yield Finding(severity=Severity.WARN, message="the Neuron driver is here and no device is", fix=fix)
+        yield Finding(severity=Severity.WARN, reason="the Neuron driver is here and no device is", remedy=fix)
 
 
 def _notes(detected: Detected) -> Iterator[Finding]:
     for note in detected.notes:
         tool = note.startswith("neuron-ls")
         fix = "install or update the package aws-neuronx-tools" if tool else "pass the device nodes into the container"
-        yield Finding(severity=Severity.WARN, message=note.partition(": install")[0], fix=fix)
+        yield Finding(severity=Severity.WARN, reason=note.partition(": install")[0], remedy=fix)
 
 
 def _variables(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
@@ -64,13 +64,13 @@ def _variables(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding
         environment.visible(environ, devices)
     except ValueError as error:
         yield Finding(
-            severity=Severity.FAIL, message=str(error), fix=f"unset {environment.VISIBLE_CORES} or correct it"
+            severity=Severity.FAIL, reason=str(error), remedy=f"unset {environment.VISIBLE_CORES} or correct it"
         )
     if environment.VISIBLE_CORES in environ and environment.NUM_CORES in environ:
         yield Finding(
             severity=Severity.WARN,
-            message=f"{environment.NUM_CORES} is ignored beside {environment.VISIBLE_CORES}",
-            fix=f"unset {environment.NUM_CORES}",
+            reason=f"{environment.NUM_CORES} is ignored beside {environment.VISIBLE_CORES}",
+            remedy=f"unset {environment.NUM_CORES}",
         )
     found = {str(device.attributes["lnc"]) for device in devices if "lnc" in device.attributes}
     for name in (environment.LNC_CONFIG, environment.LNC_CONFIG_OLD):
@@ -78,8 +78,8 @@ def _variables(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding
         if value and found and value not in found:
             yield Finding(
                 severity=Severity.WARN,
-                message=f"{name}={value} and the cores here are of size {', '.join(sorted(found))}, so ids differ",
-                fix=f"unset {name}, or configure the machine in {sysfs.LNC_FILE}",
+                reason=f"{name}={value} and the cores here are of size {', '.join(sorted(found))}, so ids differ",
+                remedy=f"unset {name}, or configure the machine in {sysfs.LNC_FILE}",
             )
 
 
@@ -92,7 +92,7 @@ def _kernel_log(ctx: ProbeContext) -> Iterator[Finding]:
         return
     for kind, chip in errors:
         message = f"the driver reported {kind} on device {chip}"
-        yield Finding(severity=Severity.FAIL, message=message, fix=REPLACE)
+        yield Finding(severity=Severity.FAIL, reason=message, remedy=REPLACE)
 
 
 def _logged_errors(path: str, seconds: float) -> list[list[str]]:

@@ -21,9 +21,13 @@ def diagnose(ctx: ProbeContext) -> list[Finding]:
         detected = detection.detect(ctx)
     except RuntimeError as error:
         problem, _, fix = str(error).partition(": ")
-        return [Finding(severity=Severity.FAIL, message=f"{problem}.", fix=fix), *_binding(ctx), *_kernel_log(ctx, ())]
+        return [
+            Finding(severity=Severity.FAIL, reason=f"{problem}.", remedy=fix),
+            *_binding(ctx),
+            *_kernel_log(ctx, ()),
+        ]
     except (OSError, ValueError) as error:
-        return [Finding(severity=Severity.FAIL, message=f"{error}.", fix="report this with 'anyaccel record DIR'")]
+        return [Finding(severity=Severity.FAIL, reason=f"{error}.", remedy="report this with 'anyaccel record DIR'")]
     if detected is None:
         return []
     return [
@@ -43,7 +47,7 @@ def _driver(detected: Detected) -> Iterator[Finding]:
     usable = [device for device in detected.devices if device.health is not Health.UNHEALTHY]
     if usable and detected.driver_version:
         message = f"Driver {detected.driver_version} answers; usable devices: {len(usable)}."
-        yield Finding(severity=Severity.OK, message=message)
+        yield Finding(severity=Severity.OK, reason=message)
 
 
 def _devices(devices: Sequence[Device]) -> Iterator[Finding]:
@@ -51,12 +55,12 @@ def _devices(devices: Sequence[Device]) -> Iterator[Finding]:
         if device.health is Health.UNHEALTHY:
             problem, _, fix = device.health_reason.partition(": ")
             message = f"{device.model} {device.id}: {problem}."
-            yield Finding(severity=Severity.FAIL if in_cuda(device) else Severity.WARN, message=message, fix=fix)
+            yield Finding(severity=Severity.FAIL if in_cuda(device) else Severity.WARN, reason=message, remedy=fix)
 
 
 def _from_note(note: str) -> Finding:
     problem, _, fix = note.rstrip(".").partition(": ")
-    return Finding(severity=Severity.WARN, message=f"{problem}.", fix=fix)
+    return Finding(severity=Severity.WARN, reason=f"{problem}.", remedy=fix)
 
 
 def _excluded(ctx: ProbeContext) -> Iterator[Finding]:
@@ -64,8 +68,8 @@ def _excluded(ctx: ProbeContext) -> Iterator[Finding]:
         if card.excluded:
             yield Finding(
                 severity=Severity.WARN,
-                message=f"The driver was told to leave {card.model} {files.card_id(card)} alone (GPU Excluded: Yes).",
-                fix="remove it from the module option NVreg_ExcludedGpus and reload the driver",
+                reason=f"The driver was told to leave {card.model} {files.card_id(card)} alone (GPU Excluded: Yes).",
+                remedy="remove it from the module option NVreg_ExcludedGpus and reload the driver",
             )
 
 
@@ -75,9 +79,9 @@ def _persistence(ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
     if 0 in modes:
         yield Finding(
             severity=Severity.WARN,
-            message="Persistence is off: idle GPUs are initialized at each start, one to three seconds each, and forget"
+            reason="Persistence is off: idle GPUs are initialized at each start, one to three seconds each, and forget"
             " their settings.",
-            fix="systemctl enable --now nvidia-persistenced",
+            remedy="systemctl enable --now nvidia-persistenced",
         )
 
 
@@ -97,8 +101,8 @@ def _sharing(devices: Sequence[Device]) -> Iterator[Finding]:
         if mode.startswith("exclusive") and "mps_pipe" not in device.attributes:
             yield Finding(
                 severity=Severity.WARN,
-                message=f"{device.id} is in the compute mode {mode.upper()}, no MPS daemon runs: it cannot be shared.",
-                fix=f"start 'nvidia-cuda-mps-control -d', or stop its processes, {_RESET_BY}",
+                reason=f"{device.id} is in the compute mode {mode.upper()}, no MPS daemon runs: it cannot be shared.",
+                remedy=f"start 'nvidia-cuda-mps-control -d', or stop its processes, {_RESET_BY}",
             )
 
 
@@ -109,7 +113,7 @@ def _mask(environ: Mapping[str, str], devices: Sequence[Device]) -> Iterator[Fin
         problem, _, fix = str(error).rpartition("; ")
         wrong = (f"{problem}.", fix)
     if wrong:
-        yield Finding(severity=Severity.WARN, message=wrong[0], fix=wrong[1])
+        yield Finding(severity=Severity.WARN, reason=wrong[0], remedy=wrong[1])
 
 
 def _binding(ctx: ProbeContext) -> Iterator[Finding]:
@@ -120,8 +124,8 @@ def _binding(ctx: ProbeContext) -> Iterator[Finding]:
     if "pynvml" in distributions:
         yield Finding(
             severity=Severity.WARN,
-            message="The package pynvml is installed, which is not NVIDIA's and claims the module of nvidia-ml-py.",
-            fix="pip uninstall pynvml && pip install --force-reinstall nvidia-ml-py",
+            reason="The package pynvml is installed, which is not NVIDIA's and claims the module of nvidia-ml-py.",
+            remedy="pip uninstall pynvml && pip install --force-reinstall nvidia-ml-py",
         )
 
 
@@ -137,6 +141,6 @@ def _kernel_log(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Findin
         for code in health.serious(codes):
             yield Finding(
                 severity=Severity.FAIL,
-                message=f"The kernel log shows XID {code} for the GPU at {address}{''.join(here[:1])}.",
-                fix=health.XID_ACTIONS[code],
+                reason=f"The kernel log shows XID {code} for the GPU at {address}{''.join(here[:1])}.",
+                remedy=health.XID_ACTIONS[code],
             )

@@ -129,10 +129,10 @@ def _chips(detected: Detected) -> Iterator[Finding]:
     for device in detected.devices:
         if device.health is Health.UNHEALTHY:
             message, _, fix = device.health_reason.partition("; ")
-            yield Finding(severity=Severity.FAIL, message=f"{device.id}: {message}", fix=fix)
+            yield Finding(severity=Severity.FAIL, reason=f"{device.id}: {message}", remedy=fix)
     for note in detected.notes:
         message, _, fix = note.partition("; ")
-        yield Finding(severity=Severity.WARN, message=message, fix=fix)
+        yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
 
 
 def _variables(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -140,14 +140,14 @@ def _variables(environ: Mapping[str, str]) -> Iterator[Finding]:
         if environ.get(newer) and environ.get(older) and environ[newer] != environ[older]:
             yield Finding(
                 severity=Severity.WARN,
-                message=f"{newer}={environ[newer]} and {older}={environ[older]} name one setting and differ",
-                fix=f"unset {older}",
+                reason=f"{newer}={environ[newer]} and {older}={environ[older]} name one setting and differ",
+                remedy=f"unset {older}",
             )
     if environ.get(PATHS) and any(environ.get(name) for name in MASKS):
         yield Finding(
             severity=Severity.WARN,
-            message=f"{PATHS} is set beside {MASKS[0]} and wins over it",
-            fix=f"unset {PATHS}",
+            reason=f"{PATHS} is set beside {MASKS[0]} and wins over it",
+            remedy=f"unset {PATHS}",
         )
 
 
@@ -157,8 +157,8 @@ def _bounds(environ: Mapping[str, str], count: int) -> Iterator[Finding]:
         if all(part.isdecimal() for part in parts) and prod(map(int, parts)) > count:
             yield Finding(
                 severity=Severity.WARN,
-                message=f"{name}={environ[name]} announces more chips than the {count} of this host",
-                fix=f"replace the host if a chip is missing, else unset {name}",
+                reason=f"{name}={environ[name]} announces more chips than the {count} of this host",
+                remedy=f"replace the host if a chip is missing, else unset {name}",
             )
 
 
@@ -168,8 +168,8 @@ def _slice(environ: Mapping[str, str], detected: Detected) -> Iterator[Finding]:
     if names and isinstance(hosts, int) and len(names) != hosts and names != ["localhost"]:
         yield Finding(
             severity=Severity.WARN,
-            message=f"the slice has {hosts} hosts and TPU_WORKER_HOSTNAMES names {len(names)}",
-            fix="start one worker on every host of the slice, all together",
+            reason=f"the slice has {hosts} hosts and TPU_WORKER_HOSTNAMES names {len(names)}",
+            remedy="start one worker on every host of the slice, all together",
         )
 
 
@@ -184,7 +184,7 @@ def _lock(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
     if not answer["complete"]:
         nodes = " ".join(path for device in devices for path in device.nodes)
         fix = f"if 'sudo fuser -v {nodes}' shows no holder: {fix}"
-    yield Finding(severity=Severity.WARN, message=f"{LOCK_FILE} was left behind and no process holds a chip", fix=fix)
+    yield Finding(severity=Severity.WARN, reason=f"{LOCK_FILE} was left behind and no process holds a chip", remedy=fix)
 
 
 def _pages(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
@@ -193,6 +193,6 @@ def _pages(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
     if generation is not None and generation.vfio and setting is not None and "[always]" not in setting:
         yield Finding(
             severity=Severity.WARN,
-            message=f"transparent huge pages are not always on, which makes {generation.model} start slowly",
-            fix=f"echo always | sudo tee {_HUGE_PAGES}",
+            reason=f"transparent huge pages are not always on, which makes {generation.model} start slowly",
+            remedy=f"echo always | sudo tee {_HUGE_PAGES}",
         )

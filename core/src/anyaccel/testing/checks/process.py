@@ -214,8 +214,8 @@ def _observation_faults(subject: Subject, machine: TestedMachine) -> Iterator[st
     if unknown:
         yield f"anyaccel_stats tells of {', '.join(sorted(unknown))}, which it was not asked about; use Device.id"
     for finding in answers.get("anyaccel_diagnose", ()):
-        if finding.severity is not Severity.OK and not finding.fix.strip():
-            yield f"anyaccel_diagnose finds {finding.message!r} without a way out; put it into Finding.fix"
+        if finding.severity is not Severity.OK and not finding.remedy.strip():
+            yield f"anyaccel_diagnose finds {finding.reason!r} without a way out; put it into Finding.remedy"
     container = answers.get("anyaccel_container")
     paths = (
         [*container.nodes, *(m.source for m in container.mounts), *(m.target for m in container.mounts)]

@@ -1,0 +1,43 @@
+"""What plug-ins share: a vendor declared as a class, and the parts that most vendors need.
+
+A plug-in of the kit is an instance of a subclass of :class:`Vendor`. Its attributes describe the vendor; a method is
+overridden where the vendor is odd, and only there. Everything here works on what :mod:`anyaccel.plugin` offers: a
+plug-in may use single parts of the kit, or none.
+"""
+
+from anyaccel.kit.card import Card, board_links
+from anyaccel.kit.catalog import Catalog, Entry, pci_name, tag
+from anyaccel.kit.fault import Fault, FaultError, fail, warn
+from anyaccel.kit.files import in_container, kernel_log, node_fault, number, text
+from anyaccel.kit.masks import DECIMAL, SIGNED, Ids, Mask, Numbers
+from anyaccel.kit.processes import Holders
+from anyaccel.kit.tools import Row, Tool
+from anyaccel.kit.vendor import Measures, Vendor
+
+__all__ = [
+    "DECIMAL",
+    "SIGNED",
+    "Card",
+    "Catalog",
+    "Entry",
+    "Fault",
+    "FaultError",
+    "Holders",
+    "Ids",
+    "Mask",
+    "Measures",
+    "Numbers",
+    "Row",
+    "Tool",
+    "Vendor",
+    "board_links",
+    "fail",
+    "in_container",
+    "kernel_log",
+    "node_fault",
+    "number",
+    "pci_name",
+    "tag",
+    "text",
+    "warn",
+]

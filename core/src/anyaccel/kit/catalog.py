@@ -1,0 +1,208 @@
+"""What a vendor sells, in a TOML file beside its plug-in. ``docs/reference/kit.md`` lists what the file may say."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from anyaccel.plugin import ProbeContext, Product, QueryError
+
+PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids", "/var/lib/pciutils/pci.ids")
+NOT_INHERITED = ("pci", "virtual", "revisions", "subsystems", "names", "listed", "constants", "instance_types")
+"""What an entry does not take over from the one that it is ``like``."""
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_PRODUCT = ("id_template", "link", "attributes", "instance_types")
+
+
+class Entry(NamedTuple):
+    """One product of a catalog.
+
+    Attributes:
+        key: Name of the entry; entries that are ``like`` another one have its key.
+        tags: Accelerator-type tags of its devices, most canonical first.
+        model: Name that detection reports.
+        memory_bytes: Memory of one device, or None.
+        attributes: Attributes of its devices, detected or simulated.
+        facts: Everything that the file says about it, as written, with defaults: ``entry.facts.get("lanes", 16)``.
+    """
+
+    key: str
+    tags: tuple[str, ...]
+    model: str
+    memory_bytes: int | None
+    attributes: Mapping[str, Any]
+    facts: Mapping[str, Any]
+
+    @property
+    def product(self) -> Product:
+        """The entry as a product, for simulation, completion and documentation."""
+        facts = self.facts
+        constants = facts.get("constants", {})
+        return Product(
+            name=self.tags[0],
+            model=self.model,
+            memory_bytes=self.memory_bytes,
+            counts=tuple(facts.get("counts", (1,))),
+            aliases=tuple(dict.fromkeys((*self.tags[1:], *facts.get("aliases", ())))),
+            node_templates=tuple(facts.get("node_templates", ())),
+            constants=constants if isinstance(constants, Mapping) else dict.fromkeys(constants, self.tags[0]),
+            **{name: facts[name] for name in _PRODUCT if name in facts},
+        )
+
+
+class Catalog:
+    """The products of a vendor. The file is read when somebody asks for the first time, and once."""
+
+    def __init__(self, module: str, name: str = "products.toml") -> None:
+        """Say where the file is.
+
+        Args:
+            module: ``__file__`` of the module beside which it is.
+            name: Name of the file.
+        """
+        self._path = os.path.join(os.path.dirname(module), name)
+
+    @cached_property
+    def data(self) -> Mapping[str, Any]:
+        """The whole file, for tables of the vendor's own."""
+        import tomllib
+
+        with open(self._path, "rb") as file:
+            return tomllib.load(file)
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """Every product, in the order of the file."""
+        defaults = self.data.get("defaults", {})
+        found: dict[str, Mapping[str, Any]] = {}
+        entries = []
+        for written in self.data.get("products", ()):
+            base = found[written["like"]] if "like" in written else {}
+            facts = {**defaults, **{k: v for k, v in base.items() if k not in NOT_INHERITED}, **written}
+            key = facts.setdefault("key", facts["tags"][0])
+            found.setdefault(key, facts)
+            entries.append(
+                Entry(
+                    key=key,
+                    tags=tuple(facts["tags"]),
+                    model=facts["model"],
+                    memory_bytes=_bytes(facts.get("memory")),
+                    attributes=facts.get("attributes", {}),
+                    facts=facts,
+                )
+            )
+        return tuple(entries)
+
+    @cached_property
+    def ignored(self) -> Mapping[int, str]:
+        """Names of PCI device ids that are no accelerators of this plug-in, though vendor and class are the same."""
+        return {int(device, 16): name for device, name in self.data.get("ignored", {}).items()}
+
+    def get(self, key: object) -> Entry | None:
+        """The first entry with a key, or None."""
+        return next((entry for entry in self.entries if entry.key == key), None)
+
+    def by_pci(self, device: int, *, revision: int | None = None, subsystem: int | None = None) -> Entry | None:
+        """Find the product of a PCI device id, or of the virtual functions of a card.
+
+        An entry that names revisions or subsystems counts only for these; where none of them fits, an entry that
+        names none does.
+        """
+        same = [
+            entry
+            for entry in self.entries
+            if device in entry.facts.get("pci", ()) or device in entry.facts.get("virtual", ())
+        ]
+        exact = (
+            entry
+            for entry in same
+            if revision in entry.facts.get("revisions", ()) or subsystem in entry.facts.get("subsystems", ())
+        )
+        general = (entry for entry in same if "revisions" not in entry.facts and "subsystems" not in entry.facts)
+        return next(exact, None) or next(general, None)
+
+    def by_name(self, model: str) -> Entry | None:
+        """Find the product that a model name means: the very name first, else the first whose ``names`` match it."""
+        same = (entry for entry in self.entries if entry.model == model)
+        alike = (
+            entry
+            for entry in self.entries
+            if (pattern := entry.facts.get("names")) is not None and re.fullmatch(pattern, model)
+        )
+        return next(same, None) or next(alike, None)
+
+    def by_memory(self, memory_bytes: int | None) -> Entry | None:
+        """Find the listed product with this much memory, to an eighth; None where several have, or none."""
+        near = [
+            entry
+            for entry in self.entries
+            if entry.facts.get("listed", True)
+            and entry.memory_bytes is not None
+            and memory_bytes is not None
+            and abs(entry.memory_bytes - memory_bytes) <= entry.memory_bytes // 8
+        ]
+        return near[0] if len(near) == 1 else None
+
+    def pci_name(self, device: int, revision: int | None = None) -> str:
+        """Name that ``pci_names`` has for a PCI device id, which may be no product; empty when it has none."""
+        return self._pci_names.get((device, revision)) or self._pci_names.get((device, None), "")
+
+    def products(self) -> tuple[Product, ...]:
+        """The products that are listed, for the hook of that name."""
+        return tuple(entry.product for entry in self.entries if entry.facts.get("listed", True))
+
+    @cached_property
+    def _pci_names(self) -> Mapping[tuple[int, int | None], str]:
+        """Lines of a device id, a revision or ``-``, and a name: TOML reads one long text a lot faster than a table."""
+        lines = (line.split(None, 2) for line in self.data.get("pci_names", "").splitlines())
+        return {
+            (int(device, 16), None if revision == "-" else int(revision, 16)): name
+            for device, revision, name in (line for line in lines if line)
+        }
+
+
+def tag(text: str) -> str:
+    """Make an accelerator-type tag of a name: what no tag may hold becomes a hyphen."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-")
+
+
+def pci_name(ctx: ProbeContext, vendor: int, device: int) -> str:
+    """Ask the machine's own list of PCI ids for the name of a device; empty where there is no list, or no such id."""
+    try:
+        return str(ctx.query(f"pci.ids/{vendor:04x}:{device:04x}", lambda: look_up(vendor, device)))
+    except QueryError:
+        return ""
+
+
+def look_up(vendor: int, device: int, paths: tuple[str, ...] = PCI_IDS) -> str:
+    """Find a name in the first list of PCI ids that is here. Lists have 1.5 MB, so that no whole list is recorded."""
+    path = next(filter(os.path.isfile, paths), None)
+    if path is None:
+        return ""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return _found(iter(file), f"{vendor:04x}  ", f"\t{device:04x}  ")
+
+
+def _found(lines: Iterator[str], vendor: str, device: str) -> str:
+    for line in lines:
+        if line.startswith(vendor):
+            break
+    for line in lines:
+        if line.startswith(device):
+            return line.removeprefix(device).strip()
+        if not line.startswith(("\t", "#")):  # the next vendor
+            break
+    return ""
+
+
+def _bytes(size: Any) -> int | None:
+    """Read an amount of memory: a number of bytes, or text such as ``96GiB``."""
+    if size is None or isinstance(size, int):
+        return size
+    match = re.fullmatch(r"(\d+) ?([KMG]i)?B", str(size))
+    if match is None:
+        raise ValueError(f"memory must be bytes, or text such as '96GiB' or '98304MiB' (got {size!r})")
+    return int(match[1]) * _UNITS[f"{match[2] or ''}B"]

@@ -1,0 +1,60 @@
+"""Reading what a machine shows when some of it may be absent, closed to this user, or not what was expected."""
+
+from __future__ import annotations
+
+from anyaccel.kit.fault import Fault
+from anyaccel.plugin import CommandTimeoutError, ProbeContext
+
+PCI_DEVICES = "/sys/bus/pci/devices"
+KERNEL_LOG_SECONDS = 2.0
+_CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
+_CONTAINER_VARIABLES = ("container", "KUBERNETES_SERVICE_HOST")
+
+
+def text(ctx: ProbeContext, path: str) -> str:
+    """Read a file that detection can do without: its text, stripped; empty when it is absent or cannot be read."""
+    try:
+        return (ctx.read(path) or "").strip()
+    except OSError:
+        return ""
+
+
+def number(ctx: ProbeContext, path: str) -> int | None:
+    """Read a number, decimal or ``0x`` hexadecimal; None when the file is absent, cannot be read or holds another."""
+    try:
+        return ctx.read_int(path)
+    except OSError:
+        return None
+
+
+def in_container(ctx: ProbeContext) -> bool:
+    """Whether we run in a container, where PCI and sysfs show devices that belong to others."""
+    return any(map(ctx.exists, _CONTAINER_FILES)) or any(map(ctx.environ.get, _CONTAINER_VARIABLES))
+
+
+def node_fault(ctx: ProbeContext, path: str, *, missing: str = "", closed: str = "") -> Fault | None:
+    """Say why this user cannot open a device node, as far as that shows without opening it; None when it can.
+
+    Args:
+        ctx: The machine.
+        path: Where the node should be.
+        missing: What to do beside passing it to a container, when it is not there.
+        closed: What to do when it may not be opened, where the vendor has a group or a rule for it.
+    """
+    node = ctx.node(path)
+    if node is None:
+        return Fault(
+            f"its device node {path} is missing", f"pass it to this container{', or ' if missing else ''}{missing}"
+        )
+    if not (node.readable and node.writable):
+        return Fault(f"you may not open {path}", closed or "ask the administrator for read and write permission on it")
+    return None
+
+
+def kernel_log(ctx: ProbeContext) -> str:
+    """Read the kernel's log; empty where this user may not, or where there is no ``dmesg``."""
+    try:
+        result = ctx.run(["dmesg"], timeout=min(KERNEL_LOG_SECONDS, ctx.remaining() / 2))
+    except (CommandTimeoutError, OSError):
+        return ""
+    return result.stdout if result is not None and result.returncode == 0 else ""

@@ -1,0 +1,222 @@
+"""Variables that hold a comma list of devices, written and read as a vendor's runtime does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
+
+from anyaccel.kit.fault import FaultError
+from anyaccel.plugin import Device
+
+Rule = Literal["error", "skip", "stop", "void"]
+"""What an entry does that is not as it should be: the value is refused, the entry is skipped, it ends the list, or it
+voids the whole list."""
+Empty = Literal["nothing", "everything", "error"]
+"""What an empty value shows."""
+
+DECIMAL = r"\d+"
+SIGNED = r"[+-]?\d+"
+
+
+class Form(Protocol):
+    """A way in which the entries of a mask name devices."""
+
+    def name(self, device: Device) -> str:
+        """What a device is called."""
+        ...
+
+    def fits(self, entry: str) -> bool:
+        """Whether an entry has this form, whether or not there is such a device."""
+        ...
+
+    def find(self, entry: str, devices: Sequence[Device]) -> Device | None:
+        """The device that an entry of this form names, or None."""
+        ...
+
+
+class Numbers:
+    """Devices by number."""
+
+    def __init__(
+        self,
+        number: Callable[[Device], int] = lambda device: device.index,
+        *,
+        pattern: str = DECIMAL,
+        value: Callable[[str], int] = int,
+    ) -> None:
+        """Say what numbers look like.
+
+        Args:
+            number: The number of a device; its index unless said otherwise.
+            pattern: Regular expression that a whole entry must match, :data:`DECIMAL` or :data:`SIGNED` mostly.
+            value: What number an entry is.
+        """
+        self._number = number
+        self._pattern = pattern
+        self._value = value
+
+    def name(self, device: Device) -> str:
+        """The number of a device."""
+        return str(self._number(device))
+
+    def fits(self, entry: str) -> bool:
+        """Whether an entry is a number."""
+        return re.fullmatch(self._pattern, entry, re.ASCII) is not None
+
+    def find(self, entry: str, devices: Sequence[Device]) -> Device | None:
+        """The device with a number, or None."""
+        wanted = self._value(entry)
+        return next((device for device in devices if self._number(device) == wanted), None)
+
+
+class Ids:
+    """Devices by id, or by the beginning of an id where it fits one device only."""
+
+    def __init__(
+        self,
+        id: Callable[[Device], str] = lambda device: device.id,  # noqa: A002 - what it gives
+        *,
+        pattern: str = ".+",
+        shortest: int = 0,
+        case: bool = True,
+    ) -> None:
+        """Say what ids look like.
+
+        Args:
+            id: What the runtime calls a device; its id unless said otherwise.
+            pattern: Regular expression that a whole entry must match.
+            shortest: Least number of characters of a beginning; 0 where ids must be complete.
+            case: Whether upper and lower case differ.
+        """
+        self._id = id if case else lambda device: id(device).lower()
+        self._pattern = re.compile(pattern, re.ASCII | (0 if case else re.IGNORECASE))
+        self._shortest = shortest
+        self._fold: Callable[[str], str] = str if case else str.lower
+
+    def name(self, device: Device) -> str:
+        """The id of a device."""
+        return self._id(device)
+
+    def fits(self, entry: str) -> bool:
+        """Whether an entry looks like an id."""
+        return self._pattern.fullmatch(entry) is not None
+
+    def find(self, entry: str, devices: Sequence[Device]) -> Device | None:
+        """The one device with an id, or whose id begins so; None where there is none, or several."""
+        wanted = self._fold(entry)
+        alike = [device for device in devices if self._id(device).startswith(wanted)]
+        same = [device for device in alike if self._id(device) == wanted]
+        found = same or (alike if 0 < self._shortest <= len(entry) else [])
+        return found[0] if len(found) == 1 else None
+
+
+class Mask:
+    """A variable that holds a comma list of devices.
+
+    Attributes:
+        variable: Its name.
+        nothing: The value that hides every device.
+    """
+
+    def __init__(
+        self,
+        variable: str,
+        *forms: Form,
+        nothing: str = "",
+        empty: Empty = "nothing",
+        malformed: Rule = "error",
+        unknown: Rule = "skip",
+        repeated: Rule = "skip",
+        entries: str = "device numbers such as '0,1'",
+        remedy: str = "",
+        blanks: bool = True,
+    ) -> None:
+        """Say how the runtime reads the variable.
+
+        Args:
+            variable: Its name.
+            forms: How entries name devices; the first is written, and each is tried on what is read. Numbers of
+                devices' indexes when there is none.
+            nothing: The value that hides every device, written for an empty list.
+            empty: What an empty value shows, where it is not ``nothing`` itself.
+            malformed: What an entry of another form does.
+            unknown: What an entry does that names no device of this machine.
+            repeated: What an entry does that names a device a second time.
+            entries: What the variable must hold, for messages.
+            remedy: What to do about a value that is refused; ``unset VARIABLE`` when empty.
+            blanks: Whether blanks around an entry do not count.
+        """
+        self.variable = variable
+        self.nothing = nothing
+        self._forms: tuple[Form, ...] = forms or (Numbers(),)
+        self._empty = empty
+        self._rules: Mapping[str, Rule] = {"malformed": malformed, "unknown": unknown, "repeated": repeated}
+        self._entries = entries
+        self._remedy = remedy or f"unset {variable}"
+        self._blanks = blanks
+
+    def write(self, devices: Sequence[Device]) -> str:
+        """Write the value that shows exactly these devices, in this order.
+
+        Raises:
+            FaultError: When a device is given twice.
+        """
+        names = [self._forms[0].name(device) for device in devices]
+        if len(set(names)) < len(names):
+            raise FaultError(
+                f"{self.variable} must name each device once (got {','.join(names)})", "pass each device once"
+            )
+        return ",".join(names) or self.nothing
+
+    def read(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] | None:
+        """Say which devices the variable leaves visible, in the order of the list.
+
+        Args:
+            environ: The environment.
+            devices: The devices that the runtime can see without the variable.
+
+        Returns:
+            The devices; None when the variable hides nothing.
+
+        Raises:
+            FaultError: When the runtime would refuse the value.
+        """
+        value = environ.get(self.variable)
+        if value is None:
+            return None
+        stripped = value.strip() if self._blanks else value
+        if stripped == self.nothing:
+            return []
+        if not stripped:
+            if self._empty == "error":
+                raise self.refusal(value)
+            return [] if self._empty == "nothing" else None
+        found: list[Device] = []
+        for part in value.split(","):
+            entry = part.strip() if self._blanks else part
+            rule = self._enter(entry, devices, found)
+            if rule == "error":
+                raise self.refusal(value)
+            if rule == "void":
+                return []
+            if rule == "stop":
+                break
+        return found
+
+    def refusal(self, value: str) -> FaultError:
+        """The error for a value that the runtime refuses."""
+        return FaultError(f"{self.variable} must be {self._entries} (got {value!r})", self._remedy)
+
+    def _enter(self, entry: str, devices: Sequence[Device], found: list[Device]) -> Rule | None:
+        """Add what an entry names; what to do when it names nothing new."""
+        form = next((form for form in self._forms if form.fits(entry)), None)
+        if form is None:
+            return self._rules["malformed"]
+        device = form.find(entry, devices)
+        if device is None:
+            return self._rules["unknown"]
+        if device in found:
+            return self._rules["repeated"]
+        found.append(device)
+        return None

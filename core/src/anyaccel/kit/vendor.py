@@ -1,0 +1,510 @@
+"""A vendor, declared as a class: its attributes say what it is, its methods what it does, with the usual as default."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypedDict
+
+from anyaccel.kit.card import Card
+from anyaccel.kit.catalog import Catalog, Entry, pci_name, tag
+from anyaccel.kit.fault import Fault, FaultError, fail, warn
+from anyaccel.kit.files import node_fault, text
+from anyaccel.kit.masks import Mask
+from anyaccel.kit.processes import Holders
+from anyaccel.kit.tools import Tool
+from anyaccel.plugin import (
+    ContainerEdits,
+    Detected,
+    Device,
+    EnvContext,
+    EnvEdits,
+    Finding,
+    Fractional,
+    Health,
+    Mount,
+    PciFunction,
+    PluginInfo,
+    ProbeContext,
+    Product,
+    Stats,
+    Term,
+    hookimpl,
+)
+
+
+class Measures(TypedDict, total=False):
+    """What was measured of one device: fields of :class:`~anyaccel.plugin.Stats`; what is unknown is None or absent."""
+
+    memory_used_bytes: int | None
+    utilization: float | None
+    temperature_celsius: float | None
+    power_watts: float | None
+
+
+class Vendor:
+    """A plug-in. An instance of a subclass is what the entry point names: ``acme = "anyaccel_acme:plugin"``.
+
+    A subclass sets attributes, and overrides the methods below where its vendor does something else. The hooks
+    themselves, ``anyaccel_*``, are never overridden: each calls the method of its name.
+
+    Attributes:
+        key: Key of the vendor, equal to the name of the entry point.
+        resource: Name under which schedulers count its devices: ``GPU``, ``NPU`` ...
+        kind: Kind of accelerator in lower case.
+        brand: Name of the vendor or product line for people, as in ``no Acme device is on the PCI bus``.
+        url: Where people find the vendor's documentation on choosing devices.
+        driver: Name of the kernel driver, as module and as PCI driver.
+        pci_vendors: PCI vendor ids, the usual one first.
+        pci_classes: Base class and subclass (16 bits) of its functions; empty where the device id alone tells.
+        catalog: Its products.
+        entry_attribute: Attribute of a device that holds the key of its entry in the catalog.
+        mask: The variable by which a process sees certain devices.
+        variables: Further variables that the plug-in sets or unsets.
+        sharing: Whether several holders may share a device.
+        exclusive: Why a device has one holder only, in a clause, where ``sharing`` is ``Fractional.NO``.
+        counts: Numbers of devices that one job may use; empty for any.
+        number_name: What the mask takes where that is no position but a number that the machine must tell: ``module
+            id``. A device without it, or that shares it, is listed and cannot be given out.
+        number_remedy: What to do when that number is unknown.
+        nameless: Attribute that marks a device which no mask can name.
+        state_file: File of a card in which the driver says how it is; empty where there is none.
+        states: Every state that the driver knows, in lower case, with the remedy; empty where the device works.
+        registered: Whether a card whose driver made no device node is at fault.
+        node_missing: What to do, beside passing it to a container, when a device node is not there.
+        node_closed: What to do when a device node may not be opened.
+        tool: The vendor's command that :meth:`measure` asks, or None.
+    """
+
+    key: str = ""
+    resource: str = ""
+    kind: str = ""
+    brand: str = ""
+    url: str = ""
+    driver: str = ""
+    pci_vendors: Sequence[int] = ()
+    pci_classes: Sequence[int] = ()
+    catalog: Catalog
+    entry_attribute: str = ""
+    mask: Mask
+    variables: Sequence[str] = ()
+    sharing: Fractional = Fractional.NO
+    exclusive: str = ""
+    counts: Sequence[int] = ()
+    number_name: str = ""
+    number_remedy: str = ""
+    nameless: str = "nameless"
+    state_file: str = ""
+    states: Mapping[str, str] = {}
+    registered: bool = True
+    node_missing: str = ""
+    node_closed: str = ""
+    tool: Tool | None = None
+
+    # Who the vendor is.
+
+    def info(self) -> PluginInfo:
+        """Say who we are."""
+        return PluginInfo(
+            vendor=self.key,
+            resource=self.resource,
+            kind=self.kind,
+            env_vars=(self.mask.variable, *self.variables),
+            url=self.url,
+        )
+
+    def products(self) -> Sequence[Product]:
+        """List the products that are known without hardware."""
+        return self.catalog.products()
+
+    def entry(self, device: Device) -> Entry | None:
+        """Find the product that a detected or simulated device is."""
+        key = device.attributes.get(self.entry_attribute)
+        return (self.catalog.get(key) if key is not None else None) or self.catalog.by_name(device.model)
+
+    def tags(self, device: Device) -> Sequence[str]:
+        """Name the accelerator types of a device: those of its product, then its model."""
+        entry = self.entry(device)
+        return tuple(dict.fromkeys((*(entry.tags if entry else ()), tag(device.model) or self.resource)))
+
+    def fractional(self, device: Device) -> Fractional:
+        """Say whether several holders may share a device."""
+        return self.sharing
+
+    # What is on the machine.
+
+    @property
+    def log_hint(self) -> str:
+        """Where people look for what the driver has to say."""
+        return f"look for {self.driver} in 'dmesg'"
+
+    def functions(self, ctx: ProbeContext) -> list[PciFunction]:
+        """List the PCI functions that may be devices of this vendor."""
+        return [function for vendor in self.pci_vendors for function in ctx.pci(vendor, self.pci_classes)]
+
+    def present(self, ctx: ProbeContext) -> bool:
+        """Whether the vendor's driver is on a machine that shows none of its devices."""
+        return ctx.exists(f"/sys/module/{self.driver}")
+
+    def driver_version(self, ctx: ProbeContext) -> str:
+        """Version of the kernel driver; empty when unknown."""
+        return text(ctx, f"/sys/module/{self.driver}/version")
+
+    def detect(self, ctx: ProbeContext) -> Detected | None:
+        """Find the devices of a machine; None when this vendor is not on it."""
+        cards = self.survey(ctx)
+        notes = list(self.notes(ctx))
+        if not cards and not notes:
+            return Detected(driver_version=self.driver_version(ctx)) if self.present(ctx) else None
+        notes += self.complete(ctx, cards)
+        for card in cards:
+            self.identify(card)
+        self.arrange(cards)
+        self.connect(ctx, cards)
+        return Detected(
+            devices=tuple(card.device() for card in cards),
+            driver_version=self.driver_version(ctx),
+            partial=any(card.partial for card in cards),
+            notes=tuple(notes),
+        )
+
+    def notes(self, ctx: ProbeContext) -> Iterable[str]:
+        """Say what people should know beside the devices: by default, which functions are no devices of ours."""
+        ignored = self.catalog.ignored if self.pci_vendors else {}
+        return [
+            f"{ignored[function.device]} at {function.address} is no {self.resource} and left out"
+            for function in self.functions(ctx)
+            if function.device in ignored
+        ]
+
+    def survey(self, ctx: ProbeContext) -> list[Card]:
+        """Look at every device by files alone: in :meth:`detect`, and again in :meth:`stats`."""
+        functions = self.functions(ctx)
+        ignored: Collection[int] = self.catalog.ignored if functions else ()
+        return [self.card(ctx, function) for function in functions if function.device not in ignored]
+
+    def card(self, ctx: ProbeContext, function: PciFunction) -> Card:
+        """Look at one PCI function."""
+        card = Card(
+            ctx,
+            f"{self.key}-{function.address}",
+            function,
+            entry=self.catalog.by_pci(function.device, subsystem=function.subsystem_device),
+            unreadable=self.log_hint,
+        )
+        if self.bound(card):
+            self.look(card)
+            self.check_state(card)
+            self.check_nodes(card)
+        return card
+
+    def bound(self, card: Card) -> bool:
+        """Whether the vendor's driver has a card; where it does not, that is its fault."""
+        driver = card.function.driver if card.function else None
+        if driver == self.driver:
+            return True
+        if driver is None:
+            remedy = f"install the {self.driver} driver and run 'modprobe {self.driver}'"
+            card.blame("no driver is bound to it", remedy)
+        else:
+            reason = f"it is bound to the driver {driver!r}, which keeps it for another use"
+            card.blame(reason, f"bind it to {self.driver}")
+        return False
+
+    def look(self, card: Card) -> None:
+        """Look at what the driver shows of a card that it has: nodes, number, folders, what is the vendor's own."""
+
+    def check_state(self, card: Card) -> None:
+        """Read the state that the driver tells, and blame a card that is in another one than a good one."""
+        state = card.read(self.state_file) if self.state_file else None
+        if state is None:
+            return
+        remedy = self.states.get(
+            state.lower(), "this is no state that the driver's documentation knows: look in 'dmesg'"
+        )
+        if remedy:
+            card.blame(f"the driver reports {state!r}", remedy)
+        card.sound = True
+
+    def check_nodes(self, card: Card) -> None:
+        """Blame a card whose first device node is not there or may not be opened; list the others that exist."""
+        if not card.nodes:
+            if self.registered:
+                card.blame("the driver has not registered it", f"{self.log_hint}, then reload the driver")
+            return
+        fault = node_fault(card.ctx, card.nodes[0], missing=self.node_missing, closed=self.node_closed)
+        if fault is not None:
+            card.blame(*fault)
+        card.nodes = (card.nodes[0], *filter(card.ctx.exists, card.nodes[1:]))
+
+    def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
+        """Fill in what files left open, with the vendor's tool or library; what went wrong on the way is returned."""
+        return ()
+
+    def identify(self, card: Card) -> None:
+        """Settle which product a card is, by PCI id, name or memory, and take over what the catalog knows of it."""
+        card.model = card.model or (card.entry.model if card.entry else self.unknown_model(card))
+        entry = card.entry or self.catalog.by_name(card.model) or self.catalog.by_memory(card.memory_bytes)
+        card.entry = entry
+        if entry is not None:
+            card.memory_bytes = card.memory_bytes or entry.memory_bytes
+            card.attributes = {**entry.attributes, **card.attributes}
+
+    def unknown_model(self, card: Card) -> str:
+        """Name a card that no product's PCI id fits: by the catalog's names, the machine's list, or the id itself."""
+        if card.function is None:
+            return self.brand
+        vendor, device = card.function.vendor, card.function.device
+        return self.catalog.pci_name(device) or pci_name(card.ctx, vendor, device) or f"{self.brand}-{device:04x}"
+
+    def arrange(self, cards: list[Card]) -> None:
+        """Put the cards into the runtime's order and number them: by what the mask takes, else as they are."""
+        if not self.number_name:
+            for index, card in enumerate(cards):
+                card.index = index
+            return
+        holders = Counter(card.number for card in cards)
+        for card in cards:
+            if card.number is None or holders[card.number] > 1:
+                self._without_number(card, holders[card.number])
+        cards.sort(key=lambda card: (card.number is None, card.number or 0, card.id))
+        free = max([*self.counts, *(card.number + 1 for card in cards if card.number is not None)])
+        nameless = (card for card in cards if card.number is None)
+        for index, card in enumerate(nameless, free):  # a mere label, that no other device has
+            card.index = index
+        for card in cards:
+            card.index = card.index if card.number is None else card.number
+
+    def _without_number(self, card: Card, holders: int) -> None:
+        fact = f"its {self.number_name} is unknown"
+        if card.number is not None:
+            fact = f"its {self.number_name} {card.number} is that of {holders} devices"
+        bound = card.function is None or card.function.driver == self.driver
+        card.blame(f"{fact}, so no process can be confined to it", self.number_remedy, partial=bound)
+        card.number = None
+        card.attributes[self.nameless] = True
+
+    def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
+        """Fill in the links of the cards; by default nothing is known of any."""
+
+    # What a process is told.
+
+    def maskable(self, device: Device) -> bool:
+        """Whether a mask can name a device."""
+        return not device.attributes.get(self.nameless)
+
+    def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
+        """Say why one job cannot use exactly these devices; None when it can."""
+        numbers = _listed(self.counts)
+        if term.fraction and self.exclusive:
+            whole = f": {numbers}" if numbers else ""
+            return (
+                f"one {self.resource} cannot be divided or shared: {self.exclusive}; ask for a whole number of devices"
+                f"{whole}"
+            )
+        if self.counts and devices and len(devices) not in self.counts:
+            return (
+                f"one job can use {numbers} {self.resource}s of a machine (got {len(devices)}); ask for one of these"
+                " numbers"
+            )
+        nameless = next((device for device in devices if not self.maskable(device)), None)
+        return None if nameless is None else str(self._unmaskable(nameless))
+
+    def _unmaskable(self, device: Device) -> Fault:
+        why = device.health_reason or f"its {self.number_name or 'number'} is unknown"
+        return Fault(f"{device.id} cannot be given to a process: {why}", device.health_remedy or self.number_remedy)
+
+    def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
+        """Make a worker see exactly these devices.
+
+        Raises:
+            FaultError: When the mask cannot name a device, or one is given twice.
+        """
+        return EnvEdits(set={self.mask.variable: self.written(devices)})
+
+    def written(self, devices: Sequence[Device], mask: Mask | None = None) -> str:
+        """Write a value of the mask, or of another one.
+
+        Raises:
+            FaultError: When it cannot name a device, or one is given twice.
+        """
+        nameless = next((device for device in devices if not self.maskable(device)), None)
+        if nameless is not None:
+            raise FaultError(*self._unmaskable(nameless))
+        return (mask or self.mask).write(devices)
+
+    def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
+        """Say which devices an environment leaves visible; None when it hides none.
+
+        Raises:
+            FaultError: When the runtime would refuse the value.
+        """
+        seen = self.mask.read(environ, [device for device in devices if self.maskable(device)])
+        return None if seen is None else [device.id for device in seen]
+
+    def container(self, devices: Sequence[Device]) -> ContainerEdits:
+        """Say what a container needs so that exactly these devices work inside."""
+        return ContainerEdits(
+            nodes=tuple(dict.fromkeys((*self.shared_nodes(devices), *(n for d in devices for n in d.nodes)))),
+            mounts=tuple(self.mounts(devices)),
+            env=self.container_env(devices),
+        )
+
+    def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
+        """Device nodes that every user of a device needs beside its own."""
+        return ()
+
+    def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
+        """Files and directories of the host that a container needs."""
+        return ()
+
+    def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
+        """Variables of a container, its runtime's among them."""
+        return {}
+
+    # How it is now.
+
+    def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
+        """Measure memory, load, temperature and power, with the vendor's tool or library.
+
+        Returns:
+            What was measured by device id; None when there is nobody to ask. A device that is left out is one that the
+            tool should have shown.
+
+        Raises:
+            FaultError: When the tool hangs, fails, or cannot be understood.
+        """
+        return None
+
+    def stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
+        """Observe devices now: what is measured, the health that a new look tells, and who holds them.
+
+        Raises:
+            FaultError: As :meth:`measure` does.
+        """
+        measured = self.measure(ctx, devices) or {}
+        holders = Holders(ctx, (node for device in devices for node in self.held_nodes(device)))
+        cards = {card.id: card for card in self.survey(ctx)}
+        found = {}
+        for device in devices:
+            health, fault = self.judge(device, cards.get(device.id))
+            found[device.id] = Stats(
+                **measured.get(device.id, {}),
+                processes=holders.of(self.held_nodes(device)),
+                health=health,
+                health_reason=fault.reason,
+                health_remedy=fault.remedy,
+            )
+        return found
+
+    def judge(self, device: Device, card: Card | None) -> tuple[Health, Fault]:
+        """Say how a device is, by what was seen of it just now; ``card`` is None when it is gone."""
+        if card is None:
+            fault = Fault("it is gone from the PCI bus", f"{self.log_hint}, then restart the machine")
+            return Health.UNHEALTHY, fault
+        if card.fault is None and not self.maskable(device):
+            return Health.UNHEALTHY, Fault(device.health_reason, device.health_remedy)
+        return card.health, card.fault or Fault("")
+
+    def held_nodes(self, device: Device) -> Sequence[str]:
+        """The nodes of a device that only its holder has open: by default the first, others are for monitors."""
+        return device.nodes[:1]
+
+    def diagnose(self, ctx: ProbeContext) -> Sequence[Finding]:
+        """Look for what is wrong with this vendor here.
+
+        The core itself says which devices are unhealthy and why, what ``notes`` tells, and which masks hide all.
+        """
+        detected = self.detect(ctx)
+        if detected is None:
+            return ()
+        if not detected.devices and not detected.notes:
+            where = f"'lspci -d {self.pci_vendors[0]:04x}:' and " if self.pci_vendors else ""
+            reason = f"the {self.driver} driver is loaded and no {self.brand} device is on the PCI bus"
+            return (warn(reason, f"check {where}the seating of the boards"),)
+        return (*self.measuring_faults(ctx, detected.devices), *self.findings(ctx, detected))
+
+    def measuring_faults(self, ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
+        """Say what keeps :meth:`measure` from telling how the devices are."""
+        if self.tool is None or not devices:
+            return
+        try:
+            measured = self.measure(ctx, devices)
+        except FaultError as error:
+            yield fail(*error.fault)
+            return
+        if measured is None:
+            reason = f"{self.tool.name} is not on the PATH, so memory in use, load, temperature and power are unknown"
+            yield warn(reason, f"install {self.tool.package or self.tool.name}")
+            return
+        missing = [device.id for device in devices if device.id not in measured]
+        if missing:
+            reason = f"{self.tool.name} does not show {', '.join(missing)}, of {len(devices)} devices"
+            yield fail(reason, f"match the versions of driver and tools, then {self.log_hint}")
+
+    def findings(self, ctx: ProbeContext, detected: Detected) -> Iterable[Finding]:
+        """Say what else is wrong: rival variables, settings of the machine, what the kernel log tells."""
+        return ()
+
+    # The hooks: each calls the method of its name.
+
+    @hookimpl
+    def anyaccel_info(self) -> PluginInfo:
+        """See :meth:`info`."""
+        return self.info()
+
+    @hookimpl
+    def anyaccel_detect(self, ctx: ProbeContext) -> Detected | None:
+        """See :meth:`detect`."""
+        return self.detect(ctx)
+
+    @hookimpl
+    def anyaccel_fractional(self, device: Device) -> Fractional:
+        """See :meth:`fractional`."""
+        return self.fractional(device)
+
+    @hookimpl
+    def anyaccel_tags(self, device: Device) -> Sequence[str]:
+        """See :meth:`tags`."""
+        return self.tags(device)
+
+    @hookimpl
+    def anyaccel_env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
+        """See :meth:`env`."""
+        return self.env(devices, ctx)
+
+    @hookimpl
+    def anyaccel_visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
+        """See :meth:`visible`."""
+        return self.visible(environ, devices)
+
+    @hookimpl
+    def anyaccel_validate(self, request: Term, devices: Sequence[Device]) -> str | None:
+        """See :meth:`validate`."""
+        return self.validate(request, devices)
+
+    @hookimpl
+    def anyaccel_stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
+        """See :meth:`stats`."""
+        return self.stats(devices, ctx)
+
+    @hookimpl
+    def anyaccel_container(self, devices: Sequence[Device]) -> ContainerEdits:
+        """See :meth:`container`."""
+        return self.container(devices)
+
+    @hookimpl
+    def anyaccel_diagnose(self, ctx: ProbeContext) -> Sequence[Finding]:
+        """See :meth:`diagnose`."""
+        return self.diagnose(ctx)
+
+    @hookimpl
+    def anyaccel_products(self) -> Sequence[Product]:
+        """See :meth:`products`."""
+        return self.products()
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Write numbers for people: ``1, 2, 4 or 8``."""
+    words = [str(number) for number in numbers]
+    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words)
