@@ -66,11 +66,6 @@ def test_the_mask_names_modules_in_the_order_given(modules: Sequence[int], expec
     assert expected == apply([DEVICES[module] for module in modules])
 
 
-@given(subsets)
-def test_a_mask_reads_back_as_the_devices_it_was_written_for(devices: list[Device]) -> None:
-    assert plugin.anyaccel_visible(apply(devices), DEVICES) == [device.id for device in devices]
-
-
 @given(subsets, st.dictionaries(st.sampled_from([MODULES, OWN]), st.sampled_from(["", "all", "0", "3,4", "7"])))
 def test_a_mask_replaces_whatever_the_launcher_inherited(devices: list[Device], inherited: dict[str, str]) -> None:
     assert plugin.anyaccel_visible(apply(devices, inherited), DEVICES) == [device.id for device in devices]
@@ -106,9 +101,9 @@ def test_no_value_of_the_container_runtime_is_written_for_a_process() -> None:
 
 
 def test_a_device_without_a_module_id_or_given_twice_cannot_be_masked() -> None:
-    with pytest.raises(ValueError, match=r"that of gaudi-0000:40:00\.0 is unknown"):
+    with pytest.raises(ValueError, match=r"gaudi-0000:40:00\.0 cannot be given to a process: its module id is unknown"):
         apply([NAMELESS])
-    with pytest.raises(ValueError, match="each module once"):
+    with pytest.raises(ValueError, match="each device once"):
         apply([DEVICES[0], DEVICES[0]])
 
 
@@ -147,7 +142,7 @@ def test_an_environment_leaves_visible_what_the_runtime_would_take(
         ({MODULES: "0;1"}, "(got '0;1')"),
         ({MODULES: "0x1"}, "(got '0x1')"),
         ({MODULES: "1_0"}, "(got '1_0')"),
-        ({OWN: ""}, f"{OWN} must be module ids"),
+        ({OWN: ""}, f"{OWN} must be one module id"),
         ({OWN: "0,1"}, f"{OWN} must be one module id (got '0,1')"),
         ({MODULES: "0,1", OWN: "3"}, f"{OWN} must be one of {MODULES} (got '3' and '0,1'); unset {OWN}"),
     ],

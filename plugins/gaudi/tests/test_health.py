@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from anyaccel.model import DeviceProcess, Finding, Health, Severity
+from anyaccel.kit import FaultError
+from anyaccel.model import DeviceProcess, Finding, Health
 from anyaccel.testing import context, load_recording
 from anyaccel_gaudi import plugin
 
@@ -52,41 +53,16 @@ def test_holders_are_unknown_where_processes_could_not_be_listed() -> None:
     assert all(one.processes is None for one in stats_of("gaudi3-2hpu-no-module-id-in-sysfs").values())
 
 
-def proc(root: Path, namespace: str = "4026531836", **processes: str) -> str:
-    (root / "self/ns").mkdir(parents=True)
-    (root / "self/ns/pid").symlink_to(f"pid:[{namespace}]")
-    for name, target in processes.items():
-        (root / name[1:] / "fd").mkdir(parents=True)
-        (root / name[1:] / "fd/5").symlink_to(target)
-    return str(root)
-
-
-def test_a_scan_finds_who_has_a_node_open(tmp_path: Path) -> None:
-    where = proc(tmp_path, p7="/dev/accel/accel12", p31="/dev/hl0", p100="/dev/accel/accel12", p8="/dev/null")
-
-    answer = scan_holders(where)
-
-    assert answer == {"holders": {"/dev/accel/accel12": [7, 100], "/dev/hl0": [31]}, "complete": True}
-
-
-def test_a_scan_inside_a_container_knows_that_it_does_not_see_everybody(tmp_path: Path) -> None:
-    assert scan_holders(proc(tmp_path, namespace="4026532999"))["complete"] is False
-
-
-def test_a_scan_of_this_machine_works() -> None:
-    assert set(scan_holders()) == {"holders", "complete"}
-
-
 @pytest.mark.parametrize(
-    ("name", "error", "message"),
+    ("name", "message"),
     [
-        ("gaudi3-2hpu-hl-smi-hangs", RuntimeError, "did not end within"),
-        ("gaudi3-2hpu-hl-smi-fails", RuntimeError, "exit status 1"),
-        ("gaudi3-2hpu-hl-smi-garbage", ValueError, "one line of 5 values"),
+        ("gaudi3-2hpu-hl-smi-hangs", "did not end within"),
+        ("gaudi3-2hpu-hl-smi-fails", "exit status 1"),
+        ("gaudi3-2hpu-hl-smi-garbage", "one line of 5 values"),
     ],
 )
-def test_statistics_that_a_broken_tool_prevents_are_an_error(name: str, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+def test_statistics_that_a_broken_tool_prevents_are_an_error(name: str, message: str) -> None:
+    with pytest.raises(FaultError, match=message):
         stats_of(name)
 
 
@@ -110,7 +86,7 @@ def test_without_the_tool_health_alone_is_known(machine) -> None:
     (one,) = plugin.anyaccel_stats(devices, machine.context()).values()
 
     assert one.health is Health.UNHEALTHY
-    assert "comes back by itself" in one.health_reason
+    assert "comes back by itself" in one.health_remedy
     assert (one.memory_used_bytes, one.power_watts, one.processes) == (None, None, None)
 
 
@@ -133,41 +109,30 @@ def test_a_device_that_cannot_be_named_stays_unhealthy(machine) -> None:
     assert (one.health, one.health_reason) == (Health.UNHEALTHY, devices[0].health_reason)
 
 
-def test_nothing_is_found_where_the_vendor_is_absent() -> None:
-    assert findings("no-gaudi-intel-npu") == []
-
-
-def test_a_sound_machine_gets_one_good_finding() -> None:
-    (finding,) = findings("gaudi2-8hpu")
-
-    assert finding == Finding(severity=Severity.OK, reason="8 HPUs (HL-225), habanalabs driver 1.12.1-cb7a7bc")
+@pytest.mark.parametrize("name", ["no-gaudi-intel-npu", "gaudi2-8hpu"])
+def test_nothing_is_found_where_the_vendor_is_absent_or_sound(name: str) -> None:
+    assert findings(name) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "environ", "severity", "message", "fix"),
+    ("name", "environ", "severity", "reason", "remedy"),
     [
         ("gaudi2-8hpu", {"HABANA_VISIBLE_DEVICES": "3"}, "WARN", "outside a container nothing reads it", "module ids"),
-        ("gaudi2-8hpu", {"HABANA_VISIBLE_MODULES": "8"}, "WARN", "name no device", "hl-smi -Q index,module_id"),
-        ("gaudi2-8hpu", {"HABANA_VISIBLE_MODULES": "all"}, "FAIL", "must be module ids", "unset it"),
         ("gaudi2-8hpu", {"HABANA_RUNTIME_ERROR": "no such device"}, "FAIL", "no such device", "start the container"),
-        ("gaudi2-8hpu-statuses", {}, "WARN", "'in reset'", "comes back by itself"),
-        ("gaudi2-8hpu-statuses", {}, "FAIL", "'disabled'", "reload the driver"),
         ("gaudi2-8hpu-statuses", {}, "WARN", "hl-smi is not on the PATH", "install the habanalabs tools"),
-        ("gaudi2-no-driver", {}, "FAIL", "no driver is bound", "modprobe habanalabs"),
-        ("driver-without-device", {}, "WARN", "no Gaudi device is on the PCI bus", "lspci -d 1da3:"),
+        ("driver-without-device", {}, "WARN", "no Habana device is on the PCI bus", "lspci -d 1da3:"),
         ("gaudi3-2hpu-hl-smi-hangs", {}, "FAIL", "hl-smi did not end within", "by hand"),
         ("gaudi3-2hpu-hl-smi-garbage", {}, "FAIL", "hl-smi must answer one line", "by hand"),
         ("gaudi3-2hpu-hl-smi-fails", {}, "FAIL", "Driver is not loaded", "driver is loaded"),
-        ("gaudi1-2hpu-before-accel", {}, "FAIL", "module id is unknown", "6.8 or later"),
     ],
 )
 def test_what_is_wrong_is_found_with_a_way_out(
-    name: str, environ: dict[str, str], severity: str, message: str, fix: str
+    name: str, environ: dict[str, str], severity: str, reason: str, remedy: str
 ) -> None:
-    matching = [finding for finding in findings(name, **environ) if message in finding.reason]
+    matching = [finding for finding in findings(name, **environ) if reason in finding.reason]
 
     assert [finding.severity.name for finding in matching] == [severity] * len(matching) != []
-    assert all(fix in finding.remedy for finding in matching)
+    assert all(remedy in finding.remedy for finding in matching)
 
 
 def test_a_container_is_not_warned_about_the_variable_that_made_it() -> None:
@@ -183,7 +148,7 @@ def test_devices_that_the_tool_does_not_show_are_named(machine) -> None:
 
     messages = [finding.reason for finding in plugin.anyaccel_diagnose(machine.context())]
 
-    assert "hl-smi shows 2 devices and PCI 3; it does not show gaudi-0000:42:00.0" in messages
+    assert "hl-smi does not show gaudi-0000:42:00.0, of 3 devices" in messages
     assert "3 devices are on the PCI bus, and boards have 1, 2, 4 or 8" in messages
 
 
