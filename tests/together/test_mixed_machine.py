@@ -2,6 +2,7 @@
 
 import json
 import random
+from importlib.metadata import entry_points
 
 import anyaccel as aa
 import pytest
@@ -77,7 +78,8 @@ def test_any_disjoint_allocations_agree_on_their_variables():
 @pytest.mark.parametrize("broken", sorted(ALL))
 def test_one_vendor_that_fails_costs_the_other_six_nothing(broken, install, monkeypatch):
     install(broken, "import ctypes; ctypes.string_at(0)", distribution=f"broken-{broken}")
-    others = ",".join(f"{vendor}=anyaccel_{vendor}" for vendor in ALL if vendor != broken)
+    points = entry_points(group="anyaccel")
+    others = ",".join(f"{vendor}={points[vendor].value}" for vendor in ALL if vendor != broken)
     monkeypatch.setenv("ANYACCEL_PLUGINS", f"{others},{broken}=plug_broken_{broken}")
     inventory = aa.detect("sim:" + ",".join(product for vendor, product in ALL.items() if vendor != broken))
     states = {report.vendor: report.state.value for report in inventory.vendors}

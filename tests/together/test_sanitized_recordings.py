@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ def found(plugin, recording):
 
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_a_sanitized_recording_replays_to_the_same_inventory_under_other_ids(vendor):
-    plugin = import_module(f"anyaccel_{vendor}")
+    plugin = entry_points(group="anyaccel")[vendor].load()
     replaced = 0
     for directory in sorted((PLUGINS / vendor / "recordings").iterdir()):
         recording = load_recording(directory)

@@ -140,7 +140,7 @@ def test_a_slurm_step_sees_its_gpus(detected):
 
 
 def test_the_mask_is_written_for_hip_and_opencl_and_taken_from_below(gpus):
-    edits = anyaccel_amd.anyaccel_env([gpus[2], gpus[0]], EnvContext(devices=tuple(gpus)))
+    edits = anyaccel_amd.anyaccel_env([gpus[2], gpus[0]], EnvContext(devices=tuple(gpus), environ={CUDA: "5"}))
     assert edits.set == {HIP: "2,0", OPENCL: "2,0"}
     assert edits.unset == {ROCR, CUDA}
     assert edits.enforced_by == ""

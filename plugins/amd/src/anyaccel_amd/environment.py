@@ -65,7 +65,7 @@ def _rivals(devices: Sequence[Device], ctx: EnvContext) -> frozenset[str]:
     set. It is never set here, since two vendors that set one variable differently cannot be given to one worker.
     """
     beside = any(device.attributes.get("beside_cuda") for device in [*ctx.devices, *devices])
-    return frozenset() if beside else frozenset({CUDA})
+    return frozenset() if beside or CUDA not in ctx.environ else frozenset({CUDA})
 
 
 def visible(environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] | None:
