@@ -1,8 +1,11 @@
 """How long those tests run that could run for as long as one likes."""
 
 import os
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def length(short: int, full: int) -> int:
-    """A number of rounds: the full one where ``ANYACCEL_TEST_FULL`` is set, as ``.ci/run`` does."""
+def length(short: T, full: T) -> T:
+    """How much of something is tried: all of it where ``ANYACCEL_TEST_FULL`` is set, as ``.ci/run`` does."""
     return full if os.environ.get("ANYACCEL_TEST_FULL") else short

@@ -1,8 +1,12 @@
-"""The contract between anyaccel and a vendor's plug-in, API 1.
+"""The contract between anyaccel and a vendor's plug-in, API 2.
 
-Every hook is called for one vendor at a time. *Where* it runs is part of the contract: the hooks that touch the
-machine run in a child process with a deadline and see the machine through their context only; all others are pure
-functions of their arguments and run in the process that schedules.
+Every hook is called for one vendor at a time, in a process of that vendor's own: the process that schedules, its
+workers and its commands never import a plug-in. The process lives on after detection and answers later calls, so a
+plug-in may keep what it has read; it may be ended and started again at any time, and what it leaves behind ends with
+it. What it prints is kept for ``anyaccel plugins VENDOR``. Every call has a deadline: detection, observation and
+diagnosis that of the caller, 10 s by default; a pure hook 5 s, and less where it only hides devices.
+
+Hooks that touch the machine see it through their context alone. All others are pure functions of their arguments.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ hookimpl = pluggy.HookimplMarker("anyaccel")
 def anyaccel_info() -> PluginInfo:  # type: ignore[empty-body]
     """Say who you are.
 
-    Called: once, right after the plug-in was imported. Required. Pure.
+    Called: once in each process, right after the plug-in was imported. Required. Pure.
     On error: the plug-in is reported as failed and left out.
     """
 
@@ -45,7 +49,7 @@ def anyaccel_info() -> PluginInfo:  # type: ignore[empty-body]
 def anyaccel_detect(ctx: ProbeContext) -> Detected | None:
     """Find this vendor's devices on the machine that ``ctx`` shows.
 
-    Called: in a child process, with a deadline. Required. Import the vendor's library only once files or PCI ids
+    Called: first of all hooks that touch the machine. Required. Import the vendor's library only once files or PCI ids
     show that its hardware may be here, and reach it through ``ctx.query`` alone. Report a device that is there but
     cannot be used as unhealthy, with the reason; a queried value that is unknown is None.
 
@@ -78,10 +82,12 @@ def anyaccel_tags(device: Device) -> Sequence[str]:  # type: ignore[empty-body]
 def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:  # type: ignore[empty-body]
     """Make a worker see exactly ``devices``, in this order.
 
-    Called: before each launch. Required. Pure, and total over all subsets of the vendor's devices that
-    ``anyaccel_validate`` accepts; the empty one hides every device. Only variables in ``PluginInfo.env_vars`` may
-    be touched. Write absolute values: a worker's mask replaces the launcher's.
-    On error: the launch is refused, since a missing mask is a hole in the isolation.
+    Called: after detection for no devices, and before each launch that gives some. Required. Pure, and total over all
+    subsets of the vendor's devices that ``anyaccel_validate`` accepts; the empty one hides every device. Only variables
+    in ``PluginInfo.env_vars`` may be touched. Write absolute values: a worker's mask replaces the launcher's. Unset
+    only what would harm the worker: where another vendor whose devices the worker has sets it, the launch is refused.
+    On error: for no devices, the vendor is reported as failed. For some, the launch is refused, since a missing mask
+    is a hole in the isolation.
     """
 
 
@@ -103,7 +109,7 @@ def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> S
 def anyaccel_validate(request: Term, devices: Sequence[Device]) -> str | None:
     """Say why the hardware cannot serve this term with exactly these devices.
 
-    Called: for each set of devices that placement considers. Optional. Pure.
+    Called: once for each set of devices that placement considers; answers are kept. Optional. Pure.
 
     Returns:
         One sentence that states the rule and the quantities allowed, or None when the set is fine.
@@ -116,7 +122,7 @@ def anyaccel_validate(request: Term, devices: Sequence[Device]) -> str | None:
 def anyaccel_stats(devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:  # type: ignore[empty-body]
     """Observe the devices now.
 
-    Called: in a child process, with a deadline. Optional.
+    Called: whenever somebody looks. Optional.
 
     Returns:
         Stats by device id. What the vendor cannot tell is None; a device may be left out.
@@ -138,7 +144,7 @@ def anyaccel_container(devices: Sequence[Device]) -> ContainerEdits:  # type: ig
 def anyaccel_diagnose(ctx: ProbeContext) -> Sequence[Finding]:  # type: ignore[empty-body]
     """Look for what is wrong with this vendor here: driver, permissions, rival variables, orphaned memory.
 
-    Called: in a child process, with a deadline. Optional.
+    Called: by ``anyaccel doctor``. Optional.
 
     Returns:
         Findings, each with one way out.

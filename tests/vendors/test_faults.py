@@ -1,0 +1,199 @@
+"""A plug-in that misbehaves in any of its hooks costs nobody else anything."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import anyaccel as aa
+import psutil
+import pytest
+from anyaccel.hookspecs import HOOKS
+from anyaccel.inventory.observe import stats
+from anyaccel.vendors.process import close, process_of
+
+from support.lengths import length
+
+BAD = """
+import os
+from anyaccel.plugin import *
+
+def misbehave(hook):
+    if hook == {hook!r}:
+        {fault}
+
+@hookimpl
+def anyaccel_info():
+    misbehave("anyaccel_info")
+    return PluginInfo(vendor="bad", resource="BPU", kind="bpu", env_vars=("BAD_VISIBLE",))
+@hookimpl
+def anyaccel_detect(ctx):
+    misbehave("anyaccel_detect")
+    return Detected(devices=(Device(id="b0", index=0, model="Bad", nodes=("/dev/bad0",)),))
+@hookimpl
+def anyaccel_fractional(device):
+    misbehave("anyaccel_fractional")
+    return Fractional.SHARED
+@hookimpl
+def anyaccel_tags(device):
+    misbehave("anyaccel_tags")
+    return ("Bad-1",)
+@hookimpl
+def anyaccel_env(devices, ctx):
+    misbehave("anyaccel_env")
+    return EnvEdits(set={{"BAD_VISIBLE": ",".join(str(device.index) for device in devices)}})
+@hookimpl
+def anyaccel_visible(environ, devices):
+    misbehave("anyaccel_visible")
+    return None
+@hookimpl
+def anyaccel_validate(request, devices):
+    misbehave("anyaccel_validate")
+    return None
+@hookimpl
+def anyaccel_stats(devices, ctx):
+    misbehave("anyaccel_stats")
+    return {{device.id: Stats() for device in devices}}
+@hookimpl
+def anyaccel_container(devices):
+    misbehave("anyaccel_container")
+    return ContainerEdits()
+@hookimpl
+def anyaccel_diagnose(ctx):
+    misbehave("anyaccel_diagnose")
+    return ()
+@hookimpl
+def anyaccel_products():
+    misbehave("anyaccel_products")
+    return ()
+"""
+MARK = "anyaccel-test-stray"
+FAULTS = {
+    "sleeps": "__import__('time').sleep(1000)",
+    "prints": "print('{\"noise\": 1}', flush=True)",
+    "exits": "os._exit(3)",
+    "crashes": "__import__('ctypes').string_at(0)",
+    "forks": f"os.fork() or os.execvp('sleep', ['{MARK}', '1000'])",
+    "edits the environment": "os.environ['STRAY'] = '1'; ctx_environ = os.environ",
+}
+RUN = """
+import json, sys, time, anyaccel as aa
+start = time.monotonic()
+done = aa.run("APU:1", [sys.executable, "-c", "import os; print(os.environ['ACME_VISIBLE'], 'STRAY' in os.environ)"],
+              machine=sys.argv[1], capture_output=True, text=True)
+print(json.dumps({"out": done.stdout, "seconds": time.monotonic() - start,
+                  "loaded": [name for name in sys.modules if name.startswith("plug_")]}))
+"""
+
+
+def strays():
+    return [process for process in psutil.process_iter() if MARK in " ".join(_command(process))]
+
+
+def _command(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def run(machine):
+    done = subprocess.run([sys.executable, "-c", RUN, machine], capture_output=True, text=True, check=True, timeout=60)
+    return json.loads(done.stdout)
+
+
+# Every hook and every fault at least once; each fault in each hook where there is time.
+CASES = length(
+    [(list(FAULTS)[number % len(FAULTS)], hook) for number, hook in enumerate(HOOKS)],
+    [(fault, hook) for fault in FAULTS for hook in HOOKS],
+)
+
+
+@pytest.mark.parametrize(("fault", "hook"), CASES)
+def test_a_fault_in_a_hook_costs_nobody_else(fault, hook, install, acme, record):
+    install("bad", BAD.format(hook=hook, fault=FAULTS[fault]))
+    (acme.parent / "plug_anyaccel_bad.presence.json").write_text('{"resource": "BPU", "paths": ["/sys/class/acme"]}')
+    done = run(record({}, {}))
+    assert done["out"] == "acme-s0 False\n"
+    assert done["loaded"] == []
+    if fault == "sleeps":  # against some 0.3 s without a fault, on a machine that may be busy
+        assert done["seconds"] < 6
+    assert strays() == []
+
+
+def test_what_is_printed_is_kept_and_shown(install, acme, record, anyaccel):
+    install("bad", BAD.format(hook="anyaccel_detect", fault="print('first line')"))
+    done = anyaccel("plugins", "bad", "--machine", record({}))
+    assert done.returncode == 0
+    assert "first line" in done.stderr
+    assert json.loads(anyaccel("--json", "--machine", record({}, name="second")).stdout)["devices"]
+
+
+def test_a_vendor_is_asked_by_ids_in_one_process(install, acme, record):
+    install("bad", BAD.format(hook="", fault="pass"))
+    inventory = aa.detect(record({}, {}))
+    source = next(report for report in inventory.vendors if report.vendor == "bad")
+    assert source.hidden.set == {"BAD_VISIBLE": ""}
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    for _ in range(3):
+        assert aa.prepare("bad:1", inventory=inventory).environment.values["BAD_VISIBLE"] == "0"
+        assert stats(inventory)[1] == ()
+    assert {child.pid for child in psutil.Process().children(recursive=True)} == before
+
+
+def test_nothing_is_left_after_close(acme, record):
+    aa.detect(record({}))
+    children = psutil.Process().children(recursive=True)
+    assert children
+    close()
+    psutil.wait_procs(children, timeout=5)
+    assert [child for child in children if child.is_running()] == []
+
+
+def test_a_process_that_dies_is_started_again_once_and_then_the_vendor_has_failed(install, acme, record, tmp_path):
+    count = tmp_path / "count"
+    dies = f"open({str(count)!r}, 'a').write('x'), os._exit(5)"
+    install("bad", BAD.format(hook="anyaccel_container", fault=dies))
+    inventory = aa.detect(record({}))
+    bad = [device for device in inventory.devices if device.vendor == "bad"]
+    from anyaccel.vendors.discovery import installed
+
+    vendor = process_of(next(source for source in installed()[0] if source.vendor == "bad"))
+    for _ in range(3):
+        with pytest.raises(aa.PluginError, match="anyaccel_container: its process ended with exit status 5"):
+            vendor.container(bad)
+    assert count.read_text() == "xx"
+    aa.detect(record({}, name="again"))
+    with pytest.raises(aa.PluginError):
+        vendor.container(bad)
+    assert count.read_text() == "xxxx"
+
+
+def test_a_process_that_somebody_killed_is_no_fault(acme, record):
+    inventory = aa.detect(record({}, {}))
+    for child in psutil.Process().children(recursive=True):
+        child.kill()
+    time.sleep(0.1)
+    assert aa.prepare("APU:1", inventory=inventory).environment.values["ACME_VISIBLE"] == "acme-s0"
+
+
+def test_a_fork_of_the_caller_uses_processes_of_its_own(acme, record):
+    inventory = aa.detect(record({}, {}))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            good = aa.prepare("APU:1", inventory=inventory).environment.values["ACME_VISIBLE"] == "acme-s0"
+            close()
+            os._exit(0 if good else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert aa.prepare("APU:2", inventory=inventory).environment.values["ACME_VISIBLE"] == "acme-s0,acme-s1"
+
+
+def test_a_wrong_name_in_the_list_of_plugins_is_an_error(acme, anyaccel):
+    done = anyaccel("--machine", "host", env={"ANYACCEL_PLUGINS": "acm"})
+    assert done.returncode == 2
+    assert "ANYACCEL_PLUGINS must name vendors whose plug-ins are installed (got 'acm'; " in done.stderr
+    assert "did you mean acme" in done.stderr
