@@ -12,8 +12,7 @@ import pytest
 from anyaccel.hookspecs import HOOKS
 from anyaccel.inventory.observe import stats
 from anyaccel.vendors.process import close, process_of
-
-from support.lengths import length
+from lengths import length
 
 BAD = """
 import os
