@@ -32,7 +32,9 @@ def commands() -> Iterator[str]:
 
 def common_options() -> Iterator[str]:
     """What every command understands."""
-    yield from table(cli._common())  # noqa: SLF001 - the only place where they are declared
+    parser = argparse.ArgumentParser(add_help=False)
+    cli.add_common(parser)
+    yield from table(parser)
 
 
 def table(parser: argparse.ArgumentParser) -> Iterator[str]:

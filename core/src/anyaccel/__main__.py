@@ -1,8 +1,6 @@
 """``python -m anyaccel`` is the command ``anyaccel``."""
 
-import sys
-
-from anyaccel.cli import main
+from anyaccel.cli import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

@@ -34,9 +34,10 @@ fit to be shown to a user as it stands.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import ClassVar
+
     from anyaccel.ledger.record import LeaseRecord
     from anyaccel.model import Problem
     from anyaccel.scheduler.reasons import Verdict

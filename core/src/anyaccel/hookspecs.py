@@ -12,10 +12,10 @@ Hooks that touch the machine see it through their context alone. All others are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import pluggy
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from anyaccel.model import (
         ContainerEdits,

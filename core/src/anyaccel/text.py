@@ -6,7 +6,6 @@ recordings and plug-ins. None of them may steer a terminal or add a line to what
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable
 
 from anyaccel.errors import UsageError
@@ -31,6 +30,8 @@ def cells(text: str) -> int:
     """Columns that a printable text takes on a terminal."""
     if text.isascii():
         return len(text)
+    import unicodedata
+
     wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
     return len(text) + wide - sum(unicodedata.combining(char) != 0 for char in text)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from anyaccel.cli import output
 from anyaccel.errors import UsageError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
+
     from anyaccel.testing import Check, Result
 
 

@@ -5,13 +5,15 @@ Exit status: 0 when all is well, 1 when there is a warning or a failure.
 
 from __future__ import annotations
 
-import argparse
-
 from anyaccel.cli import output
 from anyaccel.cli.options import machine_options
 from anyaccel.inventory.diagnose import ORDER, Diagnosis, diagnose
 from anyaccel.model import Inventory, Severity
 from anyaccel.probe.machine import HOST
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

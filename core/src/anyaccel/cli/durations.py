@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import re
-
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LONGEST = 366 * UNITS["d"]
 
@@ -15,6 +12,9 @@ def duration(text: str) -> float:
     Raises:
         argparse.ArgumentTypeError: When it is none; a bare number is none either, since nobody can tell its unit.
     """
+    import argparse
+    import re
+
     parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise argparse.ArgumentTypeError(f"must be a duration such as 90s, 15m, 2h or 1h30m (got {text!r})")

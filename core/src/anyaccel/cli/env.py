@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-
 from anyaccel.cli import output
 from anyaccel.cli.options import add_launch, add_request, launch
 from anyaccel.exports.shell import statements
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

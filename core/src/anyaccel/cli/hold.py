@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from anyaccel.cli import output
 from anyaccel.cli.durations import duration
@@ -19,7 +17,10 @@ from anyaccel.ledger import process
 from anyaccel.text import shell_quote
 from anyaccel.vendors.process import close as close_vendors
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
+
     from anyaccel.launcher.hold import Hold
 
 _COVERED = (ALLOCATION_VARIABLE, LEASE_VARIABLE)

@@ -5,7 +5,6 @@ What it says about the hardware is made up; every place to change is marked TODO
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,10 @@ from importlib.resources.abc import Traversable
 from anyaccel.cli import output
 from anyaccel.errors import UsageError
 from anyaccel.vendors.contract import RESOURCE, VENDOR
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
 
 TEMPLATE = "scaffold"
 SUFFIX = ".in"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import TYPE_CHECKING, Any
-
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.durations import duration
 from anyaccel.model import Inventory
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
     from anyaccel.ledger import LeaseRecord
 
 

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
 
 from anyaccel.errors import AnyaccelError, PlacementError, UsageError
 from anyaccel.text import cells, printable, shown
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Literal
+
 GIB = 1 << 30
+_USUAL_WIDTH = 80
 _GAP = 2
 """Blanks between the columns of a table, and before its continued rows."""
 
@@ -70,10 +75,12 @@ def print_document(text: str) -> None:
 
 def print_json(schema: str, content: Mapping[str, Any]) -> None:
     """Print one JSON document, with its schema's name and version, and the time."""
-    from datetime import UTC, datetime
+    _print_json({"schema": f"anyaccel.{schema}", "time": moment(time.time()), **content})
 
-    now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    _print_json({"schema": f"anyaccel.{schema}", "time": now, **content})
+
+def moment(seconds: float) -> str:
+    """Write a time since 1970 for programs."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def print_help(text: str) -> None:
@@ -123,9 +130,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     parts = [range(len(widths))]
     bold = False
     if _is_terminal():
-        import shutil
-
-        parts = list(_parts(widths, shutil.get_terminal_size().columns))
+        parts = list(_parts(widths, width()))
         bold = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
     text = ""
     for number, line in enumerate(lines):
@@ -145,6 +150,20 @@ def _parts(widths: Sequence[int], room: int) -> Iterator[range]:
             start, used = at, _GAP
         used += width + _GAP
     yield range(start, len(widths))
+
+
+def width() -> int:
+    """Columns of the terminal that shows our output: what COLUMNS says, what the terminal does, or else 80.
+
+    It is what ``shutil.get_terminal_size`` says; that module imports half of all archive formats.
+    """
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
+    try:
+        return os.get_terminal_size(1).columns or _USUAL_WIDTH
+    except OSError:
+        return _USUAL_WIDTH
 
 
 def _is_terminal() -> bool:

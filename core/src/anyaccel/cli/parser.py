@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
 
 from anyaccel.cli import VERSION, output
 from anyaccel.errors import AnyaccelError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any, NoReturn
 
 COMMANDS = {
     "status": "show the accelerators of this machine (what 'anyaccel' alone does)",
@@ -34,17 +37,6 @@ EPILOG = """exit status: 0 done, 1 failed, 2 the request or an argument is wrong
 machine, 4 not free now, 126 the command cannot be run, 127 it was not found; 'run' returns the command's own"""
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that raises instead of printing its usage and exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        """Refuse the arguments."""
-        raise UsageError(message, hint=f"see '{self.prog} --help'")
-
-    def _print_message(self, message: str, file: object = None) -> None:  # noqa: ARG002 - it is standard output
-        output.print_help(message)
-
-
 def dispatch(arguments: Sequence[str]) -> int:
     """Run the command that the arguments name."""
     own, command = _split(arguments)
@@ -67,15 +59,14 @@ def _call(name: str, arguments: list[str], command: list[str] | None) -> int:
 
 def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
     module = import_module(f"anyaccel.cli.{name}")
-    parser = Parser(
-        prog=f"anyaccel {name}", description=module.__doc__, epilog=EPILOG, parents=[_common()], allow_abbrev=False
-    )
-    module.add_arguments(parser)
-    if getattr(module, "PASSES_ON", False):
-        args, passed_on = parser.parse_known_args(arguments)
-        args.passed_on = passed_on
+    if name == DEFAULT and not arguments:
+        args: Any = Defaults()
+        add_common(args)
+        module.add_arguments(args)
     else:
-        args = parser.parse_intermixed_args(arguments)
+        from anyaccel.cli.arguments import parse
+
+        args = parse(name, module, arguments)
     if command is not None and name != "run":
         raise UsageError(f"'--' and a command belong to 'anyaccel run' (got them with {name!r})")
     if name == "run":
@@ -84,10 +75,25 @@ def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
     return status
 
 
-def _common() -> argparse.ArgumentParser:
+class Defaults:
+    """The arguments of a command that was given none, without a parser, which takes longer than all that they do.
+
+    It takes the declarations that a parser takes.
+    """
+
+    def add_argument(self, *names: str, default: object = None, action: str = "", **_: object) -> None:
+        """Declare an option: its attribute is its default."""
+        name = max(names, key=len).removeprefix("--").replace("-", "_")
+        setattr(self, name, False if action == "store_true" else default)
+
+    def add_argument_group(self, _: str) -> Defaults:
+        """Declare options that stand together in the help."""
+        return self
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
     """Options that every command understands, before or after its name."""
-    common = argparse.ArgumentParser(add_help=False)
-    group = common.add_argument_group("common options")
+    group = parser.add_argument_group("common options")
     group.add_argument("-j", "--json", action="store_true", help="print JSON")
     group.add_argument(
         "--machine",
@@ -105,7 +111,6 @@ def _common() -> argparse.ArgumentParser:
     group.add_argument(
         "--probe-timeout", metavar="SECONDS", type=_seconds, default=10.0, help="time for each vendor (default: 10)"
     )
-    return common
 
 
 VALUED = (
@@ -123,6 +128,8 @@ VALUED = (
 
 
 def _seconds(text: str) -> float:
+    import argparse
+
     try:
         value = float(text)
     except ValueError:

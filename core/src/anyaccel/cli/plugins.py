@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
-
 from anyaccel.cli import output
 from anyaccel.cli.options import machine_options
 from anyaccel.errors import UsageError
@@ -12,6 +9,11 @@ from anyaccel.model import Problem
 from anyaccel.probe.machine import parse_machine
 from anyaccel.vendors.discovery import Source
 from anyaccel.vendors.process import ask, problem_in, process_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-
 from anyaccel.cli import output
 from anyaccel.ledger import Ledger
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
 
 from anyaccel.cli import output
 from anyaccel.cli.options import survey
@@ -27,6 +26,10 @@ from anyaccel.errors import CommandNotRunnableError, UsageError
 from anyaccel.model import VendorState
 from anyaccel.probe.machine import HOST
 from anyaccel.probe.machine import VARIABLE as MACHINE_VARIABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 PASSES_ON = True
 """Arguments that are not ours are Ray's."""

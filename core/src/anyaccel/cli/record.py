@@ -8,11 +8,13 @@ Exit status: 0 when the recording replays to what is on the machine, 1 when it d
 
 from __future__ import annotations
 
-import argparse
-
 from anyaccel.cli import output
 from anyaccel.cli.options import machine_options
 from anyaccel.inventory.record import record, verify
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
 
 KIB = 1 << 10
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-
 from anyaccel.cli import output
 from anyaccel.cli.durations import duration
 from anyaccel.ledger import Ledger
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import acquire, add_launch, add_request, add_wait
 from anyaccel.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

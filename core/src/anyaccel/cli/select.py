@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import add_request, survey
 from anyaccel.model import format_units
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

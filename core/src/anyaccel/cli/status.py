@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
-
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import machine_options, survey
 from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Inventory, Stats, VendorReport, VendorState, format_units
 from anyaccel.probe.machine import HOST
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
     from anyaccel.ledger import LeaseRecord
 
     Leases = dict[str, list[LeaseRecord]]
@@ -140,7 +140,6 @@ def _health(device: Device, seen: Stats) -> tuple[Health, str, str]:
 
 
 def _holder_json(record: LeaseRecord) -> dict[str, Any]:
-    since = None if record.since is None else datetime.fromtimestamp(record.since, UTC).isoformat(timespec="seconds")
     return {
         "lease": record.id or None,
         "share": record.units / UNITS_PER_DEVICE,
@@ -150,7 +149,7 @@ def _holder_json(record: LeaseRecord) -> dict[str, Any]:
         "carriers": list(record.carriers),
         "pid": record.pid or None,
         "user": record.user,
-        "since": since and since.replace("+00:00", "Z"),
+        "since": None if record.since is None else output.moment(record.since),
         "request": record.request or None,
         "note": record.note or None,
         "command": record.command or None,

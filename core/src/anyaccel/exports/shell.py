@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from anyaccel.exports.source import Export, Source
 from anyaccel.model import EnvEdits
 from anyaccel.text import shell_join, shell_quote
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.exports.source import Export, Source
 
 
 def export(source: Source) -> Export:
     """Write ``unset`` and ``export`` lines for a shell, such as for .envrc or /etc/profile.d."""
+    from anyaccel.exports.source import Export
+
     return Export(text=statements(source.everything.set, source.everything.unset))
 
 

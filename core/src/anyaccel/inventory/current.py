@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 
@@ -38,6 +37,8 @@ def current(environ: Mapping[str, str] | None = None) -> Allocation | None:
     text = environ.get(ALLOCATION_VARIABLE)
     if not text:
         return None
+    import json
+
     try:
         held = decode(Allocation, json.loads(text))
     except ValueError as error:

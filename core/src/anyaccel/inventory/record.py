@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from anyaccel.errors import MachineError, UsageError
 from anyaccel.model import Detected, Device, Problem, Value, replace
@@ -30,6 +29,10 @@ from anyaccel.probe.sanitize import replace_in, sanitize
 from anyaccel.text import shown
 from anyaccel.vendors.contract import RECORDED
 from anyaccel.vendors.process import DEADLINE_SECONDS, Answers, ask, problem_in
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 SCHEMA = "anyaccel.expected/1"
 EXPECTED = "expected.json"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn
 
 from anyaccel.errors import CommandNotFoundError, CommandNotRunnableError
 from anyaccel.launcher.hold import take
@@ -18,6 +16,11 @@ from anyaccel.launcher.start import start
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.mark import Mark
 from anyaccel.vendors.process import close as close_vendors
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from typing import Any, NoReturn
 
 
 def run(
@@ -87,6 +90,8 @@ def _complete(
     **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
     """What :func:`subprocess.run` does, with a process that carries a mark and may be confined."""
+    import subprocess
+
     if input is not None:
         options["stdin"] = subprocess.PIPE
     if capture_output:

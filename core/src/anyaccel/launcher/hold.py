@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
 
 from anyaccel.errors import DevicesBusyError, NeverFitsError, NotFreeError
 from anyaccel.inventory.current import LEASE_VARIABLE, current
@@ -22,6 +20,11 @@ from anyaccel.ledger.lockfile import Life
 from anyaccel.model import UNITS_PER_DEVICE, Allocation, Device, Grant, Inventory, Request, Value, replace
 from anyaccel.probe.machine import HOST
 from anyaccel.scheduler import Choice, Verdict, parse_request
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from typing import Any, Literal, Self
 
 SYSFS_PCI = "/sys/bus/pci/devices"
 

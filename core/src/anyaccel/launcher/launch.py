@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
 
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.environment import WorkerEnvironment, worker_environment
@@ -11,6 +10,10 @@ from anyaccel.model import Device, Inventory, Request, Term, Value, replace
 from anyaccel.probe.machine import Machine
 from anyaccel.scheduler import Scheduler, parse_request
 from anyaccel.vendors.process import DEADLINE_SECONDS, ask, vendor_process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
 
 
 class Launch(Value):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import socket
 from types import TracebackType
-from typing import Self
 
 from anyaccel.errors import AnyaccelError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
 
 ADDRESS = "127.0.0.1"
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
 
 from anyaccel.ledger.mark import Mark, limit
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from typing import Any
 
 _BECOME = (
     "import os,resource,signal,sys\n"
@@ -41,6 +43,8 @@ def start(command: Sequence[str] | str, mark: Mark, **options: Any) -> subproces
     Raises:
         OSError: When the command cannot be started.
     """
+    import subprocess
+
     if not mark:
         return subprocess.Popen(command, **options)
     arguments = [os.fspath(command)] if isinstance(command, (str, bytes, os.PathLike)) else list(command)
@@ -58,6 +62,8 @@ def start(command: Sequence[str] | str, mark: Mark, **options: Any) -> subproces
 
 @cache
 def _prlimit() -> str | None:
+    import shutil
+
     return shutil.which("prlimit")
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError
 from anyaccel.ledger import listing as listings
@@ -26,6 +25,10 @@ from anyaccel.ledger.tickets import Standing
 from anyaccel.ledger.waiting import Waiter
 from anyaccel.ledger.witness import Witnesses, describe
 from anyaccel.model.device import UNITS_PER_DEVICE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 Choose = Callable[[Mapping[str, int]], Mapping[str, int] | None]
 """Chooses units by device id, given those that are taken; None when what is left does not do. Nothing is a choice."""

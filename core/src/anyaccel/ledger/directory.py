@@ -15,7 +15,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import random
 import stat
 import threading
 import time
@@ -213,6 +212,8 @@ class StateDirectory:
             if spins < _SPINS:
                 os.sched_yield()
             elif time.monotonic() < deadline:
+                import random  # it takes longer than the lock, which is mostly free
+
                 time.sleep(random.uniform(pause / 2, pause))  # noqa: S311 -- so that rivals do not march in step
                 pause = min(_LONGEST_PAUSE, pause * 1.5)  # many must not keep the one who has it from the processor
             else:

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import re
-import subprocess
 import sys
 
 from anyaccel.errors import StateDirectoryError
@@ -111,6 +110,8 @@ def _marker() -> str:
 
 
 def _ask_second_process(path: str) -> str:
+    import subprocess
+
     command = [sys.executable or "python3", "-I", "-S", "-c", _TRY_TO_LOCK]
     # The path through a pipe: a command line can be read by everybody.
     done = subprocess.run(command, input=os.fsencode(path), capture_output=True, check=False, timeout=60)

@@ -7,7 +7,10 @@ import os
 import struct
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _CLOSE_WRITE = 0x8
 _DELETE = 0x200

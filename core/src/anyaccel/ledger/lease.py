@@ -7,7 +7,6 @@ import errno
 import os
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Self
 
 from anyaccel.errors import LedgerError
 from anyaccel.ledger import listing, record
@@ -18,8 +17,10 @@ from anyaccel.ledger.names import boot, lease_name, parse_lease
 from anyaccel.ledger.witness import Witnesses
 from anyaccel.model import Value, field
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
+    from typing import Self
 
 
 class Want(Value):

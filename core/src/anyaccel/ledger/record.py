@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import cache, lru_cache
-from typing import Any
 
 from anyaccel.ledger import process
 from anyaccel.ledger.listing import Listing, states
@@ -17,6 +16,10 @@ from anyaccel.ledger.usernamespace import unmapped
 from anyaccel.model import Value
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.text import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _STOPPED = ("T", "t")
 _SHOWN = 3

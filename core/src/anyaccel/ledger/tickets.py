@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
 
 from anyaccel.ledger import process
 from anyaccel.ledger.directory import StateDirectory
@@ -29,6 +28,10 @@ from anyaccel.ledger.names import (
 )
 from anyaccel.ledger.record import TicketRecord, owner, read_words, write_body
 from anyaccel.model import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _PATIENCE = 2.0
 _LOOKS_EVERY = 0.25

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import select
 import time
 from collections.abc import Callable
-from typing import Any
 
 from anyaccel.ledger import tickets
 from anyaccel.ledger.directory import StateDirectory
@@ -24,6 +22,10 @@ from anyaccel.ledger.listing import Listing
 from anyaccel.ledger.lockfile import Life, look
 from anyaccel.ledger.names import parse_lease
 from anyaccel.ledger.tickets import Standing, Ticket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 IMPATIENT_SECONDS = 0.010
 """Who waits for less than that has no place in line: making one costs more than what it is good for."""
@@ -240,6 +242,8 @@ class Waiter:
     def pause(self) -> float:
         """Seconds after which to look again whatever happens."""
         if self._ticket is None:  # nothing wakes us: at random, so that rivals do not march in step
+            import random
+
             pause = random.uniform(0.0002, 0.001) if self._before is None else IMPATIENT_SECONDS  # noqa: S311
         elif self.refused or self._again:
             pause, self._again = _SECOND_LOOK, False

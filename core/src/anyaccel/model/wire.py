@@ -7,18 +7,27 @@ annotation it should satisfy and names every fault at once, and :func:`decode` b
 from __future__ import annotations
 
 import math
-import types
+import sys
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import GenericAlias, UnionType
 
 from anyaccel.model._value import Value, fields
 from anyaccel.text import shown
 
-T = TypeVar("T")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
 
-UNIONS = (types.UnionType, Union)
+    T = TypeVar("T")
+
+
+class Literal:
+    """Stands for that of typing in annotations of values, which do without that module: it takes long to import."""
+
+    def __class_getitem__(cls, options: Any) -> GenericAlias:
+        return GenericAlias(cls, options)
 
 
 def encode(value: Any) -> Any:
@@ -60,8 +69,8 @@ def decode(kind: type[T], data: Any, where: str = "") -> T:
 
 def faults(value: Any, kind: Any, where: str) -> Iterator[str]:
     """Name every place where a value does not satisfy an annotation, as ``where must be X (got Y that is a Z)``."""
-    if get_origin(kind) in UNIONS:
-        if all(next(faults(value, option, where), None) for option in get_args(kind)):
+    if isinstance(kind, UnionType):
+        if all(next(faults(value, option, where), None) for option in _arguments(kind)):
             yield _mismatch(value, kind, where)
     elif not _fits(value, kind):
         yield _mismatch(value, kind, where)
@@ -70,11 +79,21 @@ def faults(value: Any, kind: Any, where: str) -> Iterator[str]:
             yield from faults(content, content_kind, place)
 
 
+def _origin(kind: Any) -> Any:
+    """What an annotation is an alias of: that of ``tuple[int, ...]`` is ``tuple``."""
+    return getattr(kind, "__origin__", None)
+
+
+def _arguments(kind: Any) -> tuple[Any, ...]:
+    """What stands in the brackets of an annotation, or between its bars."""
+    return getattr(kind, "__args__", ())
+
+
 def _fits(value: Any, kind: Any) -> bool:
     """Whether a value itself is of a kind, whatever it holds."""
-    origin = get_origin(kind)
+    origin = _origin(kind)
     if origin is Literal:
-        return value in get_args(kind)
+        return value in _arguments(kind)
     if kind in (int, float) and (isinstance(value, bool) or not _is_usual(value)):
         return False
     accepted = (int, float) if kind is float else origin or kind
@@ -90,7 +109,7 @@ def _is_usual(number: Any) -> bool:
 
 def _parts(value: Any, kind: Any, where: str) -> Iterator[tuple[Any, Any, str]]:
     """What a value holds, each with its annotation and its place."""
-    arguments = get_args(kind)
+    arguments = _arguments(kind)
     if isinstance(value, Value):
         for name, annotation in hints(kind).items():
             yield getattr(value, name), annotation, f"{where}.{name}"
@@ -106,12 +125,16 @@ def _parts(value: Any, kind: Any, where: str) -> Iterator[tuple[Any, Any, str]]:
 @cache
 def hints(kind: type[Value]) -> dict[str, Any]:
     """The resolved annotations of a value's fields."""
-    resolved = get_type_hints(kind, localns={"Literal": Literal})  # modules of the model do without typing
+    resolved: dict[str, Any] = {}
+    for home in reversed(kind.__mro__):
+        names = {"Literal": Literal, **vars(sys.modules[home.__module__])}
+        for name, annotation in home.__dict__.get("__annotations__", {}).items():  # noqa: RUF063 - without inspect
+            resolved[name] = eval(annotation, names)  # noqa: S307 - it is text of ours
     return {name: resolved[name] for name in fields(kind)}
 
 
 def _mismatch(value: Any, kind: Any, where: str) -> str:
-    name = kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else str(kind).replace("anyaccel.", "")
+    name = kind.__name__ if isinstance(kind, type) and _origin(kind) is None else str(kind).replace("anyaccel.", "")
     if isinstance(value, (int, float)) and not _is_usual(value):
         name += ", finite and of at most 64 bits"
     return f"{where} must be {name} (got {shown(value)} that is a {type(value).__name__})"
@@ -119,16 +142,16 @@ def _mismatch(value: Any, kind: Any, where: str) -> str:
 
 def _build(kind: Any, data: Any) -> Any:
     """Shape data like an annotation; what does not fit is left as it is, for :func:`faults` to name."""
-    origin = get_origin(kind)
+    origin = _origin(kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return next((member for member in kind if member.value == data), data)
-    if origin in UNIONS:
-        built = (_build(option, data) for option in get_args(kind))
+    if isinstance(kind, UnionType):
+        built = (_build(option, data) for option in _arguments(kind))
         return next((value for value in built if not isinstance(value, (list, dict))), data)
     if origin in (tuple, frozenset) and isinstance(data, list):
-        return origin(_build(get_args(kind)[0], content) for content in data)
+        return origin(_build(_arguments(kind)[0], content) for content in data)
     if origin is not None and isinstance(data, Mapping):
-        return {key: _build(get_args(kind)[1], content) for key, content in data.items()}
+        return {key: _build(_arguments(kind)[1], content) for key, content in data.items()}
     if isinstance(kind, type) and issubclass(kind, Value) and isinstance(data, Mapping):
         return _build_value(kind, data)
     return data

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from anyaccel.model import UNITS_PER_DEVICE, Request, Value
 from anyaccel.scheduler.placement import Layout
 from anyaccel.scheduler.topology import bits
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from decimal import Decimal
 

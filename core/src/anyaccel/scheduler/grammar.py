@@ -14,10 +14,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NoReturn
 
 from anyaccel.errors import RequestError
 from anyaccel.model import UNITS_PER_DEVICE, Request, Term, format_units
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 MAX_CHARACTERS = 4_000
 MAX_TERMS = 64

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from threading import Lock
-from typing import TYPE_CHECKING, Literal
 
 from anyaccel.errors import NeverFitsError, NotFreeError
 from anyaccel.model import Allocation, Grant, Inventory, Request, Term
@@ -15,7 +14,10 @@ from anyaccel.scheduler.placement import Layout, Occupancy, Validate, place, wan
 from anyaccel.scheduler.queue import Queue
 from anyaccel.scheduler.ticket import Plan, Ticket, notify
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Literal
+
     from anyaccel.scheduler.demand import Demand
     from anyaccel.scheduler.reasons import Verdict
 

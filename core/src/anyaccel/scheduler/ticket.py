@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from anyaccel.model import Allocation, Request, Value
 from anyaccel.scheduler.placement import Wanted
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from anyaccel.scheduler.reasons import Verdict
     from anyaccel.scheduler.scheduler import Scheduler

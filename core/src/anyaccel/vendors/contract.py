@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from anyaccel.model import (
     ContainerEdits,
@@ -18,6 +17,10 @@ from anyaccel.model import (
     Stats,
 )
 from anyaccel.model.wire import faults
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 RECORDED = ("anyaccel_detect", "anyaccel_stats", "anyaccel_diagnose")
 """Hooks that touch the machine, and that a recording can answer."""

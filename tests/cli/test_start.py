@@ -1,0 +1,95 @@
+"""How the command line starts and ends: what it does not import, and what it does not leave undone."""
+
+import subprocess
+import sys
+
+import pytest
+from anyaccel.cli import status
+from anyaccel.cli.arguments import parse
+from anyaccel.cli.parser import Defaults, add_common
+
+SLOW = {
+    "import anyaccel": {"collections", "enum", "re", "typing"},
+    "--version": {"collections", "contextlib", "enum", "re", "typing"},
+    "": {"argparse", "datetime", "random", "shutil"},
+    "select GPU": {"datetime", "random", "shutil"},
+    "env GPU": {"datetime", "random", "shutil"},
+    "run GPU -- true": {"datetime", "random", "shutil"},
+}
+"""What a command must not import, of what no command may start with."""
+NEVER = {"dataclasses", "importlib.metadata", "unicodedata"}
+PROGRAM = "import sys; from anyaccel.cli import program; sys.argv[1:] = {!r}; program()"
+
+
+def imported(code):
+    """Every module that an interpreter imports on its own, up to its end or to the command that takes its place."""
+    command = [sys.executable, "-X", "importtime", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+
+
+@pytest.mark.parametrize("what", SLOW)
+def test_a_command_imports_nothing_slow_that_it_does_not_need(what):
+    arguments = what.replace("GPU", "GPU --declare GPU=1").split()
+    code = what if what.startswith("import") else PROGRAM.format(arguments)
+    # What a site's own start-up brings in, such as a .pth file, is nothing that we could keep out.
+    assert (imported(code) - imported("pass")) & (SLOW[what] | NEVER) == set()
+
+
+def test_without_arguments_all_is_as_a_parser_has_it():
+    args = Defaults()
+    add_common(args)
+    status.add_arguments(args)
+    assert vars(args) == vars(parse("status", status, []))
+
+
+@pytest.fixture(autouse=True)
+def usual(monkeypatch):
+    """Nothing that is set here to look into Python."""
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def ended(before, *arguments, **options):
+    code = f"import sys\n{before}\n{PROGRAM.format(list(arguments))}"
+    return subprocess.run([sys.executable, "-c", code], text=True, check=False, timeout=60, **options)
+
+
+LAST = "last = open(1, 'w', closefd=False); last.write('at the end\\n')"
+"""What an interpreter writes when it takes itself apart, and not before."""
+
+
+def test_the_process_ends_without_being_taken_apart():
+    done = ended(LAST, "plugins", capture_output=True, env={"ANYACCEL_PLUGINS": ","})
+    assert "at the end" not in done.stdout
+    assert (done.returncode, done.stdout != "") == (0, True)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import atexit; atexit.register(print, 'at the end')",
+        "import threading, time; threading.Thread(target=lambda: (time.sleep(0.5), print('at the end'))).start()",
+        f"{LAST}; sys.setprofile(lambda *_: None)",
+    ],
+    ids=["a function at exit", "a thread", "a profiler"],
+)
+def test_what_somebody_waits_for_is_done(before):
+    done = ended(before, "nonsense", capture_output=True)
+    assert done.stdout == "at the end\n"
+    assert done.returncode == 2
+
+
+def test_what_others_have_printed_is_written():
+    done = ended("sys.stdout.write('before'); sys.stderr.write('too')", "nonsense", capture_output=True)
+    assert done.stdout == "before"
+    assert done.stderr.startswith("tooanyaccel: there is no command 'nonsense'")
+    assert done.returncode == 2
+
+
+def test_what_cannot_be_written_at_the_end_is_told():
+    with open("/dev/full", "w") as full:
+        done = ended("sys.stdout.write('before')", "nonsense", stdout=full, stderr=subprocess.PIPE)
+    assert "No space left on device" in done.stderr
+    assert done.returncode == 120  # as Python says it
