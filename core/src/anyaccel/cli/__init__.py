@@ -23,6 +23,9 @@ def program() -> NoReturn:
     status = main()
     import atexit
 
+    if guard := sys.modules.get("anyaccel.probe.guard"):
+        guard.close_all(wait=False)
+
     threading = sys.modules.get("threading")
     alone = threading is None or threading.active_count() == 1
     watched = sys.gettrace() or sys.getprofile() or sys.flags.inspect

@@ -116,11 +116,11 @@ class Guard:
             self._hear(lambda: number in self._told or number in self._said)
             return self._told.pop(number, "") or self._said.get(number, {}).get("printed", "")
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         """End the interpreter and every process that it forked."""
         with self._lock:
             self._control.close()
-        if not interpreter.wait(self._process, END_SECONDS):  # something of it is stuck in the kernel
+        if wait and not interpreter.wait(self._process, END_SECONDS):  # something of it is stuck in the kernel
             self._process.kill()
 
     def forget(self) -> None:
@@ -456,6 +456,8 @@ def guard(*preload: str) -> Guard:
     with _lock:
         if preload not in _guards:
             _guards[preload] = Guard(preload)
+            atexit.unregister(close_all)
+            atexit.register(close_all)
         return _guards[preload]
 
 
@@ -467,8 +469,13 @@ def _drop(dead: Guard) -> None:
     dead.close()
 
 
-def close_all() -> None:
-    """End all interpreters of this process and all that they forked. The next call starts them again."""
+def close_all(*, wait: bool = True) -> None:
+    """End all interpreters of this process and all that they forked. The next call starts them again.
+
+    Args:
+        wait: Whether to wait until they have ended.
+    """
+    atexit.unregister(close_all)
     for process in list(_processes):
         with process:
             process.forget()
@@ -476,7 +483,7 @@ def close_all() -> None:
         guards = list(_guards.values())
         _guards.clear()
     for each in guards:
-        each.close()
+        each.close(wait=wait)
 
 
 def _forget_all() -> None:
@@ -490,4 +497,3 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
-atexit.register(close_all)
