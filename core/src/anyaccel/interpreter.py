@@ -73,17 +73,17 @@ def tell(process: subprocess.Popen[bytes], data: Any) -> None:
         return
 
 
-def wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait until a process has ended, without the steps in which ``Popen.wait`` sleeps; False when it has not."""
-    if process.poll() is not None:
-        return True
+def wait(pid: int, seconds: float) -> bool:
+    """Wait until a child has ended, and reap it; False when it has not, or somebody else has reaped it."""
     try:
-        pinned = os.pidfd_open(process.pid)
-    except OSError:  # another thread has reaped it
-        return process.poll() is not None
+        pinned = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
     try:
         poll = select.poll()
         poll.register(pinned, select.POLLIN)
-        return bool(poll.poll(seconds * 1000)) and process.wait() is not None
+        return bool(poll.poll(seconds * 1000)) and os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return False
     finally:
         os.close(pinned)

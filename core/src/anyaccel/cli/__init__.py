@@ -23,13 +23,15 @@ def program() -> NoReturn:
     status = main()
     import atexit
 
+    ours = 0
     if guard := sys.modules.get("anyaccel.probe.guard"):
         guard.close_all(wait=False)
+        ours = len(guard.at_exit)
 
     threading = sys.modules.get("threading")
     alone = threading is None or threading.active_count() == 1
     watched = sys.gettrace() or sys.getprofile() or sys.flags.inspect
-    if alone and not watched and not atexit._ncallbacks() and _flush():  # noqa: SLF001 - there is no other way to know
+    if alone and not watched and atexit._ncallbacks() == ours and _flush():  # noqa: SLF001 - there is no other way to know
         os._exit(status)
     sys.exit(status)
 

@@ -68,9 +68,11 @@ class Guard:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             config = {"control": theirs.fileno(), "preload": preload}
-            self._process = interpreter.start("anyaccel.probe.forkserver", config, pass_fds=(theirs.fileno(),))
-        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
-        self._process.stdin.close()
+            process = interpreter.start("anyaccel.probe.forkserver", config, pass_fds=(theirs.fileno(),))
+        assert process.stdin is not None  # noqa: S101 - it is a pipe
+        process.stdin.close()
+        self._pid = process.pid
+        process.returncode = 0  # we reap it; when this process ends without that, it ends, too
 
     def fork(self) -> tuple[int, socket.socket]:
         """Have a process forked; its number, and the socket on which it answers calls.
@@ -120,14 +122,13 @@ class Guard:
         """End the interpreter and every process that it forked."""
         with self._lock:
             self._control.close()
-        if wait and not interpreter.wait(self._process, END_SECONDS):  # something of it is stuck in the kernel
-            self._process.kill()
+        if wait:
+            interpreter.wait(self._pid, END_SECONDS)  # not for what is stuck in the kernel
 
     def forget(self) -> None:
         """Leave it alone: we are a fork of the process that it belongs to."""
         self._lock = threading.RLock()
         self._control.close()
-        self._process.returncode = 0
 
     def _send(self, message: Mapping[str, int], descriptors: Sequence[int] = ()) -> None:
         socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
@@ -441,6 +442,8 @@ def _readable(control: socket.socket, seconds: float) -> bool:
 
 
 _guards: dict[tuple[str, ...], Guard] = {}
+at_exit: list[object] = []
+"""What this module has registered to be called at exit: at most one function."""
 _processes: weakref.WeakSet[GuardedProcess] = weakref.WeakSet()
 _lock = threading.Lock()
 
@@ -456,8 +459,9 @@ def guard(*preload: str) -> Guard:
     with _lock:
         if preload not in _guards:
             _guards[preload] = Guard(preload)
-            atexit.unregister(close_all)
-            atexit.register(close_all)
+            if not at_exit:
+                at_exit.append(close_all)
+                atexit.register(close_all)
         return _guards[preload]
 
 
@@ -475,7 +479,6 @@ def close_all(*, wait: bool = True) -> None:
     Args:
         wait: Whether to wait until they have ended.
     """
-    atexit.unregister(close_all)
     for process in list(_processes):
         with process:
             process.forget()
