@@ -230,7 +230,12 @@ class Stage:
         self.log, self.output = home / "log", home / "output"
         self.log.touch()
         name, _, value = self.mark.partition("=")
-        self.environ = {**os.environ, name: value, "ANYACCEL_STATE_DIR": str(home / "state"), "ANYACCEL_PLUGINS": ","}
+        self.environ = {
+            **os.environ,
+            name: value,
+            "ANYACCEL_STATE_DIR": str(home / "state"),
+            "ANYACCEL_PLUGINS": "none",
+        }
         self._home = home
         self._numbers = iter(range(seed * 1_000, (seed + 1) * 1_000))
         self._programs: list[tuple[str, subprocess.Popen[bytes]]] = [(kind, self._start(kind)) for kind in PROGRAMS]

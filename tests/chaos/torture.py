@@ -347,7 +347,7 @@ def _own_place(home: Path) -> Place:
     """A state directory for one tree."""
     state = Path(tempfile.mkdtemp(dir=home))
     _open_to_all(state)
-    return Place(state, {**os.environ, "ANYACCEL_STATE_DIR": str(state), "ANYACCEL_PLUGINS": ","})
+    return Place(state, {**os.environ, "ANYACCEL_STATE_DIR": str(state), "ANYACCEL_PLUGINS": "none"})
 
 
 def _open_to_all(state: Path) -> None:

@@ -25,7 +25,7 @@ HOLDS = length(25, 200)
 
 @pytest.fixture(autouse=True)
 def no_plugins(monkeypatch):
-    monkeypatch.setenv("ANYACCEL_PLUGINS", ",")
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "none")
 
 
 def until(condition):

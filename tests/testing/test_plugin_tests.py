@@ -128,7 +128,7 @@ def test_without_recordings_it_fails_and_says_how_to_make_one(run, install):
 
 
 def test_a_plugin_that_is_not_installed_fails_once(run, recordings, monkeypatch):
-    monkeypatch.setenv("ANYACCEL_PLUGINS", "acme")
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "none")
     recordings(ACME)
     done = run()
     assert counts(done)["failed"] == 1, done.stdout

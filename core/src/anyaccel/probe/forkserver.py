@@ -23,12 +23,11 @@ import sys
 import time
 from typing import Any
 
-from anyaccel.probe.protocol import ANSWER, BEGUN, HEADER, IDLE_SECONDS, PACKET_LIMIT, PRINTED_LIMIT
+from anyaccel.probe.protocol import ANSWER, BEGUN, HEADER, IDLE_SECONDS, PACKET_LIMIT, PRINTED_LIMIT, TRACE
 
 REAP_SECONDS = 0.5
 """How long a killed process is waited for: one that is stuck in the kernel ignores even SIGKILL."""
 
-TRACE = signal.SIGUSR2
 TRACE_SECONDS = 0.5
 
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -67,8 +68,16 @@ class Guard:
         self._told: dict[int, str] = {}
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            config = {"control": theirs.fileno(), "preload": preload}
-            process = interpreter.start("anyaccel.probe.forkserver", config, pass_fds=(theirs.fileno(),))
+            control = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)  # the caller may have closed its streams
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            config = {"control": control, "preload": preload}
+            process = interpreter.start(
+                "anyaccel.probe.forkserver", config, stdout=null, stderr=null, pass_fds=(control,)
+            )
+        finally:
+            os.close(control)
+            os.close(null)
         assert process.stdin is not None  # noqa: S101 - it is a pipe
         process.stdin.close()
         self._pid = process.pid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import struct
 
 HEADER = struct.Struct("=BQ")
@@ -13,3 +14,5 @@ PRINTED_LIMIT = 8192
 """Bytes of what a process prints that are kept: the last ones."""
 PACKET_LIMIT = 1 << 17
 """Bytes that a packet on the control socket may have."""
+TRACE = signal.SIGUSR2
+"""Signal by which a process prints where it is."""

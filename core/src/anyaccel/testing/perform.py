@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import os
+import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -9,6 +13,7 @@ from typing import Any
 
 from anyaccel.errors import PluginError
 from anyaccel.model.wire import decode
+from anyaccel.probe.protocol import PRINTED_LIMIT, TRACE
 from anyaccel.testing.check import Check, CheckFailed, NotApplicable, State, demand
 from anyaccel.testing.subject import PRODUCTS, Subject, TestedMachine
 from anyaccel.testing.table import CHECKS
@@ -21,7 +26,29 @@ def perform(payload: Mapping[str, Any]) -> list[Answer]:
     """Make one check; what it says of each machine, as the fields of :class:`~anyaccel.testing.Result`."""
     check = next(check for check in CHECKS if check.id == payload["check"])
     subject = Subject(decode(Source, payload["source"]), tuple(payload["recordings"]), live=payload["live"])
-    return list(_answers(check, subject))
+    with _output_in_a_file():
+        return list(_answers(check, subject))
+
+
+@contextlib.contextmanager
+def _output_in_a_file() -> Iterator[None]:
+    """Let what is printed go to a file, whose size a check can see, and from there to the pipe in the end.
+
+    Where the process is when it crashes or hangs is written to the pipe at once.
+    """
+    pipe = os.dup(2)
+    faulthandler.enable(pipe)
+    faulthandler.register(TRACE, pipe)
+    output = os.memfd_create("output")
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        size = os.fstat(output).st_size
+        os.write(pipe, os.pread(output, PRINTED_LIMIT, max(0, size - PRINTED_LIMIT)))
 
 
 def _answers(check: Check, subject: Subject) -> Iterator[Answer]:

@@ -13,6 +13,8 @@ GROUP = "anyaccel"
 """Group of the entry points."""
 ALLOW_VARIABLE = "ANYACCEL_PLUGINS"
 DENY_VARIABLE = "ANYACCEL_DISABLE"
+NONE = "none"
+"""What ``ANYACCEL_PLUGINS`` says for no plug-in at all."""
 
 
 class Source(Value):
@@ -35,14 +37,16 @@ def installed(environ: Mapping[str, str] | None = None) -> tuple[list[Source], l
     """List the plug-ins to use, by vendor, and the problems that keep others out.
 
     ``ANYACCEL_PLUGINS`` is a comma list of vendors to keep (``acme,zeta``), or of ``vendor=module`` pairs, which are
-    taken as they stand, without a scan of what is installed. ``ANYACCEL_DISABLE`` is a comma list of vendors to leave
-    out. The first wins over everything, the second over what was found.
+    taken as they stand, without a scan of what is installed; ``none`` keeps none. ``ANYACCEL_DISABLE`` is a comma list
+    of vendors to leave out. The first wins over everything, the second over what was found.
 
     Raises:
         UsageError: When ``ANYACCEL_PLUGINS`` names a vendor that has no plug-in.
     """
     environ = os.environ if environ is None else environ
     allowed = _items(environ.get(ALLOW_VARIABLE, ""))
+    if allowed == [NONE]:
+        return [], []
     denied = set(_items(environ.get(DENY_VARIABLE, "")))
     named = [Source(vendor=vendor, target=target) for vendor, _, target in (item.partition("=") for item in allowed)]
     if named and all(source.target for source in named):

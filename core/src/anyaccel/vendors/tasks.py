@@ -208,7 +208,7 @@ def _detect(loaded: Loaded, payload: Payload) -> dict[str, Any]:
             detected = _complete(plugin, detected, environ)
             answer["hidden"] = encode(_hidden(plugin, detected.devices, payload["environ"]))
         except PluginError as error:
-            return answer | _problem(error)
+            return answer | {"detected": encode(detected)} | _problem(error)
         loaded.devices = {device.id: device for device in detected.devices}
     return {**answer, "detected": encode(detected), "seconds": time.monotonic() - start}
 
