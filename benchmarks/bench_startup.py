@@ -12,18 +12,50 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
+from anyaccel.plugins.discovery import installed
 from measure import Row, against, command, interleaved, state
 
 ROUNDS = 15
 BARE = "python -c pass"
 RUN = "anyaccel run GPU:1 -- true"
+MANY = 20
+"""Plug-ins that somebody may have installed: those of all vendors that there are, and more."""
+UNSET = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
+"""The first would have Python compile the command line's modules at each start."""
 BARE_CALL = "subprocess.run(true)"
 CALLS = {"lease.popen(true)": "popen", "anyaccel.run(true)": "run"}
 """Of ``anyaccel.run``, most is detection, which takes a process of its own also where there is no plug-in."""
 WITHOUT = ", without a mark"
 LOCKS, NO_MARK = 10, 5
+
+PLUGIN = """
+from anyaccel.plugin import EnvEdits, Fractional, PluginInfo, hookimpl
+
+@hookimpl
+def anyaccel_info():
+    return PluginInfo(vendor="{vendor}", resource="{vendor}", kind="gpu", env_vars=())
+
+@hookimpl
+def anyaccel_detect(ctx):
+    return None
+
+@hookimpl
+def anyaccel_fractional(device):
+    return Fractional.NO
+
+@hookimpl
+def anyaccel_tags(device):
+    return ()
+
+@hookimpl
+def anyaccel_env(devices, ctx):
+    return EnvEdits()
+"""
+"""A plug-in of a vendor that is not on the machine."""
 
 CALLER = """
 import subprocess, sys, time, anyaccel
@@ -77,11 +109,25 @@ class Caller:
         self._process.communicate()
 
 
+def install_more(directory: Path) -> None:
+    """Install plug-ins into a directory, as pip does, so that there are :data:`MANY` of them."""
+    for number in range(MANY - len(installed()[0])):
+        vendor = f"more{number}"
+        (directory / f"anyaccel_{vendor}.py").write_text(PLUGIN.format(vendor=vendor))
+        info = directory / f"anyaccel_{vendor}-0.1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: anyaccel-{vendor}\nVersion: 0.1.0\n")
+        (info / "entry_points.txt").write_text(f"[anyaccel]\n{vendor} = anyaccel_{vendor}\n")
+
+
 def rows(rounds: int = ROUNDS) -> list[Row]:
     """Measure start-up on a machine without devices, with every plug-in that is installed."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("ANYACCEL_")}
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith("ANYACCEL_") and name not in UNSET
+    }
     script = os.path.join(os.path.dirname(sys.executable), "anyaccel")
-    with state() as directory:
+    with state() as directory, tempfile.TemporaryDirectory() as more:
+        install_more(Path(more))
         run = [script, "run", "--declare", "GPU=1", "GPU:1", "--", "true"]
         ours = {**environ, "ANYACCEL_STATE_DIR": directory}
         times = interleaved(
@@ -90,6 +136,7 @@ def rows(rounds: int = ROUNDS) -> list[Row]:
                 "anyaccel --version": command([script, "--version"], environ),
                 "import anyaccel": command([sys.executable, "-c", "import anyaccel"], environ),
                 "anyaccel": command([script], environ),
+                f"anyaccel, {MANY} plug-ins": command([script], {**environ, "PYTHONPATH": more}),
                 RUN + WITHOUT: command(run, ours, before=no_mark),
                 RUN: command(run, ours, before=same_limit),
             },
@@ -97,8 +144,12 @@ def rows(rounds: int = ROUNDS) -> list[Row]:
         )
         calls = call_times({**ours, "ANYACCEL_PLUGINS": ","}, 10 * rounds)
     return [
-        *against(BARE, times, {"anyaccel --version": 4, "import anyaccel": 5, "anyaccel": 15}),
-        *against(RUN + WITHOUT, times, {RUN: None}),
+        *against(
+            BARE,
+            times,
+            {"anyaccel --version": 2, "import anyaccel": 1.5, "anyaccel": 4, f"anyaccel, {MANY} plug-ins": 4, RUN: 8},
+        ),
+        *against(RUN, times, {RUN + WITHOUT: None})[1:],
         *against(BARE_CALL, calls, dict.fromkeys(name for name in calls if name != BARE_CALL)),
     ]
 

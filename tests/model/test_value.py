@@ -103,6 +103,7 @@ def test_functions_of_dataclasses_take_values():
     assert list(by_name)[:3] == ["id", "index", "model"]
     assert by_name["id"].default is dataclasses.MISSING
     assert (by_name["units"].default, by_name["links"].default_factory) == (10_000, dict)
+    assert dataclasses.fields(GPU)[0] is dataclasses.fields(Device)[0]  # made once: plug-ins replace often
     assert "grants" in {field.name for field in dataclasses.fields(Given)}
 
 

@@ -20,6 +20,7 @@ from anyaccel.model import (
     Share,
     Stats,
     Term,
+    replace,
 )
 from anyaccel.probe.context import CommandResult, DeviceNode, PciFunction, ProbeContext
 
@@ -48,4 +49,5 @@ __all__ = [
     "Stats",
     "Term",
     "hookimpl",
+    "replace",
 ]

@@ -6,6 +6,7 @@ started. See docs/decisions/0028-values-without-generated-code.md.
 
 from __future__ import annotations
 
+from functools import cache
 from operator import attrgetter
 
 TYPE_CHECKING = False  # that of typing, which takes longer to import than all that follows
@@ -107,19 +108,24 @@ class _DataclassFields:
     """What the functions of :mod:`dataclasses` look for on a class; made when they look, since no code of ours does."""
 
     def __get__(self, value: object, kind: type[Value]) -> dict[str, Field[Any]]:
-        import dataclasses
+        return _dataclass_fields(kind)
 
-        made = []
-        for name, default in kind._fields.items():
-            how: dict[str, Any] = {"default": default}
-            if default is REQUIRED:
-                how = {}
-            elif isinstance(default, _Factory):
-                how = {"default_factory": default.make}
-            made.append((name, object, dataclasses.field(**how)))
-        twin: Any = dataclasses.make_dataclass(kind.__name__, made, kw_only=True)
-        found: dict[str, Field[Any]] = twin.__dataclass_fields__
-        return found
+
+@cache
+def _dataclass_fields(kind: type[Value]) -> dict[str, Field[Any]]:
+    import dataclasses
+
+    made = []
+    for name, default in kind._fields.items():
+        how: dict[str, Any] = {"default": default}
+        if default is REQUIRED:
+            how = {}
+        elif isinstance(default, _Factory):
+            how = {"default_factory": default.make}
+        made.append((name, object, dataclasses.field(**how)))
+    twin: Any = dataclasses.make_dataclass(kind.__name__, made, kw_only=True)
+    found: dict[str, Field[Any]] = twin.__dataclass_fields__
+    return found
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
