@@ -81,11 +81,11 @@ def _summary(results: Iterable[Result]) -> str:
 
 
 def _beside_source(target: str) -> Path | None:
-    """The ``recordings`` of the project that a plug-in is developed in; None for one that is merely installed."""
+    """The recordings that a plug-in was installed with, or those of the project that it is developed in, if any."""
     from importlib.util import find_spec
 
     spec = find_spec(target.partition(":")[0].partition(".")[0])  # finds, and imports nothing
     if spec is None or spec.origin is None:
         return None
-    places = [parent / "recordings" for parent in Path(spec.origin).parents[1:4]]
+    places = [parent / "recordings" for parent in Path(spec.origin).parents[:4]]
     return next((place for place in places if place.is_dir()), None)

@@ -15,7 +15,7 @@ from anyaccel.errors import UsageError
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
 from anyaccel.ledger import process
 from anyaccel.text import shell_quote
-from anyaccel.vendors.process import close as close_vendors
+from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

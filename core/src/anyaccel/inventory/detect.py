@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import MachineError
 from anyaccel.inventory.current import narrow
-from anyaccel.model import (
-    Detected,
-    Device,
-    EnvEdits,
-    Inventory,
-    PluginInfo,
-    Problem,
-    ProblemKind,
-    Request,
-    VendorReport,
-    VendorState,
-)
-from anyaccel.model.wire import decode
+from anyaccel.model import Device, Inventory, Problem, Request, VendorReport, VendorState
 from anyaccel.probe.context import Facts
-from anyaccel.probe.guard import GuardedProcess, Outcome
 from anyaccel.probe.host import HostFacts
 from anyaccel.probe.machine import Machine, parse_machine
-from anyaccel.vendors import contract
-from anyaccel.vendors.discovery import Source, installed, problem_of
+from anyaccel.vendors import DEADLINE_SECONDS
+from anyaccel.vendors.discovery import Source, installed
 from anyaccel.vendors.presence import Presence, possible
-from anyaccel.vendors.process import DEADLINE_SECONDS, Answers, ask, problem_in, process_of, qualified
-
-GRACE_SECONDS = 0.8
-"""How long a request that others can serve waits for a vendor that it does not name."""
-
-Progress = Mapping[GuardedProcess, Outcome]
 
 
 def detect(
@@ -71,26 +50,47 @@ def detect(
     present: dict[str, Presence | None] = {source.vendor: None for source in sources}
     if not everybody and not where.simulated:
         present = possible(sources, *_seen(where, environ))
-    enough = _enough(request, present, sources) if request is not None and present else None
-    answers: Answers = {}
-    if present:
-        answers, _ = ask("detect", where, timeout=timeout, environ=environ, vendors=present, enough=enough)
-    if where.simulated:
-        _check_products(where, answers)
     reports = [_report_problem(problem) for problem in problems]
     reports += [_not_asked(source) for source in sources if source.vendor not in present]
-    found: dict[str, list[Device]] = {}
-    for source, outcome in answers.values():
-        report, found[source.vendor] = _interpret(source, outcome)
-        reports.append(report)
+    found: list[Device] = []
+    if present:
+        asked, found = _ask(where, sources, present, request, timeout=timeout, environ=environ)
+        reports += asked
+    elif where.simulated:
+        raise MachineError(f"no plug-in is installed that could simulate {where.text!r}")
     reports.sort(key=lambda report: report.vendor)
-    devices = narrow(_told_apart(found), where, environ)
+    devices = narrow(found, where, environ)
     inventory = Inventory(machine=where.text, devices=tuple(devices), vendors=tuple(reports))
     if declare:
         from anyaccel.inventory.declared import declare as add_declared
 
         return add_declared(inventory, declare)
     return inventory
+
+
+def _ask(
+    machine: Machine,
+    sources: Sequence[Source],
+    present: Mapping[str, Presence | None],
+    request: Request | None,
+    *,
+    timeout: float,
+    environ: Mapping[str, str],
+) -> tuple[list[VendorReport], list[Device]]:
+    """Ask the vendors that may be there; how each fared, and their devices."""
+    from anyaccel.inventory import answers
+    from anyaccel.vendors.process import ask
+
+    enough = None if request is None else answers.enough_for(request, present, sources)
+    outcomes, _ = ask("detect", machine, timeout=timeout, environ=environ, vendors=present, enough=enough)
+    if machine.simulated:
+        answers.check_products(machine, outcomes)
+    reports = []
+    found: dict[str, list[Device]] = {}
+    for source, outcome in outcomes.values():
+        report, found[source.vendor] = answers.interpret(source, outcome)
+        reports.append(report)
+    return reports, answers.told_apart(found)
 
 
 def _seen(machine: Machine, environ: Mapping[str, str]) -> tuple[Facts, Mapping[str, str]]:
@@ -102,93 +102,6 @@ def _seen(machine: Machine, environ: Mapping[str, str]) -> tuple[Facts, Mapping[
 
     facts = RecordedFacts(load(machine.recording))
     return facts, {**facts.environ, **environ}
-
-
-def _enough(
-    request: Request, present: Mapping[str, Presence | None], sources: Sequence[Source]
-) -> Callable[[Progress], float | None]:
-    """What says how long a request waits for vendors that have not answered, given those that have."""
-    named = {name.casefold() for term in request.terms for name in term.names}
-    own: dict[str, set[str]] = {}
-    for source in sources:
-        declared = present.get(source.vendor)
-        if declared is not None and declared.resource:
-            own[source.vendor] = {source.vendor.casefold(), declared.resource.casefold()}
-
-    vendors = {process_of(source).process: source.vendor for source in sources}
-
-    def enough(outcomes: Progress) -> float | None:
-        answered = {vendors[process] for process in outcomes}
-        for vendor in present:
-            if vendor not in answered and not own.get(vendor, named).isdisjoint(named):
-                return None
-        offered = [names for process, outcome in outcomes.items() for names in _offered(vendors[process], outcome)]
-        served = all(any(_asks_for(term.names, names) for names in offered) for term in request.terms)
-        return GRACE_SECONDS if served else None
-
-    return enough
-
-
-def _offered(vendor: str, outcome: Outcome) -> list[set[str]]:
-    """The names of each device in an answer that has not been looked at yet."""
-    try:
-        info, detected = outcome.value["info"], outcome.value["detected"]
-        return [
-            {name.casefold() for name in (vendor, info["resource"], *device.get("tags", ()))}
-            for device in detected["devices"]
-        ]
-    except (AttributeError, LookupError, TypeError):
-        return []
-
-
-def _asks_for(names: Iterable[str], offered: set[str]) -> bool:
-    return any(name.casefold() in offered for name in names)
-
-
-def _interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Device]]:
-    answer: dict[str, Any] = outcome.value if isinstance(outcome.value, dict) else {}
-    problem = problem_in(source, outcome, "anyaccel_detect")
-    info = detected = hidden = None
-    try:
-        info = decode(PluginInfo, answer["info"]) if "info" in answer else None
-        hidden = decode(EnvEdits, answer["hidden"]) if "hidden" in answer else None
-        data = answer.get("detected")
-        detected = decode(Detected, data) if data is not None else None
-        faults = [*contract.info_faults(info, source.vendor)] if info else []
-        faults += contract.detected_faults(detected) if detected else []
-        faults += [
-            f"Device.id must not begin with the vendor and a slash (got {device.id!r})"
-            for device in (detected.devices if detected else ())
-            if device.id.startswith(f"{source.vendor}/")
-        ]
-        faults += contract.env_faults(hidden, info.env_vars) if hidden and info else []
-    except ValueError as error:
-        faults = [str(error)]
-    if faults and problem is None:
-        problem = problem_of(source, ProblemKind.CONTRACT, f"{'; '.join(faults)}.", "anyaccel_detect")
-    if problem is not None:
-        detected = None
-    state = VendorState.FAILED if problem else VendorState.OK if detected else VendorState.ABSENT
-    seconds = answer.get("seconds", 0.0)
-    report = VendorReport(
-        vendor=source.vendor,
-        state=state,
-        resource=info.resource if info else "",
-        kind=info.kind if info else "",
-        env_vars=info.env_vars if info else (),
-        distribution=source.distribution,
-        version=source.version,
-        driver_version=detected.driver_version if detected else "",
-        partial=detected.partial if detected else False,
-        notes=detected.notes if detected else (),
-        problem=problem,
-        hidden=None if faults else hidden,
-        seconds=seconds if isinstance(seconds, float) else 0.0,
-    )
-    if detected is None:
-        return report, []
-    process_of(source).learn(detected.devices)
-    return report, list(detected.devices)
 
 
 def _report_problem(problem: Problem) -> VendorReport:
@@ -208,35 +121,3 @@ def _not_asked(source: Source) -> VendorReport:
         distribution=source.distribution,
         version=source.version,
     )
-
-
-def _told_apart(found: Mapping[str, list[Device]]) -> list[Device]:
-    """The devices of all vendors. An id is its vendor's: where two use the same one, theirs begin with the vendor."""
-    uses = Counter(device.id for devices in found.values() for device in devices)
-    return [
-        qualified(device) if any(uses[each.id] > 1 for each in devices) else device
-        for devices in found.values()
-        for device in devices
-    ]
-
-
-def _check_products(machine: Machine, answers: Answers) -> None:
-    """Refuse a simulation of something that no plug-in knows, or that several know under one name."""
-    known = {
-        vendor: [str(name) for name in (outcome.value if isinstance(outcome.value, dict) else {}).get("products", [])]
-        for vendor, (_, outcome) in answers.items()
-    }
-    for name in (item.product for item in machine.products):
-        makers = [vendor for vendor, names in known.items() if name.casefold() in map(str.casefold, names)]
-        if len(makers) > 1:
-            raise MachineError(f"{name!r} is a product of {' and '.join(makers)}: set ANYACCEL_PLUGINS to one of them")
-        if not makers:
-            import difflib
-
-            names = sorted({name for listed in known.values() for name in listed})
-            close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-            way_out = f"did you mean {', '.join(close)}?" if close else "see 'anyaccel plugins' for what is installed"
-            failed = [problem for source, outcome in answers.values() if (problem := problem_in(source, outcome, ""))]
-            if failed:
-                way_out = f"perhaps one that failed does: {failed[0]}"
-            raise MachineError(f"no installed plug-in knows the product {name!r} in {machine.text!r}; {way_out}")

@@ -27,7 +27,8 @@ from anyaccel.probe.host import HostFacts
 from anyaccel.probe.loading import load
 from anyaccel.probe.machine import HOST, Machine, parse_machine
 from anyaccel.probe.recording import RecordedFacts
-from anyaccel.vendors.process import DEADLINE_SECONDS, ask, problem_in
+from anyaccel.vendors import DEADLINE_SECONDS
+from anyaccel.vendors.process import ask, problem_in
 
 ORPHANED_SHARE = 0.05
 """Part of a device's memory that drivers and firmware may keep for themselves without any process."""

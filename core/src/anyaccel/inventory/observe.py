@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from anyaccel.model import Device, Inventory, Problem, Stats
 from anyaccel.model.wire import decode
 from anyaccel.probe.machine import parse_machine
+from anyaccel.vendors import DEADLINE_SECONDS
 from anyaccel.vendors.discovery import Source
-from anyaccel.vendors.process import DEADLINE_SECONDS, ask, problem_in, raw_id
 
 
 def stats(
@@ -29,6 +29,8 @@ def stats(
     vendors = {device.vendor for device in inventory.devices if not device.declared}
     if machine.simulated or not vendors:
         return {}, ()
+    from anyaccel.vendors.process import ask, problem_in
+
     devices = {vendor: inventory.of_vendor(vendor) for vendor in vendors}
     answers, _ = ask("stats", machine, timeout=timeout, environ=environ, vendors=vendors, devices=devices)
     observed: dict[str, Stats] = {}
@@ -43,5 +45,7 @@ def stats(
 
 
 def _decoded(source: Source, answer: Mapping[str, object], devices: Sequence[Device]) -> dict[str, Stats]:
+    from anyaccel.vendors.process import raw_id
+
     ids = {raw_id(device): device.id for device in devices}
     return {ids[each]: decode(Stats, data, f"{source.vendor} stats") for each, data in answer.items() if each in ids}

@@ -27,8 +27,9 @@ from anyaccel.probe.private import Names
 from anyaccel.probe.recording import merge
 from anyaccel.probe.sanitize import replace_in, sanitize
 from anyaccel.text import shown
+from anyaccel.vendors import DEADLINE_SECONDS
 from anyaccel.vendors.contract import RECORDED
-from anyaccel.vendors.process import DEADLINE_SECONDS, Answers, ask, problem_in
+from anyaccel.vendors.process import Answers, ask, problem_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from anyaccel.launcher.sandbox import Enforce, Sandbox, confines, sandbox_for
 from anyaccel.launcher.start import start
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.mark import Mark
-from anyaccel.vendors.process import close as close_vendors
+from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

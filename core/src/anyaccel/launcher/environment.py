@@ -25,7 +25,10 @@ from anyaccel.model import (
 from anyaccel.model.wire import encode
 from anyaccel.probe.machine import HOST
 from anyaccel.probe.machine import VARIABLE as MACHINE_VARIABLE
-from anyaccel.vendors.process import vendor_process
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.vendors.process import VendorProcess
 
 DEVICES_VARIABLE = "ANYACCEL_DEVICES"
 MEMORY_VARIABLE = "ANYACCEL_MEMORY_LIMIT"
@@ -102,7 +105,7 @@ def _edits(
         if given:
             own = {device.id: shares[device.id] for device in given}
             ctx = EnvContext(devices=inventory.of_vendor(report.vendor), shares=own, environ=environ, mask=mask)
-            edits[report.vendor] = vendor_process(report.vendor).env(given, ctx)
+            edits[report.vendor] = _vendor(report.vendor).env(given, ctx)
         elif unallocated == "hide" and report.state in {VendorState.OK, VendorState.FAILED}:
             try:
                 edits[report.vendor] = report.hidden or _ask_to_hide(report, inventory, environ, mask)
@@ -116,7 +119,14 @@ def _ask_to_hide(
     report: VendorReport, inventory: Inventory, environ: Mapping[str, str], mask: Literal["id", "index"]
 ) -> EnvEdits:
     ctx = EnvContext(devices=inventory.of_vendor(report.vendor), environ=environ, mask=mask)
-    return vendor_process(report.vendor).env((), ctx, seconds=HIDE_SECONDS)
+    return _vendor(report.vendor).env((), ctx, seconds=HIDE_SECONDS)
+
+
+def _vendor(name: str) -> VendorProcess:
+    """A vendor's process; imported when the first one is asked, since a machine may have none."""
+    from anyaccel.vendors.process import vendor_process
+
+    return vendor_process(name)
 
 
 def _merge(edits: Mapping[str, EnvEdits], given: Collection[str]) -> tuple[dict[str, str], set[str], list[str]]:

@@ -9,7 +9,7 @@ from anyaccel.launcher.environment import WorkerEnvironment, worker_environment
 from anyaccel.model import Device, Inventory, Request, Term, Value, replace
 from anyaccel.probe.machine import Machine
 from anyaccel.scheduler import Scheduler, parse_request
-from anyaccel.vendors.process import DEADLINE_SECONDS, ask, vendor_process
+from anyaccel.vendors import DEADLINE_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ def validate(term: Term, devices: Sequence[Device]) -> str | None:
     """Ask the devices' vendor whether its hardware can serve a term with exactly these devices."""
     if devices[0].declared:
         return None
+    from anyaccel.vendors.process import vendor_process
+
     return vendor_process(devices[0].vendor).validate(term, devices)
 
 
@@ -106,6 +108,8 @@ class KnownNames:
     """Names that installed plug-ins know beside those of the machine; asked for only once somebody iterates."""
 
     def __iter__(self) -> Iterator[str]:
+        from anyaccel.vendors.process import ask
+
         answers, _ = ask("describe", Machine())
         for _, outcome in answers.values():
             answer = outcome.value or {}

@@ -15,7 +15,7 @@ from anyaccel.launcher.command import not_started
 from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.rendezvous import Rendezvous
 from anyaccel.launcher.sandbox import Sandbox
-from anyaccel.vendors.process import close as close_vendors
+from anyaccel.vendors import close as close_vendors
 
 GRACE_SECONDS = 10.0
 """Time between asking the ranks that are left to end and killing them."""

@@ -34,13 +34,11 @@ from anyaccel.model import (
 from anyaccel.model.wire import decode, encode
 from anyaccel.probe.guard import ANSWER_LIMIT, GuardedProcess, Outcome, call_all, close_all
 from anyaccel.probe.machine import Machine
-from anyaccel.vendors import contract
+from anyaccel.vendors import DEADLINE_SECONDS, contract
 from anyaccel.vendors.discovery import ALLOW_VARIABLE, DENY_VARIABLE, Source, installed, problem_of
 
 TASKS = "anyaccel.vendors.tasks"
 """The module that runs in a vendor's process; named, since nobody else must import it."""
-DEADLINE_SECONDS = 10.0
-"""Time for a hook that touches the machine."""
 ANSWER_SECONDS = 5.0
 """Time for a pure hook."""
 SIMULATION_LIMIT = 256 << 20
