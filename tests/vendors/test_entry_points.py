@@ -192,7 +192,7 @@ def test_odd_metadata_leaves_names_empty_and_entries_in(path, headers):
     (source,) = [source for source in scan() if source.vendor == "acme"]
     (point,) = importlib.metadata.entry_points(group="anyaccel", name="acme")
     told = point.dist.metadata
-    assert (source.distribution, source.version) == (told["Name"] or "", told["Version"] or "")
+    assert (source.distribution, source.version) == (told.get("Name", ""), told.get("Version", ""))
 
 
 @pytest.mark.parametrize("text", [b"\xff\xfe broken", b"[other]\nno equals sign\n"])

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from anyaccel.errors import UsageError
 
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+REPLACEMENT = "\ufffd"
 _LONGEST_COMMENT = 200
 _SHOWN = 60
 
