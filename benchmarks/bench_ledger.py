@@ -20,11 +20,12 @@ from typing import Any
 
 from anyaccel.ledger import Ledger, Want
 from anyaccel.ledger import mark as marks
+from anyaccel.model import NOTHING, Extent
 from measure import Row, against, at_most, median, state
 from sqlite_leases import SqliteLeases
 
 DEVICES = [f"dev-{number}" for number in range(8)]
-HALF, WHOLE = 5_000, 10_000
+HALF = Extent(5_000)
 ROUNDS, RIVALS, LINES = 20, 64, (1, 10, 100)
 LEASE_SECONDS: dict[int, float | None] = {0: 0.1e-3, 16: None, 256: 0.2e-3}
 """Budget of one lease and back by the number of others that are live."""
@@ -36,10 +37,10 @@ Claim = Callable[[], Callable[[], None]]
 """Gets half a device and returns how to give it back."""
 
 
-def choose(taken: Mapping[str, int]) -> dict[str, int] | None:
+def choose(taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
     """Half of the first device that has it."""
     for device in DEVICES:
-        if taken.get(device, 0) + HALF <= WHOLE:
+        if taken.get(device, NOTHING).leaves(HALF):
             return {device: HALF}
     return None
 
@@ -98,7 +99,7 @@ def acquire_with(live: int, turns: int) -> float:
     with state() as directory:
         ledger = Ledger.open({"ANYACCEL_STATE_DIR": directory})
         other = Want(candidates=frozenset(["other"]), mark=marks.draw)
-        held = [ledger.acquire(other, lambda _: {"other": 1}) for _ in range(live)]
+        held = [ledger.acquire(other, lambda _: {"other": Extent(1)}) for _ in range(live)]
         claim = ledger_claim(directory)
         samples = []
         for _ in range(turns):
@@ -113,9 +114,10 @@ def acquire_with(live: int, turns: int) -> float:
 HOLDER = """
 import subprocess, sys, time
 from anyaccel.ledger import Ledger, Want, mark
+from anyaccel.model import Extent
 ledger = Ledger.open({"ANYACCEL_STATE_DIR": sys.argv[1]})
 want = Want(candidates=frozenset("a"), mark=mark.of_process)
-lease = ledger.acquire(want, lambda taken: None if taken.get("a") else {"a": 10_000})
+lease = ledger.acquire(want, lambda taken: None if taken.get("a") else {"a": Extent()})
 print(time.monotonic(), flush=True)
 mark.put(lease.mark)
 null = subprocess.DEVNULL
@@ -261,10 +263,10 @@ def line_of(number: int) -> float:
     want = Want(candidates=frozenset(["one"]))
     with state() as directory:
         ledger = Ledger.open({"ANYACCEL_STATE_DIR": directory})
-        first = ledger.acquire(want, lambda taken: None if taken.get("one") else {"one": WHOLE})
+        first = ledger.acquire(want, lambda taken: None if taken.get("one") else {"one": Extent()})
 
         def turn() -> None:
-            ledger.acquire(want, lambda taken: None if taken.get("one") else {"one": WHOLE}).release()
+            ledger.acquire(want, lambda taken: None if taken.get("one") else {"one": Extent()}).release()
 
         threads = [threading.Thread(target=turn) for _ in range(number)]
         for thread in threads:

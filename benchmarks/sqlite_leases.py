@@ -17,10 +17,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 
+from anyaccel.model import Extent
+
 SPINS = 32
 """How often to try at once to begin, as the ledger does with its lock."""
 
-Choose = Callable[[Mapping[str, int]], Mapping[str, int] | None]
+Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
 
 
 class SqliteLeases:
@@ -28,7 +30,7 @@ class SqliteLeases:
 
     Args:
         directory: Where the table is.
-        choose: Chooses units by device, given those that are taken; None when nothing fits.
+        choose: Chooses how much of which device, given what is taken; None when nothing fits.
         in_order: Whether claims are served in order.
     """
 
@@ -85,8 +87,8 @@ class SqliteLeases:
             chosen = self._fitting()
         if chosen is None:
             return None
-        ((device, units),) = chosen.items()
-        row = (device, units, *self._me, os.urandom(6).hex(), "APU:0.5", "bench")
+        ((device, extent),) = chosen.items()
+        row = (device, extent.units, *self._me, os.urandom(6).hex(), "APU:0.5", "bench")
         insert = "INSERT INTO leases (device, units, pid, start, nonce, asked, name) VALUES (?, ?, ?, ?, ?, ?, ?)"
         lease = self._table.execute(insert, row).lastrowid
         if place is not None:
@@ -100,8 +102,9 @@ class SqliteLeases:
                 return bool(first == place)
             self._remove("line", first)
 
-    def _fitting(self) -> Mapping[str, int] | None:
-        return self._choose(dict(self._table.execute("SELECT device, SUM(units) FROM leases GROUP BY device")))
+    def _fitting(self) -> Mapping[str, Extent] | None:
+        rows = self._table.execute("SELECT device, SUM(units) FROM leases GROUP BY device")
+        return self._choose({device: Extent(units) for device, units in rows})
 
     def _remove(self, table: str, number: int) -> None:
         self._table.execute(f"DELETE FROM {table} WHERE id = ?", (number,))

@@ -19,11 +19,13 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from anyaccel.errors import DevicesBusyError, LedgerBusyError, LedgerError
 from anyaccel.ledger import Ledger, Want
+from anyaccel.model import NOTHING, Extent
 
 DEVICES = ("a", "b", "c", "d")
 PARTS = 4
@@ -105,10 +107,11 @@ def claim_for_ever(home: Path, seed: int) -> None:
         units = rng.choice([PART, PART * 2, 10_000])
         count = rng.choice([1, 1, 2]) if units == 10_000 else 1
 
-        def choose(taken: dict[str, int], units: int = units, count: int = count) -> dict[str, int] | None:
-            free = [device for device in DEVICES if taken.get(device, 0) + units <= 10_000]
+        def choose(taken: Mapping[str, Extent], units: int = units, count: int = count) -> dict[str, Extent] | None:
+            wanted = Extent(units)
+            free = [device for device in DEVICES if taken.get(device, NOTHING).leaves(wanted)]
             rng.shuffle(free)
-            return dict.fromkeys(free[:count], units) if len(free) >= count else None
+            return dict.fromkeys(free[:count], wanted) if len(free) >= count else None
 
         before = time.monotonic()
         try:
@@ -117,7 +120,7 @@ def claim_for_ever(home: Path, seed: int) -> None:
             continue
         waited = time.monotonic() - before
         for device, given in lease.devices.items():
-            if not watchman.enter(device, given // PART):
+            if not watchman.enter(device, given.units // PART):
                 os.write(log, f"double {device} {given} {sorted(os.listdir(ledger.path))}\n".encode())
         os.write(log, f"lease {waited}\n".encode())
         time.sleep(rng.uniform(0, 0.002))
@@ -163,7 +166,7 @@ def chaos(home: Path, *, rounds: int, claimants: int, seed: int) -> Outcome:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     lost = tuple(sorted({record.device for record in ledger.leases()}))
-    everything = dict.fromkeys(DEVICES, 10_000)
+    everything = dict.fromkeys(DEVICES, Extent())
     want = Want(candidates=frozenset(DEVICES))
     with contextlib.suppress(LedgerError):
         for _ in range(1 + claimants * rounds // 4):  # hidden files are swept a few at a time

@@ -35,6 +35,7 @@ if sys.argv[1:2] != ["tree"]:  # which import no more than they need: there are 
     from anyaccel.errors import DevicesBusyError
     from anyaccel.ledger.names import boot, lease_name, new_nonce, parse_lease
     from anyaccel.ledger.process import start_time
+    from anyaccel.model import Extent
 
 WAYS = ("run", "call", "popen", "acquire", "hold", "pool", "actor")
 """Those that need nothing else."""
@@ -191,7 +192,7 @@ def _ask(connection: socket.socket) -> None:
         ledger = Ledger.open({"ANYACCEL_STATE_DIR": state})
         want = Want(candidates=frozenset({device}))
         try:
-            lease = ledger.acquire(want, lambda taken: None if taken.get(device) else {device: 10_000}, wait=0)
+            lease = ledger.acquire(want, lambda taken: None if taken.get(device) else {device: Extent()}, wait=0)
         except DevicesBusyError:
             return False
         lease.release()
@@ -200,7 +201,7 @@ def _ask(connection: socket.socket) -> None:
     # The interpreter may be closed to other users, so everything is used once before.
     with tempfile.TemporaryDirectory() as state:
         holder = subprocess.Popen([sys.executable, "-I", "-S", "-c", "input()"], stdin=subprocess.PIPE)
-        name = lease_name("a", 10_000, new_nonce(), (holder.pid, start_time(holder.pid) or 0), (1,))
+        name = lease_name("a", Extent(), new_nonce(), (holder.pid, start_time(holder.pid) or 0), (1,))
         Path(state, name).touch()
         assert not gets(state, "a")
         holder.communicate(b"\n")

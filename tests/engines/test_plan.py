@@ -7,7 +7,7 @@ from anyaccel.engines.ray.labels import label_value, node_labels, node_resources
 from anyaccel.engines.ray.node import given
 from anyaccel.engines.ray.plan import Kind, find_plan
 from anyaccel.errors import NurseryError
-from anyaccel.model import Device, Fractional, Inventory, Product
+from anyaccel.model import Device, Extent, Fractional, Inventory, Product
 from anyaccel.scheduler import Choice, parse_request
 
 GIB = 1 << 30
@@ -168,7 +168,7 @@ def test_devices_that_others_hold_are_waited_for():
     choice = Preferred(H100.inventory, wanted, ruled=False)
     assert isinstance(choice, Choice)
     assert choice.choose({}) == wanted.grants
-    assert choice.choose({"H100-1": 1}) is None
+    assert choice.choose({"H100-1": Extent(1)}) is None
     assert [each.id for each in choice.candidates] == ["H100-0", "H100-1"]
 
 
@@ -176,7 +176,7 @@ def test_where_a_vendor_has_rules_others_are_chosen_too():
     wanted = given(parse_request("GPU:2"), ("GPU",), {"GPU": [(0, 1.0), (1, 1.0)]}, H100.inventory)
     choice = Preferred(H100.inventory, wanted, ruled=True)
     assert choice.choose({}) == wanted.grants
-    (grant,) = choice.choose({"H100-1": 10_000})
+    (grant,) = choice.choose({"H100-1": Extent()})
     assert "H100-1" not in {share.device.id for share in grant.shares}
     assert len(choice.candidates) == 4
 

@@ -16,6 +16,7 @@ import threading
 import time
 
 from anyaccel.ledger import Ledger, Want
+from anyaccel.model import NOTHING, Extent
 
 
 class ClaimantError(Exception):
@@ -112,6 +113,7 @@ def serve(connection):
     """Be a claimant."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     space = {"Ledger": Ledger, "Want": Want, "os": os, "time": time, "signal": signal, "asyncio": asyncio}
+    space |= {"Extent": Extent, "NOTHING": NOTHING}
     space |= {"threading": threading, "subprocess": subprocess, "sys": sys, "json": json, "leases": []}
     exec(PRELUDE, space)
     connection.sendall(f"{os.getpid()}\n".encode())
@@ -137,16 +139,17 @@ def open_ledger(path):
     ledger = Ledger.open({"ANYACCEL_STATE_DIR": path})
 
 def chooser(devices, units=10_000, count=1):
+    wanted = Extent(units)
     def choose(taken):
-        free = [device for device in devices if taken.get(device, 0) + units <= 10_000]
-        return dict.fromkeys(free[:count], units) if len(free) >= count else None
+        free = [device for device in devices if taken.get(device, NOTHING).leaves(wanted)]
+        return dict.fromkeys(free[:count], wanted) if len(free) >= count else None
     return choose
 
 def take(*devices, units=10_000, count=1, witnesses=None, **options):
     want = Want(candidates=frozenset(devices), request=" ".join(devices), witnesses=witnesses or {})
     lease = ledger.acquire(want, chooser(devices, units, count), **({"wait": 0} | options))
     leases.append(lease)
-    return dict(lease.devices)
+    return {device: extent.units for device, extent in lease.devices.items()}
 
 def give():
     leases.pop().release()

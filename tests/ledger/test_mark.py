@@ -9,6 +9,7 @@ import time
 import pytest
 from anyaccel.errors import LeasePermissionError, LedgerError
 from anyaccel.ledger import Want, mark, names, process
+from anyaccel.model import Extent
 from claimant import ClaimantError, eventually
 from hypothesis import given
 from hypothesis import strategies as st
@@ -144,7 +145,7 @@ def test_a_release_that_leaves_something_behind_keeps_the_device(claim, ledger, 
     assert (record.state, record.pid, record.carriers) == ("kept", 0, (child,))
     holder.do(f"os.kill({child}, 9); os.waitpid({child}, 0)")
     assert ledger.leases() == ()
-    with ledger.acquire(Want(candidates=frozenset("a")), lambda taken: None if taken else {"a": 1}, wait=0):
+    with ledger.acquire(Want(candidates=frozenset("a")), lambda taken: None if taken else {"a": Extent(1)}, wait=0):
         assert len(files()) == 1
 
 
@@ -205,9 +206,11 @@ def test_without_marks_the_lock_decides(state, claim):
     """As where the kernel keeps no such limit, or an administrator has set it to something else."""
     code = (
         "import os, subprocess, sys; from anyaccel.ledger import Ledger, Want, mark\n"
+        "from anyaccel.model import Extent\n"
         f"ledger = Ledger.open({{'ANYACCEL_STATE_DIR': {str(state)!r}}})\n"
         "assert mark.own() is None and mark.obstacle(), mark.own()\n"
-        "lease = ledger.acquire(Want(candidates=frozenset('a'), mark=mark.draw), lambda taken: {'a': 10_000}, wait=0)\n"
+        "want = Want(candidates=frozenset('a'), mark=mark.draw)\n"
+        "lease = ledger.acquire(want, lambda taken: {'a': Extent()}, wait=0)\n"
         "assert lease.mark == ()\n"
         "print(subprocess.Popen(['sleep', '600'], pass_fds=lease.fds, stdout=subprocess.DEVNULL).pid)\n"
         "sys.stdout.flush(); os.kill(os.getpid(), 9)"
@@ -269,7 +272,7 @@ def test_nothing_is_ended_because_a_name_says_so(shared, ledger, state, locked):
     victim.do("mark.put(mark.draw())")
     theirs = tuple(victim.do("mark.own()"))
     start = process.start_time(victim.pid)
-    name = names.lease_name("a", 10_000, nonce := names.new_nonce(), (victim.pid, start), theirs)
+    name = names.lease_name("a", Extent(), nonce := names.new_nonce(), (victim.pid, start), theirs)
     attacker.do(f"import fcntl; fd = os.open({str(state / name)!r}, os.O_CREAT | os.O_RDWR, 0o644)")
     if locked:
         attacker.do("fcntl.flock(fd, fcntl.LOCK_EX)")

@@ -4,21 +4,23 @@ import os
 
 import pytest
 from anyaccel.ledger import names
+from anyaccel.model import Extent
 from hypothesis import given
 from hypothesis import strategies as st
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=128)
 
 
-@given(PRINTABLE)
-def test_every_printable_id_can_be_written_and_read(device):
+@given(PRINTABLE, st.sampled_from([Extent(), Extent(1), Extent(5000, 0xF0), Extent(9999, (1 << 32) - 1)]))
+def test_every_printable_id_can_be_written_and_read(device, extent):
     text = names.encode(device)
     assert names.decode(text) == device
     assert "/" not in text
     assert "." not in text
-    name = names.lease_name(device, 10_000, names.new_nonce(), (4_194_304, 10**15))
+    name = names.lease_name(device, extent, names.new_nonce(), (4_194_304, 10**15))
     assert len(name) <= 255
-    assert names.parse_lease(name).device == device
+    lease = names.parse_lease(name)
+    assert (lease.device, lease.extent, lease.understood) == (device, extent, True)
 
 
 @given(PRINTABLE, PRINTABLE)
@@ -39,21 +41,21 @@ def test_no_name_raises(name):
 
 
 def test_a_lease_says_who_took_it():
-    lease = names.parse_lease(names.lease_name("0000:01:00.0", 2500, names.new_nonce()))
-    assert (lease.device, lease.units, lease.pid) == ("0000:01:00.0", 2500, os.getpid())
+    lease = names.parse_lease(names.lease_name("0000:01:00.0", Extent(2500), names.new_nonce()))
+    assert (lease.device, lease.extent, lease.pid) == ("0000:01:00.0", Extent(2500), os.getpid())
     assert lease.boot == names.boot()
     assert lease.understood
 
 
 def test_a_lease_says_what_its_processes_carry():
     mark = (5, 7)
-    lease = names.parse_lease(names.lease_name("a", 2500, names.new_nonce(), (0, 0), mark))
-    assert (lease.mark, lease.pid, lease.understood) == (mark, 0, True)
+    lease = names.parse_lease(names.lease_name("a", Extent(2500, 0b1100), names.new_nonce(), (0, 0), mark))
+    assert (lease.extent, lease.mark, lease.pid, lease.understood) == (Extent(2500, 0b1100), mark, 0, True)
 
 
 def test_a_lease_of_version_0_1_is_understood():
     lease = names.parse_lease("v1.0000:01:00%2E0.2500.17.4.0123456789abcdef0123")
-    assert (lease.device, lease.units, lease.pid, lease.start) == ("0000:01:00.0", 2500, 17, 4)
+    assert (lease.device, lease.extent, lease.pid, lease.start) == ("0000:01:00.0", Extent(2500), 17, 4)
     assert (lease.boot, lease.id, lease.mark, lease.understood) == ("01234567", "89abcdef0123", (), True)
 
 
@@ -69,13 +71,17 @@ def test_a_lease_of_version_0_1_is_understood():
         "v2.a.5000.1.1.0000000000000001.0123456789abcdef0123",
         "v2.a.5000.1.1.ffffffffffffffff.0123456789abcdef0123",
         "v2.a.0.1.1.0000000000000000.0123456789abcdef0123",
+        "v2.a.5000-.1.1.0000000000000000.0123456789abcdef0123",
+        "v2.a.5000-0.1.1.0000000000000000.0123456789abcdef0123",
+        "v2.a.5000-100000000.1.1.0000000000000000.0123456789abcdef0123",
+        "v1.a.5000-f.1.1.0123456789abcdef0123",
         "v3.a.5000.1.1.0000000000000000.0123456789abcdef0123",
         "v1.a",
     ],
 )
 def test_what_is_not_understood_means_the_whole_device(name):
     lease = names.parse_lease(name)
-    assert (lease.device, lease.units, lease.understood) == ("a", 10_000, False)
+    assert (lease.device, lease.extent, lease.understood) == ("a", Extent(), False)
 
 
 @pytest.mark.parametrize("name", ["v1", "v1.", "v1..1.1.1.x", "v.a.b", "v1.%zz.1", "v1.%41.1", "v1.=YQ.1", "v1.=!.1"])

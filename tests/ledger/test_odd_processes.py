@@ -18,10 +18,10 @@ ALICE = 61_001
 def test_clocks_that_jump_in_a_time_namespace(claim, ledger, state):
     """There every process seems to have been started a day later: it is still the same process."""
     code = (
-        "import sys; from anyaccel.ledger import Ledger, Want\n"
+        "import sys; from anyaccel.ledger import Ledger, Want; from anyaccel.model import Extent\n"
         "ledger = Ledger.open({'ANYACCEL_STATE_DIR': sys.argv[1]})\n"
         "print([(record.device, record.state) for record in ledger.leases()], flush=True)\n"
-        "choose = lambda taken: None if taken.get(sys.argv[2]) else {sys.argv[2]: 10_000}\n"
+        "choose = lambda taken: None if taken.get(sys.argv[2]) else {sys.argv[2]: Extent()}\n"
         "lease = ledger.acquire(Want(candidates=frozenset(sys.argv[2])), choose, wait=0)\n"
         "print('held', flush=True); input()"
     )
@@ -47,9 +47,9 @@ def test_clocks_that_jump_in_a_time_namespace(claim, ledger, state):
 def test_a_time_namespace_changes_nobodys_turn(claim, ledger, in_line, state, offset):
     """Stamps and the time of arrival are those of the machine's clock, whoever looks."""
     code = (
-        "import sys; from anyaccel.ledger import Ledger, Want\n"
+        "import sys; from anyaccel.ledger import Ledger, Want; from anyaccel.model import Extent\n"
         "ledger = Ledger.open({'ANYACCEL_STATE_DIR': sys.argv[1]})\n"
-        "choose = lambda taken: None if taken.get('a') else {'a': 10_000}\n"
+        "choose = lambda taken: None if taken.get('a') else {'a': Extent()}\n"
         "lease = ledger.acquire(Want(candidates=frozenset('a'), request='inside'), choose)\n"
         "print([(each.responsive, each.waited < 100) for each in ledger.tickets()], flush=True); input()"
     )

@@ -163,7 +163,7 @@ def test_who_publishes_while_the_directory_changes_starts_anew(as_user):
         "def choose(taken):\n"
         "    open('/dev/shm/choosing', 'a').close()\n"
         "    while not os.path.exists('/run/go'): time.sleep(0.01)\n"
-        "    return None if taken.get('a') else {'a': 10_000}\n"
+        "    return None if taken.get('a') else {'a': Extent()}\n"
         "ledger.acquire(Want(candidates=frozenset('a')), choose, wait=0)"
     )
     eventually(lambda: root.do("os.path.exists('/dev/shm/choosing')"))

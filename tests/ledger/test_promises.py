@@ -10,6 +10,7 @@ import subprocess
 import pytest
 from anyaccel.errors import DevicesBusyError, LedgerBusyError, StateDirectoryError
 from anyaccel.ledger import Ledger, Want
+from anyaccel.model import Extent
 from claimant import ClaimantError, eventually
 
 
@@ -200,13 +201,13 @@ def test_p4_release_works_on_a_full_disk(claim, small_tmpfs):
 
 def test_p4_release_works_when_no_file_may_grow(ledger, files):
     want = Want(candidates=frozenset("ab"))
-    lease = ledger.acquire(want, lambda taken: {"a": 10_000}, wait=0)
+    lease = ledger.acquire(want, lambda taken: {"a": Extent()}, wait=0)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
     try:
         with pytest.raises(Exception, match=os.strerror(errno.EFBIG)):
-            ledger.acquire(want, lambda taken: {"b": 10_000}, wait=0)
+            ledger.acquire(want, lambda taken: {"b": Extent()}, wait=0)
         lease.release()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -267,9 +268,9 @@ def test_p6_a_choice_that_hangs_or_raises_costs_nobody_else(claim, ledger, files
     with pytest.raises(ClaimantError, match="SystemExit"):
         broken.do("ledger.acquire(Want(candidates=frozenset('a')), lambda taken: sys.exit(3))")
     with pytest.raises(ClaimantError, match="ValueError: what is chosen must be a candidate"):
-        broken.do("ledger.acquire(Want(candidates=frozenset('a')), lambda taken: {'b': 1})")
+        broken.do("ledger.acquire(Want(candidates=frozenset('a')), lambda taken: {'b': Extent(1)})")
     with pytest.raises(ClaimantError, match="ValueError: units of 'a' must be a whole number from 1 to 10000"):
-        broken.do("ledger.acquire(Want(candidates=frozenset('a')), lambda taken: {'a': 10_001})")
+        broken.do("ledger.acquire(Want(candidates=frozenset('a')), lambda taken: {'a': Extent(10_001)})")
     assert other.do("take('a')") == {"a": 10_000}
     other.do("give()")
     assert files() == []
@@ -342,9 +343,9 @@ def test_who_keeps_the_ledger_locked_is_named(claim, ledger, state):
     other.do(f"import fcntl; fd = os.open({str(state)!r}, os.O_RDONLY); fcntl.flock(fd, fcntl.LOCK_EX)")
     other.stop()
     with pytest.raises(LedgerBusyError, match=f"locked for .* s by process {other.pid}, which is stopped") as caught:
-        ledger.acquire(Want(candidates=frozenset("a")), lambda taken: {"a": 1}, wait=0)
+        ledger.acquire(Want(candidates=frozenset("a")), lambda taken: {"a": Extent(1)}, wait=0)
     assert f"kill -CONT {other.pid}" in caught.value.hint
     assert caught.value.exit_code == 75
     other.signal(signal.SIGCONT)
     other.do("os.close(fd)")
-    ledger.acquire(Want(candidates=frozenset("a")), lambda taken: {"a": 1}, wait=0).release()
+    ledger.acquire(Want(candidates=frozenset("a")), lambda taken: {"a": Extent(1)}, wait=0).release()

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 from anyaccel.errors import LeaseNotFoundError, LedgerError
 from anyaccel.ledger import Want
+from anyaccel.model import Extent
 from claimant import state
 
 
@@ -58,7 +59,7 @@ def test_one_that_is_not_there(ledger):
 
 
 def test_ones_own_is_left_alone(ledger):
-    with ledger.acquire(Want(candidates=frozenset("a")), lambda taken: {"a": 1}, wait=0) as lease:
+    with ledger.acquire(Want(candidates=frozenset("a")), lambda taken: {"a": Extent(1)}, wait=0) as lease:
         with pytest.raises(LedgerError, match="held by this very process"):
             ledger.release_of(lease.id)
         assert lease.intact
@@ -79,9 +80,9 @@ def test_a_program_that_replaced_the_holder_keeps_it(claim, ledger):
 def test_who_was_killed_and_not_waited_for_has_left(ledger, state):
     """A zombie holds nothing any more."""
     code = (
-        "import sys; from anyaccel.ledger import Ledger, Want\n"
+        "import sys; from anyaccel.ledger import Ledger, Want; from anyaccel.model import Extent\n"
         "ledger = Ledger.open({'ANYACCEL_STATE_DIR': sys.argv[1]})\n"
-        "lease = ledger.acquire(Want(candidates=frozenset('a')), lambda taken: {'a': 10_000}, wait=0)\n"
+        "lease = ledger.acquire(Want(candidates=frozenset('a')), lambda taken: {'a': Extent()}, wait=0)\n"
         "print('held', flush=True); input()"
     )
     import sys
@@ -89,6 +90,6 @@ def test_who_was_killed_and_not_waited_for_has_left(ledger, state):
     process = subprocess.Popen([sys.executable, "-c", code, str(state)], stdin=-1, stdout=-1)
     process.stdout.readline()
     process.kill()
-    with ledger.acquire(Want(candidates=frozenset("a")), lambda taken: None if taken else {"a": 1}, wait=30):
+    with ledger.acquire(Want(candidates=frozenset("a")), lambda taken: None if taken else {"a": Extent(1)}, wait=30):
         pass
     process.communicate()

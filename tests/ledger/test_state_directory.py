@@ -10,6 +10,7 @@ import sys
 import pytest
 from anyaccel.errors import LeaseNotFoundError, LedgerError, StateDirectoryError
 from anyaccel.ledger import Ledger, Want, filesystem, places, process
+from anyaccel.model import Extent
 from claimant import ClaimantError
 
 ROOT = os.geteuid() == 0
@@ -22,7 +23,7 @@ def open_at(path):
 
 
 def one(taken):
-    return None if taken.get("a") else {"a": 10_000}
+    return None if taken.get("a") else {"a": Extent()}
 
 
 def test_it_is_made_for_oneself_by_who_takes_devices(tmp_path):
@@ -282,7 +283,7 @@ def test_no_descriptors_left(ledger, files):
             for _ in range(room):
                 os.close(opened.pop())
             with pytest.raises(LedgerError, match="Too many open files"):
-                ledger.acquire(Want(candidates=frozenset("b")), lambda taken: {"b": 1}, wait=0)
+                ledger.acquire(Want(candidates=frozenset("b")), lambda taken: {"b": Extent(1)}, wait=0)
         lease.release()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -342,10 +343,10 @@ def test_what_is_being_made_may_be_taken_for_debris(claim, ledger, files):
 def test_a_container_that_shares_the_directory(claim, ledger, state):
     """Its processes have other numbers, or none, here: the lock tells."""
     code = (
-        "import sys; from anyaccel.ledger import Ledger, Want\n"
+        "import sys; from anyaccel.ledger import Ledger, Want; from anyaccel.model import Extent\n"
         "ledger = Ledger.open({'ANYACCEL_STATE_DIR': sys.argv[1]})\n"
         "print([(record.device, record.here) for record in ledger.leases()], flush=True)\n"
-        "lease = ledger.acquire(Want(candidates=frozenset('b')), lambda taken: {'b': 10_000}, wait=0)\n"
+        "lease = ledger.acquire(Want(candidates=frozenset('b')), lambda taken: {'b': Extent()}, wait=0)\n"
         "print('held', flush=True); input()"
     )
     inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, "-c", code, str(state)]

@@ -12,6 +12,7 @@ from anyaccel.errors import DevicesBusyError, StateDirectoryError
 from anyaccel.ledger import Ledger, Want
 from anyaccel.ledger.diagnosis import diagnose
 from anyaccel.ledger.names import boot
+from anyaccel.model import Extent
 from claimant import ClaimantError, eventually
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as two other users")
@@ -117,7 +118,7 @@ def test_who_locks_a_dead_lease_denies_and_is_not_believed(user, ledger, state):
     assert carol.do("take('a')") == {"a": 10_000}
     assert name in os.listdir(state)  # debris of another user, which does not count and is not ours to remove
     carol.do("give()")
-    with ledger.acquire(Want(candidates=frozenset("a")), lambda taken: None if taken else {"a": 1}, wait=0):
+    with ledger.acquire(Want(candidates=frozenset("a")), lambda taken: None if taken else {"a": Extent(1)}, wait=0):
         assert name not in os.listdir(state)  # root may
 
 
@@ -224,9 +225,9 @@ def test_a_real_user_with_a_name(ledger, state):
     if made.returncode:
         pytest.skip(f"no user can be added here: {made.stderr.strip()}")
     code = (
-        "import sys; from anyaccel.ledger import Ledger, Want\n"
+        "import sys; from anyaccel.ledger import Ledger, Want; from anyaccel.model import Extent\n"
         "ledger = Ledger.open({'ANYACCEL_STATE_DIR': sys.argv[1]})\n"
-        "lease = ledger.acquire(Want(candidates=frozenset('a')), lambda taken: {'a': 10_000}, wait=0)\n"
+        "lease = ledger.acquire(Want(candidates=frozenset('a')), lambda taken: {'a': Extent()}, wait=0)\n"
         "print('held', flush=True); input()"
     )
     python = next((each for each in (sys.executable, "/usr/bin/python3") if may_run(each, name)), None)

@@ -10,6 +10,7 @@ import threading
 import pytest
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError
 from anyaccel.ledger import Want, inotify
+from anyaccel.model import Extent
 from claimant import ClaimantError, eventually
 from lengths import length
 
@@ -17,7 +18,7 @@ ANY = Want(candidates=frozenset("a"), request="APU")
 
 
 def one(taken):
-    return None if taken.get("a") else {"a": 10_000}
+    return None if taken.get("a") else {"a": Extent()}
 
 
 def test_no_wait_and_an_expired_wait(claim, ledger, files):
@@ -86,7 +87,7 @@ def test_whoever_came_in_front_during_the_choice_is_not_passed(claim, ledger, in
             greedy.begin("take('a', 'b', count=2, wait=60)")
             in_line(1)
         chosen.append("b")
-        return {"b": 10_000}
+        return {"b": Extent()}
 
     with pytest.raises(DevicesBusyError, match="1 earlier request"):
         ledger.acquire(Want(candidates=frozenset("ab")), choose, wait=0)
@@ -103,11 +104,11 @@ def test_what_was_taken_during_the_choice_is_chosen_anew(claim, ledger):
         if not chosen:
             rival.do("take('a')")
         chosen.append(free)
-        return {free[0]: 10_000}
+        return {free[0]: Extent()}
 
     with ledger.acquire(Want(candidates=frozenset("ab")), choose, wait=0) as lease:
         assert chosen == [["a", "b"], ["b"]]
-        assert dict(lease.devices) == {"b": 10_000}
+        assert dict(lease.devices) == {"b": Extent()}
 
 
 def test_whoever_waits_is_told_how_it_goes(claim, ledger, in_line):
@@ -215,7 +216,7 @@ result = lines
 def test_an_interrupt_at_any_line_loses_nothing(claim, ledger, files):
     """A lease that could not be returned any more is given back, and the directory is not left locked."""
     code = INTERRUPT_EACH_LINE.replace("WAIT", "0").replace("LEFT", "0")
-    choose = "choose = lambda taken: None if taken else {'a': 10_000, 'b': 5000}\n"
+    choose = "choose = lambda taken: None if taken else {'a': Extent(), 'b': Extent(5000)}\n"
     assert claim().do(choose + code, timeout=100) > 200
     with claimant_of_everything(ledger):
         assert len(files()) == 2
@@ -230,7 +231,7 @@ def test_an_interrupt_at_any_line_of_a_wait_leaves_no_place_in_line(claim, files
 
 def claimant_of_everything(ledger):
     return ledger.acquire(
-        Want(candidates=frozenset("ab")), lambda taken: None if taken else {"a": 10_000, "b": 10_000}, wait=0
+        Want(candidates=frozenset("ab")), lambda taken: None if taken else {"a": Extent(), "b": Extent()}, wait=0
     )
 
 

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 from anyaccel.errors import UnknownNameError
-from anyaccel.model import UNITS_PER_DEVICE, Fractional, Health, Request, Term
+from anyaccel.model import UNITS_PER_DEVICE, Extent, Fractional, Health, Request, Term
 from anyaccel.scheduler import Choice, parse_request
+from anyaccel.scheduler.placement import choose_slots
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_machines import GIB, chip_rule, chips, gpus, legal, machine, possible
@@ -15,7 +16,7 @@ WHOLE = UNITS_PER_DEVICE
 
 def plan(inventory, request, *, taken=(), validate=None):
     """The devices that a request gets, term by term."""
-    found = Choice(inventory, request, validate).choose(dict(taken))
+    found = Choice(inventory, request, validate).choose({device: Extent(units) for device, units in taken})
     return found and tuple(tuple(share.device for share in grant.shares) for grant in found)
 
 
@@ -192,3 +193,32 @@ def test_a_request_is_placed_exactly_where_trying_everything_finds_a_place(inven
         for device in chosen:
             free[device.id] -= min(term.units, WHOLE)
     assert all(units >= 0 for units in free.values())
+
+
+@given(
+    free=st.integers(1, (1 << 24) - 1), total=st.sampled_from([2, 4, 5, 8, 10, 16, 20, 25]), share=st.floats(0.01, 1)
+)
+def test_slots_are_free_ones_and_so_many(free, total, share):
+    free &= (1 << total) - 1
+    count = max(1, round(free.bit_count() * share))
+    if free.bit_count() >= count:
+        chosen = choose_slots(free, count, total)
+        assert (chosen & ~free, chosen.bit_count()) == (0, count)
+
+
+@pytest.mark.parametrize(
+    ("free", "count", "chosen"),
+    [
+        (0b11111111, 4, 0b00001111),
+        (0b11111110, 1, 0b00000010),
+        (0b11111110, 2, 0b00001100),
+        (0b11110011, 2, 0b00000011),
+        (0b11110110, 4, 0b11110000),
+        (0b11111111, 3, 0b00000111),
+        (0b11111000, 3, 0b01110000),
+        (0b00111110, 4, 0b00011110),
+        (0b10101010, 3, 0b00101010),
+    ],
+)
+def test_slots_leave_aligned_blocks_together(free, count, chosen):
+    assert choose_slots(free, count, 8) == chosen

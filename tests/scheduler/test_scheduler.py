@@ -9,7 +9,7 @@ from decimal import Decimal
 
 import pytest
 from anyaccel.errors import NeverFitsError, NotFreeError, RequestError, UnknownNameError
-from anyaccel.model import AGREEMENT, UNITS_PER_DEVICE
+from anyaccel.model import AGREEMENT, UNITS_PER_DEVICE, Extent
 from anyaccel.scheduler import Demand, ReasonCode, Scheduler, parse_request
 from small_machines import GIB, chip_rule, chips, gpus, machine
 
@@ -294,7 +294,7 @@ def test_importing_is_cheap():
 
 def test_what_others_hold_counts_until_it_is_over():
     scheduler = Scheduler(machine(gpus(2)))
-    foreign = scheduler.occupy({"h100-0": 10_000}, holder="7f3c", note="alice, process 42")
+    foreign = scheduler.occupy({"h100-0": Extent()}, holder="7f3c", note="alice, process 42")
     assert scheduler.free("h100-0") == 0
     verdict = scheduler.why("GPU:2")
     assert (verdict.fits_now, verdict.ever_fits) == (False, True)

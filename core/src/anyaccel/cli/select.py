@@ -32,6 +32,7 @@ def main(args: argparse.Namespace) -> int:
                 "index": share.device.index,
                 "type": share.device.type,
                 "share": float(format_units(share.units)),
+                "slots": list(share.slots),
                 "memory_bytes": share.memory_bytes,
                 "enforced_by": share.enforced_by or None,
             }

@@ -5,7 +5,17 @@ from __future__ import annotations
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import machine_options, survey
-from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Inventory, Stats, VendorReport, VendorState, format_units
+from anyaccel.model import (
+    UNITS_PER_DEVICE,
+    Device,
+    Health,
+    Inventory,
+    Stats,
+    VendorReport,
+    VendorState,
+    format_slots,
+    format_units,
+)
 from anyaccel.probe.machine import HOST
 
 TYPE_CHECKING = False
@@ -119,6 +129,8 @@ def _device_json(device: Device, seen: Stats, leases: Leases | None) -> dict[str
         "health_reason": reason or None,
         "health_remedy": remedy or None,
         "fractional": device.fractional.value,
+        "slots": device.slots,
+        "own_slots": list(device.own_slots),
         "free": None if free is None else free / UNITS_PER_DEVICE,
         "holders": None if leases is None else [_holder_json(record) for record in leases.get(device.id, [])],
         "declared": device.declared,
@@ -143,6 +155,7 @@ def _holder_json(record: LeaseRecord) -> dict[str, Any]:
     return {
         "lease": record.id or None,
         "share": record.units / UNITS_PER_DEVICE,
+        "slots": list(record.slots),
         "state": record.state,
         "reason": record.reason or None,
         "hint": record.hint or None,
@@ -174,6 +187,7 @@ def _held_by(device: Device, seen: Stats, leases: Leases | None) -> str:
     if records:
         return "; ".join(
             f"{record.id} {holder(record)}"
+            + (f" (slots {format_slots(record.slots)})" if record.slots else "")
             + " (confined)" * record.confined
             + " (set aside: anyaccel doctor says why)" * (record.state == "aside")
             for record in records

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import LedgerError, UsageError
-from anyaccel.model import Allocation, Device, replace
+from anyaccel.model import Allocation, Device, Share, replace
 from anyaccel.model.wire import decode
 from anyaccel.probe.machine import HOST, Machine
 from anyaccel.probe.machine import VARIABLE as MACHINE_VARIABLE
@@ -77,10 +77,14 @@ def narrow(devices: Sequence[Device], machine: Machine, environ: Mapping[str, st
     held = current(environ) if machine.text == environ.get(MACHINE_VARIABLE, HOST) else None
     if held is None:
         return list(devices)
-    units: dict[str, int] = {}
-    for share in held.shares:
-        units[share.device.id] = units.get(share.device.id, 0) + share.units
+    shares = held.by_device
     return [
-        replace(device, units=units[device.id]) if device.id in units else replace(device, visible=False)
+        _narrow(device, shares[device.id]) if device.id in shares else replace(device, visible=False)
         for device in devices
     ]
+
+
+def _narrow(device: Device, share: Share) -> Device:
+    if device.slots == 1:
+        return replace(device, units=share.units)
+    return device if share.whole else device.narrowed(share.slots)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from anyaccel.inventory.observe import stats
-from anyaccel.model import Inventory, Request, Stats
+from anyaccel.model import Extent, Inventory, Request, Stats
 
 FRESH_SECONDS = 2.0
 """How old an observation may be while somebody waits."""
@@ -31,15 +31,15 @@ class Foreign:
         self._observed: Mapping[str, Stats] = {}
         self._at = float("-inf")
 
-    def taken(self, leased: Mapping[str, int]) -> dict[str, int]:
-        """Devices, beside those that are leased, that cannot be given out now: all of their units, by device id."""
+    def taken(self, leased: Mapping[str, Extent]) -> dict[str, Extent]:
+        """Devices, beside those that are leased, that cannot be given out now: all of each, by device id."""
         if not (self._avoid_busy or self._memory):
             return {}
         if time.monotonic() - self._at > FRESH_SECONDS:
             self._observed, _ = stats(self._inventory, environ=self._environ)
             self._at = time.monotonic()
         return {
-            device.id: device.units
+            device.id: Extent(device.units)
             for device in self._inventory.devices
             if device.id not in leased and device.id in self._observed and self._refused(device.memory_bytes, device.id)
         }

@@ -97,11 +97,11 @@ def _edits(
 
     The process of a vendor is asked only where it has to say something that it has not said when it detected.
     """
-    shares = {share.device.id: share for share in allocation.shares}
+    shares = allocation.by_device
     edits: dict[str, EnvEdits] = {}
     gaps = []
     for report in inventory.vendors:
-        given = tuple(device for device in allocation.devices if device.vendor == report.vendor)
+        given = tuple(share.device for share in shares.values() if share.device.vendor == report.vendor)
         if given:
             own = {device.id: shares[device.id] for device in given}
             ctx = EnvContext(devices=inventory.of_vendor(report.vendor), shares=own, environ=environ, mask=mask)

@@ -17,9 +17,23 @@ from anyaccel.launcher.start import start
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, OnWait, Want
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.lockfile import Life
-from anyaccel.model import UNITS_PER_DEVICE, Allocation, Device, Grant, Inventory, Request, Value, replace
+from anyaccel.model import (
+    ANY_SLOTS,
+    NOTHING,
+    UNITS_PER_DEVICE,
+    Allocation,
+    Device,
+    Extent,
+    Grant,
+    Inventory,
+    Request,
+    Value,
+    replace,
+    slot_mask,
+)
 from anyaccel.probe.machine import HOST
 from anyaccel.scheduler import Choice, Verdict, parse_request
+from anyaccel.scheduler.choice import extent_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -221,7 +235,7 @@ class Scope(Value):
 
     Attributes:
         prefix: What all names begin with.
-        units: Units that we can hand out, by device id.
+        units: Units that are all of a device in this scope, by device id.
         names: The names of each device, by device id.
         ids: The device that goes by a name; the inverse.
     """
@@ -236,13 +250,17 @@ class Scope(Value):
         """The scope of the process that has this environment."""
         prefix = "" if inventory.machine == HOST else f"{zlib.crc32(os.fsencode(inventory.machine)):08x}|"
         held = current(environ)
-        if held is not None and held.id == environ.get(LEASE_VARIABLE):
-            prefix += f"{held.id}|"
+        leased = held.id if held is not None and held.id == environ.get(LEASE_VARIABLE) else ""
+        if leased:
+            prefix += f"{leased}|"
         names = {
             device.id: tuple(prefix + name for name in device.occupies or (device.id,)) for device in inventory.devices
         }
         ids = {name: device_id for device_id, own in names.items() for name in own}
-        units = {device.id: device.units for device in inventory.devices}
+        units = {
+            device.id: UNITS_PER_DEVICE if device.slots > 1 and not leased else device.units
+            for device in inventory.devices
+        }
         return cls(prefix=prefix, units=units, names=names, ids=ids)
 
     @property
@@ -254,35 +272,38 @@ class Scope(Value):
         """Names of devices in the ledger."""
         return frozenset(name for device_id in device_ids for name in self.names[device_id])
 
-    def to_ledger(self, grants: Iterable[Grant]) -> dict[str, int]:
+    def to_ledger(self, grants: Iterable[Grant]) -> dict[str, Extent]:
         """What grants take, by name in the ledger: parts of what is ours, rounded up, so that shares never overlap."""
-        units: dict[str, int] = {}
+        held: dict[str, Extent] = {}
         for grant in grants:
             for share in grant.shares:
-                units[share.device.id] = units.get(share.device.id, 0) + share.units
+                held[share.device.id] = held.get(share.device.id, NOTHING).joined(extent_of(share))
         return {
-            name: -(-part * UNITS_PER_DEVICE // self.units[each])
-            for each, part in units.items()
+            name: Extent(-(-extent.units * UNITS_PER_DEVICE // self.units[each]), extent.slots)
+            for each, extent in held.items()
             for name in self.names[each]
         }
 
-    def taken(self, taken: Mapping[str, int]) -> dict[str, int]:
-        """Units that others hold of our devices, by device id, given what the ledger counts: of the part most taken."""
-        found: dict[str, int] = {}
-        for name, units in taken.items():
+    def taken(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:
+        """What others hold of our devices, by device id, given what the ledger counts: of the part most taken."""
+        found: dict[str, Extent] = {}
+        for name, extent in taken.items():
             if (device_id := self.ids.get(name)) is not None:
-                ours = -(-units * self.units[device_id] // UNITS_PER_DEVICE)
-                found[device_id] = max(found.get(device_id, 0), ours)
+                known = found.get(device_id, NOTHING)
+                units = max(known.units, self._ours(device_id, extent.units))
+                found[device_id] = Extent(units, known.slots | extent.slots)
         return found
+
+    def _ours(self, device_id: str, units: int) -> int:
+        """Units of a device of which the ledger counts parts of what is ours."""
+        return -(-units * self.units[device_id] // UNITS_PER_DEVICE)
 
     def ours(self, records: Iterable[LeaseRecord]) -> tuple[LeaseRecord, ...]:
         """The leases of our devices, with the devices' own ids and units; several parts of a device are one record."""
         found: dict[tuple[str, str], LeaseRecord] = {}
         for record in records:
             if (device_id := self.ids.get(record.device)) is not None:
-                ours = replace(
-                    record, device=device_id, units=-(-record.units * self.units[device_id] // UNITS_PER_DEVICE)
-                )
+                ours = replace(record, device=device_id, units=self._ours(device_id, record.units))
                 found.setdefault((record.id or record.device, device_id), ours)
         return tuple(found.values())
 
@@ -325,7 +346,7 @@ class _Wish:
             mark=mark,
         )
 
-    def choose(self, taken: Mapping[str, int]) -> dict[str, int] | None:
+    def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
         """Choose devices, by the ledger's names, among what is left."""
         leased = self._scope.taken(taken)
         grants = self._choice.choose(leased | self._foreign.taken(leased))
@@ -403,8 +424,11 @@ def _verdict(inventory: Inventory, request: Request, ledger: Ledger, environ: Ma
     for record in Scope.of(inventory, environ).ours(ledger.leases()):
         by_lease.setdefault(record.id or f"unknown-{len(by_lease)}", []).append(record)
     for lease, records in by_lease.items():
-        units = {record.device: record.units for record in records}
-        scheduler.occupy(units, holder=lease, note=holder(records[0]))
+        held = {
+            record.device: Extent(record.units, slot_mask(record.slots) if record.slots else ANY_SLOTS)
+            for record in records
+        }
+        scheduler.occupy(held, holder=lease, note=holder(records[0]))
     verdict = scheduler.why(request)
     if verdict.fits_now:
         return verdict

@@ -24,14 +24,16 @@ from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tickets import Standing
 from anyaccel.ledger.waiting import Waiter
 from anyaccel.ledger.witness import Witnesses, describe
-from anyaccel.model.device import UNITS_PER_DEVICE
+from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
+from anyaccel.model.extent import ANY_SLOTS, Extent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-Choose = Callable[[Mapping[str, int]], Mapping[str, int] | None]
-"""Chooses units by device id, given those that are taken; None when what is left does not do. Nothing is a choice."""
+Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
+"""Chooses how much of which device to hold, by device id, given what is taken; None when what is left does not do.
+Nothing is a choice."""
 
 OnWait = Callable[[int, tuple[LeaseRecord, ...]], None]
 """Told the place in line, 1 for the next to be served, and who holds devices that would do; at first and on change."""
@@ -202,7 +204,7 @@ class Acquisition:
         lease = self._publish(directory, choice, standing)
         return lease, self._busy_since is None
 
-    def _select(self, directory: int, listing: Listing) -> dict[str, int] | None:
+    def _select(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
         """Let the caller choose by names, and if nothing fits, by locks.
 
         A command that carried its lease to its end has left the name behind, so names of processes that are gone are
@@ -219,7 +221,7 @@ class Acquisition:
         listings.sweep(directory, listings.debris(directory, listing.hidden))
         return self._choose_certainly(directory, listing) if self._doubtful or len(self._over) > before else None
 
-    def _choose_certainly(self, directory: int, listing: Listing) -> dict[str, int] | None:
+    def _choose_certainly(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
         """Let the caller choose as if all leases that may be kept by their mark were over; then look whether they are.
 
         A look at all processes takes milliseconds, so it is made only for a device that the choice needs.
@@ -272,23 +274,25 @@ class Acquisition:
         if lease.device in self._want.candidates:
             self.waiter.follow(pid)
 
-    def _ask(self, taken: dict[str, int]) -> dict[str, int] | None:
+    def _ask(self, taken: dict[str, Extent]) -> dict[str, Extent] | None:
         try:
-            chosen = self._choose(taken | dict.fromkeys(self._contradicted, UNITS_PER_DEVICE))
+            chosen = self._choose(taken | dict.fromkeys(self._contradicted, Extent()))
         except OSError as error:
             self._callers = error
             raise
         if chosen is None:
             return None
         choice = dict(chosen)
-        for device, units in choice.items():
+        for device, extent in choice.items():
             if device not in self._want.candidates:
                 raise ValueError(f"what is chosen must be a candidate (got {device!r})")
-            if type(units) is not int or not 0 < units <= UNITS_PER_DEVICE:
-                raise ValueError(f"units of {device!r} must be a whole number from 1 to 10000 (got {units!r})")
+            if type(extent.units) is not int or not 0 < extent.units <= UNITS_PER_DEVICE:
+                raise ValueError(f"units of {device!r} must be a whole number from 1 to 10000 (got {extent.units!r})")
+            if extent.slots != ANY_SLOTS and not 0 < extent.slots < 1 << MOST_SLOTS:
+                raise ValueError(f"slots of {device!r} must be some of {MOST_SLOTS}, or any (got {extent.slots!r})")
         return choice
 
-    def _publish(self, directory: int, choice: dict[str, int], standing: Standing) -> Lease | None:
+    def _publish(self, directory: int, choice: dict[str, Extent], standing: Standing) -> Lease | None:
         """Make the lease if what was chosen is still free and it is still our turn."""
         nonce = new_nonce()
         done = False
@@ -329,14 +333,14 @@ class Acquisition:
             self._files[device].discard()
             del self._files[device]
 
-    def _still_free(self, directory: int, listing: Listing, choice: dict[str, int], standing: Standing) -> bool:
+    def _still_free(self, directory: int, listing: Listing, choice: dict[str, Extent], standing: Standing) -> bool:
         if self._state.replaced(directory):
             return False
         if not self.waiter.in_front(directory, listing, standing.passed):
             return False
         dead = [lease.name for lease in listing.leases if lease.name in self._over and lease.understood]
         listings.sweep(directory, (*standing.over, *dead))
-        return listings.fits(choice, listing.taken(self._over) | dict.fromkeys(self._contradicted, UNITS_PER_DEVICE))
+        return listings.fits(choice, listing.taken(self._over) | dict.fromkeys(self._contradicted, Extent()))
 
     def _attest(self) -> bool:
         contradiction = self._witnesses.lock()

@@ -16,6 +16,7 @@ from anyaccel.ledger.mark import Mark
 from anyaccel.ledger.names import boot, lease_name, parse_lease
 from anyaccel.ledger.witness import Witnesses
 from anyaccel.model import Value, field
+from anyaccel.model.extent import Extent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,21 +55,21 @@ class Lease:
     Attributes:
         mark: Mark of what is started with it; empty where there is none.
         id: Identity, as ``anyaccel status`` shows it.
-        devices: Units that are held by device id, in 1/10000.
+        devices: What is held of each device, by its id.
     """
 
     def __init__(
         self,
         state: StateDirectory,
         nonce: str,
-        choice: Mapping[str, int],
+        choice: Mapping[str, Extent],
         files: Mapping[str, LockedFile],
         witnesses: Witnesses,
         *,
         mark: Mark = (),
     ) -> None:
         self.mark = mark
-        self.devices: Mapping[str, int] = MappingProxyType(dict(choice))
+        self.devices: Mapping[str, Extent] = MappingProxyType(dict(choice))
         self._state = state
         self._nonce = nonce
         self._files = dict(files)
@@ -195,7 +196,8 @@ class Lease:
         self.release()
 
     def __repr__(self) -> str:
-        held = "released" if self.released else ", ".join(f"{device}:{units}" for device, units in self.devices.items())
+        devices = ", ".join(f"{device}:{extent.units}" for device, extent in self.devices.items())
+        held = "released" if self.released else devices
         return f"<Lease {self.id}: {held}>"
 
 

@@ -93,8 +93,8 @@ class Ledger:
 
         Args:
             want: What is wanted.
-            choose: Called with the units that are taken by device id; returns those to hold, by device id and in
-                1/10000, or None when what is left does not do. Without any lock, often, and by this thread. An empty
+            choose: Called with what is taken, an :class:`~anyaccel.model.Extent` by device id; returns what to hold,
+                likewise, or None when what is left does not do. Without any lock, often, and by this thread. An empty
                 choice gives a lease of nothing.
             wait: Seconds to wait; 0 to take what is free now or nothing, None to wait for as long as it takes.
             priority: The higher, the earlier; by agreement among users.

@@ -12,7 +12,7 @@ from anyaccel.ledger import mark as marks
 from anyaccel.ledger.lockfile import Life, left_behind, look
 from anyaccel.ledger.names import LeaseName, boot, parse_hidden, parse_lease
 from anyaccel.model import Value
-from anyaccel.model.device import UNITS_PER_DEVICE
+from anyaccel.model.extent import NOTHING, Extent
 
 
 class Listing(Value):
@@ -43,8 +43,8 @@ class Listing(Value):
         """Marks that they name."""
         return _summary(self.named).marks
 
-    def taken(self, over: Collection[str] = ()) -> dict[str, int]:
-        """Units that are taken, by device id, at most all of a device; those of some names left out."""
+    def taken(self, over: Collection[str] = ()) -> dict[str, Extent]:
+        """What is taken, by device id; what some names say left out."""
         return _taken(self.leases, over) if over else dict(_summary(self.named).taken)
 
 
@@ -52,7 +52,7 @@ class _Summary(NamedTuple):
     leases: tuple[LeaseName, ...]
     pids: frozenset[int]
     marks: frozenset[marks.Mark]
-    taken: Mapping[str, int]
+    taken: Mapping[str, Extent]
 
 
 @lru_cache(maxsize=4)
@@ -63,12 +63,12 @@ def _summary(named: tuple[str, ...]) -> _Summary:
     return _Summary(leases, pids, frozenset(lease.mark for lease in leases), _taken(leases))
 
 
-def _taken(leases: Iterable[LeaseName], over: Collection[str] = ()) -> dict[str, int]:
-    taken: dict[str, int] = {}
+def _taken(leases: Iterable[LeaseName], over: Collection[str] = ()) -> dict[str, Extent]:
+    taken: dict[str, Extent] = {}
     for lease in leases:
         if lease.name not in over:
-            taken[lease.device] = taken.get(lease.device, 0) + lease.units
-    return {device: min(UNITS_PER_DEVICE, units) for device, units in taken.items()}
+            taken[lease.device] = taken.get(lease.device, NOTHING).joined(lease.extent)
+    return taken
 
 
 def read(directory: int) -> Listing:
@@ -148,9 +148,9 @@ def states(directory: int, leases: Iterable[LeaseName]) -> dict[str, LeaseState]
     return {lease.name: LeaseState(life) for lease, life in found.items()} | marked
 
 
-def fits(choice: Mapping[str, int], taken: Mapping[str, int]) -> bool:
+def fits(choice: Mapping[str, Extent], taken: Mapping[str, Extent]) -> bool:
     """Whether what is chosen is free."""
-    return all(taken.get(device, 0) + units <= UNITS_PER_DEVICE for device, units in choice.items())
+    return all(taken.get(device, NOTHING).leaves(extent) for device, extent in choice.items())
 
 
 def sweep(directory: int, names: Iterable[str]) -> None:

@@ -1,12 +1,13 @@
 """What the names of files in the state directory say, and how device ids are written in them.
 
-A lease is ``v2.<device>.<units>.<pid>.<starttime>.<mark>.<nonce>``: whoever counts what is taken needs nothing but
-names. The mark is the one that all carry which was started with the lease, as 16 hexadecimal digits of
-:func:`anyaccel.ledger.mark.limit`, zeros for none; a process id of 0 says that no process matters but those that carry
-the mark. ``v1`` is the same without a mark, as version 0.1 writes it. A ticket of a waiter is
-``t1.<rank>.<number>.<pid>.<starttime>.<nonce>.<wanted>``, in which the numbers have leading zeros, so that the order of
-the names is the order of service. What is being made is hidden:
-``.<pid>.<starttime>.<nonce>``. A nonce starts with the tag of the boot, so that files that outlived a boot say so.
+A lease is ``v2.<device>.<extent>.<pid>.<starttime>.<mark>.<nonce>``: whoever counts what is taken needs nothing but
+names. The extent is a number of units, in 1/10000 of the device; where the device has slots, a hyphen and these slots
+follow, as a bit mask in hexadecimal digits. The mark is the one that all carry which was started with the lease, as 16
+hexadecimal digits of :func:`anyaccel.ledger.mark.limit`, zeros for none; a process id of 0 says that no process matters
+but those that carry the mark. ``v1`` is the same without slots and mark, as version 0.1 writes it. A ticket of a waiter
+is ``t1.<rank>.<number>.<pid>.<starttime>.<nonce>.<wanted>``, in which the numbers have leading zeros, so that the order
+of the names is the order of service. What is being made is hidden: ``.<pid>.<starttime>.<nonce>``. A nonce starts with
+the tag of the boot, so that files that outlived a boot say so.
 
 Names come from other processes, possibly of another version or with bad intent; nothing here raises on them.
 """
@@ -24,6 +25,7 @@ from typing import NamedTuple
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.process import me
 from anyaccel.model.device import UNITS_PER_DEVICE
+from anyaccel.model.extent import ANY_SLOTS, Extent
 
 MAX_PRIORITY = 1_000_000
 _RANK_OF_PRIORITY_0 = 5_000_000
@@ -36,9 +38,10 @@ _NUMBER = slice(11, 27)
 _DEVICE = re.compile(r"[ -~]{1,128}")
 _PLAIN = re.compile(r"[0-9A-Za-z:@+_-]")
 _OWNER, _NONCE = r"(?P<pid>[0-9]{1,10})\.(?P<start>[0-9]{1,20})", r"(?P<boot>[0-9a-f]{8})(?P<id>[0-9a-f]{12})"
+_UNITS, _SLOTS = r"(?P<units>[0-9]{1,5})", r"(-(?P<slots>[0-9a-f]{1,8}))?"
 _LEASES = {
-    "v1": re.compile(rf"v1\.(?P<device>[^.]+)\.(?P<units>[0-9]{{1,5}})\.{_OWNER}\.{_NONCE}(?P<mark>)"),
-    "v2": re.compile(rf"v2\.(?P<device>[^.]+)\.(?P<units>[0-9]{{1,5}})\.{_OWNER}\.(?P<mark>[0-9a-f]{{16}})\.{_NONCE}"),
+    "v1": re.compile(rf"v1\.(?P<device>[^.]+)\.{_UNITS}(?P<slots>)\.{_OWNER}\.{_NONCE}(?P<mark>)"),
+    "v2": re.compile(rf"v2\.(?P<device>[^.]+)\.{_UNITS}{_SLOTS}\.{_OWNER}\.(?P<mark>[0-9a-f]{{16}})\.{_NONCE}"),
 }
 _ANY_LEASE = re.compile(r"v[0-9]+\.(?P<device>[^.]+)(\..*)?")
 _TICKET = re.compile(
@@ -53,7 +56,7 @@ class LeaseName(NamedTuple):
     Attributes:
         name: The name.
         device: Id of the device.
-        units: Units of it that are held, in 1/10000; all of them where the rest is not understood.
+        extent: How much of it is held, and where; all of it where the rest is not understood.
         pid: Process that took the lease; 0 where it is not understood, or only those matter that carry the mark.
         start: Start time of that process, in ticks since the boot; 0 when unknown.
         boot: Tag of the boot in which it was taken.
@@ -64,7 +67,7 @@ class LeaseName(NamedTuple):
 
     name: str
     device: str
-    units: int = UNITS_PER_DEVICE
+    extent: Extent = Extent()
     pid: int = 0
     start: int = 0
     boot: str = ""
@@ -147,10 +150,13 @@ def hidden_name() -> str:
     return f".{pid}.{start}.{new_nonce()}"
 
 
-def lease_name(device: str, units: int, nonce: str, owner: tuple[int, int] | None = None, mark: marks.Mark = ()) -> str:
+def lease_name(
+    device: str, extent: Extent, nonce: str, owner: tuple[int, int] | None = None, mark: marks.Mark = ()
+) -> str:
     """Name a lease of this process, or of the one whose process id and start time are given."""
     pid, start = owner or me()
-    return f"v2.{encode(device)}.{units}.{pid}.{start}.{marks.limit(mark) if mark else 0:016x}.{nonce}"
+    slots = "" if extent.slots == ANY_SLOTS else f"-{extent.slots:x}"
+    return f"v2.{encode(device)}.{extent.units}{slots}.{pid}.{start}.{marks.limit(mark) if mark else 0:016x}.{nonce}"
 
 
 def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[str]) -> str:
@@ -184,12 +190,13 @@ def parse_lease(name: str) -> LeaseName | None:
         return None
     value = int(match["mark"] or "0", 16) if match.re is version else -1
     mark = marks.parse(value) or None if value else ()
-    if mark is None or not 0 < int(match["units"]) <= UNITS_PER_DEVICE:
+    slots = int(match["slots"], 16) if mark is not None and match["slots"] else ANY_SLOTS
+    if mark is None or not slots or not 0 < int(match["units"]) <= UNITS_PER_DEVICE:
         return LeaseName(name=name, device=device)
     return LeaseName(
         name=name,
         device=device,
-        units=int(match["units"]),
+        extent=Extent(int(match["units"]), slots),
         pid=int(match["pid"]),
         start=int(match["start"]),
         boot=match["boot"],

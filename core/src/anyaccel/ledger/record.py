@@ -15,6 +15,7 @@ from anyaccel.ledger.names import LeaseName
 from anyaccel.ledger.usernamespace import unmapped
 from anyaccel.model import Value
 from anyaccel.model.device import UNITS_PER_DEVICE
+from anyaccel.model.extent import format_slots, slot_numbers
 from anyaccel.text import printable
 
 TYPE_CHECKING = False
@@ -33,6 +34,7 @@ class LeaseRecord(Value):
         id: Identity of the lease, the same for all of its devices; empty where it is not understood.
         device: Id of the device.
         units: Units of it that are held, in 1/10000.
+        slots: Which of its slots are held; empty for all of them, and where nobody says which.
         state: ``held``; ``aside`` when its holder keeps it although nobody uses it any more; ``leaving`` when its
             holder was killed and has not left the kernel yet; ``kept`` when its holder has ended and processes that
             were started with it still run; ``unknown`` when it is locked and not understood, which counts as the whole
@@ -67,9 +69,11 @@ class LeaseRecord(Value):
     note: str = ""
     command: str = ""
     confined: bool = False
+    slots: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        share = "" if self.units == UNITS_PER_DEVICE else f" ({self.units / UNITS_PER_DEVICE:g} of it)"
+        where = f", slots {format_slots(self.slots)}" if self.slots else ""
+        share = "" if self.units == UNITS_PER_DEVICE else f" ({self.units / UNITS_PER_DEVICE:g} of it{where})"
         if self.state == "outside":
             return self.reason
         words = f", {self.note or self.request!r}" if self.note or self.request else ""
@@ -205,7 +209,8 @@ def describe(directory: int, lease: LeaseName, state: Life, carriers: tuple[int,
     return LeaseRecord(
         id=lease.id,
         device=lease.device,
-        units=lease.units,
+        units=lease.extent.units,
+        slots=slot_numbers(lease.extent.slots),
         state=kind,
         reason=reason,
         hint=hint,

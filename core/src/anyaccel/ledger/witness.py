@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from anyaccel.ledger import process
 from anyaccel.model.device import UNITS_PER_DEVICE
+from anyaccel.model.extent import Extent
 
 
 class Witnesses:
@@ -22,15 +23,15 @@ class Witnesses:
     def __init__(self) -> None:
         self._opened: list[tuple[str, str, int, int]] = []
 
-    def open(self, choice: Mapping[str, int], paths: Mapping[str, Sequence[str]]) -> None:
+    def open(self, choice: Mapping[str, Extent], paths: Mapping[str, Sequence[str]]) -> None:
         """Open them.
 
         Args:
-            choice: Units by device id.
+            choice: What is wanted of each device, by its id.
             paths: Paths of inodes by device id, such as the device's directory in sysfs.
         """
-        for device, units in choice.items():
-            kind = fcntl.LOCK_EX if units == UNITS_PER_DEVICE else fcntl.LOCK_SH
+        for device, extent in choice.items():
+            kind = fcntl.LOCK_EX if extent.units == UNITS_PER_DEVICE else fcntl.LOCK_SH
             for path in paths.get(device, ()):
                 with contextlib.suppress(OSError):
                     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

@@ -11,6 +11,7 @@ from anyaccel.model.device import (
     PluginInfo,
     Product,
 )
+from anyaccel.model.extent import ANY_SLOTS, NOTHING, Extent, format_slots, slot_mask, slot_numbers
 from anyaccel.model.inventory import Inventory, VendorReport, VendorState
 from anyaccel.model.observation import (
     ContainerEdits,
@@ -25,6 +26,8 @@ from anyaccel.model.request import Request, Term, format_units
 
 __all__ = [
     "AGREEMENT",
+    "ANY_SLOTS",
+    "NOTHING",
     "UNITS_PER_DEVICE",
     "Allocation",
     "ContainerEdits",
@@ -33,6 +36,7 @@ __all__ = [
     "DeviceProcess",
     "EnvContext",
     "EnvEdits",
+    "Extent",
     "Finding",
     "Fractional",
     "Grant",
@@ -52,6 +56,9 @@ __all__ = [
     "VendorReport",
     "VendorState",
     "field",
+    "format_slots",
     "format_units",
     "replace",
+    "slot_mask",
+    "slot_numbers",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from anyaccel.model._value import Value, field
+from anyaccel.model._value import Value, field, replace
 from anyaccel.model.device import UNITS_PER_DEVICE, Device
 from anyaccel.model.request import Request, Term
 
@@ -22,6 +22,8 @@ class Share(Value):
     Attributes:
         device: The device.
         units: Part in 1/10000; 10000 is the whole device.
+        slots: Which of the device's slots it is, in ascending order; empty for a whole device, and where shares of the
+            device have no position.
         memory_bytes: Memory that belongs to the part, or None when the device's memory is unknown.
         enforced_by: Name of the mechanism that holds the holder to its part, or :data:`AGREEMENT`.
             Empty for a whole device.
@@ -29,6 +31,7 @@ class Share(Value):
 
     device: Device
     units: int = UNITS_PER_DEVICE
+    slots: tuple[int, ...] = ()
     memory_bytes: int | None = None
     enforced_by: str = ""
 
@@ -36,6 +39,18 @@ class Share(Value):
     def whole(self) -> bool:
         """Whether the whole device is held."""
         return self.units == UNITS_PER_DEVICE
+
+    def with_other(self, other: Share) -> Share:
+        """This share and another one of the same device as one share."""
+        units = self.units + other.units
+        known = self.memory_bytes is not None and other.memory_bytes is not None
+        return replace(
+            self,
+            units=units,
+            slots=tuple(sorted({*self.slots, *other.slots})) if units < UNITS_PER_DEVICE else (),
+            memory_bytes=(self.memory_bytes or 0) + (other.memory_bytes or 0) if known else None,
+            enforced_by=self.enforced_by if units < UNITS_PER_DEVICE else "",
+        )
 
 
 class Grant(Value):
@@ -76,6 +91,15 @@ class Allocation(Value):
     def devices(self) -> tuple[Device, ...]:
         """All devices, term by term."""
         return tuple(share.device for share in self.shares)
+
+    @property
+    def by_device(self) -> dict[str, Share]:
+        """What is held of each device, by id, in the order of the request."""
+        held: dict[str, Share] = {}
+        for share in self.shares:
+            known = held.get(share.device.id)
+            held[share.device.id] = share if known is None else known.with_other(share)
+        return held
 
     @property
     def cpu(self) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 
-from anyaccel.model._value import Value, field
+from anyaccel.model._value import Value, field, replace
 
 UNITS_PER_DEVICE = 10_000
 """Quantities are exact integers of 1/10000 of a device, so that shares never drift."""
+
+MOST_SLOTS = 32
+"""Most slots of one device: more would not fit into the name of a lease."""
 
 Attribute = str | int | float | bool
 
@@ -72,6 +75,9 @@ class Device(Value):
         pci_bus_id: PCI address ``dddd:bb:dd.f`` in lower case, or None.
         numa_node: NUMA node of the host that is nearest, or None when unknown.
         parent: Id of the physical device that this one is a part of, or None. The parent need not be listed.
+        slots: Number of equal parts that shares of it consist of, where the hardware can say which parts a holder gets:
+            a share is a set of these slots, numbered from 0. Only for a device that is ``PARTITIONED``; a divisor of
+            10000 up to 32, so that each slot is a whole number of 1/10000. 1 where shares have no position.
         links: Strength of the connection to other devices by id. Only the order of the numbers counts: higher is
             better, absent is 0 (only through the host).
         nodes: Paths of the device nodes that a holder opens.
@@ -93,6 +99,7 @@ class Device(Value):
         order: Position in the order in which devices of the vendor are handed out.
         declared: True when somebody declared it and no plug-in found it.
         units: How much of it is ours to hand out, in 1/10000: all of it, or less inside a worker that holds a share.
+        own_slots: Which of its slots are ours to hand out, where these are not all; else empty.
     """
 
     id: str
@@ -102,6 +109,7 @@ class Device(Value):
     pci_bus_id: str | None = None
     numa_node: int | None = None
     parent: str | None = None
+    slots: int = 1
     links: Mapping[str, int] = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
     occupies: tuple[str, ...] = ()
@@ -119,6 +127,7 @@ class Device(Value):
     order: int = 0
     declared: bool = False
     units: int = UNITS_PER_DEVICE
+    own_slots: tuple[int, ...] = ()
 
     @property
     def type(self) -> str:
@@ -129,6 +138,19 @@ class Device(Value):
     def usable(self) -> bool:
         """Whether the device may be given out: visible to us and not known to be broken."""
         return self.visible and self.health is not Health.UNHEALTHY
+
+    def rounded(self, units: int) -> int:
+        """Units of the smallest share that has at least so many: whole slots, where the device has slots."""
+        slot = UNITS_PER_DEVICE // self.slots if self.slots > 1 else 1
+        return -(-units // slot) * slot
+
+    def narrowed(self, slots: Iterable[int]) -> Device:
+        """The same device of which some slots at most are ours."""
+        mine = tuple(sorted(set(slots).intersection(self.own_slots or range(self.slots))))
+        if len(mine) == self.slots:
+            return self
+        units = min(self.units, len(mine) * (UNITS_PER_DEVICE // self.slots))
+        return replace(self, own_slots=mine, units=units, visible=self.visible and bool(mine))
 
 
 class Detected(Value):

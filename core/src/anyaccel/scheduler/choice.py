@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from anyaccel.model import AGREEMENT, UNITS_PER_DEVICE, Device, Grant, Inventory, Request, Share
-from anyaccel.scheduler.placement import Layout, Occupancy, Validate, Wanted, place, want
+from anyaccel.model import (
+    AGREEMENT,
+    ANY_SLOTS,
+    NOTHING,
+    UNITS_PER_DEVICE,
+    Device,
+    Extent,
+    Grant,
+    Inventory,
+    Request,
+    Share,
+    replace,
+    slot_mask,
+    slot_numbers,
+)
+from anyaccel.scheduler.placement import Layout, Occupancy, Spot, Validate, Wanted, choose_slots, place, want
 
 
 class Choice:
@@ -37,35 +51,80 @@ class Choice:
             mask |= wanted.mask
         return tuple(device for position, device in enumerate(self._layout.devices) if mask >> position & 1)
 
-    def choose(self, taken: Mapping[str, int]) -> tuple[Grant, ...] | None:
+    def choose(self, taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
         """Choose devices among what is left.
 
         Args:
-            taken: Units that others hold, by device id, in 1/10000. Devices of other machines do not matter.
+            taken: What others hold, by device id. Devices of other machines do not matter.
 
         Returns:
             One grant per term; None when what is left does not do.
         """
-        free = Occupancy.empty(self._layout)
-        for device_id, units in taken.items():
+        free = Occupancy(self._layout)
+        for device_id, extent in taken.items():
             position = self._layout.positions.get(device_id)
             if position is not None:
-                free.take((position,), min(units, free.units[position]))
+                free.take((free.spot_within(position, extent),))
         placed = place(self._layout, free, self._wanted, self._validate)
         return None if placed is None else grants(self._layout, self._wanted, placed)
 
 
-def grants(layout: Layout, wanted: Sequence[Wanted], placed: Sequence[Sequence[int]]) -> tuple[Grant, ...]:
+def grants(layout: Layout, wanted: Sequence[Wanted], placed: Sequence[Sequence[Spot]]) -> tuple[Grant, ...]:
     """Write down what the terms of a request got."""
     return tuple(
-        Grant(term=each.term, shares=tuple(share(layout.devices[position], each.units) for position in positions))
-        for each, positions in zip(wanted, placed, strict=True)
+        Grant(
+            term=each.term,
+            shares=tuple(share(layout.devices[spot.position], spot.units, slot_numbers(spot.slots)) for spot in spots),
+        )
+        for each, spots in zip(wanted, placed, strict=True)
     )
 
 
-def share(device: Device, units: int) -> Share:
+def located(grants: Sequence[Grant], taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
+    """Say where shares are that somebody else chose devices for.
+
+    Args:
+        grants: The shares; their slots are not looked at.
+        taken: What others hold, by device id.
+
+    Returns:
+        The same with slots of the devices that have some; None when a device has not so much left.
+    """
+    held = dict(taken)
+    found = []
+    for grant in grants:
+        shares = []
+        for given in grant.shares:
+            extent = held.get(given.device.id, NOTHING)
+            placed = _located(given.device, given.units, extent)
+            if placed is None:
+                return None
+            shares.append(placed)
+            held[given.device.id] = extent.joined(extent_of(placed))
+        found.append(replace(grant, shares=tuple(shares)))
+    return tuple(found)
+
+
+def _located(device: Device, units: int, taken: Extent) -> Share | None:
+    units = device.rounded(units)
+    if device.slots == 1 or units == UNITS_PER_DEVICE:
+        room = taken.units + units <= device.units and taken.slots in (0, ANY_SLOTS)
+        return share(device, units) if room else None
+    free = slot_mask(device.own_slots or range(device.slots)) & ~taken.slots
+    count = units * device.slots // UNITS_PER_DEVICE
+    if free.bit_count() < count:
+        return None
+    return share(device, units, slot_numbers(choose_slots(free, count, device.slots)))
+
+
+def extent_of(given: Share) -> Extent:
+    """How much of a device a share is, and where."""
+    return Extent(given.units, slot_mask(given.slots) if given.slots else ANY_SLOTS)
+
+
+def share(device: Device, units: int, slots: tuple[int, ...] = ()) -> Share:
     """Write down a part of a device, with the memory that belongs to it."""
     if units == UNITS_PER_DEVICE:
         return Share(device=device, units=units, memory_bytes=device.memory_bytes)
     memory = None if device.memory_bytes is None else device.memory_bytes * units // UNITS_PER_DEVICE
-    return Share(device=device, units=units, memory_bytes=memory, enforced_by=AGREEMENT)
+    return Share(device=device, units=units, slots=slots, memory_bytes=memory, enforced_by=AGREEMENT)

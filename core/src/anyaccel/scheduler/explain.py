@@ -40,7 +40,7 @@ def judge(scene: Scene, request: Request) -> Verdict:
         UnknownNameError: When nothing goes by one of its names.
     """
     layout = scene.layout
-    empty = Occupancy.empty(layout)
+    empty = Occupancy(layout)
     wanted = [want(layout, term) for term in request.terms]
     ever = place(layout, empty, wanted, scene.validate) is not None
     now = ever and not scene.ahead and place(layout, scene.free, wanted, scene.validate) is not None
@@ -144,7 +144,9 @@ def _faults(scene: Scene, term: Term) -> Iterator[tuple[ReasonCode, Callable[[in
             ReasonCode.MEMORY,
             lambda mask: _memory(layout, term, mask),
             layout.mask(
-                lambda device: units * (device.memory_bytes or 0) < (term.memory_bytes or 0) * UNITS_PER_DEVICE
+                lambda device: (
+                    device.rounded(units) * (device.memory_bytes or 0) < (term.memory_bytes or 0) * UNITS_PER_DEVICE
+                )
             ),
         )
 

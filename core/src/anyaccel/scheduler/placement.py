@@ -1,18 +1,19 @@
 """Placement: which devices a request gets, as a pure function of a machine and of what is taken there.
 
-A share goes to the fullest device that still has room, before a fresh one is broken. Whole devices go to the
-best-connected set. Several terms are placed together or not at all: a term that took the only device that another one
-could use gives it back and tries the next. The search is bounded by ``PLACEMENTS``, some tens of milliseconds at worst;
-past it the answer is no.
+A share goes to the fullest device that still has room, before a fresh one is broken; of a device with slots it gets as
+many whole ones as it needs, where that leaves the others together. Whole devices go to the best-connected set. Several
+terms are placed together or not at all: a term that took the only device that another one could use gives it back and
+tries the next. The search is bounded by ``PLACEMENTS``, some tens of milliseconds at worst; past it the answer is no.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Term, Value
+from anyaccel.model import UNITS_PER_DEVICE, Device, Extent, Inventory, Share, Term, Value, slot_mask
 from anyaccel.scheduler.names import Names
-from anyaccel.scheduler.topology import Topology, bits
+from anyaccel.scheduler.topology import Topology, bits, first
 
 PLACEMENTS = 2_000
 """Tentative placements of terms after which a request counts as impossible to place."""
@@ -37,6 +38,11 @@ class Layout:
         self.topology = Topology(self.devices)
         self.usable = self.mask(lambda device: device.usable)
         self.ours = self.mask(lambda device: device.units == UNITS_PER_DEVICE)
+        self.slots = {
+            position: slot_mask(device.own_slots or range(device.slots))
+            for position, device in enumerate(self.devices)
+            if device.slots > 1
+        }
 
     def mask(self, holds: Callable[[Device], bool]) -> int:
         """The positions of the devices for which something holds, as a bit mask."""
@@ -50,31 +56,45 @@ class Layout:
         return mask
 
 
+class Spot(NamedTuple):
+    """A part of a device.
+
+    Attributes:
+        position: The device.
+        units: How much of it, in 1/10000.
+        slots: Which of its slots, as a bit mask: all of them for a whole device, 0 where it has none.
+    """
+
+    position: int
+    units: int
+    slots: int = 0
+
+
 class Occupancy:
     """How much of each device is free, in 1/10000, by position; kept by level too, so that no decision scans devices.
 
     Attributes:
         units: Free units by position.
         levels: Free units to the mask of the positions that have exactly so much.
+        slots: Free slots, as a bit mask, by position of those devices that have slots.
     """
 
-    __slots__ = ("levels", "units")
+    __slots__ = ("_layout", "levels", "slots", "units")
 
-    def __init__(self, units: Iterable[int]) -> None:
-        self.units = list(units)
+    def __init__(self, layout: Layout) -> None:
+        """A machine on which nothing is taken. Devices that cannot be used have nothing free."""
+        self._layout = layout
+        self.units = [device.units if device.usable else 0 for device in layout.devices]
         self.levels: dict[int, int] = {}
         for position, level in enumerate(self.units):
             self.levels[level] = self.levels.get(level, 0) | 1 << position
-
-    @classmethod
-    def empty(cls, layout: Layout) -> Occupancy:
-        """A machine on which nothing is taken. Devices that cannot be used have nothing free."""
-        return cls(device.units if device.usable else 0 for device in layout.devices)
+        self.slots = layout.slots.copy()
 
     def copy(self) -> Occupancy:
         """An occupancy that changes on its own."""
-        twin = Occupancy(())
-        twin.units, twin.levels = self.units.copy(), self.levels.copy()
+        twin = object.__new__(Occupancy)
+        twin._layout, twin.units = self._layout, self.units.copy()
+        twin.levels, twin.slots = self.levels.copy(), self.slots.copy()
         return twin
 
     @property
@@ -86,18 +106,85 @@ class Occupancy:
         """Units that are free on all devices of a mask together."""
         return sum(level * (mask & positions).bit_count() for level, positions in self.levels.items())
 
-    def take(self, positions: Iterable[int], units: int) -> None:
-        """Take units of each of some devices, or give them back when negative."""
-        for position in positions:
-            old, bit = self.units[position], 1 << position
-            new = old - units
-            left = self.levels[old] ^ bit
-            if left:
-                self.levels[old] = left
-            else:
-                del self.levels[old]
-            self.levels[new] = self.levels.get(new, 0) | bit
-            self.units[position] = new
+    def spot(self, position: int, units: int) -> Spot:
+        """Where a device that has room takes a share, or all of it."""
+        free = self.slots.get(position)
+        if free is None:
+            return Spot(position, units)
+        device = self._layout.devices[position]
+        units = device.rounded(units)
+        return Spot(position, units, choose_slots(free, units * device.slots // UNITS_PER_DEVICE, device.slots))
+
+    def spot_of(self, share: Share) -> Spot:
+        """Where a share of one of the devices is."""
+        position = self._layout.positions[share.device.id]
+        slots = self._layout.slots.get(position, 0) if share.whole else slot_mask(share.slots)
+        return Spot(position, share.units, slots)
+
+    def spot_within(self, position: int, extent: Extent) -> Spot:
+        """What is free of a device and taken by somebody who did not ask us."""
+        free = self.slots.get(position)
+        if free is None:  # a position that this device has not: somebody else sees it differently
+            units = extent.units if extent.slots < 0 else UNITS_PER_DEVICE
+            return Spot(position, min(units, self.units[position]))
+        device = self._layout.devices[position]
+        slots = free & extent.slots if device.usable else 0
+        return Spot(position, slots.bit_count() * UNITS_PER_DEVICE // device.slots, slots)
+
+    def take(self, spots: Iterable[Spot]) -> None:
+        """Take parts of devices."""
+        for spot in spots:
+            self._change(spot, -spot.units)
+
+    def give(self, spots: Iterable[Spot]) -> None:
+        """Give parts of devices back."""
+        for spot in spots:
+            self._change(spot, spot.units)
+
+    def _change(self, spot: Spot, units: int) -> None:
+        position = spot.position
+        old, bit = self.units[position], 1 << position
+        new = old + units
+        left = self.levels[old] ^ bit
+        if left:
+            self.levels[old] = left
+        else:
+            del self.levels[old]
+        self.levels[new] = self.levels.get(new, 0) | bit
+        self.units[position] = new
+        if spot.slots:
+            self.slots[position] ^= spot.slots
+
+
+def choose_slots(free: int, count: int, total: int) -> int:
+    """Choose slots for a share so that those that are left lie together: as memory is given out in buddies.
+
+    Shares lie in aligned blocks, whose size divides the number of slots, in the block that is broken already where
+    there is one; else in a row; else anywhere.
+
+    Args:
+        free: The free slots, as a bit mask; at least ``count`` of them.
+        count: Number of slots.
+        total: Number of the device's slots.
+    """
+    sizes = [size for size in range(count, total + 1) if total % size == 0]
+    row = (1 << count) - 1
+    best, smallest = 0, total + 1
+    for start in range(0, total, sizes[0]):
+        if free >> start & row == row:
+            whole = [size for size in sizes if _is_free(free, start - start % size, size)]
+            room = max(whole, default=0)
+            if room < smallest:
+                best, smallest = row << start, room
+    if best:
+        return best
+    rows = (row << start for start in range(total - count + 1) if free >> start & row == row)
+    return next(rows, 0) or first(free, count)
+
+
+def _is_free(free: int, start: int, size: int) -> bool:
+    block = (1 << size) - 1
+    return free >> start & block == block
 
 
 class Wanted(Value):
@@ -105,7 +192,7 @@ class Wanted(Value):
 
     Attributes:
         term: The term.
-        units: Units of each device: a share, or the whole device.
+        units: Units of each device that are asked for: a share, or the whole device.
         choices: In order of preference, groups of devices as bit masks. Each group alone may serve the term; those
             of one choice are equally good.
         mask: All devices of the choices.
@@ -140,13 +227,16 @@ def able_devices(layout: Layout, term: Term) -> int:
     if not (term.fraction or wanted):
         return usable
     return usable & layout.mask(
-        lambda device: (bool(device.fractional) or not term.fraction) and units * (device.memory_bytes or 0) >= wanted
+        lambda device: (
+            (bool(device.fractional) or not term.fraction)
+            and device.rounded(units) * (device.memory_bytes or 0) >= wanted
+        )
     )
 
 
 def place(
     layout: Layout, free: Occupancy, wanted: Sequence[Wanted], validate: Validate | None = None
-) -> tuple[tuple[int, ...], ...] | None:
+) -> tuple[tuple[Spot, ...], ...] | None:
     """Find devices for all terms of a request, or for none.
 
     Args:
@@ -156,16 +246,15 @@ def place(
         validate: The vendors' rules.
 
     Returns:
-        Positions of devices, term by term, each in the order in which devices are handed out; None when there are
-        none.
+        Parts of devices, term by term, each in the order in which devices are handed out; None when there are none.
     """
     if len(wanted) == 1:
-        return next(((positions,) for positions in _candidates(layout, free, wanted[0], validate)), None)
+        return next(((spots,) for spots in _candidates(layout, free, wanted[0], validate)), None)
     if not _enough(free, wanted):
         return None
     free = free.copy()
     order = sorted(range(len(wanted)), key=lambda index: _choice(wanted[index]))
-    placed: list[tuple[int, ...]] = [()] * len(wanted)
+    placed: list[tuple[Spot, ...]] = [()] * len(wanted)
     left = PLACEMENTS
 
     def serve(rank: int) -> bool:
@@ -173,16 +262,15 @@ def place(
         if rank == len(order):
             return True
         index = order[rank]
-        units = wanted[index].units
-        for positions in _candidates(layout, free, wanted[index], validate):
+        for spots in _candidates(layout, free, wanted[index], validate):
             left -= 1
             if left < 0:
                 return False
-            placed[index] = positions
-            free.take(positions, units)
+            placed[index] = spots
+            free.take(spots)
             if serve(rank + 1):
                 return True
-            free.take(positions, -units)
+            free.give(spots)
         return False
 
     return tuple(placed) if serve(0) else None
@@ -238,12 +326,12 @@ def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
 
 def _candidates(
     layout: Layout, free: Occupancy, wanted: Wanted, validate: Validate | None
-) -> Iterator[tuple[int, ...]]:
+) -> Iterator[tuple[Spot, ...]]:
     """Sets of devices that could serve a term now and that no vendor vetoes, best first."""
     for groups in wanted.choices:
         for positions in _sets(layout, free, wanted, groups):
             if not vetoed(layout, wanted.term, positions, validate):
-                yield positions
+                yield tuple(free.spot(position, wanted.units) for position in positions)
 
 
 def _sets(layout: Layout, free: Occupancy, wanted: Wanted, groups: Sequence[int]) -> Iterator[tuple[int, ...]]:

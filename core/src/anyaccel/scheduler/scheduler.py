@@ -7,10 +7,10 @@ from itertools import count
 from threading import Lock
 
 from anyaccel.errors import NeverFitsError, NotFreeError
-from anyaccel.model import Allocation, Grant, Inventory, Request, Term
+from anyaccel.model import Allocation, Extent, Grant, Inventory, Request, Term, slot_numbers
 from anyaccel.scheduler.choice import grants, share
 from anyaccel.scheduler.grammar import parse_request
-from anyaccel.scheduler.placement import Layout, Occupancy, Validate, place, want
+from anyaccel.scheduler.placement import Layout, Occupancy, Spot, Validate, place, want
 from anyaccel.scheduler.queue import Queue
 from anyaccel.scheduler.ticket import Plan, Ticket, notify
 
@@ -44,7 +44,7 @@ class Scheduler:
         self._layout = Layout(inventory, known)
         self._validate = validate
         self._lock = Lock()
-        self._free = Occupancy.empty(self._layout)
+        self._free = Occupancy(self._layout)
         self._held: dict[str, Allocation] = {}
         self._notes: dict[str, str] = {}
         self._holders: list[dict[str, Allocation]] = [{} for _ in inventory.devices]
@@ -149,7 +149,7 @@ class Scheduler:
             changed = 0
             for share in held.shares:
                 position = self._layout.positions[share.device.id]
-                self._free.take((position,), -share.units)
+                self._free.give((self._free.spot_of(share),))
                 self._holders[position].pop(allocation.id, None)
                 changed |= 1 << position
             placed = self._serve(changed)
@@ -168,11 +168,11 @@ class Scheduler:
         notify(placed)
         return waited
 
-    def occupy(self, units: Mapping[str, int], *, holder: str, note: str = "") -> Allocation:
+    def occupy(self, held: Mapping[str, Extent], *, holder: str, note: str = "") -> Allocation:
         """Count parts of devices as held by somebody who did not ask this scheduler.
 
         Args:
-            units: Units that are held, in 1/10000, by device id; no more than are free are counted.
+            held: What is held, by device id; no more than is free is counted.
             holder: Identity of the allocation, as others know it.
             note: Who that is, in words.
 
@@ -183,15 +183,16 @@ class Scheduler:
             KeyError: When no device has one of the ids.
         """
         with self._lock:
-            made = [self._occupied(device_id, part) for device_id, part in units.items()]
+            made = [self._occupied(device_id, extent) for device_id, extent in held.items()]
             request = Request(terms=tuple(grant.term for grant in made))
             return self._enter(Allocation(id=holder, request=request, grants=tuple(made)), note)
 
-    def _occupied(self, device_id: str, units: int) -> Grant:
+    def _occupied(self, device_id: str, extent: Extent) -> Grant:
         position = self._layout.positions[device_id]
         device = self._layout.devices[position]
-        part = share(device, min(units, self._free.units[position]))
-        return Grant(term=Term(names=(device.type,), units=units), shares=(part,))
+        spot = self._free.spot_within(position, extent)
+        part = share(device, spot.units, slot_numbers(spot.slots))
+        return Grant(term=Term(names=(device.type,), units=extent.units), shares=(part,))
 
     def why(self, request: RequestLike | Ticket, *, priority: int = 0) -> Verdict:
         """Say whether a request would be served now or ever, why not, and what near to it would.
@@ -258,7 +259,7 @@ class Scheduler:
             mask = 0
             for each in wanted:
                 mask |= each.mask
-            empty = Occupancy.empty(self._layout)
+            empty = Occupancy(self._layout)
             ever = place(self._layout, empty, wanted, self._validate) is not None
             found = Plan(request=request, wanted=wanted, mask=mask, ever_fits=ever)
             if len(self._plans) >= _PLANS:
@@ -278,7 +279,7 @@ class Scheduler:
         placed = place(self._layout, self._free, plan.wanted, self._validate)
         return None if placed is None else self._hold(plan, placed, note)
 
-    def _hold(self, plan: Plan, placed: Sequence[Sequence[int]], note: str) -> Allocation:
+    def _hold(self, plan: Plan, placed: Sequence[Sequence[Spot]], note: str) -> Allocation:
         wanted = plan.wanted if placed else ()  # nothing is placed on the CPU
         made = grants(self._layout, wanted, placed)
         return self._enter(Allocation(id=f"a{next(_ALLOCATIONS)}", request=plan.request, grants=made), note)
@@ -287,7 +288,7 @@ class Scheduler:
         """Write an allocation into the books."""
         for each in allocation.shares:
             position = self._layout.positions[each.device.id]
-            self._free.take((position,), each.units)
+            self._free.take((self._free.spot_of(each),))
             self._holders[position][allocation.id] = allocation
         self._held[allocation.id] = allocation
         if note:

@@ -16,6 +16,7 @@ from anyaccel.model import (
     Product,
     Stats,
 )
+from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
 from anyaccel.model.wire import faults
 
 TYPE_CHECKING = False
@@ -33,6 +34,8 @@ DEVICE_ID = re.compile(r"[!#-&(-+\--~]{1,128}")
 PART = re.compile(r"(?=.{1,128}$)/sys(/(?!\.{1,2}(/|$))[A-Za-z0-9:@+_.-]+)+")
 """A directory below ``/sys``, written in one way only."""
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+SLOTS = tuple(count for count in range(1, MOST_SLOTS + 1) if UNITS_PER_DEVICE % count == 0)
+"""Numbers of slots that a device may have: each slot is a whole number of 1/10000."""
 NOT_A_VENDORS = re.compile(r"PATH|HOME|USER|SHELL|IFS|LD_.*|PYTHON.*|ANYACCEL_.*")
 """Variables that no plug-in may own: who sets them decides what code runs."""
 
@@ -81,6 +84,9 @@ def detected_faults(value: Any) -> Iterator[str]:
     for device in devices:
         if device.index < 0:
             yield f"Device.index must not be negative (got {device.index} for {device.id!r})"
+        if device.slots not in SLOTS:
+            allowed = ", ".join(map(str, SLOTS))
+            yield f"Device.slots must be one of {allowed} (got {device.slots} for {device.id!r})"
         if device.memory_bytes is not None and device.memory_bytes <= 0:
             yield f"Device.memory_bytes must be positive or None (got {device.memory_bytes} for {device.id!r})"
         for node in device.nodes:
@@ -88,8 +94,11 @@ def detected_faults(value: Any) -> Iterator[str]:
                 yield f"Device.nodes must be absolute paths of printable text (got {node!r} for {device.id!r})"
 
 
-def fractional_faults(value: Any) -> Iterator[str]:
-    """Faults of what ``anyaccel_fractional`` returned."""
+def fractional_faults(value: Any, device: Device) -> Iterator[str]:
+    """Faults of what ``anyaccel_fractional`` returned for a device."""
+    if device.slots > 1 and value is not Fractional.PARTITIONED:
+        yield f"a device with slots is shared by these: it must return Fractional.PARTITIONED (got {value!r})"
+        return
     if not isinstance(value, Fractional):
         yield (
             "it must return Fractional.NO, Fractional.SHARED or Fractional.PARTITIONED"

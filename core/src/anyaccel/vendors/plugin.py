@@ -80,7 +80,8 @@ class VendorPlugin:
 
     def fractional(self, device: Device) -> Fractional:
         """Whether several holders may share the device."""
-        return self._call("anyaccel_fractional", contract.fractional_faults, device=device)  # type: ignore[no-any-return]
+        check: Check = lambda value: contract.fractional_faults(value, device)  # noqa: E731
+        return self._call("anyaccel_fractional", check, device=device)  # type: ignore[no-any-return]
 
     def tags(self, device: Device) -> tuple[str, ...]:
         """Accelerator-type tags, most canonical first, none twice."""

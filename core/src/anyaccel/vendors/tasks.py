@@ -18,7 +18,18 @@ from typing import Any
 from anyaccel import plugin as author  # noqa: F401 - what every plug-in imports
 from anyaccel.errors import PluginError
 from anyaccel.hookspecs import HOOKS
-from anyaccel.model import Detected, Device, EnvContext, EnvEdits, PluginInfo, Product, Share, Term, replace
+from anyaccel.model import (
+    UNITS_PER_DEVICE,
+    Detected,
+    Device,
+    EnvContext,
+    EnvEdits,
+    PluginInfo,
+    Product,
+    Share,
+    Term,
+    replace,
+)
 from anyaccel.model.wire import decode, encode, hints
 from anyaccel.probe.context import Facts, ProbeContext
 from anyaccel.probe.host import HostFacts
@@ -231,6 +242,8 @@ def _complete(plugin: VendorPlugin, detected: Detected, environ: Mapping[str, st
             fractional=plugin.fractional(device),
             visible=True,
             declared=False,
+            units=UNITS_PER_DEVICE,
+            own_slots=(),
         )
         for device in sorted(detected.devices, key=lambda device: device.index)
     ]

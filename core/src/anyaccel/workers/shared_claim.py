@@ -11,7 +11,7 @@ from anyaccel.errors import AnyaccelError, DevicesBusyError, LeaseCancelledError
 from anyaccel.launcher.hold import why, witnesses
 from anyaccel.ledger import Lease, Want
 from anyaccel.ledger import mark as marks
-from anyaccel.model import Allocation, Grant, Request
+from anyaccel.model import Allocation, Extent, Grant, Request
 from anyaccel.scheduler import Verdict
 from anyaccel.workers.leases import OnFailed, OnHeld
 
@@ -29,7 +29,7 @@ class SharedHeld:
         self._leases = leases
         self._lease = lease
         if lease is not None:
-            leases.count(lease.devices, 1)
+            leases.took(lease.devices)
 
     @property
     def lease(self) -> str:
@@ -56,7 +56,7 @@ class SharedHeld:
         lease, self._lease = self._lease, None
         if lease is not None:
             lease.release()
-            self._leases.count(lease.devices, -1)
+            self._leases.gave(lease.devices)
 
 
 class SharedClaim:
@@ -96,8 +96,8 @@ class SharedClaim:
             mark=marks.draw,
         )
 
-    def fits(self, taken: Mapping[str, int]) -> bool:
-        """Whether it would be served if nothing but this were taken, in units by key of the ledger."""
+    def fits(self, taken: Mapping[str, Extent]) -> bool:
+        """Whether it would be served if nothing but this were taken, by key of the ledger."""
         return self._choice.choose(self._leases.scope.taken(taken)) is not None
 
     def take(self, *, wait: bool) -> SharedHeld | None:
@@ -175,7 +175,7 @@ class SharedClaim:
         except (OSError, RuntimeError) as error:  # no descriptor or no thread is left
             self._close(LedgerError(f"{self.request} cannot wait for its devices: {error}"))
 
-    def _choose(self, taken: Mapping[str, int]) -> dict[str, int] | None:
+    def _choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
         scope = self._leases.scope
         grants = self._choice.choose(scope.taken(taken))
         if grants is None:

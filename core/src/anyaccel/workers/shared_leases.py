@@ -6,14 +6,14 @@ import os
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from itertools import count
 
 from anyaccel.launcher.hold import Scope
 from anyaccel.launcher.launch import KnownNames, validate
 from anyaccel.ledger import Ledger
-from anyaccel.model import Allocation, Inventory, Request
+from anyaccel.model import Allocation, Extent, Inventory, Request
 from anyaccel.scheduler import Choice
 from anyaccel.workers.leases import Neighbor, OnFailed, OnHeld, check
 from anyaccel.workers.loop import loop
@@ -49,7 +49,7 @@ class SharedLeases:
         self._order = threading.RLock()
         self._lining_up = False
         self._waiting: dict[int, SharedClaim] = {}
-        self._own: Counter[str] = Counter()
+        self._own: dict[str, list[Extent]] = {}
         self._neighbors: weakref.WeakSet[Neighbor] = weakref.WeakSet()
         self._looked = float("-inf")
         self._others: frozenset[str] = frozenset()
@@ -91,7 +91,7 @@ class SharedLeases:
                 held: SharedHeld | None = SharedHeld(self, Allocation(id="", request=request, grants=()), None)
             else:
                 with self._lock:
-                    own = dict(self._own)
+                    own = self._held()
                     ahead = any(other.ids & claim.ids for other in self._waiting.values())
                 held = None if ahead or not claim.fits(own) else claim.take(wait=False)
                 if held is None:
@@ -105,15 +105,25 @@ class SharedLeases:
                 neighbor.make_way(claim.ids)
         return claim
 
-    def count(self, devices: Mapping[str, int], sign: int) -> None:
-        """Count what this process holds, in units by key of the ledger; tell who waits for it when it is given back."""
+    def took(self, devices: Mapping[str, Extent]) -> None:
+        """Count what this process holds, by key of the ledger."""
         with self._lock:
-            for key, units in devices.items():
-                self._own[key] += sign * units
-            freed = {self._ids[key] for key in devices if sign < 0 and key in self._ids}
+            for key, extent in devices.items():
+                self._own.setdefault(key, []).append(extent)
+
+    def gave(self, devices: Mapping[str, Extent]) -> None:
+        """Count that no more, and tell who waits for it."""
+        with self._lock:
+            for key, extent in devices.items():
+                self._own[key].remove(extent)
+            freed = {self._ids[key] for key in devices if key in self._ids}
             starting = [claim for claim in self._waiting.values() if claim.waits and claim.ids & freed]
         for claim in starting:
             claim.start()
+
+    def _held(self) -> dict[str, Extent]:
+        """What this process holds, by key of the ledger; called with the lock held."""
+        return {key: reduce(Extent.joined, extents) for key, extents in self._own.items() if extents}
 
     def waits(self, claim: SharedClaim) -> bool:
         """Whether a claim is among those who wait."""
@@ -128,7 +138,7 @@ class SharedLeases:
         """Let those stand in the machine's line who have nobody in front of them in ours."""
         starting = []
         with self._lock:
-            own = dict(self._own)
+            own = self._held()
             seen: frozenset[str] = frozenset()
             for claim in self._waiting.values():
                 if not claim.waits and not claim.ids & seen:

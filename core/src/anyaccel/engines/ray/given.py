@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from anyaccel.engines.ray.node import Given
+from anyaccel.errors import LedgerError
 from anyaccel.launcher.launch import KnownNames, validate
-from anyaccel.model import UNITS_PER_DEVICE, Allocation, Device, Grant, Inventory, Request, Term, replace
+from anyaccel.model import UNITS_PER_DEVICE, Allocation, Device, Extent, Grant, Inventory, Request, Term, replace
 from anyaccel.scheduler import Choice, Verdict
+from anyaccel.scheduler.choice import located
 from anyaccel.workers.leases import Neighbor, OnFailed, OnHeld
 from anyaccel.workers.shared_claim import SharedClaim
 from anyaccel.workers.shared_leases import SharedLeases
@@ -29,7 +31,6 @@ class Preferred(Choice):
 
     def __init__(self, inventory: Inventory, request: Given, *, ruled: bool) -> None:
         self._given = request.grants
-        self._units = dict(request.units)
         self._any: Choice | None = None
         self._accepted = not ruled or all(_accepted(grant) for grant in request.grants)
         if ruled:
@@ -40,11 +41,10 @@ class Preferred(Choice):
         """The devices that will do."""
         return _devices(self._given) if self._any is None else self._any.candidates
 
-    def choose(self, taken: Mapping[str, int]) -> tuple[Grant, ...] | None:
+    def choose(self, taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
         """The devices, if nobody holds them."""
-        free = (taken.get(each.id, 0) + self._units[each.id] <= each.units for each in _devices(self._given))
-        if self._accepted and all(free):
-            return self._given
+        if self._accepted and (free := located(self._given, taken)) is not None:
+            return free
         return None if self._any is None else self._any.choose(taken)
 
 
@@ -170,11 +170,16 @@ class UnsharedLeases:
         request: Request,
         note: str,  # noqa: ARG002
         on_held: OnHeld,
-        on_failed: OnFailed,  # noqa: ARG002
+        on_failed: OnFailed,
         **options: Any,  # noqa: ARG002
     ) -> UnsharedClaim:
         """Take the devices; see :class:`~anyaccel.workers.leases.Leases`."""
         given = _given(request)
+        parts = [share.device.id for grant in given.grants for share in grant.shares if share.device.slots > 1]
+        if parts and any(term.fraction for term in given.terms):
+            reason = f"a share of {parts[0]} is some of its slots, and Ray does not say which"
+            on_failed(LedgerError(reason, hint="let leases say it (shared=True), or ask for whole devices"))
+            return UnsharedClaim()
         self.free.clear()
         on_held(UnsharedHeld(Allocation(id="ray", request=plain(request), grants=given.grants), self.free.set))
         return UnsharedClaim()

@@ -1,0 +1,59 @@
+"""How much of a device is held, and where: what the ledger counts and placement subtracts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from anyaccel.model.device import UNITS_PER_DEVICE
+
+ANY_SLOTS = -1
+"""Every slot may be meant: those of a whole device, and of a share whose position nobody knows."""
+
+
+class Extent(NamedTuple):
+    """How much of one device is held, and which of its slots.
+
+    Attributes:
+        units: Part of the device, in 1/10000.
+        slots: The slots, as a bit mask; :data:`ANY_SLOTS` where no position is known.
+    """
+
+    units: int = UNITS_PER_DEVICE
+    slots: int = ANY_SLOTS
+
+    def joined(self, other: Extent) -> Extent:
+        """What two holders hold together, at most all of the device."""
+        return Extent(min(UNITS_PER_DEVICE, self.units + other.units), self.slots | other.slots)
+
+    def leaves(self, wanted: Extent) -> bool:
+        """Whether what is wanted is free while this is held. Shares without a position and with one do not mix."""
+        overlap = self.slots & wanted.slots
+        return self.units + wanted.units <= UNITS_PER_DEVICE and (
+            not overlap or self.slots == wanted.slots == ANY_SLOTS
+        )
+
+
+NOTHING = Extent(0, 0)
+"""What is held of a device that is free."""
+
+
+def slot_mask(slots: Iterable[int]) -> int:
+    """Slots as a bit mask."""
+    return sum(1 << slot for slot in set(slots))
+
+
+def slot_numbers(mask: int) -> tuple[int, ...]:
+    """The slots of a bit mask in ascending order; nothing of :data:`ANY_SLOTS`."""
+    return tuple(slot for slot in range(max(0, mask).bit_length()) if mask >> slot & 1)
+
+
+def format_slots(slots: Iterable[int]) -> str:
+    """Write slots for people: ``0-3``, ``0-1,6``; empty for none."""
+    runs: list[list[int]] = []
+    for slot in sorted(slots):
+        if runs and runs[-1][-1] == slot - 1:
+            runs[-1][1:] = [slot]
+        else:
+            runs.append([slot])
+    return ",".join("-".join(map(str, run)) for run in runs)

@@ -1,0 +1,184 @@
+"""Shares of a device with slots are parts of it by position: no two holders have one, and each knows its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import anyaccel as aa
+import pytest
+from anyaccel.launcher.environment import worker_environment
+from anyaccel.ledger import Ledger, names
+
+SLICES = (Path(__file__).parent.parent / "vendors" / "slices.py").read_text()
+SHOW = [sys.executable, "-c", "import os; print(os.environ['SLICES'])"]
+WAIT = "import os, sys; print(os.environ['SLICES'], flush=True); sys.stdin.read()"
+RUN = f"{sys.executable} -m anyaccel run"
+LOW, HIGH = "slice-0:0-1-2-3", "slice-0:4-5-6-7"
+
+
+@pytest.fixture(autouse=True)
+def slices(install):
+    return install("slices", SLICES)
+
+
+def hold(request, **changes):
+    """Hold a share in a process that lasts until its input is closed: what it sees, and the process."""
+    holder = subprocess.Popen(
+        [sys.executable, "-m", "anyaccel", "run", request, "--", sys.executable, "-c", WAIT],
+        env={**os.environ, **changes},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return holder, holder.stdout.readline().strip()
+
+
+def end(*holders):
+    for holder in holders:
+        holder.communicate(timeout=30)
+        assert holder.returncode == 0
+
+
+def mask(scheduler, request):
+    """The mask of a worker that a scheduler gives something, and what it gives."""
+    allocation = scheduler.allocate(request)
+    return worker_environment(allocation, scheduler.inventory).set["SLICES"], allocation
+
+
+def test_two_halves_in_one_scheduler_have_different_masks():
+    scheduler = aa.open_scheduler(aa.detect())
+    low, first = mask(scheduler, "SLICE:0.5")
+    high, _ = mask(scheduler, "SLICE:0.5")
+    assert (low, high) == (LOW, HIGH)
+    (share,) = first.shares
+    assert (share.slots, share.units, share.memory_bytes) == ((0, 1, 2, 3), 5_000, 40 << 30)
+    scheduler.release(first)
+    assert mask(scheduler, "SLICE:0.25")[0] == "slice-0:0-1"
+    assert mask(scheduler, "SLICE:0.25")[0] == "slice-0:2-3"
+
+
+def test_two_halves_of_one_request_are_one_mask():
+    scheduler = aa.open_scheduler(aa.detect())
+    both, allocation = mask(scheduler, "SLICE:0.25 SLICE:0.25")
+    assert [share.slots for share in allocation.shares] == [(0, 1), (2, 3)]
+    assert both == LOW
+    assert mask(scheduler, "SLICE:0.5")[0] == HIGH
+
+
+def test_a_whole_device_has_no_slots_in_its_mask():
+    scheduler = aa.open_scheduler(aa.detect())
+    shown, allocation = mask(scheduler, "SLICE:1")
+    assert (shown, allocation.shares[0].slots) == ("slice-0", ())
+    scheduler.release(allocation)
+    assert mask(scheduler, "SLICE:0.5")[0] == LOW
+
+
+def test_a_share_is_rounded_up_to_whole_slots():
+    scheduler = aa.open_scheduler(aa.detect())
+    shown, allocation = mask(scheduler, "SLICE:0.3")
+    assert (shown, allocation.shares[0].units) == ("slice-0:0-1-2", 3_750)
+    assert scheduler.why("SLICE:0.7").reasons[0].message.startswith("no SLICE has 0.7 free, the most is 0.625")
+    assert mask(scheduler, "SLICE:0.6")[1].shares[0].units == 6_250
+    assert mask(aa.open_scheduler(aa.detect()), "SLICE:0.9,mem=80GiB")[1].shares[0].whole
+
+
+def test_two_processes_have_different_halves_and_a_third_has_none(anyaccel):
+    (first, low), (second, high) = hold("SLICE:0.5"), hold("SLICE:0.5")
+    assert (low, high) == (LOW, HIGH)
+    assert anyaccel("run", "SLICE:0.125", "--no-wait", "--", *SHOW).returncode == 4
+    (device,) = json.loads(anyaccel("status", "--json").stdout)["devices"]
+    assert (device["slots"], device["free"]) == (8, 0)
+    assert sorted(each["slots"] for each in device["holders"]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert "(slots 4-7)" in anyaccel("status").stdout
+    end(first)
+    assert anyaccel("run", "SLICE:0.25", "--no-wait", "--", *SHOW).stdout.strip() == "slice-0:0-1"
+    assert anyaccel("run", "SLICE:1", "--no-wait", "--", *SHOW).returncode == 4
+    why = json.loads(anyaccel("why", "SLICE:0.625", "--json").stdout)
+    assert (why["fits_now"], why["nearest_now"]) == (False, "SLICE:0.5")
+    end(second)
+
+
+def test_many_who_come_at_once_have_different_slots():
+    start = [[sys.executable, "-m", "anyaccel", "run", "SLICE:0.125", "--", sys.executable, "-c", WAIT]] * 8
+    holders = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for command in start]
+    assert sorted(holder.stdout.readline().strip() for holder in holders) == [f"slice-0:{slot}" for slot in range(8)]
+    end(*holders)
+
+
+def test_a_lease_without_slots_may_have_any(anyaccel):
+    """As version 0.1 writes it, of which a share has no position: no slot is safe then, in any process."""
+    state = Path(Ledger.open().path)
+    if not state.exists():
+        end(hold("SLICE:0.5")[0])
+    holder = subprocess.Popen(["sleep", "60"])
+    from anyaccel.ledger.process import start_time
+
+    name = f"v1.slice-0.2500.{holder.pid}.{start_time(holder.pid)}.{names.new_nonce()}"
+    (state / name).touch()
+    refused = anyaccel("run", "SLICE:0.125", "--no-wait", "--", *SHOW)
+    holder.kill()
+    holder.wait()
+    assert refused.returncode == 4, refused.stderr
+    assert anyaccel("run", "SLICE:0.125", "--no-wait", "--", *SHOW).stdout.strip() == "slice-0:0"
+
+
+def test_a_worker_divides_its_own_slots_only(anyaccel):
+    other, low = hold("SLICE:0.5")
+    inner = (
+        f"{RUN} SLICE:0.25 -- sh -c 'echo $SLICES; {RUN} SLICE:0.125 -- printenv SLICES;"
+        f" {RUN} SLICE:0.25 --no-wait -- printenv SLICES'; {RUN} SLICE:0.5 -- printenv SLICES;"
+        f" {RUN} SLICE:0.75 --no-wait -- true; echo $?"
+    )
+    done = anyaccel("run", "SLICE:0.5", "--", "sh", "-c", inner)
+    assert low == LOW
+    assert done.stdout.split() == ["slice-0:4-5", "slice-0:4", "slice-0:4-5", HIGH, "3"], done.stderr
+    end(other)
+
+
+def test_two_in_one_worker_have_different_slots_of_it(anyaccel):
+    program = """
+import anyaccel, os, subprocess, sys
+with anyaccel.acquire("SLICE:0.25") as one, anyaccel.acquire("SLICE:0.25") as two:
+    print(one.environ["SLICES"], two.environ["SLICES"])
+    print(*(device.own_slots for device in anyaccel.detect().devices))
+    try:
+        anyaccel.acquire("SLICE:0.125", wait=0)
+    except anyaccel.NotFreeError as error:
+        print(error.code)
+"""
+    done = anyaccel("run", "SLICE:0.5", "--", sys.executable, "-c", program)
+    first, second, third = done.stdout.splitlines()
+    assert (first, second, third) == ("slice-0:0-1 slice-0:2-3", "(0, 1, 2, 3)", "not-free"), done.stderr
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_workers_of_a_pool_have_different_halves(shared):
+    program = f"""
+import anyaccel, os, time
+def work(number):
+    time.sleep(0.3)
+    return os.environ["SLICES"], anyaccel.current().shares[0].slots
+if __name__ == "__main__":
+    with anyaccel.Pool("SLICE:0.5", shared={shared}) as pool:
+        print(sorted(pool.map(work, range(2))))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == str([(LOW, (0, 1, 2, 3)), (HIGH, (4, 5, 6, 7))]), done.stderr
+
+
+@pytest.mark.parametrize("slots", [0, 3, 7, 32, 40])
+def test_slots_that_are_no_whole_part_of_a_device_are_refused(slots, install, anyaccel, monkeypatch):
+    install("uneven", SLICES.replace('"slices"', '"uneven"').replace("slots=8", f"slots={slots}"))
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "uneven")
+    (vendor,) = json.loads(anyaccel("status", "--json").stdout)["vendors"]
+    assert vendor["state"] == "failed"
+    assert f"Device.slots must be one of 1, 2, 4, 5, 8, 10, 16, 20, 25 (got {slots} for" in vendor["reason"]
+
+
+def test_a_device_with_slots_is_shared_by_them(install, anyaccel, monkeypatch):
+    install("shared", SLICES.replace('"slices"', '"shared"').replace("PARTITIONED", "SHARED"))
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "shared")
+    (vendor,) = json.loads(anyaccel("status", "--json").stdout)["vendors"]
+    assert (vendor["state"], "it must return Fractional.PARTITIONED" in vendor["reason"]) == ("failed", True)

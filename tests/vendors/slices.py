@@ -1,0 +1,60 @@
+"""A vendor whose cards have eight slots each, which its mask names: ``slice-0:0-1-2-3,slice-1``."""
+
+from collections.abc import Mapping, Sequence
+
+from anyaccel.plugin import (
+    Detected,
+    Device,
+    EnvContext,
+    EnvEdits,
+    Fractional,
+    Health,
+    PluginInfo,
+    ProbeContext,
+    hookimpl,
+)
+
+
+@hookimpl
+def anyaccel_info() -> PluginInfo:
+    return PluginInfo(vendor="slices", resource="SLICE", kind="slice", env_vars=("SLICES",))
+
+
+@hookimpl
+def anyaccel_detect(ctx: ProbeContext) -> Detected:
+    return Detected(
+        devices=tuple(
+            Device(
+                id=f"slice-{index}", index=index, model="Sliced", slots=8, memory_bytes=80 << 30, health=Health.HEALTHY
+            )
+            for index in range(int(ctx.environ.get("CARDS", "1")))
+        )
+    )
+
+
+@hookimpl
+def anyaccel_fractional(device: Device) -> Fractional:
+    return Fractional.PARTITIONED
+
+
+@hookimpl
+def anyaccel_tags(device: Device) -> Sequence[str]:
+    return (device.model,)
+
+
+@hookimpl
+def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
+    def name(device: Device) -> str:
+        share = ctx.shares.get(device.id)
+        return ":".join([device.id, *(["-".join(map(str, share.slots))] if share and share.slots else [])])
+
+    return EnvEdits(set={"SLICES": ",".join(map(name, devices))}, enforced_by="slots")
+
+
+@hookimpl
+def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
+    mask = environ.get("SLICES")
+    if mask is None:
+        return None
+    ids = {item.partition(":")[0] for item in mask.split(",")}
+    return [device.id for device in devices if device.id in ids]
