@@ -34,8 +34,8 @@ def anyaccel_detect(ctx):
     healths = (Health.HEALTHY, Health.HEALTHY, Health.HEALTHY, Health.UNHEALTHY)
     devices = tuple(
         Device(
-            id=f"acme-[/]:cd:-{{index}}", index=index, model=TEXT, memory_bytes=1 << 34, parent=TEXT, health=health,
-            health_reason=TEXT, attributes={{"fact": TEXT, TEXT: TEXT}}, nodes=(f"/dev/acme[{{index}}]",),
+            id=f"acme-[/]:cd:-{{index}}", index=index, model=TEXT, memory_bytes=1 << 34, parent="acme-[/]",
+            health=health, health_reason=TEXT, attributes={{"fact": TEXT, TEXT: TEXT}}, nodes=(f"/dev/acme[{{index}}]",),
         )
         for index, health in enumerate(healths)
     )

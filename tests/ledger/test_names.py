@@ -4,14 +4,14 @@ import os
 
 import pytest
 from anyaccel.ledger import names
-from anyaccel.model import Extent
+from anyaccel.model import DIVIDED, Extent
 from hypothesis import given
 from hypothesis import strategies as st
 
 PRINTABLE = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=128)
 
 
-@given(PRINTABLE, st.sampled_from([Extent(), Extent(1), Extent(5000, 0xF0), Extent(9999, (1 << 32) - 1)]))
+@given(PRINTABLE, st.sampled_from([Extent(), Extent(1), Extent(5000, 0xF0), Extent(9999, (1 << 32) - 1), DIVIDED]))
 def test_every_printable_id_can_be_written_and_read(device, extent):
     text = names.encode(device)
     assert names.decode(text) == device
@@ -70,7 +70,8 @@ def test_a_lease_of_version_0_1_is_understood():
         "v2.a.5000.1.1.7ffffffffffffffe.0123456789abcdef0123",
         "v2.a.5000.1.1.0000000000000001.0123456789abcdef0123",
         "v2.a.5000.1.1.ffffffffffffffff.0123456789abcdef0123",
-        "v2.a.0.1.1.0000000000000000.0123456789abcdef0123",
+        "v2.a.0-1.1.1.0000000000000000.0123456789abcdef0123",
+        "v2.a.10001.1.1.0000000000000000.0123456789abcdef0123",
         "v2.a.5000-.1.1.0000000000000000.0123456789abcdef0123",
         "v2.a.5000-0.1.1.0000000000000000.0123456789abcdef0123",
         "v2.a.5000-100000000.1.1.0000000000000000.0123456789abcdef0123",

@@ -156,6 +156,7 @@ def _holder_json(record: LeaseRecord) -> dict[str, Any]:
         "lease": record.id or None,
         "share": record.units / UNITS_PER_DEVICE,
         "slots": list(record.slots),
+        "through": record.through or None,
         "state": record.state,
         "reason": record.reason or None,
         "hint": record.hint or None,
@@ -187,6 +188,7 @@ def _held_by(device: Device, seen: Stats, leases: Leases | None) -> str:
     if records:
         return "; ".join(
             f"{record.id} {holder(record)}"
+            + (f" (with {record.through})" if record.through else "")
             + (f" (slots {format_slots(record.slots)})" if record.slots else "")
             + " (confined)" * record.confined
             + " (set aside: anyaccel doctor says why)" * (record.state == "aside")

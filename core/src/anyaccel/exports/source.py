@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.errors import EnvConflictError
-from anyaccel.model import ContainerEdits, Device, EnvEdits, Health, Inventory, Value, field
+from anyaccel.model import ContainerEdits, Device, EnvEdits, Health, Inventory, Value, field, parts_of
 from anyaccel.vendors.process import vendor_process
 
 
@@ -50,8 +50,10 @@ class Export(Value):
 
 
 def usable(inventory: Inventory) -> tuple[Device, ...]:
-    """The devices that may be given out."""
-    return tuple(device for device in inventory.devices if device.usable)
+    """The devices that may be given out, all at once: of a device and its parts the parts."""
+    found = tuple(device for device in inventory.devices if device.usable)
+    divided = parts_of(found)
+    return tuple(device for device in found if device.id not in divided)
 
 
 def left_out(inventory: Inventory) -> Iterator[str]:
@@ -65,6 +67,8 @@ def left_out(inventory: Inventory) -> Iterator[str]:
             told = "; ".join(filter(None, (device.health_reason, device.health_remedy)))
             reason = f": {told}" if told else "."
             yield f"{device.vendor}:{device.index} ({device.id}) is left out, because it is unhealthy{reason}"
+    for device_id in parts_of(device for device in inventory.devices if device.usable):
+        yield f"{device_id} is left out, because its parts are exported: whoever has these must not have it as well."
 
 
 def container_edits(devices: Sequence[Device]) -> tuple[dict[str, ContainerEdits], dict[str, ContainerEdits]]:

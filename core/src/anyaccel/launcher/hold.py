@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 
@@ -19,6 +20,7 @@ from anyaccel.ledger import mark as marks
 from anyaccel.ledger.lockfile import Life
 from anyaccel.model import (
     ANY_SLOTS,
+    DIVIDED,
     NOTHING,
     UNITS_PER_DEVICE,
     Allocation,
@@ -28,6 +30,7 @@ from anyaccel.model import (
     Inventory,
     Request,
     Value,
+    parts_of,
     replace,
     slot_mask,
 )
@@ -238,12 +241,17 @@ class Scope(Value):
         units: Units that are all of a device in this scope, by device id.
         names: The names of each device, by device id.
         ids: The device that goes by a name; the inverse.
+        parts: The devices that are parts of others, by the id of these.
+        wholes: Names of the devices that a device is a part of, listed or not, by its id. A device that says which
+            physical parts it occupies excludes by these all that do so, too.
     """
 
     prefix: str
     units: Mapping[str, int]
     names: Mapping[str, tuple[str, ...]]
     ids: Mapping[str, str]
+    parts: Mapping[str, frozenset[str]]
+    wholes: Mapping[str, tuple[str, ...]]
 
     @classmethod
     def of(cls, inventory: Inventory, environ: Mapping[str, str]) -> Scope:
@@ -261,7 +269,19 @@ class Scope(Value):
             device.id: UNITS_PER_DEVICE if device.slots > 1 and not leased else device.units
             for device in inventory.devices
         }
-        return cls(prefix=prefix, units=units, names=names, ids=ids)
+        wholes = {}
+        devices = {device.id: device for device in inventory.devices}
+        for device in inventory.devices:
+            keys = [
+                key
+                for whole in _wholes(device, devices)
+                if not device.occupies or (whole in devices and not devices[whole].occupies)
+                for key in names.get(whole, (prefix + whole,))
+            ]
+            if keys:
+                wholes[device.id] = tuple(keys)
+        parts = parts_of(inventory.devices)
+        return cls(prefix=prefix, units=units, names=names, ids=ids, parts=parts, wholes=wholes)
 
     @property
     def nested(self) -> bool:
@@ -272,26 +292,62 @@ class Scope(Value):
         """Names of devices in the ledger."""
         return frozenset(name for device_id in device_ids for name in self.names[device_id])
 
+    def with_parts(self, device_ids: Iterable[str]) -> frozenset[str]:
+        """Devices and their parts: two such sets meet where a device of one excludes one of the other."""
+        ids = frozenset(device_ids)
+        return ids.union(*(self.parts[each] for each in ids if each in self.parts)) if self.parts else ids
+
+    def excluded_by(self, device_ids: Iterable[str]) -> frozenset[str]:
+        """Devices, their parts, and those that they are parts of."""
+        ids = self.with_parts(device_ids)
+        return ids.union(whole for whole, parts in self.parts.items() if not ids.isdisjoint(parts))
+
+    def want(self, candidates: Collection[str], **more: Any) -> Want:
+        """What to ask the ledger for.
+
+        Args:
+            candidates: Ids of the devices that could serve.
+            more: The other attributes of :class:`~anyaccel.ledger.Want`.
+        """
+        wholes = frozenset(key for each in candidates for key in self.wholes.get(each, ()))
+        return Want(candidates=self.keys(self.with_parts(candidates)), wholes=wholes, **more)
+
     def to_ledger(self, grants: Iterable[Grant]) -> dict[str, Extent]:
         """What grants take, by name in the ledger: parts of what is ours, rounded up, so that shares never overlap."""
         held: dict[str, Extent] = {}
         for grant in grants:
             for share in grant.shares:
                 held[share.device.id] = held.get(share.device.id, NOTHING).joined(extent_of(share))
-        return {
+        above = {name: DIVIDED for each in held for name in self.wholes.get(each, ())}
+        return above | {
             name: Extent(-(-extent.units * UNITS_PER_DEVICE // self.units[each]), extent.slots)
             for each, extent in held.items()
             for name in self.names[each]
         }
 
     def taken(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:
-        """What others hold of our devices, by device id, given what the ledger counts: of the part most taken."""
+        """What others hold of our devices, by device id, given what the ledger counts: of the part most taken.
+
+        A device is taken as well where somebody who sees other devices than we do holds a part of it, or all of which
+        it is a part.
+        """
         found: dict[str, Extent] = {}
+        divided = set()
         for name, extent in taken.items():
-            if (device_id := self.ids.get(name)) is not None:
+            if (device_id := self.ids.get(name)) is None:
+                continue
+            if extent.units:
                 known = found.get(device_id, NOTHING)
                 units = max(known.units, self._ours(device_id, extent.units))
                 found[device_id] = Extent(units, known.slots | extent.slots)
+            elif extent.divided:
+                divided.add(device_id)
+        for device_id, wholes in self.wholes.items():
+            if any(name not in self.ids and taken.get(name, NOTHING).units for name in wholes):
+                found[device_id] = Extent()
+        for device_id in divided:
+            if self.parts.get(device_id, frozenset()).isdisjoint(found):
+                found[device_id] = Extent()
         return found
 
     def _ours(self, device_id: str, units: int) -> int:
@@ -299,13 +355,39 @@ class Scope(Value):
         return -(-units * self.units[device_id] // UNITS_PER_DEVICE)
 
     def ours(self, records: Iterable[LeaseRecord]) -> tuple[LeaseRecord, ...]:
-        """The leases of our devices, with the devices' own ids and units; several parts of a device are one record."""
+        """The leases of our devices, with the devices' own ids and units; several parts of a device are one record.
+
+        Who holds a device holds all of its parts, and all that it is a part of: these records say so (``through``).
+        """
         found: dict[tuple[str, str], LeaseRecord] = {}
+        further: list[tuple[str, LeaseRecord]] = []
         for record in records:
-            if (device_id := self.ids.get(record.device)) is not None:
+            device_id = self.ids.get(record.device)
+            if device_id is not None and record.units:
                 ours = replace(record, device=device_id, units=self._ours(device_id, record.units))
                 found.setdefault((record.id or record.device, device_id), ours)
+            elif device_id is not None:
+                further.append((device_id, record))
+            if record.units:
+                whole = replace(record, through=device_id or record.device.removeprefix(self.prefix))
+                further += [(part, whole) for part, names in self.wholes.items() if record.device in names]
+        for device_id, record in further:
+            held = (part for part in sorted(self.parts.get(device_id, ())) if (record.id, part) in found)
+            through = record.through or next(held, "")
+            units = self._ours(device_id, UNITS_PER_DEVICE)
+            other = replace(record, device=device_id, units=units, slots=(), through=through)
+            found.setdefault((record.id or record.device, device_id), other)
         return tuple(found.values())
+
+
+def _wholes(device: Device, devices: Mapping[str, Device]) -> list[str]:
+    """The devices that a device is a part of, nearest first; the last may not be listed."""
+    found: list[str] = []
+    above = device.parent
+    while above is not None and above not in found:
+        found.append(above)
+        above = devices[above].parent if above in devices else None
+    return found
 
 
 class _Wish:
@@ -338,8 +420,8 @@ class _Wish:
         self._scope = Scope.of(self.inventory, self.environ)
         self._foreign = Foreign(self.inventory, self.request, self.environ, avoid_busy=avoid_busy)
         candidates = self._choice.candidates
-        self.want = Want(
-            candidates=self._scope.keys(device.id for device in candidates),
+        self.want = self._scope.want(
+            [device.id for device in candidates],
             witnesses={} if self._scope.nested else witnesses(self.inventory, candidates),
             request=str(self.request),
             confined=confined,
@@ -423,10 +505,12 @@ def _verdict(inventory: Inventory, request: Request, ledger: Ledger, environ: Ma
     by_lease: dict[str, list[LeaseRecord]] = {}
     for record in Scope.of(inventory, environ).ours(ledger.leases()):
         by_lease.setdefault(record.id or f"unknown-{len(by_lease)}", []).append(record)
+    listed = {device.id for device in inventory.devices}
     for lease, records in by_lease.items():
         held = {
             record.device: Extent(record.units, slot_mask(record.slots) if record.slots else ANY_SLOTS)
             for record in records
+            if record.through not in listed
         }
         scheduler.occupy(held, holder=lease, note=holder(records[0]))
     verdict = scheduler.why(request)
@@ -456,11 +540,15 @@ def written(seconds: float) -> str:
 
 
 def witnesses(inventory: Inventory, devices: Sequence[Device]) -> dict[str, tuple[str, ...]]:
-    """Inodes of this host, by name in the ledger: a device's parts, or its PCI function, if no other device has it."""
+    """Inodes of this host, by name in the ledger: a device's parts, or its PCI function, if no other device has it.
+
+    Who holds a part of a device locks the function of that one, as far as it is listed, like who holds a share of it.
+    """
     parts: dict[str, tuple[str, ...]] = {part: (part,) for device in devices for part in device.occupies}
-    shared = [device.pci_bus_id for device in inventory.devices]
+    functions = Counter(device.pci_bus_id for device in inventory.devices if device.parent is None)
+    concerned = {device.id for device in devices} | {device.parent for device in devices}
     return parts | {
         device.id: (f"{SYSFS_PCI}/{device.pci_bus_id}",)
-        for device in devices
-        if device.pci_bus_id and device.parent is None and shared.count(device.pci_bus_id) == 1
+        for device in inventory.devices
+        if device.id in concerned and device.pci_bus_id and device.parent is None and functions[device.pci_bus_id] == 1
     }

@@ -271,7 +271,7 @@ class Acquisition:
 
     def _follow(self, lease: LeaseName, pid: int) -> None:
         """Look again when a process has left the kernel that keeps a lease of a device that would do."""
-        if lease.device in self._want.candidates:
+        if lease.device in self._want.candidates or lease.device in self._want.wholes:
             self.waiter.follow(pid)
 
     def _ask(self, taken: dict[str, Extent]) -> dict[str, Extent] | None:
@@ -284,6 +284,8 @@ class Acquisition:
             return None
         choice = dict(chosen)
         for device, extent in choice.items():
+            if extent.divided and device in self._want.wholes:
+                continue
             if device not in self._want.candidates:
                 raise ValueError(f"what is chosen must be a candidate (got {device!r})")
             if type(extent.units) is not int or not 0 < extent.units <= UNITS_PER_DEVICE:
@@ -373,7 +375,8 @@ class Acquisition:
             LeaseRecord(id="", device=device, units=UNITS_PER_DEVICE, state="outside", reason=reason)
             for device, reason in self._contradicted.items()
         )
-        return (*(each for each in found if each.device in self._want.candidates), *outside)
+        concerned = self._want.candidates | self._want.wholes
+        return (*(each for each in found if each.units and each.device in concerned), *outside)
 
     def _sorry(self, directory: int) -> DevicesBusyError:
         holders = self._holders(directory)

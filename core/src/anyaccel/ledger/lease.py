@@ -30,6 +30,8 @@ class Want(Value):
     Attributes:
         candidates: Ids of all devices that could serve the request: whoever waits for one of them is a rival. Nothing
             else is given.
+        wholes: Ids of devices that candidates are parts of. Whoever chooses a part chooses ``DIVIDED`` of each device
+            that it is a part of, so that nobody gets that one.
         witnesses: Paths of inodes that stand for a device on this host, by device id, such as its directory in sysfs;
             they are locked, too, where they exist. A path of a device node is opened, which may start the device.
         request: What was asked for, for people to read.
@@ -39,6 +41,7 @@ class Want(Value):
     """
 
     candidates: frozenset[str]
+    wholes: frozenset[str] = frozenset()
     witnesses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     request: str = ""
     confined: bool = False

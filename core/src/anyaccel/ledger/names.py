@@ -2,12 +2,13 @@
 
 A lease is ``v2.<device>.<extent>.<pid>.<starttime>.<mark>.<nonce>``: whoever counts what is taken needs nothing but
 names. The extent is a number of units, in 1/10000 of the device; where the device has slots, a hyphen and these slots
-follow, as a bit mask in hexadecimal digits. The mark is the one that all carry which was started with the lease, as 16
-hexadecimal digits of :func:`anyaccel.ledger.mark.limit`, zeros for none; a process id of 0 says that no process matters
-but those that carry the mark. ``v1`` is the same without slots and mark, as version 0.1 writes it. A ticket of a waiter
-is ``t1.<rank>.<number>.<pid>.<starttime>.<nonce>.<wanted>``, in which the numbers have leading zeros, so that the order
-of the names is the order of service. What is being made is hidden: ``.<pid>.<starttime>.<nonce>``. A nonce starts with
-the tag of the boot, so that files that outlived a boot say so.
+follow, as a bit mask in hexadecimal digits. No units are held of a device by who holds a part of it that is a device of
+its own, and then the device itself is nobody's. The mark is the one that all carry which was started with the lease, as
+16 hexadecimal digits of :func:`anyaccel.ledger.mark.limit`, zeros for none; a process id of 0 says that no process
+matters but those that carry the mark. ``v1`` is the same without slots and mark, as version 0.1 writes it. A ticket of
+a waiter is ``t1.<rank>.<number>.<pid>.<starttime>.<nonce>.<wanted>``, in which the numbers have leading zeros, so that
+the order of the names is the order of service. What is being made is hidden: ``.<pid>.<starttime>.<nonce>``. A nonce
+starts with the tag of the boot, so that files that outlived a boot say so.
 
 Names come from other processes, possibly of another version or with bad intent; nothing here raises on them.
 """
@@ -25,7 +26,7 @@ from typing import NamedTuple
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.process import me
 from anyaccel.model.device import UNITS_PER_DEVICE
-from anyaccel.model.extent import ANY_SLOTS, Extent
+from anyaccel.model.extent import ANY_SLOTS, DIVIDED, Extent
 
 MAX_PRIORITY = 1_000_000
 _RANK_OF_PRIORITY_0 = 5_000_000
@@ -155,7 +156,7 @@ def lease_name(
 ) -> str:
     """Name a lease of this process, or of the one whose process id and start time are given."""
     pid, start = owner or me()
-    slots = "" if extent.slots == ANY_SLOTS else f"-{extent.slots:x}"
+    slots = "" if extent.divided or extent.slots == ANY_SLOTS else f"-{extent.slots:x}"
     return f"v2.{encode(device)}.{extent.units}{slots}.{pid}.{start}.{marks.limit(mark) if mark else 0:016x}.{nonce}"
 
 
@@ -190,13 +191,13 @@ def parse_lease(name: str) -> LeaseName | None:
         return None
     value = int(match["mark"] or "0", 16) if match.re is version else -1
     mark = marks.parse(value) or None if value else ()
-    slots = int(match["slots"], 16) if mark is not None and match["slots"] else ANY_SLOTS
-    if mark is None or not slots or not 0 < int(match["units"]) <= UNITS_PER_DEVICE:
+    extent = None if mark is None else _read_extent(match["units"], match["slots"] or "", version="v" + name[1])
+    if mark is None or extent is None:
         return LeaseName(name=name, device=device)
     return LeaseName(
         name=name,
         device=device,
-        extent=Extent(int(match["units"]), slots),
+        extent=extent,
         pid=int(match["pid"]),
         start=int(match["start"]),
         boot=match["boot"],
@@ -204,6 +205,14 @@ def parse_lease(name: str) -> LeaseName | None:
         mark=mark,
         understood=True,
     )
+
+
+def _read_extent(units: str, slots: str, *, version: str) -> Extent | None:
+    """How much of a device a lease's name says is held; None where that cannot be."""
+    number, mask = int(units), int(slots, 16) if slots else ANY_SLOTS
+    if not number and not slots and version != "v1":
+        return DIVIDED
+    return Extent(number, mask) if mask and 0 < number <= UNITS_PER_DEVICE else None
 
 
 @lru_cache(maxsize=8192)

@@ -33,7 +33,7 @@ class LeaseRecord(Value):
     Attributes:
         id: Identity of the lease, the same for all of its devices; empty where it is not understood.
         device: Id of the device.
-        units: Units of it that are held, in 1/10000.
+        units: Units of it that are held, in 1/10000; 0 where a part of it is held that is a device of its own.
         slots: Which of its slots are held; empty for all of them, and where nobody says which.
         state: ``held``; ``aside`` when its holder keeps it although nobody uses it any more; ``leaving`` when its
             holder was killed and has not left the kernel yet; ``kept`` when its holder has ended and processes that
@@ -51,6 +51,7 @@ class LeaseRecord(Value):
         note: What it is for.
         command: Name of the program.
         confined: Whether the holder is confined to its devices.
+        through: Id of the device that is really held, where that is a part of this one, or this one a part of it.
     """
 
     id: str
@@ -70,6 +71,7 @@ class LeaseRecord(Value):
     command: str = ""
     confined: bool = False
     slots: tuple[int, ...] = ()
+    through: str = ""
 
     def __str__(self) -> str:
         where = f", slots {format_slots(self.slots)}" if self.slots else ""
@@ -78,6 +80,7 @@ class LeaseRecord(Value):
             return self.reason
         words = f", {self.note or self.request!r}" if self.note or self.request else ""
         why = f"; {self.reason}" if self.reason else ""
+        share = f" (with {self.through})" if self.through else share
         return f"{self.device}{share} is held by {self.user} (process {self.pid or 'unknown'}{words}){why}"
 
 

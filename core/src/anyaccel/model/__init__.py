@@ -11,8 +11,8 @@ from anyaccel.model.device import (
     PluginInfo,
     Product,
 )
-from anyaccel.model.extent import ANY_SLOTS, NOTHING, Extent, format_slots, slot_mask, slot_numbers
-from anyaccel.model.inventory import Inventory, VendorReport, VendorState
+from anyaccel.model.extent import ANY_SLOTS, DIVIDED, NOTHING, Extent, format_slots, slot_mask, slot_numbers
+from anyaccel.model.inventory import Inventory, VendorReport, VendorState, parts_of
 from anyaccel.model.observation import (
     ContainerEdits,
     DeviceProcess,
@@ -27,6 +27,7 @@ from anyaccel.model.request import Request, Term, format_units
 __all__ = [
     "AGREEMENT",
     "ANY_SLOTS",
+    "DIVIDED",
     "NOTHING",
     "UNITS_PER_DEVICE",
     "Allocation",
@@ -58,6 +59,7 @@ __all__ = [
     "field",
     "format_slots",
     "format_units",
+    "parts_of",
     "replace",
     "slot_mask",
     "slot_numbers",

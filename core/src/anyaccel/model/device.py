@@ -74,7 +74,8 @@ class Device(Value):
         memory_bytes: Memory of the device, or None when unknown.
         pci_bus_id: PCI address ``dddd:bb:dd.f`` in lower case, or None.
         numa_node: NUMA node of the host that is nearest, or None when unknown.
-        parent: Id of the physical device that this one is a part of, or None. The parent need not be listed.
+        parent: Id of the physical device that this one is a part of, or None. The parent need not be listed. It and its
+            parts are never both given out.
         slots: Number of equal parts that shares of it consist of, where the hardware can say which parts a holder gets:
             a share is a set of these slots, numbered from 0. Only for a device that is ``PARTITIONED``; a divisor of
             10000 up to 32, so that each slot is a whole number of 1/10000. 1 where shares have no position.

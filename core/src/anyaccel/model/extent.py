@@ -17,25 +17,32 @@ class Extent(NamedTuple):
     Attributes:
         units: Part of the device, in 1/10000.
         slots: The slots, as a bit mask; :data:`ANY_SLOTS` where no position is known.
+        divided: Whether a part of it is held that is a device of its own: then nothing of the device itself is free.
     """
 
     units: int = UNITS_PER_DEVICE
     slots: int = ANY_SLOTS
+    divided: bool = False
 
     def joined(self, other: Extent) -> Extent:
         """What two holders hold together, at most all of the device."""
-        return Extent(min(UNITS_PER_DEVICE, self.units + other.units), self.slots | other.slots)
+        units = min(UNITS_PER_DEVICE, self.units + other.units)
+        return Extent(units, self.slots | other.slots, self.divided or other.divided)
 
     def leaves(self, wanted: Extent) -> bool:
         """Whether what is wanted is free while this is held. Shares without a position and with one do not mix."""
+        if wanted.divided:
+            return not self.units
         overlap = self.slots & wanted.slots
-        return self.units + wanted.units <= UNITS_PER_DEVICE and (
-            not overlap or self.slots == wanted.slots == ANY_SLOTS
-        )
+        apart = not overlap or self.slots == wanted.slots == ANY_SLOTS
+        return not self.divided and apart and self.units + wanted.units <= UNITS_PER_DEVICE
 
 
 NOTHING = Extent(0, 0)
 """What is held of a device that is free."""
+
+DIVIDED = Extent(0, 0, divided=True)
+"""What is held of a device by whoever holds a part of it that is a device of its own."""
 
 
 def slot_mask(slots: Iterable[int]) -> int:

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 from anyaccel.model._value import Value
 from anyaccel.model.allocation import EnvEdits
 from anyaccel.model.device import Device
 from anyaccel.model.problem import Problem
+
+
+def parts_of(devices: Iterable[Device]) -> dict[str, frozenset[str]]:
+    """Which devices are parts of which, by id: of each device that has some, all of them, and their parts."""
+    parents = {device.id: device.parent for device in devices}
+    found: dict[str, set[str]] = {}
+    for device_id, parent in parents.items():
+        above, seen = parent, {device_id}
+        while above is not None and above not in seen:
+            if above in parents:
+                found.setdefault(above, set()).add(device_id)
+            seen.add(above)
+            above = parents.get(above)
+    return {device_id: frozenset(parts) for device_id, parts in found.items()}
 
 
 class VendorState(Enum):

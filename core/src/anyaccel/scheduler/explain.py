@@ -165,8 +165,17 @@ def _form(scene: Scene, wanted: Wanted, whole: int) -> Iterator[Reason]:
     """Why enough devices are not the right ones: of several types, not linked, or refused by the vendor."""
     layout, term = scene.layout, wanted.term
     groups = [group & whole for groups in wanted.choices for group in groups]
-    large = [group for group in groups if group.bit_count() >= term.count]
-    if not large:
+    alike = [group for group in groups if group.bit_count() >= term.count]
+    large = [group for each in alike for group in layout.apart(each) if group.bit_count() >= term.count]
+    if alike and not large:
+        have = _inventory(layout, wanted.mask & whole)
+        yield Reason(
+            code=ReasonCode.PARTS,
+            message=f"no {term.count} of {have} are apart: a device is given out, or its parts are",
+            term=term,
+            devices=_ids(layout, wanted.mask & whole),
+        )
+    elif not large:
         have = _inventory(layout, wanted.mask & whole)
         yield Reason(
             code=ReasonCode.MIXED_TYPES,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from anyaccel.model import UNITS_PER_DEVICE, Device, Extent, Inventory, Share, Term, Value, slot_mask
+from anyaccel.model import UNITS_PER_DEVICE, Device, Extent, Inventory, Share, Term, Value, parts_of, slot_mask
 from anyaccel.scheduler.names import Names
 from anyaccel.scheduler.topology import Topology, bits, first
 
@@ -43,10 +43,36 @@ class Layout:
             for position, device in enumerate(self.devices)
             if device.slots > 1
         }
+        self.parts = {
+            self.positions[whole]: slot_mask(self.positions[part] for part in parts)
+            for whole, parts in parts_of(self.devices).items()
+        }
+        self.kin: dict[int, list[int]] = {}
+        for whole, parts in self.parts.items():
+            for part in bits(parts):
+                self.kin.setdefault(whole, []).append(part)
+                self.kin.setdefault(part, []).append(whole)
 
     def mask(self, holds: Callable[[Device], bool]) -> int:
         """The positions of the devices for which something holds, as a bit mask."""
         return sum(1 << position for position, device in enumerate(self.devices) if holds(device))
+
+    def with_parts(self, mask: int) -> int:
+        """Devices and all that are parts of them: two such masks overlap when one of the devices excludes another."""
+        for whole, parts in self.parts.items():
+            if mask >> whole & 1:
+                mask |= parts
+        return mask
+
+    def apart(self, mask: int) -> tuple[int, ...]:
+        """Devices of which none is a part of another one: those that are no parts, and those that have none."""
+        wholes = slot_mask(whole for whole, parts in self.parts.items() if mask >> whole & 1 and mask & parts)
+        if not wholes:
+            return (mask,)
+        parts = 0
+        for whole in bits(wholes):
+            parts |= self.parts[whole]
+        return mask & ~parts, mask & ~wholes
 
     def named(self, term: Term) -> int:
         """The devices that a term's names mean, whatever state they are in."""
@@ -79,7 +105,9 @@ class Occupancy:
         slots: Free slots, as a bit mask, by position of those devices that have slots.
     """
 
-    __slots__ = ("_layout", "levels", "slots", "units")
+    # Of devices that are parts of others, or have parts: what is free were it not for these, and how often these are
+    # held. As long as one is, nothing of the device is free.
+    __slots__ = ("_barred", "_layout", "_own", "levels", "slots", "units")
 
     def __init__(self, layout: Layout) -> None:
         """A machine on which nothing is taken. Devices that cannot be used have nothing free."""
@@ -89,12 +117,15 @@ class Occupancy:
         for position, level in enumerate(self.units):
             self.levels[level] = self.levels.get(level, 0) | 1 << position
         self.slots = layout.slots.copy()
+        self._own = {position: self.units[position] for position in layout.kin}
+        self._barred = dict.fromkeys(layout.kin, 0)
 
     def copy(self) -> Occupancy:
         """An occupancy that changes on its own."""
         twin = object.__new__(Occupancy)
         twin._layout, twin.units = self._layout, self.units.copy()
         twin.levels, twin.slots = self.levels.copy(), self.slots.copy()
+        twin._own, twin._barred = self._own.copy(), self._barred.copy()
         return twin
 
     @property
@@ -126,7 +157,7 @@ class Occupancy:
         free = self.slots.get(position)
         if free is None:  # a position that this device has not: somebody else sees it differently
             units = extent.units if extent.slots < 0 else UNITS_PER_DEVICE
-            return Spot(position, min(units, self.units[position]))
+            return Spot(position, min(units, self._own.get(position, self.units[position])))
         device = self._layout.devices[position]
         slots = free & extent.slots if device.usable else 0
         return Spot(position, slots.bit_count() * UNITS_PER_DEVICE // device.slots, slots)
@@ -134,17 +165,31 @@ class Occupancy:
     def take(self, spots: Iterable[Spot]) -> None:
         """Take parts of devices."""
         for spot in spots:
-            self._change(spot, -spot.units)
+            self._change(spot, -1)
 
     def give(self, spots: Iterable[Spot]) -> None:
         """Give parts of devices back."""
         for spot in spots:
-            self._change(spot, spot.units)
+            self._change(spot, 1)
 
-    def _change(self, spot: Spot, units: int) -> None:
+    def _change(self, spot: Spot, sign: int) -> None:
         position = spot.position
+        if spot.slots:
+            self.slots[position] ^= spot.slots
+        kin = self._layout.kin.get(position)
+        if kin is None:
+            self._set(position, self.units[position] + sign * spot.units)
+            return
+        self._own[position] += sign * spot.units
+        for other in kin:
+            self._barred[other] -= sign
+        for each in (position, *kin):
+            self._set(each, 0 if self._barred[each] else self._own[each])
+
+    def _set(self, position: int, new: int) -> None:
         old, bit = self.units[position], 1 << position
-        new = old + units
+        if new == old:
+            return
         left = self.levels[old] ^ bit
         if left:
             self.levels[old] = left
@@ -152,8 +197,6 @@ class Occupancy:
             del self.levels[old]
         self.levels[new] = self.levels.get(new, 0) | bit
         self.units[position] = new
-        if spot.slots:
-            self.slots[position] ^= spot.slots
 
 
 def choose_slots(free: int, count: int, total: int) -> int:
@@ -337,7 +380,7 @@ def _candidates(
 def _sets(layout: Layout, free: Occupancy, wanted: Wanted, groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
     term, topology = wanted.term, layout.topology
     if term.count > 1:
-        masks = [group & free.whole for group in groups]
+        masks = [mask for group in groups for mask in layout.apart(group & free.whole)]
         if len(masks) > 1:
             masks.sort(key=lambda mask: _best_value(topology, term, mask), reverse=True)
         for mask in masks:

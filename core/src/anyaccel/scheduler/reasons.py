@@ -22,6 +22,8 @@ class ReasonCode(Enum):
     """Devices have less memory than is asked for, or nobody knows how much."""
     PART = "part"
     """Only a part of a device is ours to hand out, since we are in a worker that holds a share."""
+    PARTS = "parts"
+    """There are enough devices only when some are counted as well as their parts."""
     NOT_FRACTIONAL = "not-fractional"
     """Devices are given out whole only."""
     MIXED_TYPES = "mixed-types"

@@ -152,7 +152,7 @@ class Scheduler:
                 self._free.give((self._free.spot_of(share),))
                 self._holders[position].pop(allocation.id, None)
                 changed |= 1 << position
-            placed = self._serve(changed)
+            placed = self._serve(self._layout.with_parts(changed))
         notify(placed)
 
     def cancel(self, ticket: Ticket) -> bool:
@@ -258,7 +258,7 @@ class Scheduler:
             wanted = tuple(want(self._layout, term) for term in request.terms)
             mask = 0
             for each in wanted:
-                mask |= each.mask
+                mask |= self._layout.with_parts(each.mask)
             empty = Occupancy(self._layout)
             ever = place(self._layout, empty, wanted, self._validate) is not None
             found = Plan(request=request, wanted=wanted, mask=mask, ever_fits=ever)
@@ -322,10 +322,15 @@ class Scheduler:
         return judge(scene, plan.request)
 
     def _describe_holders(self, position: int) -> dict[str, str]:
-        return {
-            key: _named(key, self._notes.get(key) or str(allocation.request))
-            for key, allocation in self._holders[position].items()
-        }
+        """Who holds a device, a part of it, or one that it is a part of."""
+        parts = self._layout.parts.get(position, 0)
+        found: dict[str, str] = {}
+        for other in (position, *self._layout.kin.get(position, ())):
+            device = self._layout.devices[other].id
+            by = "" if other == position else f", its part {device}" if parts >> other & 1 else f", all of {device}"
+            for key, allocation in self._holders[other].items():
+                found.setdefault(key, _named(key, (self._notes.get(key) or str(allocation.request)) + by))
+        return found
 
 
 def _named(key: str, note: str) -> str:

@@ -19,7 +19,7 @@ class Plan(Value):
     Attributes:
         request: The request.
         wanted: Its terms.
-        mask: All devices that could serve it, as a bit mask: whoever wants one of them is a rival.
+        mask: All devices that could serve it, and their parts, as a bit mask: requests whose masks overlap are rivals.
         ever_fits: Whether it would be served if nothing were held.
     """
 

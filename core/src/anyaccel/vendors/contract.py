@@ -15,6 +15,7 @@ from anyaccel.model import (
     PluginInfo,
     Product,
     Stats,
+    parts_of,
 )
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
 from anyaccel.model.wire import faults
@@ -76,6 +77,7 @@ def detected_faults(value: Any) -> Iterator[str]:
     yield from _mismatches(
         PCI_ADDRESS, "Device.pci_bus_id", (d.pci_bus_id for d in devices if d.pci_bus_id is not None)
     )
+    yield from _division_faults(devices)
     parts = [part for device in devices for part in device.occupies]
     yield from _mismatches(PART, "Device.occupies", parts)
     yield from _repeated("a part in Device.occupies", parts)
@@ -84,14 +86,23 @@ def detected_faults(value: Any) -> Iterator[str]:
     for device in devices:
         if device.index < 0:
             yield f"Device.index must not be negative (got {device.index} for {device.id!r})"
-        if device.slots not in SLOTS:
-            allowed = ", ".join(map(str, SLOTS))
-            yield f"Device.slots must be one of {allowed} (got {device.slots} for {device.id!r})"
         if device.memory_bytes is not None and device.memory_bytes <= 0:
             yield f"Device.memory_bytes must be positive or None (got {device.memory_bytes} for {device.id!r})"
         for node in device.nodes:
             if not _is_path(node):
                 yield f"Device.nodes must be absolute paths of printable text (got {node!r} for {device.id!r})"
+
+
+def _division_faults(devices: Sequence[Device]) -> Iterator[str]:
+    """Faults of what devices say about their parts, and whose parts they are."""
+    yield from _mismatches(DEVICE_ID, "Device.parent", (d.parent for d in devices if d.parent is not None))
+    parts = parts_of(devices)
+    for device in devices:
+        if device.parent == device.id or device.parent in parts.get(device.id, ()):
+            yield f"Device.parent must not be the device or a part of it (got {device.parent!r} for {device.id!r})"
+        if device.slots not in SLOTS:
+            allowed = ", ".join(map(str, SLOTS))
+            yield f"Device.slots must be one of {allowed} (got {device.slots} for {device.id!r})"
 
 
 def fractional_faults(value: Any, device: Device) -> Iterator[str]:

@@ -20,7 +20,7 @@ from typing import Protocol
 from anyaccel.errors import AnyaccelError, NeverFitsError
 from anyaccel.launcher.launch import open_scheduler
 from anyaccel.ledger.mark import Mark
-from anyaccel.model import Allocation, Inventory, Request
+from anyaccel.model import Allocation, Inventory, Request, parts_of
 from anyaccel.scheduler import Scheduler, Ticket, Verdict
 
 OnHeld = Callable[["Held"], None]
@@ -207,7 +207,9 @@ class LocalLeases:
         self._neighbors: weakref.WeakSet[Neighbor] = weakref.WeakSet()
         self._order = threading.RLock()
         self._lining_up = False
-        self._masks = {device.id: 1 << place for place, device in enumerate(scheduler.inventory.devices)}
+        bits = {device.id: 1 << place for place, device in enumerate(scheduler.inventory.devices)}
+        parts = parts_of(scheduler.inventory.devices)
+        self._masks = {key: reduce(or_, (bits[part] for part in parts.get(key, ())), bit) for key, bit in bits.items()}
 
     @property
     def inventory(self) -> Inventory:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LeaseCancelledError, LedgerError
 from anyaccel.launcher.hold import why, witnesses
-from anyaccel.ledger import Lease, Want
+from anyaccel.ledger import Lease
 from anyaccel.ledger import mark as marks
 from anyaccel.model import Allocation, Extent, Grant, Request
 from anyaccel.scheduler import Verdict
@@ -87,9 +87,10 @@ class SharedClaim:
         self._started = False
         self._guard = threading.Lock()
         candidates = self._choice.candidates
-        self.ids = frozenset(device.id for device in candidates)
-        self._want = Want(
-            candidates=leases.scope.keys(self.ids),
+        wanted = frozenset(device.id for device in candidates)
+        self.ids = leases.scope.with_parts(wanted)
+        self._want = leases.scope.want(
+            wanted,
             witnesses={} if leases.scope.nested else witnesses(leases.inventory, candidates),
             request=str(request),
             confined=confined,

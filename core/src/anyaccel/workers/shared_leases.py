@@ -102,7 +102,7 @@ class SharedLeases:
         else:
             self.go_on()
             for neighbor in self._present():
-                neighbor.make_way(claim.ids)
+                neighbor.make_way(self.scope.excluded_by(claim.ids))
         return claim
 
     def took(self, devices: Mapping[str, Extent]) -> None:
@@ -116,7 +116,7 @@ class SharedLeases:
         with self._lock:
             for key, extent in devices.items():
                 self._own[key].remove(extent)
-            freed = {self._ids[key] for key in devices if key in self._ids}
+            freed = self.scope.with_parts(self._ids[key] for key in devices if key in self._ids)
             starting = [claim for claim in self._waiting.values() if claim.waits and claim.ids & freed]
         for claim in starting:
             claim.start()
@@ -174,10 +174,8 @@ class SharedLeases:
     def wanted(self, devices: frozenset[str]) -> frozenset[str]:
         """Those of some devices, by id, for which somebody waits."""
         with self._lock:
-            found = devices & self._wanted_elsewhere()
-            for claim in self._waiting.values():
-                found |= claim.ids & devices
-            return found
+            wanted = self._wanted_elsewhere().union(*(claim.ids for claim in self._waiting.values()))
+        return frozenset(each for each in devices if not wanted.isdisjoint(self.scope.with_parts((each,))))
 
     def _wanted_elsewhere(self) -> frozenset[str]:
         """Devices for which other processes wait, as of a moment ago; called with the lock held."""

@@ -27,17 +27,24 @@ _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def by_resource(devices: Iterable[Device]) -> dict[str, list[Device]]:
-    """The devices by resource. Slot i of a resource is the i-th of its devices, on the node as in the worker."""
+    """The devices by resource. Slot i of a resource is the i-th of its devices, on the node as in the worker.
+
+    Ray gives out whatever it counts. Of a device and its parts only the parts are counted.
+    """
+    known = tuple(devices)
+    divided = {device.parent for device in known}
     found: dict[str, list[Device]] = {}
-    for device in devices:
-        found.setdefault(device.resource, []).append(device)
+    for device in known:
+        if device.id not in divided:
+            found.setdefault(device.resource, []).append(device)
     return found
 
 
 def node_resources(devices: Sequence[Device]) -> dict[str, int]:
     """Quantities of a node: the devices of each resource, and 1 of ``accelerator_type:TYPE`` for each type."""
-    quantities = {resource: len(own) for resource, own in by_resource(devices).items()}
-    return quantities | {f"{TYPE_PREFIX}{device.type}": 1 for device in devices}
+    counted = by_resource(devices)
+    quantities = {resource: len(own) for resource, own in counted.items()}
+    return quantities | {f"{TYPE_PREFIX}{device.type}": 1 for own in counted.values() for device in own}
 
 
 def node_labels(devices: Sequence[Device]) -> dict[str, str]:
