@@ -1,0 +1,178 @@
+"""Products in a TOML file."""
+
+from __future__ import annotations
+
+import pytest
+from anyaccel.kit import Catalog, pci_name, tag
+from anyaccel.kit.catalog import look_up
+
+TEXT = """
+pci_names = '''
+2000 c8 Acme Old XT
+2000 -  Acme Old
+'''
+[defaults]
+counts = [1, 4]
+id_template = "acme-{pci}"
+node_templates = ["/dev/acme{index}"]
+link = 2
+
+[[products]]
+key = "ONE"
+tags = ["Acme-One", "ONE"]
+aliases = ["A1"]
+model = "Acme One"
+names = 'Acme One.*'
+memory = "16GiB"
+pci = [0x1000]
+virtual = [0x1900]
+lanes = 8
+attributes = { family = "ONE" }
+constants = ["ACME_ONE"]
+instance_types = { "a1.large" = 1 }
+
+[[products]]
+like = "ONE"
+model = "Acme One Server"
+pci = [0x1001]
+listed = false
+
+[[products]]
+tags = ["Acme-Two"]
+model = "Acme Two"
+memory = 34359738368
+counts = [2]
+pci = [0x1002]
+revisions = [0xc0]
+constants = { ACME_TWO = "Acme-Two", ACME_2 = "Acme-Two" }
+
+[[products]]
+tags = ["Acme-Two-S"]
+model = "Acme Two S"
+pci = [0x1002]
+subsystems = [0x4e]
+
+[[products]]
+tags = ["Acme-Two-Any"]
+model = "Acme Two of some kind"
+pci = [0x1002]
+
+[ignored]
+0x0001 = "an audio function"
+"""
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    (tmp_path / "products.toml").write_text(TEXT)
+    return Catalog(str(tmp_path / "__init__.py"))
+
+
+def test_a_product_has_what_the_file_says_and_the_defaults(catalog):
+    one = catalog.products()[0]
+
+    assert (one.name, one.aliases, one.memory_bytes) == ("Acme-One", ("ONE", "A1"), 16 << 30)
+    assert (one.counts, one.id_template, one.link) == ((1, 4), "acme-{pci}", 2)
+    assert (one.constants, one.instance_types) == ({"ACME_ONE": "Acme-One"}, {"a1.large": 1})
+    assert one.attributes == {"family": "ONE"}
+
+
+def test_what_is_not_listed_is_no_product_and_is_found_all_the_same(catalog):
+    assert [product.model for product in catalog.products()].count("Acme One Server") == 0
+    server = catalog.by_pci(0x1001)
+    assert (server.key, server.model, server.tags, server.facts["lanes"]) == (
+        "ONE",
+        "Acme One Server",
+        ("Acme-One", "ONE"),
+        8,
+    )
+    assert catalog.get("ONE").model == "Acme One"
+
+
+def test_constants_may_be_named_one_by_one(catalog):
+    assert catalog.products()[1].constants == {"ACME_TWO": "Acme-Two", "ACME_2": "Acme-Two"}
+
+
+@pytest.mark.parametrize(
+    ("device", "more", "model"),
+    [
+        (0x1000, {}, "Acme One"),
+        (0x1900, {}, "Acme One"),
+        (0x1002, {"revision": 0xC0}, "Acme Two"),
+        (0x1002, {"subsystem": 0x4E}, "Acme Two S"),
+        (0x1002, {"revision": 0xC1}, "Acme Two of some kind"),
+        (0x1002, {}, "Acme Two of some kind"),
+        (0x7777, {}, None),
+    ],
+)
+def test_a_pci_id_names_a_product(catalog, device, more, model):
+    found = catalog.by_pci(device, **more)
+
+    assert (found and found.model) == model
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("Acme One", "ONE"), ("Acme One rev B", "ONE"), ("Acme Two S", "Acme-Two-S"), ("Acme", None)]
+)
+def test_a_name_names_a_product(catalog, name, key):
+    found = catalog.by_name(name)
+
+    assert (found and found.key) == key
+
+
+@pytest.mark.parametrize(
+    ("memory", "key"), [(16 << 30, "ONE"), ((16 << 30) - (512 << 20), "ONE"), (24 << 30, None), (None, None)]
+)
+def test_memory_names_a_product_where_one_fits(catalog, memory, key):
+    found = catalog.by_memory(memory)
+
+    assert (found and found.key) == key
+
+
+def test_ids_that_are_no_products_have_names(catalog):
+    assert catalog.ignored == {1: "an audio function"}
+    assert catalog.pci_name(0x2000, 0xC8) == "Acme Old XT"
+    assert catalog.pci_name(0x2000, 0xC9) == catalog.pci_name(0x2000) == "Acme Old"
+    assert catalog.pci_name(0x2001) == ""
+
+
+def test_a_size_that_is_none_is_refused(tmp_path):
+    (tmp_path / "products.toml").write_text('[[products]]\ntags=["X"]\nmodel="X"\nmemory="16 gigs"\n')
+
+    with pytest.raises(ValueError, match=r"memory must be bytes, or text .* \(got '16 gigs'\)"):
+        Catalog(str(tmp_path / "x.py")).products()
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"), [("Acme One (TM)", "Acme-One-TM"), ("1g.5gb", "1g.5gb"), ("-a_b-", "a_b"), ("()", "")]
+)
+def test_a_name_becomes_a_tag(text, cleaned):
+    assert tag(text) == cleaned
+
+
+PCI_IDS = """# a comment
+0fff  Before
+	1000  not this
+1000  Acme Inc
+	1000  One
+		1000 0001  One by Other
+# a comment
+	1001  Two [Server]
+1001  After
+	1002  not this
+"""
+
+
+@pytest.mark.parametrize(("device", "name"), [(0x1000, "One"), (0x1001, "Two [Server]"), (0x1002, ""), (0x0001, "")])
+def test_the_list_of_the_machine_names_what_no_catalog_does(tmp_path, device, name):
+    path = tmp_path / "pci.ids"
+    path.write_text(PCI_IDS)
+
+    assert look_up(0x1000, device, (str(tmp_path / "none"), str(path))) == name
+
+
+def test_without_a_list_there_is_no_name(tmp_path, machine):
+    assert look_up(0x1000, 0x1000, (str(tmp_path / "none"),)) == ""
+    assert pci_name(machine(), 0x1000, 0x1000) == ""
+    answer = {"value": "Acme One"}
+    assert pci_name(machine(queries={"pci.ids/1000:1000": answer}), 0x1000, 0x1000) == "Acme One"

@@ -1,0 +1,363 @@
+"""A vendor that is nothing but attributes, and what its cards, holders and findings come to."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+from anyaccel.kit import (
+    Card,
+    Catalog,
+    FaultError,
+    Holders,
+    Mask,
+    Tool,
+    Vendor,
+    board_links,
+    in_container,
+    kernel_log,
+    node_fault,
+    number,
+    text,
+)
+from anyaccel.kit.processes import scan
+from anyaccel.plugin import Device, DeviceProcess, EnvContext, Fractional, Health, Severity, Term
+
+PRODUCTS = """
+[[products]]
+key = "ONE"
+tags = ["Acme-One"]
+model = "Acme One"
+memory = "16GiB"
+pci = [0x1000]
+attributes = { family = "ONE" }
+[ignored]
+0x0001 = "Acme Sound"
+"""
+
+
+@pytest.fixture
+def vendor(tmp_path):
+    (tmp_path / "products.toml").write_text(PRODUCTS)
+
+    class Acme(Vendor):
+        key, resource, kind, brand, driver = "acme", "APU", "apu", "Acme", "acme"
+        pci_vendors, pci_classes = (0xACE1,), (0x1200,)
+        catalog = Catalog(str(tmp_path / "__init__.py"))
+        entry_attribute = "family"
+        mask = Mask("ACME_VISIBLE", nothing="none")
+        exclusive = "its driver admits one process"
+        counts = (1, 2, 4)
+        number_name, number_remedy = "slot", "update the driver"
+        state_file, states = "state", {"ready": "", "hot": "let it cool down"}
+        tool = Tool("acme-tool", package="acme-utils")
+
+        def look(self, card: Card) -> None:
+            card.number = number(card.ctx, f"{card.folders[0]}/slot")
+            card.nodes = (f"/dev/acme{card.number}", f"/dev/acme_ctl{card.number}")
+
+        def measure(self, ctx, devices):
+            rows = self.tool.rows(ctx, ("id", "power"))
+            if rows is None:
+                return None
+            return {d.id: {"power_watts": rows[d.id].number("power")} for d in devices if d.id in rows}
+
+    return Acme()
+
+
+def pci(address: str, device: str = "0x1000", driver: str | None = "acme", **files: Any) -> dict[str, Any]:
+    """A PCI function and its device node as a recording has them."""
+    folder = f"/sys/bus/pci/devices/{address}"
+    values = {"vendor": "0xace1", "device": device, "class": "0x120000", "state": "Ready", "slot": "0", **files}
+    paths: dict[str, Any] = {
+        f"{folder}/{name}": value if isinstance(value, dict) else {"text": f"{value}\n"}
+        for name, value in values.items()
+        if value is not None
+    }
+    if driver:
+        paths[f"{folder}/driver"] = {"link": f"../../../bus/pci/drivers/{driver}"}
+    slot = values["slot"]
+    return paths | {f"/dev/acme{slot}": {"char": [240, 0], "access": "rw"}}
+
+
+def faults(detected) -> dict[str, tuple[str, str]]:
+    return {d.id[-7:]: (d.health_reason, d.health_remedy) for d in detected.devices if d.health is Health.UNHEALTHY}
+
+
+def test_a_vendor_that_is_not_here_is_absent(vendor, machine):
+    assert vendor.anyaccel_detect(machine()) is None
+    assert vendor.anyaccel_diagnose(machine()) == ()
+
+
+def test_a_driver_without_a_device_is_found_and_warned_about(vendor, machine):
+    ctx = machine({"/sys/module/acme/version": {"text": "1.2\n"}})
+
+    assert vendor.anyaccel_detect(ctx).driver_version == "1.2"
+    (finding,) = vendor.anyaccel_diagnose(ctx)
+    assert (finding.severity, finding.remedy) == (
+        Severity.WARN,
+        "check 'lspci -d ace1:' and the seating of the boards",
+    )
+
+
+def test_a_device_has_what_files_and_catalog_say(vendor, machine):
+    ctx = machine(pci("0000:01:00.0", numa_node="1", slot="3"))
+
+    (device,) = vendor.anyaccel_detect(ctx).devices
+
+    assert device == Device(
+        id="acme-0000:01:00.0",
+        index=3,
+        model="Acme One",
+        memory_bytes=16 << 30,
+        pci_bus_id="0000:01:00.0",
+        numa_node=1,
+        nodes=("/dev/acme3",),
+        health=Health.HEALTHY,
+        attributes={"family": "ONE"},
+    )
+    assert vendor.anyaccel_tags(device) == ("Acme-One",)
+
+
+@pytest.mark.parametrize(
+    ("files", "fault"),
+    [
+        ({"driver": None}, ("no driver is bound to it", "install the acme driver and run 'modprobe acme'")),
+        (
+            {"driver": "vfio-pci"},
+            ("it is bound to the driver 'vfio-pci', which keeps it for another use", "bind it to acme"),
+        ),
+        ({"state": "Hot"}, ("the driver reports 'Hot'", "let it cool down")),
+        (
+            {"state": "odd"},
+            ("the driver reports 'odd'", "this is no state that the driver's documentation knows: look in 'dmesg'"),
+        ),
+        (
+            {"state": {"errno": "EIO"}},
+            ("its sysfs files cannot be read (Input/output error)", "look for acme in 'dmesg'"),
+        ),
+    ],
+)
+def test_a_fault_costs_its_own_device_alone(vendor, machine, files, fault):
+    ctx = machine(pci("0000:01:00.0", slot="0") | pci("0000:02:00.0", slot="1", **files))
+
+    detected = vendor.anyaccel_detect(ctx)
+
+    assert faults(detected) == {"02:00.0": fault}
+    assert len(detected.devices) == 2
+
+
+def test_a_node_that_is_missing_or_closed_is_a_fault_with_its_remedy(vendor, machine):
+    paths = pci("0000:01:00.0", slot="0") | pci("0000:02:00.0", slot="1")
+    paths["/dev/acme0"]["access"] = "r"
+    del paths["/dev/acme1"]
+
+    assert faults(vendor.anyaccel_detect(machine(paths))) == {
+        "01:00.0": ("you may not open /dev/acme0", "ask the administrator for read and write permission on it"),
+        "02:00.0": ("its device node /dev/acme1 is missing", "pass it to this container"),
+    }
+
+
+def test_devices_that_no_mask_can_name_are_listed_with_numbers_that_no_other_has(vendor, machine):
+    paths = pci("0000:01:00.0", slot="0") | pci("0000:02:00.0", slot="0") | pci("0000:03:00.0", slot="9")
+
+    detected = vendor.anyaccel_detect(machine(paths))
+
+    assert [device.index for device in detected.devices] == [9, 10, 11]
+    reason = "its slot 0 is that of 2 devices, so no process can be confined to it"
+    assert faults(detected) == dict.fromkeys(("01:00.0", "02:00.0"), (reason, "update the driver"))
+    assert detected.partial
+    nameless = detected.devices[1]
+    assert vendor.anyaccel_visible({"ACME_VISIBLE": "10"}, detected.devices) == []
+    assert reason in vendor.anyaccel_validate(Term(names=("APU",)), [nameless])
+    with pytest.raises(FaultError, match="its slot 0 is that of 2 devices"):
+        vendor.anyaccel_env([nameless], EnvContext(devices=detected.devices))
+
+
+def test_functions_that_are_no_devices_are_noted(vendor, machine):
+    detected = vendor.anyaccel_detect(machine(pci("0000:01:00.0", device="0x0001")))
+
+    assert (detected.devices, detected.notes) == ((), ("Acme Sound at 0000:01:00.0 is no APU and left out",))
+
+
+def test_a_card_that_no_catalog_knows_is_named_by_the_machine_or_by_its_id(vendor, machine):
+    paths = pci("0000:01:00.0", device="0x1234")
+    known = machine(paths, queries={"pci.ids/ace1:1234": {"value": "Acme Next"}})
+
+    assert [d.model for d in vendor.anyaccel_detect(known).devices] == ["Acme Next"]
+    (device,) = vendor.anyaccel_detect(machine(paths)).devices
+    assert (device.model, device.memory_bytes, vendor.anyaccel_tags(device)) == ("Acme-1234", None, ("Acme-1234",))
+
+
+def test_a_mask_is_written_and_read(vendor):
+    devices = [Device(id=f"acme-{n}", index=n, model="Acme One") for n in range(4)]
+
+    edits = vendor.anyaccel_env(devices[2:], EnvContext(devices=tuple(devices)))
+
+    assert (edits.set, edits.unset) == ({"ACME_VISIBLE": "2,3"}, frozenset())
+    assert vendor.anyaccel_visible(edits.set, devices) == ["acme-2", "acme-3"]
+    assert vendor.anyaccel_visible({}, devices) is None
+    assert vendor.anyaccel_info().env_vars == ("ACME_VISIBLE",)
+
+
+@pytest.mark.parametrize(
+    ("units", "count", "reason"),
+    [
+        (10_000, 1, None),
+        (30_000, 3, "one job can use 1, 2 or 4 APUs of a machine (got 3)"),
+        (5_000, 1, "one APU cannot be divided or shared: its driver admits one process; ask for a whole number"),
+    ],
+)
+def test_what_the_hardware_cannot_serve_is_refused_with_the_rule(vendor, units, count, reason):
+    devices = [Device(id=f"acme-{n}", index=n, model="Acme One") for n in range(count)]
+
+    said = vendor.anyaccel_validate(Term(names=("APU",), units=units), devices)
+
+    assert said is None if reason is None else said.startswith(reason)
+    assert vendor.anyaccel_fractional(devices[0]) is Fractional.NO
+
+
+def command(text: str, returncode: int = 0) -> dict[str, Any]:
+    return {"argv": ["acme-tool"], "returncode": returncode, "stdout": text, "stderr": ""}
+
+
+def test_statistics_join_tool_files_and_holders(vendor, machine):
+    paths = pci("0000:01:00.0", slot="0") | pci("0000:02:00.0", slot="1")
+    devices = vendor.anyaccel_detect(machine(paths)).devices
+    gone = Device(id="acme-0000:03:00.0", index=2, model="Acme One")
+    later = pci("0000:01:00.0", slot="0") | pci("0000:02:00.0", slot="1", state="hot")
+    holders = {"value": {"holders": {"/dev/acme0": [7]}, "complete": True}}
+    ctx = machine(later, commands=[command("acme-0000:01:00.0, 84 W\n")], queries={"proc/holders": holders})
+
+    stats = vendor.anyaccel_stats([*devices, gone], ctx)
+
+    first, second, third = stats.values()
+    assert (first.power_watts, first.processes, first.health) == (84.0, (DeviceProcess(pid=7),), Health.HEALTHY)
+    assert (second.power_watts, second.processes) == (None, ())
+    assert (second.health_reason, second.health_remedy) == ("the driver reports 'hot'", "let it cool down")
+    assert third.health_reason == "it is gone from the PCI bus"
+
+
+@pytest.mark.parametrize(
+    ("commands", "severity", "reason"),
+    [
+        ([], Severity.WARN, "acme-tool is not on the PATH"),
+        ([command("", 1)], Severity.FAIL, "acme-tool failed with exit status 1"),
+        ([command("acme-0000:09:00.0, 1")], Severity.FAIL, "acme-tool does not show acme-0000:01:00.0, of 1 devices"),
+    ],
+)
+def test_what_keeps_the_tool_from_telling_is_found(vendor, machine, commands, severity, reason):
+    (finding,) = vendor.anyaccel_diagnose(machine(pci("0000:01:00.0"), commands=commands))
+
+    assert (finding.severity, finding.reason.startswith(reason)) == (severity, True)
+    assert finding.remedy
+
+
+def test_nothing_is_found_on_a_sound_machine(vendor, machine):
+    ctx = machine(pci("0000:01:00.0"), commands=[command("acme-0000:01:00.0, 84")])
+
+    assert vendor.anyaccel_diagnose(ctx) == ()
+
+
+def test_a_container_gets_each_node_once(vendor):
+    devices = [Device(id=f"acme-{n}", index=n, model="x", nodes=("/dev/acme", f"/dev/acme{n}")) for n in range(2)]
+
+    assert vendor.anyaccel_container(devices).nodes == ("/dev/acme", "/dev/acme0", "/dev/acme1")
+
+
+def test_a_card_keeps_its_first_fault_and_leaves_unknown_facts_out(machine):
+    card = Card(machine(), "acme-x")
+    card.attributes |= {"slot": 3, "serial": None}
+    assert (card.health, card.address, card.read("state"), card.glob("*")) == (Health.UNKNOWN, None, None, [])
+
+    card.blame("it is gone", "look for it")
+    card.blame("it is hot", "cool it", partial=True)
+
+    device = card.device()
+    assert (device.health_reason, device.health_remedy, card.partial) == ("it is gone", "look for it", True)
+    assert device.attributes == {"slot": 3}
+
+
+def test_what_cannot_be_read_is_unknown(machine):
+    ctx = machine({"/a": {"text": " 0x10\n"}, "/b": {"errno": "EACCES"}, "/c": {"text": "ten"}})
+
+    assert [text(ctx, path) for path in ("/a", "/b", "/none")] == ["0x10", "", ""]
+    assert [number(ctx, path) for path in ("/a", "/b", "/c", "/none")] == [16, None, None, None]
+
+
+def test_a_container_is_told_by_its_files_and_variables(machine):
+    assert not in_container(machine())
+    assert in_container(machine({"/.dockerenv": {"text": ""}}))
+    assert in_container(machine(environ={"KUBERNETES_SERVICE_HOST": "10.0.0.1"}))
+
+
+def test_the_vendor_says_what_to_do_about_a_node(machine):
+    ctx = machine({"/dev/x": {"char": [1, 1], "access": "w"}})
+
+    assert node_fault(ctx, "/dev/x", closed="join the group acme").remedy == "join the group acme"
+    assert node_fault(ctx, "/dev/y", missing="reboot").remedy == "pass it to this container, or reboot"
+    assert node_fault(machine({"/dev/x": {"char": [1, 1], "access": "rw"}}), "/dev/x") is None
+
+
+@pytest.mark.parametrize(("status", "log"), [(0, "acme: hot\n"), (1, "")])
+def test_the_kernels_log_is_empty_where_it_may_not_be_read(machine, status, log):
+    ctx = machine(commands=[{"argv": ["dmesg"], "returncode": status, "stdout": "acme: hot\n", "stderr": ""}])
+
+    assert kernel_log(ctx) == log
+    assert kernel_log(machine()) == ""
+
+
+def proc(root, namespace="4026531836", **processes):
+    (root / "self/ns").mkdir(parents=True)
+    (root / "self/ns/pid").symlink_to(f"pid:[{namespace}]")
+    for name, target in processes.items():
+        (root / name[1:] / "fd").mkdir(parents=True)
+        (root / name[1:] / "fd/5").symlink_to(target)
+    return str(root)
+
+
+def test_a_scan_finds_who_has_a_node_open(tmp_path):
+    where = proc(tmp_path, p7="/dev/acme12", p31="/dev/acme1", p100="/dev/acme12", p8="/dev/null")
+
+    answer = scan(frozenset({"/dev/acme12", "/dev/acme0"}), where)
+
+    assert answer == {"holders": {"/dev/acme12": [7, 100]}, "complete": True}
+
+
+def test_a_scan_inside_a_container_knows_that_it_does_not_see_everybody(tmp_path):
+    assert scan(frozenset(), proc(tmp_path, namespace="4026532999"))["complete"] is False
+
+
+def test_a_scan_of_this_machine_finds_this_process():
+    with open("/dev/full", "wb"):
+        found = scan(frozenset({"/dev/full"}))
+
+    assert len(found["holders"]["/dev/full"]) >= 1
+
+
+def test_nobody_is_said_to_hold_a_device_only_where_everybody_was_seen(machine):
+    def holders(**answer):
+        return Holders(machine(queries={"proc/holders": {"value": answer}}), ["/dev/a"])
+
+    assert holders(holders={}, complete=True).of(["/dev/a"]) == ()
+    assert holders(holders={}, complete=False).of(["/dev/a"]) is None
+    assert holders(holders={"/dev/a": [3, 4]}, complete=False).of(["/dev/a"]) == (
+        DeviceProcess(pid=3),
+        DeviceProcess(pid=4),
+    )
+    assert holders(holders={}, complete=True).of([]) is None
+    assert Holders(machine(), ["/dev/a"]).of(["/dev/a"]) is None
+
+
+def test_the_best_linked_groups_of_a_board_are_pairs_and_fours():
+    ranks = board_links(range(8))
+
+    def best(size: int) -> set[tuple[int, ...]]:
+        groups = list(combinations(range(8), size))
+        strength = [sum(ranks[a][b] for a, b in combinations(group, 2)) for group in groups]
+        return {group for group, total in zip(groups, strength, strict=True) if total == max(strength)}
+
+    assert best(2) == {(0, 1), (2, 3), (4, 5), (6, 7)}
+    assert best(4) == {(0, 1, 2, 3), (4, 5, 6, 7)}
+    assert all(ranks[a][b] == ranks[b][a] > 0 for a, b in combinations(range(8), 2))
