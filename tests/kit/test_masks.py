@@ -104,3 +104,23 @@ def test_one_list_may_hold_numbers_and_ids():
 
     assert read(mixed, "3,ACME-aa0") == [3, 0]
     assert mixed.write(DEVICES[:2]) == "0,1"
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [("0-2", [0, 1, 2]), ("3,0-1", [3, 0, 1]), ("2-2", [2]), ("2-1", []), ("2-9", []), ("0-99999999999", [])],
+)
+def test_a_range_names_all_of_its_devices_or_none(value, seen):
+    assert read(Mask("M", Numbers(ranges=True)), value) == seen
+
+
+def test_a_range_that_repeats_a_device_does_what_a_repeated_entry_does():
+    assert read(Mask("M", Numbers(ranges=True)), "1,0-2") == [1, 0, 2]
+    assert read(Mask("M", Numbers(ranges=True), repeated="void"), "1,0-2") == []
+
+
+def test_a_runtime_that_keeps_its_own_order_is_written_and_read_in_it():
+    mask = Mask("M", ordered=False)
+
+    assert mask.write([DEVICES[2], DEVICES[0]]) == "0,2"
+    assert read(mask, "3,1") == [1, 3]

@@ -105,6 +105,10 @@ class Catalog:
         """The first entry with a key, or None."""
         return next((entry for entry in self.entries if entry.key == key), None)
 
+    def knows(self, device: int) -> bool:
+        """Whether a PCI device id is that of a product, or has a name."""
+        return device in self._pci_ids
+
     def by_pci(self, device: int, *, revision: int | None = None, subsystem: int | None = None) -> Entry | None:
         """Find the product of a PCI device id, or of the virtual functions of a card.
 
@@ -153,6 +157,12 @@ class Catalog:
     def products(self) -> tuple[Product, ...]:
         """The products that are listed, for the hook of that name."""
         return tuple(entry.product for entry in self.entries if entry.facts.get("listed", True))
+
+    @cached_property
+    def _pci_ids(self) -> frozenset[int]:
+        """Device ids that stand anywhere in the file, but among those that are ignored."""
+        listed = (entry.facts.get(name, ()) for entry in self.entries for name in ("pci", "virtual"))
+        return frozenset({device for ids in listed for device in ids} | {device for device, _ in self._pci_names})
 
     @cached_property
     def _pci_names(self) -> Mapping[tuple[int, int | None], str]:

@@ -30,8 +30,8 @@ class Form(Protocol):
         """Whether an entry has this form, whether or not there is such a device."""
         ...
 
-    def find(self, entry: str, devices: Sequence[Device]) -> Device | None:
-        """The device that an entry of this form names, or None."""
+    def find(self, entry: str, devices: Sequence[Device]) -> Sequence[Device]:
+        """The devices that an entry of this form names: one mostly; none where there is no such device."""
         ...
 
 
@@ -44,6 +44,7 @@ class Numbers:
         *,
         pattern: str = DECIMAL,
         value: Callable[[str], int] = int,
+        ranges: bool = False,
     ) -> None:
         """Say what numbers look like.
 
@@ -51,9 +52,11 @@ class Numbers:
             number: The number of a device; its index unless said otherwise.
             pattern: Regular expression that a whole entry must match, :data:`DECIMAL` or :data:`SIGNED` mostly.
             value: What number an entry is.
+            ranges: Whether an entry may be a range such as ``0-3``, whose ends count. One that runs backwards, or
+                that holds a number of no device, names nothing.
         """
         self._number = number
-        self._pattern = pattern
+        self._pattern = f"({pattern})-({pattern})|{pattern}" if ranges else pattern
         self._value = value
 
     def name(self, device: Device) -> str:
@@ -64,10 +67,16 @@ class Numbers:
         """Whether an entry is a number."""
         return re.fullmatch(self._pattern, entry, re.ASCII) is not None
 
-    def find(self, entry: str, devices: Sequence[Device]) -> Device | None:
-        """The device with a number, or None."""
-        wanted = self._value(entry)
-        return next((device for device in devices if self._number(device) == wanted), None)
+    def find(self, entry: str, devices: Sequence[Device]) -> Sequence[Device]:
+        """The devices with a number, or with the numbers of a range."""
+        match = re.fullmatch(self._pattern, entry, re.ASCII)
+        ends = [end for end in (match.groups() if match else ()) if end is not None] or [entry]
+        first, last = self._value(ends[0]), self._value(ends[-1])
+        if last - first >= len(devices):
+            return ()
+        numbered = {self._number(device): device for device in devices}
+        found = [numbered[number] for number in range(first, last + 1) if number in numbered]
+        return found if len(found) == last - first + 1 else ()
 
 
 class Ids:
@@ -102,13 +111,13 @@ class Ids:
         """Whether an entry looks like an id."""
         return self._pattern.fullmatch(entry) is not None
 
-    def find(self, entry: str, devices: Sequence[Device]) -> Device | None:
-        """The one device with an id, or whose id begins so; None where there is none, or several."""
+    def find(self, entry: str, devices: Sequence[Device]) -> Sequence[Device]:
+        """The one device with an id, or whose id begins so; none where there are several."""
         wanted = self._fold(entry)
         alike = [device for device in devices if self._id(device).startswith(wanted)]
         same = [device for device in alike if self._id(device) == wanted]
         found = same or (alike if 0 < self._shortest <= len(entry) else [])
-        return found[0] if len(found) == 1 else None
+        return found if len(found) == 1 else ()
 
 
 class Mask:
@@ -131,6 +140,7 @@ class Mask:
         entries: str = "device numbers such as '0,1'",
         remedy: str = "",
         blanks: bool = True,
+        ordered: bool = True,
     ) -> None:
         """Say how the runtime reads the variable.
 
@@ -146,6 +156,8 @@ class Mask:
             entries: What the variable must hold, for messages.
             remedy: What to do about a value that is refused; ``unset VARIABLE`` when empty.
             blanks: Whether blanks around an entry do not count.
+            ordered: Whether the order of the list is that of the devices in the process. Where the runtime keeps its
+                own, the list is written, and read, in the order of the devices' indexes.
         """
         self.variable = variable
         self.nothing = nothing
@@ -155,14 +167,15 @@ class Mask:
         self._entries = entries
         self._remedy = remedy or f"unset {variable}"
         self._blanks = blanks
+        self._ordered = ordered
 
     def write(self, devices: Sequence[Device]) -> str:
-        """Write the value that shows exactly these devices, in this order.
+        """Write the value that shows exactly these devices.
 
         Raises:
             FaultError: When a device is given twice.
         """
-        names = [self._forms[0].name(device) for device in devices]
+        names = [self._forms[0].name(device) for device in self._in_order(devices)]
         if len(set(names)) < len(names):
             raise FaultError(
                 f"{self.variable} must name each device once (got {','.join(names)})", "pass each device once"
@@ -170,7 +183,7 @@ class Mask:
         return ",".join(names) or self.nothing
 
     def read(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] | None:
-        """Say which devices the variable leaves visible, in the order of the list.
+        """Say which devices the variable leaves visible, in the runtime's order.
 
         Args:
             environ: The environment.
@@ -202,7 +215,10 @@ class Mask:
                 return []
             if rule == "stop":
                 break
-        return found
+        return self._in_order(found)
+
+    def _in_order(self, devices: Sequence[Device]) -> list[Device]:
+        return list(devices) if self._ordered else sorted(devices, key=lambda device: device.index)
 
     def refusal(self, value: str) -> FaultError:
         """The error for a value that the runtime refuses."""
@@ -213,10 +229,9 @@ class Mask:
         form = next((form for form in self._forms if form.fits(entry)), None)
         if form is None:
             return self._rules["malformed"]
-        device = form.find(entry, devices)
-        if device is None:
+        named = form.find(entry, devices)
+        if not named:
             return self._rules["unknown"]
-        if device in found:
-            return self._rules["repeated"]
-        found.append(device)
-        return None
+        fresh = [device for device in named if device not in found]
+        found += fresh
+        return None if len(fresh) == len(named) else self._rules["repeated"]

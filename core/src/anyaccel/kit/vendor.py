@@ -56,7 +56,8 @@ class Vendor:
         url: Where people find the vendor's documentation on choosing devices.
         driver: Name of the kernel driver, as module and as PCI driver.
         pci_vendors: PCI vendor ids, the usual one first.
-        pci_classes: Base class and subclass (16 bits) of its functions; empty where the device id alone tells.
+        pci_classes: Base class and subclass (16 bits) of its functions; empty for any.
+        pci_known: Whether only PCI device ids that the catalog knows count, since other things have the vendor's id.
         catalog: Its products.
         entry_attribute: Attribute of a device that holds the key of its entry in the catalog.
         mask: The variable by which a process sees certain devices.
@@ -70,6 +71,7 @@ class Vendor:
         nameless: Attribute that marks a device which no mask can name.
         state_file: File of a card in which the driver says how it is; empty where there is none.
         states: Every state that the driver knows, in lower case, with the remedy; empty where the device works.
+        unreadable: What to do when a file of a card is there and cannot be read; :attr:`log_hint` when empty.
         registered: Whether a card whose driver made no device node is at fault.
         node_missing: What to do, beside passing it to a container, when a device node is not there.
         node_closed: What to do when a device node may not be opened.
@@ -84,6 +86,7 @@ class Vendor:
     driver: str = ""
     pci_vendors: Sequence[int] = ()
     pci_classes: Sequence[int] = ()
+    pci_known: bool = False
     catalog: Catalog
     entry_attribute: str = ""
     mask: Mask
@@ -96,6 +99,7 @@ class Vendor:
     nameless: str = "nameless"
     state_file: str = ""
     states: Mapping[str, str] = {}
+    unreadable: str = ""
     registered: bool = True
     node_missing: str = ""
     node_closed: str = ""
@@ -140,7 +144,8 @@ class Vendor:
 
     def functions(self, ctx: ProbeContext) -> list[PciFunction]:
         """List the PCI functions that may be devices of this vendor."""
-        return [function for vendor in self.pci_vendors for function in ctx.pci(vendor, self.pci_classes)]
+        found = [function for vendor in self.pci_vendors for function in ctx.pci(vendor, self.pci_classes)]
+        return [function for function in found if not self.pci_known or self.catalog.knows(function.device)]
 
     def present(self, ctx: ProbeContext) -> bool:
         """Whether the vendor's driver is on a machine that shows none of its devices."""
@@ -190,7 +195,7 @@ class Vendor:
             f"{self.key}-{function.address}",
             function,
             entry=self.catalog.by_pci(function.device, subsystem=function.subsystem_device),
-            unreadable=self.log_hint,
+            unreadable=self.unreadable or self.log_hint,
         )
         if self.bound(card):
             self.look(card)
