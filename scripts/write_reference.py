@@ -1,4 +1,4 @@
-"""Write the parts of docs/reference that the code knows best: commands, exit statuses and errors.
+"""Write the parts of docs/reference that the code knows best: commands, exit statuses, errors, values and the kit.
 
 They stand between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->``. A test compares them with the code.
 
@@ -6,12 +6,14 @@ They stand between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->``. A test c
 """
 
 import argparse
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from types import FunctionType
 
-from anyaccel import errors
+from anyaccel import errors, kit, plugin
 from anyaccel.cli import parser as cli
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
@@ -84,11 +86,75 @@ def error_classes() -> list[type[errors.AnyaccelError]]:
     return [item for item in found if isinstance(item, type) and issubclass(item, errors.AnyaccelError)]
 
 
+VALUES = (
+    *("PluginInfo", "Detected", "Device", "EnvEdits", "EnvContext", "Share", "Term", "Stats", "DeviceProcess"),
+    *("ContainerEdits", "Mount", "Finding", "Product", "PciFunction", "DeviceNode", "CommandResult"),
+)
+"""The values that hooks take and return, in the order of the page."""
+
+
+def values() -> Iterator[str]:
+    """Every field of the values that hooks take and return."""
+    for name in VALUES:
+        value = getattr(plugin, name)
+        yield f"### {name}"
+        yield escaped(described(value).partition("\n\n")[0].replace("\n", " "))
+        defaults = {key: field.default for key, field in inspect.signature(value).parameters.items()}
+        rows = [
+            f"| `{field}` | `{escaped(str(inspect.get_annotations(value).get(field, '')))}` |"
+            f" {'required' if defaults.get(field) is inspect.Parameter.empty else ''} | {escaped(text)} |"
+            for field, text in attributes(value)
+        ]
+        yield "\n".join(["| field | type | | |", "| --- | --- | --- | --- |", *rows])
+
+
+def vendor_attributes() -> Iterator[str]:
+    """Every attribute of a vendor of the kit."""
+    rows = [f"| `{name}` | {escaped(text)} |" for name, text in attributes(kit.Vendor)]
+    yield "\n".join(["| attribute | |", "| --- | --- |", *rows])
+
+
+def vendor_methods() -> Iterator[str]:
+    """Every method of a vendor of the kit that may be overridden."""
+    rows = [
+        f"| `{name}{arguments(method)}` | {escaped(first_line(method))} |"
+        for name, method in vars(kit.Vendor).items()
+        if isinstance(method, (FunctionType, property)) and not name.startswith(("_", "anyaccel_"))
+    ]
+    yield "\n".join(["| method | |", "| --- | --- |", *rows])
+
+
+def arguments(method: object) -> str:
+    """Names of the arguments of a method in parentheses, without ``self``; empty for a property."""
+    return f"({', '.join([*inspect.signature(method).parameters][1:])})" if isinstance(method, FunctionType) else ""
+
+
+def first_line(item: object) -> str:
+    """First line of a docstring."""
+    return described(item).partition("\n")[0]
+
+
+def described(item: object) -> str:
+    """Docstring, without indentation."""
+    return inspect.getdoc(item) or ""
+
+
+def attributes(item: object) -> Iterator[tuple[str, str]]:
+    """Names and texts of the section ``Attributes`` of a docstring, where a blank line does not end it."""
+    section = described(item).partition("Attributes:\n")[2]
+    for entry in re.split(r"\n(?= {4}\S)", f"\n{section}")[1:]:
+        name, _, text = entry.strip().partition(": ")
+        yield name, " ".join(text.split())
+
+
 PARTS: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "commands": ("commands.md", commands),
     "common options": ("commands.md", common_options),
     "exit statuses": ("commands.md", exit_statuses),
     "errors": ("errors.md", error_table),
+    "values": ("hooks.md", values),
+    "vendor attributes": ("kit.md", vendor_attributes),
+    "vendor methods": ("kit.md", vendor_methods),
 }
 
 

@@ -6,6 +6,7 @@ import ast
 import re
 from pathlib import Path
 
+import anyaccel.kit
 import anyaccel.plugin
 import anyaccel.testing
 import pytest
@@ -16,7 +17,7 @@ EXAMPLE = ROOT / "examples" / "anyaccel-tenstorrent"
 MODULE = EXAMPLE / "src" / "anyaccel_tenstorrent" / "__init__.py"
 TUTORIAL = ROOT / "docs" / "tutorial-plugin.md"
 BLOCK = re.compile(r"^<!-- not run: part of (?P<path>\S+) -->\n```\w+\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-PUBLIC = {"anyaccel.plugin": anyaccel.plugin.__all__, "anyaccel.testing": anyaccel.testing.__all__}
+PUBLIC = {module.__name__: module.__all__ for module in (anyaccel.kit, anyaccel.plugin, anyaccel.testing)}
 
 
 def test_it_has_at_most_100_lines():
@@ -45,10 +46,15 @@ def test_only_public_names_are_used():
 def test_the_tutorial_tells_exactly_this_code():
     told: dict[str, str] = {}
     for match in BLOCK.finditer(TUTORIAL.read_text()):
-        told[match["path"]] = told.get(match["path"], "") + re.sub(r"\s+", " ", match["text"])
-    assert set(told) == {"pyproject.toml", "src/anyaccel_tenstorrent/__init__.py", "tests/test_plugin.py"}
+        told[match["path"]] = told.get(match["path"], "") + match["text"]
+    assert set(told) == {
+        "pyproject.toml",
+        "src/anyaccel_tenstorrent/__init__.py",
+        "src/anyaccel_tenstorrent/products.toml",
+        "tests/test_plugin.py",
+    }
     for path, text in told.items():
-        assert text == re.sub(r"\s+", " ", (EXAMPLE / path).read_text()), path
+        assert text.split() == (EXAMPLE / path).read_text().split(), path
 
 
 def test_every_line_of_the_code_stands_in_the_tutorial_as_it_is():
@@ -62,14 +68,14 @@ def test_a_recording_replays_to_its_expected_inventory(name, monkeypatch):
     import json
 
     monkeypatch.syspath_prepend(str(MODULE.parents[1]))
-    monkeypatch.setenv("ANYACCEL_PLUGINS", "tenstorrent=anyaccel_tenstorrent")
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "tenstorrent=anyaccel_tenstorrent:plugin")
     recording = EXAMPLE / "recordings" / name
     assert expect(str(recording))["vendors"] == {"tenstorrent": json.loads((recording / "expected.json").read_text())}
 
 
 def test_devices_are_counted_by_address_and_addresses_are_hexadecimal(monkeypatch):
     monkeypatch.syspath_prepend(str(MODULE.parents[1]))
-    monkeypatch.setenv("ANYACCEL_PLUGINS", "tenstorrent=anyaccel_tenstorrent")
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "tenstorrent=anyaccel_tenstorrent:plugin")
     devices = anyaccel.detect(str(EXAMPLE / "recordings" / "n300-4card")).devices
     assert [(device.index, device.pci_bus_id, *device.nodes) for device in devices] == [
         (0, "0000:01:00.0", "/dev/tenstorrent/2"),

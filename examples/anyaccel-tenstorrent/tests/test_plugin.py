@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import anyaccel_tenstorrent as plugin
 import pytest
 from anyaccel.testing import AcceleratorPluginTests, context, load_recording
+from anyaccel_tenstorrent import plugin
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 
@@ -36,5 +36,5 @@ def test_the_mask_means_what_the_runtime_makes_of_it(mask: str, seen: list[str])
 def test_a_mask_that_stops_the_runtime_is_refused(mask: str) -> None:
     detected = plugin.anyaccel_detect(context(load_recording(RECORDINGS / "n300-2-of-3-in-container")))
     assert detected is not None
-    with pytest.raises(ValueError, match="TT_VISIBLE_DEVICES must list PCI addresses or indexes"):
+    with pytest.raises(ValueError, match="TT_VISIBLE_DEVICES must be PCI addresses or indexes"):
         plugin.anyaccel_visible({"TT_VISIBLE_DEVICES": mask}, detected.devices)
