@@ -11,8 +11,8 @@ from anyaccel.kit.fault import Fault, FaultError, fail, warn
 from anyaccel.kit.files import in_container, kernel_log, node_fault, number, text
 from anyaccel.kit.masks import DECIMAL, SIGNED, Ids, Mask, Numbers
 from anyaccel.kit.processes import Holders
-from anyaccel.kit.tools import Row, Tool
-from anyaccel.kit.vendor import Measures, Vendor
+from anyaccel.kit.tools import Measures, Row, Tool
+from anyaccel.kit.vendor import Vendor
 
 __all__ = [
     "DECIMAL",

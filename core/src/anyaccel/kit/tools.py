@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from anyaccel.kit.fault import FaultError
 from anyaccel.plugin import CommandResult, CommandTimeoutError, ProbeContext
 
 UNKNOWN = frozenset({"", "n/a", "[n/a]", "na", "-", "unknown", "not supported", "[not supported]"})
 """What tools print for what they do not know, in lower case."""
+MIB = 1 << 20
 _NUMBER = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*(?:[A-Za-z%/]+)?")
+
+
+class Measures(TypedDict, total=False):
+    """What was measured of one device: fields of :class:`~anyaccel.plugin.Stats`; what is unknown is None or absent."""
+
+    memory_used_bytes: int | None
+    utilization: float | None
+    temperature_celsius: float | None
+    power_watts: float | None
 
 
 class Row:
@@ -59,6 +69,26 @@ class Row:
         if value < 0 or value != int(value):
             raise self._wrong(f"a count for {name}", f"{value:g}")
         return int(value)
+
+    def measures(self, memory: str = "", busy: str = "", celsius: str = "", watts: str = "") -> Measures:
+        """What the tool measured of the device.
+
+        Args:
+            memory: Name under which the memory in use stands, in MiB, as all names empty where the tool has none.
+            busy: Name of the share of time that it was busy, in percent.
+            celsius: Name of the temperature, in degrees Celsius.
+            watts: Name of the power, in watts.
+
+        Raises:
+            FaultError: When something else than a number stands under one of them.
+        """
+        mebibytes, percent = self.number(memory), self.number(busy)
+        return {
+            "memory_used_bytes": None if mebibytes is None else int(mebibytes * MIB),
+            "utilization": None if percent is None else percent / 100,
+            "temperature_celsius": self.number(celsius),
+            "power_watts": self.number(watts),
+        }
 
     def _wrong(self, what: str, text: str) -> FaultError:
         return FaultError(f"{self._tool} must answer {what} of {self._key} (got {text[:80]!r})", "run it by hand")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypedDict
 
 from anyaccel.kit.card import Card
 from anyaccel.kit.catalog import Catalog, Entry, pci_name, tag
@@ -12,7 +11,7 @@ from anyaccel.kit.fault import Fault, FaultError, fail, warn
 from anyaccel.kit.files import node_fault, text
 from anyaccel.kit.masks import Mask
 from anyaccel.kit.processes import Holders
-from anyaccel.kit.tools import Tool
+from anyaccel.kit.tools import Measures, Tool
 from anyaccel.plugin import (
     ContainerEdits,
     Detected,
@@ -31,15 +30,6 @@ from anyaccel.plugin import (
     Term,
     hookimpl,
 )
-
-
-class Measures(TypedDict, total=False):
-    """What was measured of one device: fields of :class:`~anyaccel.plugin.Stats`; what is unknown is None or absent."""
-
-    memory_used_bytes: int | None
-    utilization: float | None
-    temperature_celsius: float | None
-    power_watts: float | None
 
 
 class Vendor:
@@ -161,7 +151,10 @@ class Vendor:
         notes = list(self.notes(ctx))
         if not cards and not notes:
             return Detected(driver_version=self.driver_version(ctx)) if self.present(ctx) else None
-        notes += self.complete(ctx, cards)
+        try:
+            notes.extend(self.complete(ctx, cards))
+        except FaultError as error:
+            notes.append(str(error))
         for card in cards:
             self.identify(card)
         self.arrange(cards)
@@ -243,7 +236,14 @@ class Vendor:
         card.nodes = (card.nodes[0], *filter(card.ctx.exists, card.nodes[1:]))
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
-        """Fill in what files left open, with the vendor's tool or library; what went wrong on the way is returned."""
+        """Fill in what files left open, with the vendor's tool or library.
+
+        Returns:
+            Notes on what went wrong.
+
+        Raises:
+            FaultError: When the tool cannot be understood. It becomes a note, and what was filled in stays.
+        """
         return ()
 
     def identify(self, card: Card) -> None:

@@ -140,14 +140,7 @@ class Gaudi(Vendor):
         bound = [card for card in cards if card.function and card.function.driver == self.driver]
         if all(card.number is not None and card.entry for card in bound):
             return
-        try:
-            rows = self.tool.rows(ctx, IDENTITY, *QUERY, key=ADDRESS)
-            told = {
-                address: (row.count("module_id"), row.count("memory.total")) for address, row in (rows or {}).items()
-            }
-        except FaultError as error:
-            yield str(error)
-            return
+        rows = self.tool.rows(ctx, IDENTITY, *QUERY, key=ADDRESS)
         if rows is None:
             yield "sysfs leaves a module id or a product open, and hl-smi is not on the PATH to tell"
             return
@@ -155,7 +148,7 @@ class Gaudi(Vendor):
             row = rows.get(card.address or "")
             if row is None:
                 continue
-            module, mebibytes = told[card.address or ""]
+            module, mebibytes = row.count("module_id"), row.count("memory.total")
             if card in bound and card.number is None and str(module) != NO_MODULE:
                 card.number = module
             card.model = row.text("name") or ""
@@ -219,18 +212,9 @@ class Gaudi(Vendor):
         rows = self.tool.rows(ctx, STATE, *QUERY, key=ADDRESS)
         if rows is None:
             return None
-        found: dict[str, Measures] = {}
-        for device in devices:
-            row = rows.get(device.pci_bus_id or "")
-            if row is not None:
-                memory, busy = row.number("memory.used"), row.number("utilization.aip")
-                found[device.id] = {
-                    "memory_used_bytes": None if memory is None else int(memory * (1 << 20)),
-                    "utilization": None if busy is None else busy / 100,
-                    "temperature_celsius": row.number("temperature.aip"),
-                    "power_watts": row.number("power.draw"),
-                }
-        return found
+        return {
+            device.id: rows[device.pci_bus_id].measures(*STATE[1:]) for device in devices if device.pci_bus_id in rows
+        }
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
         """A board with a device missing, and variables that do not do what people think."""
