@@ -175,6 +175,32 @@ def test_devices_that_no_mask_can_name_are_listed_with_numbers_that_no_other_has
         vendor.anyaccel_env([nameless], EnvContext(devices=detected.devices))
 
 
+def test_where_no_number_is_known_and_no_counts_are_devices_are_numbered_from_0(vendor, machine):
+    vendor.counts = ()
+
+    detected = vendor.anyaccel_detect(machine(pci("0000:01:00.0", slot=None) | pci("0000:02:00.0", slot=None)))
+
+    assert [device.index for device in detected.devices] == [0, 1]
+    assert {reason for reason, _ in faults(detected).values()} == {
+        "its slot is unknown, so no process can be confined to it"
+    }
+
+
+def test_a_tool_that_cannot_be_understood_costs_only_what_it_knows(vendor, machine):
+    def complete(ctx, cards):
+        for card in cards:
+            card.attributes["serial"] = "A1"
+            yield "one was asked"
+            raise FaultError("acme-tool must answer a count", "run it by hand")
+
+    vendor.complete = complete
+
+    detected = vendor.anyaccel_detect(machine(pci("0000:01:00.0", slot="0") | pci("0000:02:00.0", slot="1")))
+
+    assert detected.notes == ("one was asked", "acme-tool must answer a count; run it by hand")
+    assert [device.attributes.get("serial") for device in detected.devices] == ["A1", None]
+
+
 def test_functions_that_are_no_devices_are_noted(vendor, machine):
     detected = vendor.anyaccel_detect(machine(pci("0000:01:00.0", device="0x0001")))
 

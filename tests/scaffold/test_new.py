@@ -24,9 +24,12 @@ FILES = [
         for file in ("expected.json", "machine.json")
     ),
     "src/anyaccel_{}/__init__.py",
+    "src/anyaccel_{}/products.toml",
     "src/anyaccel_{}/py.typed",
     "tests/test_plugin.py",
 ]
+
+PROJECTS = ("anyaccel-my-npu", "anyaccel-other", "anyaccel-tenstorrent")
 
 
 def new(anyaccel, *arguments, **options):
@@ -40,6 +43,8 @@ def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp
     """As a new vendor would: nothing but Python, anyaccel, and the two projects with what they ask for."""
     status, out, err = new(anyaccel, "my_npu", "--resource", "NPU", cwd=tmp_path)
     assert (status, out) == (0, "anyaccel-my-npu\n"), err
+    status, out, err = new(anyaccel, "other", "--from", "tool", cwd=tmp_path)
+    assert (status, out) == (0, "anyaccel-other\n"), err
     shutil.copytree(EXAMPLE, tmp_path / "anyaccel-tenstorrent")
     python = tmp_path / "venv" / "bin" / "python"
     environ = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "PYTEST", "ANYACCEL"))}
@@ -55,15 +60,16 @@ def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp
         return done.stdout
 
     run(sys.executable, "-m", "venv", "venv")
-    run(python, "-m", "pip", "install", "-q", ROOT / "core", "./anyaccel-my-npu[test]", "./anyaccel-tenstorrent[test]")
-    for project in ("anyaccel-my-npu", "anyaccel-tenstorrent"):
+    run(python, "-m", "pip", "install", "-q", ROOT / "core", *(f"./{name}[test]" for name in PROJECTS))
+    for project in PROJECTS:
         tests = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path / project)
-        assert re.search(r"^\d+ passed, \d+ skipped in", tests, re.MULTILINE), tests
+        assert re.search(r"^\d+ passed in", tests, re.MULTILINE), tests
         assert "Success" in run(python, "-m", "mypy", "src", "tests", cwd=tmp_path / project)
     cli = (python, "-m", "anyaccel")
     listed = json.loads(run(*cli, "plugins", "--json"))["plugins"]
     assert [(plugin["vendor"], plugin["state"], plugin["resource"]) for plugin in listed] == [
         ("my_npu", "ok", "NPU"),
+        ("other", "ok", "OTHER"),
         ("tenstorrent", "ok", "TTNPU"),
     ]
     shown = run(*cli, "--machine", "sim:MyNpu-One:4", "run", "NPU:2", "--", "printenv", "MY_NPU_VISIBLE_DEVICES")
@@ -82,8 +88,8 @@ def test_no_word_of_the_template_is_left(anyaccel, tmp_path):
     assert sorted(answer["files"]) == [str(tmp_path / "p" / path) for path in written]
     text = "".join((tmp_path / "p" / path).read_text() for path in written)
     assert re.findall(r"(?i)acme|\bAPU\b|\.in\b", text) == []
-    assert 'PluginInfo(vendor="zeta9", resource="ZETA9", kind="dpu", env_vars=(MASK,))' in text
-    assert 'MASK = "ZETA9_VISIBLE_DEVICES"' in text
+    assert 'key, resource, kind, brand = "zeta9", "ZETA9", "dpu", "Zeta9"' in text
+    assert 'Mask("ZETA9_VISIBLE_DEVICES"' in text
 
 
 @pytest.mark.parametrize(
@@ -105,6 +111,15 @@ def test_what_cannot_be_written_is_refused(arguments, message, anyaccel, tmp_pat
     assert (status, out) == (2, "")
     assert message in err
     assert [path.name for path in tmp_path.rglob("*")] == ["full", "file"]
+
+
+@pytest.mark.parametrize("variant", ["sysfs", "tool"])
+def test_a_new_plug_in_is_small(anyaccel, tmp_path, variant):
+    status, _, err = new(anyaccel, "zeta9", "--from", variant, cwd=tmp_path)
+    assert status == 0, err
+    modules = [path.read_text() for path in (tmp_path / "anyaccel-zeta9" / "src").rglob("*.py")]
+    assert len(modules) == 1
+    assert len(modules[0].splitlines()) <= 100
 
 
 def test_an_empty_directory_is_filled(anyaccel, tmp_path):

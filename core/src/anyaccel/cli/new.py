@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from itertools import chain
 
 from anyaccel.cli import output
 from anyaccel.errors import UsageError
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import argparse
 
 TEMPLATE = "scaffold"
+COMMON = "common"
+VARIANTS = ("sysfs", "tool")
 SUFFIX = ".in"
 """Behind the names of the template's files, so that nobody takes them for parts of anyaccel."""
 
@@ -31,6 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kind", metavar="KIND", default="npu", help="kind of accelerator in lower case (default: npu)"
     )
+    parser.add_argument(
+        "--from",
+        dest="variant",
+        choices=VARIANTS,
+        default="sysfs",
+        help="where facts come from: files of the driver, or the vendor's command-line tool (default: sysfs)",
+    )
     parser.add_argument("--directory", metavar="DIR", help="where to write it (default: anyaccel-VENDOR)")
 
 
@@ -41,7 +51,8 @@ def main(args: argparse.Namespace) -> int:
     if os.path.isdir(directory) and os.listdir(directory):
         raise UsageError(f"{directory} exists and is not empty; choose another one with --directory")
     written = []
-    for path, text in _files(files("anyaccel").joinpath(TEMPLATE)):
+    template = files("anyaccel").joinpath(TEMPLATE)
+    for path, text in chain(*(_files(template.joinpath(part)) for part in (COMMON, args.variant))):
         target = os.path.join(directory, _replaced(path, words))
         _write(target, _replaced(text, words))
         written.append(target)

@@ -273,7 +273,7 @@ class Vendor:
             if card.number is None or holders[card.number] > 1:
                 self._without_number(card, holders[card.number])
         cards.sort(key=lambda card: (card.number is None, card.number or 0, card.id))
-        free = max([*self.counts, *(card.number + 1 for card in cards if card.number is not None)])
+        free = max([0, *self.counts, *(card.number + 1 for card in cards if card.number is not None)])
         nameless = (card for card in cards if card.number is None)
         for index, card in enumerate(nameless, free):  # a mere label, that no other device has
             card.index = index
