@@ -15,6 +15,7 @@ from types import FunctionType
 
 from anyaccel import errors, kit, plugin
 from anyaccel.cli import parser as cli
+from anyaccel.model._value import REQUIRED
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 
@@ -99,10 +100,9 @@ def values() -> Iterator[str]:
         value = getattr(plugin, name)
         yield f"### {name}"
         yield escaped(described(value).partition("\n\n")[0].replace("\n", " "))
-        defaults = {key: field.default for key, field in inspect.signature(value).parameters.items()}
         rows = [
             f"| `{field}` | `{escaped(str(inspect.get_annotations(value).get(field, '')))}` |"
-            f" {'required' if defaults.get(field) is inspect.Parameter.empty else ''} | {escaped(text)} |"
+            f" {'required' if value._fields.get(field) is REQUIRED else ''} | {escaped(text)} |"
             for field, text in attributes(value)
         ]
         yield "\n".join(["| field | type | | |", "| --- | --- | --- | --- |", *rows])
