@@ -50,6 +50,7 @@ def test_the_tutorial_tells_exactly_this_code():
     assert set(told) == {
         "pyproject.toml",
         "src/anyaccel_tenstorrent/__init__.py",
+        "src/anyaccel_tenstorrent/presence.json",
         "src/anyaccel_tenstorrent/products.toml",
         "tests/test_plugin.py",
     }

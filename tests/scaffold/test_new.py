@@ -24,6 +24,7 @@ FILES = [
         for file in ("expected.json", "machine.json")
     ),
     "src/anyaccel_{}/__init__.py",
+    "src/anyaccel_{}/presence.json",
     "src/anyaccel_{}/products.toml",
     "src/anyaccel_{}/py.typed",
     "tests/test_plugin.py",
