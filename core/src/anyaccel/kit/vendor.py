@@ -16,6 +16,7 @@ from anyaccel.plugin import (
     ContainerEdits,
     Detected,
     Device,
+    DeviceProcess,
     EnvContext,
     EnvEdits,
     Finding,
@@ -388,14 +389,14 @@ class Vendor:
             FaultError: As :meth:`measure` does.
         """
         measured = self.measure(ctx, devices) or {}
-        holders = Holders(ctx, (node for device in devices for node in self.held_nodes(device)))
+        processes = self.processes(ctx, devices)
         cards = {card.id: card for card in self.survey(ctx)}
         found = {}
         for device in devices:
             health, fault = self.judge(device, cards.get(device.id))
             found[device.id] = Stats(
                 **measured.get(device.id, {}),
-                processes=holders.of(self.held_nodes(device)),
+                processes=processes.get(device.id),
                 health=health,
                 health_reason=fault.reason,
                 health_remedy=fault.remedy,
@@ -410,6 +411,15 @@ class Vendor:
         if card.fault is None and not self.maskable(device):
             return Health.UNHEALTHY, Fault(device.health_reason, device.health_remedy)
         return card.health, card.fault or Fault("")
+
+    def processes(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, tuple[DeviceProcess, ...] | None]:
+        """Say who holds devices: by default, the processes that have one of :meth:`held_nodes` open.
+
+        Returns:
+            Processes by device id; None, or no entry, where some processes could not be seen.
+        """
+        holders = Holders(ctx, (node for device in devices for node in self.held_nodes(device)))
+        return {device.id: holders.of(self.held_nodes(device)) for device in devices}
 
     def held_nodes(self, device: Device) -> Sequence[str]:
         """The nodes of a device that only its holder has open: by default the first, others are for monitors."""
