@@ -174,5 +174,8 @@ def test_the_list_of_the_machine_names_what_no_catalog_does(tmp_path, device, na
 def test_without_a_list_there_is_no_name(tmp_path, machine):
     assert look_up(0x1000, 0x1000, (str(tmp_path / "none"),)) == ""
     assert pci_name(machine(), 0x1000, 0x1000) == ""
-    answer = {"value": "Acme One"}
-    assert pci_name(machine(queries={"pci.ids/1000:1000": answer}), 0x1000, 0x1000) == "Acme One"
+
+
+@pytest.mark.parametrize("name", ["Acme One", "AC102 [Acme One]"])
+def test_the_product_is_what_stands_in_brackets_behind_the_chip(machine, name):
+    assert pci_name(machine(queries={"pci.ids/1000:1000": {"value": name}}), 0x1000, 0x1000) == "Acme One"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from itertools import combinations
 from typing import Any
 
@@ -9,20 +11,35 @@ import pytest
 from anyaccel.kit import (
     Card,
     Catalog,
+    Fault,
     FaultError,
     Holders,
     Mask,
     Tool,
     Vendor,
     board_links,
+    condition,
     in_container,
     kernel_log,
     node_fault,
     number,
+    physical_function,
     text,
 )
 from anyaccel.kit.processes import scan
-from anyaccel.plugin import Device, DeviceProcess, EnvContext, Fractional, Health, Severity, Term
+from anyaccel.plugin import (
+    Device,
+    DeviceProcess,
+    EnvContext,
+    Fractional,
+    Health,
+    ProbeContext,
+    Severity,
+    Stats,
+    Term,
+)
+from anyaccel.probe.recording import Recorder
+from anyaccel.testing import context
 
 PRODUCTS = """
 [[products]]
@@ -332,6 +349,52 @@ def test_the_kernels_log_is_empty_where_it_may_not_be_read(machine, status, log)
 
     assert kernel_log(ctx) == log
     assert kernel_log(machine()) == ""
+
+
+def test_of_the_kernels_log_only_the_lines_that_count_are_kept(program, tmp_path):
+    (tmp_path / "dmesg").write_text("#!/bin/sh\necho 'host7 login'; echo 'acme 1: hot'; echo 'acme 2: cold'\n")
+    (tmp_path / "dmesg").chmod(0o755)
+    recorder = Recorder(program("")._facts)
+
+    assert kernel_log(ProbeContext(recorder, time.monotonic() + 5), r"acme \d: hot") == "acme 1: hot\n"
+    recording = recorder.recording()
+    assert "host7" not in json.dumps(recording)
+    assert kernel_log(context(recording), r"acme \d: hot") == "acme 1: hot\n"
+
+
+def test_the_kernels_log_of_a_recording_made_by_hand_is_read_whole(machine):
+    ctx = machine(commands=[{"argv": ["dmesg"], "returncode": 0, "stdout": "acme: hot\nother\n", "stderr": ""}])
+
+    assert "acme: hot" in kernel_log(ctx, "acme")
+
+
+@pytest.mark.parametrize("script", ["exit 1", "exec sleep 60", None])
+def test_a_kernels_log_that_does_not_answer_is_empty(program, tmp_path, script):
+    ctx = program("", seconds=1.0)
+    if script:
+        (tmp_path / "dmesg").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "dmesg").chmod(0o755)
+        assert kernel_log(ctx, "x") == ""
+    else:
+        ctx.environ["PATH"] = str(tmp_path)
+        assert kernel_log(ctx, "x") == ""
+
+
+def test_a_virtual_function_names_its_card(machine):
+    ctx = machine({"/sys/bus/pci/devices/0000:01:00.1/physfn": {"link": "../0000:01:00.0"}})
+
+    assert physical_function(ctx, "0000:01:00.1") == "0000:01:00.0"
+    assert physical_function(ctx, "0000:01:00.0") is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "sound", "health"),
+    [(None, True, Health.HEALTHY), (None, False, Health.UNKNOWN), (Fault("hot", "cool it"), True, Health.UNHEALTHY)],
+)
+def test_a_condition_fills_the_fields_of_statistics(fault, sound, health):
+    seen = Stats(power_watts=1.0, **condition(fault, sound=sound))
+
+    assert (seen.health, seen.health_reason, seen.health_remedy) == (health, *(fault or ("", "")))
 
 
 def proc(root, namespace="4026531836", **processes):

@@ -4,6 +4,7 @@ import types
 
 import pytest
 from anyaccel.errors import PluginError
+from anyaccel.kit import FaultError
 from anyaccel.model import Detected, Device, EnvContext, EnvEdits, Fractional, PluginInfo, ProblemKind, Term
 from anyaccel.plugin import hookimpl
 from anyaccel.testing import context
@@ -47,6 +48,29 @@ def test_a_correct_plugin_loads():
     assert plugin.detect(context(EMPTY)) == Detected(devices=(DEVICE,))
     assert plugin.implements("anyaccel_env")
     assert not plugin.implements("anyaccel_stats")
+
+
+def test_what_was_raised_with_a_remedy_is_told_in_the_plug_ins_own_words():
+    def detect(ctx):
+        raise FaultError("the driver does not answer", "reload it")
+
+    with pytest.raises(PluginError) as caught:
+        load(module(anyaccel_detect=detect)).detect(context(EMPTY))
+    problem = caught.value.problem
+    assert (problem.kind, problem.reason) == (ProblemKind.RAISED, "the driver does not answer")
+    assert problem.next_step == "reload it"
+
+
+@pytest.mark.parametrize("fault", ["text", ("reason",), (1, 2), None])
+def test_an_error_whose_fault_is_none_is_told_as_any_other(fault):
+    def detect(ctx):
+        error = RuntimeError("boom")
+        error.fault = fault
+        raise error
+
+    with pytest.raises(PluginError) as caught:
+        load(module(anyaccel_detect=detect)).detect(context(EMPTY))
+    assert reason(caught) == "it raised RuntimeError: boom"
 
 
 def test_hooks_that_are_not_implemented_have_their_default():

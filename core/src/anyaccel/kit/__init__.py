@@ -7,8 +7,8 @@ plug-in may use single parts of the kit, or none.
 
 from anyaccel.kit.card import Card, board_links
 from anyaccel.kit.catalog import Catalog, Entry, pci_name, tag
-from anyaccel.kit.fault import Fault, FaultError, fail, warn
-from anyaccel.kit.files import in_container, kernel_log, node_fault, number, text
+from anyaccel.kit.fault import Condition, Fault, FaultError, condition, fail, warn
+from anyaccel.kit.files import PCI_DEVICES, in_container, kernel_log, node_fault, number, physical_function, text
 from anyaccel.kit.masks import DECIMAL, SIGNED, Ids, Mask, Numbers
 from anyaccel.kit.processes import Holders
 from anyaccel.kit.tools import Measures, Row, Tool
@@ -16,9 +16,11 @@ from anyaccel.kit.vendor import Vendor
 
 __all__ = [
     "DECIMAL",
+    "PCI_DEVICES",
     "SIGNED",
     "Card",
     "Catalog",
+    "Condition",
     "Entry",
     "Fault",
     "FaultError",
@@ -31,12 +33,14 @@ __all__ = [
     "Tool",
     "Vendor",
     "board_links",
+    "condition",
     "fail",
     "in_container",
     "kernel_log",
     "node_fault",
     "number",
     "pci_name",
+    "physical_function",
     "tag",
     "text",
     "warn",

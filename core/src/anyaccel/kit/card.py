@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from anyaccel.kit.catalog import Entry
-from anyaccel.kit.fault import Fault
+from anyaccel.kit.fault import Fault, condition
 from anyaccel.kit.files import PCI_DEVICES
 from anyaccel.plugin import Device, Health, PciFunction, ProbeContext
 
@@ -113,13 +113,10 @@ class Card:
     @property
     def health(self) -> Health:
         """Whether the device can be used, as far as was seen."""
-        if self.fault is not None:
-            return Health.UNHEALTHY
-        return Health.HEALTHY if self.sound else Health.UNKNOWN
+        return condition(self.fault, sound=self.sound)["health"]
 
     def device(self) -> Device:
         """Make the value for the inventory."""
-        reason, remedy = self.fault or Fault("")
         return Device(
             id=self.id,
             index=self.index,
@@ -131,9 +128,7 @@ class Card:
             links=self.links,
             nodes=self.nodes,
             occupies=self.occupies,
-            health=self.health,
-            health_reason=reason,
-            health_remedy=remedy,
+            **condition(self.fault, sound=self.sound),
             attributes={name: fact for name, fact in self.attributes.items() if fact is not None},
         )
 

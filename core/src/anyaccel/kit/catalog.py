@@ -180,11 +180,18 @@ def tag(text: str) -> str:
 
 
 def pci_name(ctx: ProbeContext, vendor: int, device: int) -> str:
-    """Ask the machine's own list of PCI ids for the name of a device; empty where there is no list, or no such id."""
+    """Ask the machine's own list of PCI ids for the name of a device.
+
+    Returns:
+        The product in the brackets behind a chip's name, as in ``AC102 [Acme One]``, else the whole name; empty where
+        there is no list, or no such id.
+    """
     try:
-        return str(ctx.query(f"pci.ids/{vendor:04x}:{device:04x}", lambda: look_up(vendor, device)))
+        name = str(ctx.query(f"pci.ids/{vendor:04x}:{device:04x}", lambda: look_up(vendor, device)))
     except QueryError:
         return ""
+    match = re.search(r"\[(.+)\]\s*$", name)
+    return match[1] if match else name
 
 
 def look_up(vendor: int, device: int, paths: tuple[str, ...] = PCI_IDS) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
-from anyaccel.plugin import Finding, Severity
+from anyaccel.plugin import Finding, Health, Severity
 
 
 class Fault(NamedTuple):
@@ -34,6 +34,26 @@ class FaultError(ValueError):
     def __init__(self, reason: str, remedy: str = "") -> None:
         self.fault = Fault(reason, remedy)
         super().__init__(str(self.fault))
+
+
+class Condition(TypedDict):
+    """How a device is, as fields of :class:`~anyaccel.plugin.Device` and :class:`~anyaccel.plugin.Stats`."""
+
+    health: Health
+    health_reason: str
+    health_remedy: str
+
+
+def condition(fault: Fault | None, *, sound: bool = True) -> Condition:
+    """Say how a device is: ``Stats(**measures, **condition(fault))``.
+
+    Args:
+        fault: Why it cannot be used, or None.
+        sound: Whether something said that it works. Without that, and without a fault, its health is unknown.
+    """
+    if fault is not None:
+        return {"health": Health.UNHEALTHY, "health_reason": fault.reason, "health_remedy": fault.remedy}
+    return {"health": Health.HEALTHY if sound else Health.UNKNOWN, "health_reason": "", "health_remedy": ""}
 
 
 def fail(reason: str, remedy: str) -> Finding:

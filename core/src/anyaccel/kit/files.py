@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
+
 from anyaccel.kit.fault import Fault
-from anyaccel.plugin import CommandTimeoutError, ProbeContext
+from anyaccel.plugin import CommandTimeoutError, ProbeContext, QueryError
 
 PCI_DEVICES = "/sys/bus/pci/devices"
+"""Directory of the PCI functions, by address."""
 KERNEL_LOG_SECONDS = 2.0
 _CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
 _CONTAINER_VARIABLES = ("container", "KUBERNETES_SERVICE_HOST")
@@ -51,10 +55,52 @@ def node_fault(ctx: ProbeContext, path: str, *, missing: str = "", closed: str =
     return None
 
 
-def kernel_log(ctx: ProbeContext) -> str:
-    """Read the kernel's log; empty where this user may not, or where there is no ``dmesg``."""
-    try:
+def physical_function(ctx: ProbeContext, address: str) -> str | None:
+    """PCI address of the card of which a PCI function is a virtual one; None when it is none."""
+    link = ctx.readlink(f"{PCI_DEVICES}/{address}/physfn")
+    return link.rpartition("/")[2].lower() if link else None
+
+
+def kernel_log(ctx: ProbeContext, pattern: str = "") -> str:
+    """Read the kernel's log; empty where this user may not, or where there is no ``dmesg``.
+
+    Args:
+        ctx: The machine.
+        pattern: Regular expression of the lines that count. Then no other line gets into a recording: the log names
+            hosts, users and serial numbers.
+    """
+    if pattern:
+        path, seconds = ctx.environ.get("PATH", os.defpath), min(KERNEL_LOG_SECONDS, ctx.remaining() / 2)
+        try:
+            return str(ctx.query(f"dmesg/{pattern}", lambda: _matching(pattern, path, seconds)))
+        except QueryError as error:
+            if error.kind != "NotRecorded":
+                return ""
+    try:  # recordings made by hand have the whole log
         result = ctx.run(["dmesg"], timeout=min(KERNEL_LOG_SECONDS, ctx.remaining() / 2))
     except (CommandTimeoutError, OSError):
         return ""
     return result.stdout if result is not None and result.returncode == 0 else ""
+
+
+def _matching(pattern: str, path: str, seconds: float) -> str:
+    """Ask ``dmesg`` for the lines that a pattern matches; empty when it does not answer."""
+    import shutil  # loaded on a host alone: a replay runs nothing
+    import subprocess
+
+    program = shutil.which("dmesg", path=path)
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [program],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            check=True,
+            timeout=seconds,
+            errors="replace",
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return "".join(line for line in done.stdout.splitlines(keepends=True) if re.search(pattern, line))

@@ -32,6 +32,7 @@ from anyaccel.model import (
     Product,
     Stats,
     Term,
+    replace,
 )
 from anyaccel.probe.context import ProbeContext
 from anyaccel.vendors import contract
@@ -145,12 +146,20 @@ class VendorPlugin:
         try:
             value = getattr(self._manager.hook, hook)(**arguments)
         except (Exception, SystemExit) as error:
-            reason = f"it raised {_words(error)}"
-            raise PluginError(self.problem(ProblemKind.RAISED, reason, hook)) from error
+            raise PluginError(self._raised(error, hook)) from error
         found = list(check(value))
         if found:
             raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found), hook))
         return value
+
+    def _raised(self, error: BaseException, hook: str) -> Problem:
+        """Describe what a hook raised: in its own words where it has a ``fault``, that is a reason and a remedy."""
+        match getattr(error, "fault", None):
+            case (str(reason), str(remedy)):
+                problem = self.problem(ProblemKind.RAISED, reason, hook)
+                return replace(problem, next_step=remedy) if remedy else problem
+            case _:
+                return self.problem(ProblemKind.RAISED, f"it raised {_words(error)}", hook)
 
     def _import(self) -> object:
         module_name, _, attribute = self.source.target.partition(":")
