@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import anyaccel_amd
 import pytest
 from anyaccel.plugin import Detected, Device, ProbeContext
 from anyaccel.probe.host import HostFacts
 from anyaccel.testing import context, load_recording
+from anyaccel_amd import plugin
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 
@@ -22,7 +22,7 @@ def detected() -> Callable[[str], Detected]:
     """Detect on a recorded machine."""
 
     def detect(name: str) -> Detected:
-        found: Detected | None = anyaccel_amd.anyaccel_detect(context(load_recording(RECORDINGS / name)))
+        found: Detected | None = plugin.anyaccel_detect(context(load_recording(RECORDINGS / name)))
         assert found is not None
         return found
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 
-import anyaccel_amd
 import pytest
 from anyaccel.plugin import Device, EnvContext
 from anyaccel.vendors.contract import env_faults, visible_faults
+from anyaccel_amd import plugin
 from hypothesis import given
 from hypothesis import strategies as st
 
 ALL = ["gpu0", "gpu1", "gpu2", "gpu3"]
-HIP, CUDA, ROCR, OPENCL = anyaccel_amd.anyaccel_info().env_vars
+HIP, CUDA, ROCR, OPENCL = plugin.anyaccel_info().env_vars
 
 
 def seen(environ, devices):
-    return anyaccel_amd.anyaccel_visible(environ, devices)
+    return plugin.anyaccel_visible(environ, devices)
 
 
 def ids(text):
@@ -140,28 +140,28 @@ def test_a_slurm_step_sees_its_gpus(detected):
 
 
 def test_the_mask_is_written_for_hip_and_opencl_and_taken_from_below(gpus):
-    edits = anyaccel_amd.anyaccel_env([gpus[2], gpus[0]], EnvContext(devices=tuple(gpus), environ={CUDA: "5"}))
+    edits = plugin.anyaccel_env([gpus[2], gpus[0]], EnvContext(devices=tuple(gpus), environ={CUDA: "5"}))
     assert edits.set == {HIP: "2,0", OPENCL: "2,0"}
     assert edits.unset == {ROCR, CUDA}
     assert edits.enforced_by == ""
 
 
 def test_nothing_is_hidden_by_an_empty_text(gpus):
-    edits = anyaccel_amd.anyaccel_env([], EnvContext(devices=tuple(gpus)))
+    edits = plugin.anyaccel_env([], EnvContext(devices=tuple(gpus)))
     assert edits.set == {HIP: "-1", OPENCL: "-1", ROCR: ""}
     assert seen(edits.set, gpus) == []
 
 
 def test_a_rival_that_differs_is_taken_away(gpus):
     environ = {CUDA: "0,1"}
-    edits = anyaccel_amd.anyaccel_env([gpus[1]], EnvContext(devices=tuple(gpus), environ=environ))
+    edits = plugin.anyaccel_env([gpus[1]], EnvContext(devices=tuple(gpus), environ=environ))
     assert apply(environ, edits) == {HIP: "1", OPENCL: "1"}
 
 
 def test_the_rival_belongs_to_the_other_vendor_where_its_devices_are(detected):
     found = detected("rx7900xtx-beside-cuda").devices
     for devices in ([], [found[0]]):
-        edits = anyaccel_amd.anyaccel_env(devices, EnvContext(devices=found, environ={CUDA: "-1"}))
+        edits = plugin.anyaccel_env(devices, EnvContext(devices=found, environ={CUDA: "-1"}))
         assert CUDA not in edits.set
         assert CUDA not in edits.unset
         assert seen(apply({CUDA: "-1"}, edits), found) == [device.id for device in devices]
@@ -169,27 +169,27 @@ def test_the_rival_belongs_to_the_other_vendor_where_its_devices_are(detected):
 
 def test_the_mask_below_hip_is_written_on_request(gpus):
     environ = {"ANYACCEL_AMD_MASK": "rocr", CUDA: "0"}
-    edits = anyaccel_amd.anyaccel_env([gpus[3], gpus[1]], EnvContext(devices=tuple(gpus), environ=environ))
+    edits = plugin.anyaccel_env([gpus[3], gpus[1]], EnvContext(devices=tuple(gpus), environ=environ))
     assert edits.set == {ROCR: "3,1", HIP: "0,1", OPENCL: "0,1"}
     assert seen(apply(environ, edits), gpus) == ["gpu3", "gpu1"]
 
 
 def test_an_unknown_way_to_mask_is_refused(gpus):
     with pytest.raises(ValueError, match=r"ANYACCEL_AMD_MASK must be 'hip' or 'rocr' \(got 'cuda'\); unset it"):
-        anyaccel_amd.anyaccel_env(gpus, EnvContext(devices=tuple(gpus), environ={"ANYACCEL_AMD_MASK": "cuda"}))
+        plugin.anyaccel_env(gpus, EnvContext(devices=tuple(gpus), environ={"ANYACCEL_AMD_MASK": "cuda"}))
 
 
 def test_a_device_without_number_cannot_be_masked_in(detected):
     devices = detected("mi300x-8gpu-driver-missing").devices
-    with pytest.raises(ValueError, match="must be numbered by ROCm's runtime"):
-        anyaccel_amd.anyaccel_env(devices[:1], EnvContext(devices=devices))
+    with pytest.raises(ValueError, match="cannot be given to a process: no driver is bound to it"):
+        plugin.anyaccel_env(devices[:1], EnvContext(devices=devices))
 
 
 def test_every_subset_in_every_order_comes_back(gpus):
     ctx = EnvContext(devices=tuple(gpus))
     for count in range(len(gpus) + 1):
         for chosen in itertools.permutations(gpus, count):
-            assert seen(anyaccel_amd.anyaccel_env(chosen, ctx).set, gpus) == [device.id for device in chosen]
+            assert seen(plugin.anyaccel_env(chosen, ctx).set, gpus) == [device.id for device in chosen]
 
 
 RIVALS = st.fixed_dictionaries(
@@ -211,8 +211,8 @@ def test_visible_is_the_inverse_of_env_whatever_the_parent_had(data, environ):
         for number in range(data.draw(st.integers(1, 64)))
     ]
     chosen = data.draw(st.lists(st.sampled_from(devices), unique_by=lambda device: device.id))
-    edits = anyaccel_amd.anyaccel_env(chosen, EnvContext(devices=tuple(devices), environ=environ))
-    assert list(env_faults(edits, anyaccel_amd.anyaccel_info().env_vars)) == []
+    edits = plugin.anyaccel_env(chosen, EnvContext(devices=tuple(devices), environ=environ))
+    assert list(env_faults(edits, plugin.anyaccel_info().env_vars)) == []
     assert seen(apply(environ, edits), devices) == [device.id for device in chosen]
 
 
@@ -232,7 +232,7 @@ def test_any_value_is_answered_or_refused_in_one_sentence(value, name):
 def test_each_device_of_a_machine_can_be_masked_alone(detected, machine):
     devices = detected(machine).devices
     for device in devices:
-        edits = anyaccel_amd.anyaccel_env([device], EnvContext(devices=devices))
+        edits = plugin.anyaccel_env([device], EnvContext(devices=devices))
         assert seen(edits.set, devices) == [device.id]
 
 
@@ -240,6 +240,6 @@ def test_devices_without_number_do_not_shift_the_others(recorded):
     from anyaccel.testing import context
 
     changes = {"/sys/class/kfd/kfd/topology/nodes/5": None}
-    devices = anyaccel_amd.anyaccel_detect(context(recorded("mi300x-8gpu", changes))).devices
+    devices = plugin.anyaccel_detect(context(recorded("mi300x-8gpu", changes))).devices
     assert seen({HIP: "6"}, devices) == ["amd-0000:e5:00.0"]
     assert seen({HIP: "7"}, devices) == []

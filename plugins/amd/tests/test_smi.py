@@ -10,12 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-import anyaccel_amd
 import pytest
 from anyaccel.plugin import ProbeContext, QueryError, Severity
 from anyaccel.probe.host import HostFacts
 from anyaccel.probe.recording import RecordedFacts, Recorder
-from anyaccel_amd import smi
+from anyaccel_amd import plugin, smi
 
 PACKAGE = '''
 """A stand-in with the behavior of amdsmi 7.0.2 that matters here."""
@@ -247,7 +246,7 @@ def test_a_library_that_hangs_is_killed_and_the_mutex_is_named(library):
 
 def test_without_the_package_nothing_is_started(monkeypatch):
     monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
-    monkeypatch.setattr(smi.sys, "executable", "/nonexistent")
+    monkeypatch.setattr(sys, "executable", "/nonexistent")
     with pytest.raises(QueryError) as error:
         ask("names")
     assert error.value.kind == "ModuleNotFoundError"
@@ -257,7 +256,7 @@ def test_without_the_package_nothing_is_started(monkeypatch):
 def test_devices_are_found_whatever_the_library_does(library, recorded, how):
     library(how)
     ctx = machine(recorded("unknown-chip-named-by-amdsmi"), seconds=1.0)
-    found = anyaccel_amd.anyaccel_detect(ctx)
+    found = plugin.anyaccel_detect(ctx)
     assert [(device.id, device.model) for device in found.devices] == [("amd-0000:05:00.0", "AMD GPU 0x74ff")]
     assert "amdsmi could not name" in found.notes[0]
 
@@ -265,17 +264,17 @@ def test_devices_are_found_whatever_the_library_does(library, recorded, how):
 def test_an_unknown_chip_is_named_by_the_library_and_replays_so(library, recorded):
     library()
     recorder = Recorder(Unnamed(recorded("unknown-chip-amdsmi-without-rocm")))
-    found = anyaccel_amd.anyaccel_detect(ProbeContext(recorder, time.monotonic() + 10))
+    found = plugin.anyaccel_detect(ProbeContext(recorder, time.monotonic() + 10))
     assert found.devices[0].model == "AMD Instinct MI399X"
     replayed = ProbeContext(RecordedFacts(recorder.recording()), time.monotonic() + 10)
-    assert anyaccel_amd.anyaccel_detect(replayed) == found
+    assert plugin.anyaccel_detect(replayed) == found
 
 
 def test_a_known_chip_is_never_asked_about(library, recorded):
     library("hang")
     ctx = machine(recorded("mi300x-8gpu"))
     begin = time.monotonic()
-    assert len(anyaccel_amd.anyaccel_detect(ctx).devices) == 8
+    assert len(plugin.anyaccel_detect(ctx).devices) == 8
     assert time.monotonic() - begin < 5
 
 
@@ -283,17 +282,19 @@ def test_a_card_with_more_retired_pages_than_allowed_is_unhealthy(library, recor
     library()
     pages = {"/sys/bus/pci/devices/0000:27:00.0/ras/gpu_vram_bad_pages": "0x00000001 : 0x00001000 : R\n"}
     ctx = machine(recorded("mi300x-8gpu", pages))
-    devices = anyaccel_amd.anyaccel_detect(ctx).devices
-    stats = anyaccel_amd.anyaccel_stats(devices, ctx)
+    devices = plugin.anyaccel_detect(ctx).devices
+    stats = plugin.anyaccel_stats(devices, ctx)
     assert stats["amd-0000:05:00.0"].health_reason == ""
-    assert stats["amd-0000:27:00.0"].health_reason == (
-        "300 pages of its memory are retired and AMD's limit is 256; have the card replaced"
+    worn = stats["amd-0000:27:00.0"]
+    assert (worn.health_reason, worn.health_remedy) == (
+        "300 pages of its memory are retired and AMD's limit is 256",
+        "have the card replaced",
     )
 
 
 def test_doctor_warns_of_the_wheel_without_rocm(library, tmp_path, recorded):
     library(rocm=tmp_path)
-    (finding,) = anyaccel_amd.anyaccel_diagnose(machine(recorded("mi300x-8gpu")))
+    (finding,) = plugin.anyaccel_diagnose(machine(recorded("mi300x-8gpu")))
     assert finding.severity is Severity.WARN
     assert "cannot load ROCm's libamd_smi.so (KeyError" in finding.reason
     assert "pip uninstall amdsmi" in finding.remedy
@@ -301,7 +302,7 @@ def test_doctor_warns_of_the_wheel_without_rocm(library, tmp_path, recorded):
 
 def test_no_module_of_the_plugin_imports_the_library(tmp_path):
     (tmp_path / "amdsmi.py").write_text("raise SystemExit('amdsmi was imported')")
-    modules = [path.stem for path in Path(anyaccel_amd.__file__).parent.glob("*.py")]
+    modules = [path.stem for path in Path(smi.__file__).parent.glob("*.py")]
     code = "import sys\n" + "".join(f"import anyaccel_amd.{name}\n" for name in modules if name != "__init__")
     code += "assert 'amdsmi' not in sys.modules and 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(tmp_path)})

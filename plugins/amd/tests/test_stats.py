@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
-import anyaccel_amd
 import pytest
 from anyaccel.plugin import DeviceProcess, Health, ProbeContext
 from anyaccel.probe.recording import RecordedFacts
 from anyaccel.testing import context
 from anyaccel.vendors.contract import stats_faults
+from anyaccel_amd import plugin
 
 CARD = "/sys/bus/pci/devices/0000:05:00.0"
 NODES = "/sys/class/kfd/kfd/topology/nodes"
@@ -26,8 +26,8 @@ SENSORS = {
 
 def stats(recording, changed=None):
     """Detect on one machine, and look at the same devices on the same or a changed one."""
-    devices = anyaccel_amd.anyaccel_detect(context(recording)).devices
-    found = anyaccel_amd.anyaccel_stats(devices, context(changed or recording))
+    devices = plugin.anyaccel_detect(context(recording)).devices
+    found = plugin.anyaccel_stats(devices, context(changed or recording))
     assert list(stats_faults(found)) == []
     return found
 
@@ -109,7 +109,7 @@ def test_no_process_is_not_unknown(recorded):
     [
         ({f"{NODES}/2": None}, "KFD node 2 is gone"),
         ({f"{CARD}/mem_info_vram_used": {"errno": "ENODEV"}}, "does not answer the driver"),
-        ({"/dev/dri/renderD128": None}, "/dev/dri/renderD128 is not there"),
+        ({"/dev/dri/renderD128": None}, "/dev/dri/renderD128 is missing"),
     ],
 )
 def test_health_is_looked_at_anew_each_time(recorded, changes, words):
@@ -138,5 +138,5 @@ def test_the_library_is_asked_only_where_sysfs_lacks_something(recorded):
     for recording, questions in ((complete, []), (recorded("mi300x-8gpu"), ["amdsmi/metrics"])):
         facts = Asked(recording)
         ctx = ProbeContext(facts, time.monotonic() + 10)
-        anyaccel_amd.anyaccel_stats(anyaccel_amd.anyaccel_detect(ctx).devices, ctx)
+        plugin.anyaccel_stats(plugin.anyaccel_detect(ctx).devices, ctx)
         assert facts.questions == questions

@@ -1,110 +1,353 @@
-"""AMD GPUs for anyaccel: Instinct and Radeon, whole or in compute partitions."""
+"""AMD GPUs for anyaccel: Instinct and Radeon, whole or in compute partitions, from the KFD topology and PCI."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import errno
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from anyaccel.kit import Card, Catalog, Entry, Fault, Vendor, node_fault, number, pci_name, tag, text, warn
 from anyaccel.plugin import (
-    ContainerEdits,
     Detected,
     Device,
     EnvContext,
     EnvEdits,
     Finding,
     Fractional,
-    PluginInfo,
+    Health,
+    PciFunction,
     ProbeContext,
-    Product,
+    QueryError,
     Stats,
     Term,
-    hookimpl,
 )
 
-from anyaccel_amd import environment, products
+from anyaccel_amd import kfd, masks, sensors, smi
+
+CUDA_VENDOR = 0x10DE
+DISPLAY_VGA, DISPLAY_3D, DISPLAY_OTHER, PROCESSING = 0x0300, 0x0302, 0x0380, 0x1200
+KFD_NODE = "/dev/kfd"
+WSL_NODE, WSL_LIBRARY = "/dev/dxg", "/opt/rocm*/lib/librocdxg.so*"
+DEAD = (errno.EIO, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT)
+"""What the driver answers when a GPU hangs, resets or fell off the bus."""
+INTEGRATED_GFX = frozenset(
+    {"gfx700", "gfx801", "gfx810", "gfx902", "gfx909", "gfx90c", "gfx1013", "gfx1033", "gfx1035", "gfx1036", "gfx1037"}
+    | {"gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153"}
+)
+"""Graphics cores that only exist inside CPUs. The MI300A is an APU too, and is not meant."""
 
 
-@hookimpl
-def anyaccel_info() -> PluginInfo:
-    """Say who we are."""
-    return PluginInfo(
-        vendor="amd",
-        resource="GPU",
-        kind="gpu",
-        env_vars=environment.VARIABLES,
-        url="https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html",
+class AMD(Vendor):
+    """GPUs, each a card or one partition of a card.
+
+    A device's index is its position among the KFD nodes that can be read, which is what ROCm's runtime numbers. A GPU
+    that KFD does not have is listed behind them: it has no number there, and no mask can name it.
+    """
+
+    key, resource, kind, brand, driver = "amd", "GPU", "gpu", "AMD", "amdgpu"
+    url = "https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html"
+    pci_vendors, pci_classes = (0x1002,), (DISPLAY_VGA, DISPLAY_3D, DISPLAY_OTHER, PROCESSING)
+    catalog = Catalog(__file__)
+    mask, variables = masks.HIP, (masks.CUDA, masks.ROCR, masks.OPENCL)
+    # Nothing keeps the holders of a GPU apart but themselves. Partitions are devices.
+    sharing = Fractional.SHARED
+    number_remedy = "look for kfd and amdgpu in 'dmesg': ROCm's runtime numbers only GPUs that KFD lists"
+    node_missing = "load the driver with 'modprobe amdgpu'"
+    node_closed = (
+        "add the user to the group that owns it ('sudo usermod -aG render $USER', then log in again; in a container"
+        " '--group-add' with the host's number)"
     )
 
+    # What the devices are.
 
-@hookimpl
-def anyaccel_detect(ctx: ProbeContext) -> Detected | None:
-    """Find the GPUs in the kernel's KFD topology and on PCI."""
-    from anyaccel_amd import detection
+    def entry(self, device: Device) -> Entry | None:
+        """The product of a PCI device id and revision; that of the card for a virtual function."""
+        return self._product(device.attributes)[0]
 
-    return detection.detect(ctx)
+    def tags(self, device: Device) -> Sequence[str]:
+        """Name the product, the gfx name (what binaries are compiled for) and the profile of a partition.
 
+        A product that the catalog does not have goes by its name in the public lists, where that means one product,
+        and by ``AMD-<device id>``.
+        """
+        entry, device_id, name = self._product(device.attributes)
+        names = [*entry.tags, *entry.facts.get("also", ())] if entry else []
+        if not entry and device_id:
+            exact = re.search(r"\d", name) and not re.search(r"/| chip$", name)
+            names = [*([tag(name)] if exact else []), f"AMD-{device_id:04x}"]
+        names.append(str(device.attributes.get("gfx", "")))
+        if device.parent is not None:
+            modes = (device.attributes.get(f"{kind}_mode") for kind in ("compute", "memory"))
+            names.append("_".join(str(mode) for mode in modes if mode))
+        return tuple(dict.fromkeys(filter(None, names))) or ("AMD-GPU",)
 
-@hookimpl
-def anyaccel_fractional(device: Device) -> Fractional:  # noqa: ARG001 - the same for every device
-    """Any GPU may be shared, and nothing keeps the holders apart but themselves. Partitions are devices."""
-    return Fractional.SHARED
+    def _product(self, attributes: Mapping[str, object]) -> tuple[Entry | None, int, str]:
+        """The product that the attributes of a device tell, its PCI device id, and its name in the public lists."""
+        device_id, revision = (int(str(attributes.get(name) or "0"), 16) for name in ("device_id", "revision"))
+        known = revision if attributes.get("revision") else None
+        name = self.catalog.pci_name(device_id, known)
+        return self.catalog.by_pci(device_id, revision=known) or self.catalog.by_name(name), device_id, name
 
+    def _name(self, card: Card) -> str:
+        """What a card is called; empty when neither the catalog, the public lists nor its own files tell."""
+        entry, device_id, name = self._product(card.attributes)
+        name = entry.model if entry else name or text(card.ctx, f"{kfd.PCI}/{card.address}/product_name")
+        if name or not device_id:
+            return name
+        name = pci_name(card.ctx, self.pci_vendors[0], device_id)
+        inside = re.search(r"\[(.+)\]", name)  # behind the name of the chip
+        return f"{self.brand} {inside[1] if inside else name}" if name else ""
 
-@hookimpl
-def anyaccel_tags(device: Device) -> tuple[str, ...]:
-    """Name the product, its gfx name and the profile of a partition."""
-    return products.tags(device)
+    # What is on the machine.
 
+    def present(self, ctx: ProbeContext) -> bool:
+        """Whether the driver is there, built into the kernel or as a module."""
+        return super().present(ctx) or ctx.is_dir(kfd.NODES)
 
-@hookimpl
-def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-    """Write the mask for HIP and OpenCL, and take away the one below that would count twice."""
-    return environment.edits(devices, ctx)
-
-
-@hookimpl
-def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] | None:
-    """Say which devices a HIP program sees."""
-    return environment.visible(environ, devices)
-
-
-@hookimpl
-def anyaccel_validate(request: Term, devices: Sequence[Device]) -> str | None:
-    """Refuse devices without a number, and integrated GPUs beside a card unless they are asked for by name."""
-    for device in devices:
-        if not device.attributes.get("numbered", True):
-            return f"{device.id} has no number in ROCm's runtime: only a GPU that KFD lists can be given out."
-        named = {name.lower() for name in request.names} & {tag.lower() for tag in products.tags(device)}
-        if device.attributes.get("secondary") and not named:
-            return (
-                f"{device.id} is the GPU inside the CPU, and is given out beside a card only by its name:"
-                f" ask for {products.tags(device)[0]}."
+    def notes(self, ctx: ProbeContext) -> Iterator[str]:
+        """Say what is closed to us, what belongs to others, and that WSL tells nothing."""
+        functions = self.functions(ctx)
+        denied = kfd.denied(ctx)
+        if denied:
+            yield (
+                f"{denied} GPU nodes of the host are closed to this container. The others are numbered from 0,"
+                " as ROCm does."
             )
-    return None
+        foreign: dict[str, list[str]] = {}
+        for function in functions:
+            if function.driver not in (None, self.driver):
+                foreign.setdefault(str(function.driver), []).append(function.address)
+        for driver, addresses in foreign.items():
+            yield f"The driver {driver} has the GPUs at {', '.join(addresses)}: they are somebody else's and left out."
+        if not functions and ctx.exists(WSL_NODE) and ctx.glob(WSL_LIBRARY):
+            yield "ROCm runs here on WSL, which does not tell which GPUs it uses: none can be given out."
+
+    def survey(self, ctx: ProbeContext) -> list[Card]:
+        """Look at the GPUs of KFD, in its order, and behind them at those that PCI alone shows."""
+        functions = {function.address: function for function in self.functions(ctx)}
+        nodes = kfd.read(ctx, functions)
+        cards = [self._gpu(ctx, node, functions.get(node.card)) for node in nodes]
+        known = {node.card for node in nodes}
+        rest = [function for function in functions.values() if function.address not in known and _ours(ctx, function)]
+        # Where KFD hides or fails a node, nobody can tell which of these it is.
+        if rest and not any(node.error for node in nodes) and not kfd.denied(ctx):
+            cards += [self.card(ctx, function) for function in rest]
+        return cards
+
+    def look(self, card: Card) -> None:
+        """A GPU that the driver has and KFD does not: ROCm gives it no number."""
+        card.blame(
+            "the driver does not offer it for computing: ROCm does not support it, or its start or reset failed",
+            "see 'dmesg | grep -e kfd -e amdgpu'",
+        )
+
+    def card(self, ctx: ProbeContext, function: PciFunction) -> Card:
+        """Look at a GPU that only PCI shows."""
+        card = super().card(ctx, function)
+        card.attributes = {
+            "card": function.address,
+            "device_id": f"0x{function.device:04x}",
+            "revision": _revision(ctx, function.address),
+            "numbered": False,
+        }
+        return card
+
+    def _gpu(self, ctx: ProbeContext, node: kfd.Node, function: PciFunction | None) -> Card:
+        """Look at a GPU that KFD has."""
+        if node.error:
+            # KFD only gives the directory. Its place in the order is kept.
+            card = Card(ctx, f"amd-kfd-node-{node.number}")
+            card.attributes = {"kfd_node": node.number, "kfd_gpu_id": node.gpu_id}
+            card.blame(node.error, "see 'dmesg | grep amdgpu', then reset the GPU or restart the machine", partial=True)
+            return card
+        device = node.properties.get("device_id", 0)
+        function = function or PciFunction(
+            address=node.card, vendor=self.pci_vendors[0], device=device, class_code=PROCESSING
+        )
+        card = Card(ctx, f"amd-{node.card}/{node.partition}" if node.divided else f"amd-{node.card}", function)
+        card.parent = f"amd-{node.card}" if node.divided else None
+        card.attributes = self._attributes(ctx, node)
+        folder = f"{kfd.PCI}/{node.card}"
+        card.memory_bytes = kfd.memory_bytes(ctx, node)
+        if card.memory_bytes is None and not node.divided:
+            card.memory_bytes = number(ctx, f"{folder}/mem_info_vram_total") or None
+        if card.memory_bytes and card.attributes["integrated"]:  # its own memory is a small part of what it may use
+            card.memory_bytes += number(ctx, f"{folder}/mem_info_gtt_total") or 0
+        # The minor is read, never computed: cards reserve minors for their partitions.
+        minor = card.attributes["render_minor"]
+        card.nodes = (KFD_NODE, f"/dev/dri/renderD{minor}") if minor else (KFD_NODE,)
+        self.check_nodes(card)
+        card.sound = True
+        return card
+
+    def _attributes(self, ctx: ProbeContext, node: kfd.Node) -> dict[str, str | int | float | bool | None]:
+        """Facts beside the fixed fields; what is unknown is None."""
+        properties, folder = node.properties, f"{kfd.PCI}/{node.card}"
+        known = {"device_id": node.device_id, "revision": _revision(ctx, node.card)}
+        entry, device_id, _ = self._product(known)
+        return {
+            **known,
+            "card": node.card,
+            "device_id": node.device_id or None,
+            "partition": node.partition if node.divided else None,
+            "compute_mode": text(ctx, f"{folder}/current_compute_partition").lower() or None,
+            "memory_mode": text(ctx, f"{folder}/current_memory_partition").lower() or None,
+            "gfx": node.gfx or (entry.attributes.get("gfx") if entry else None),
+            "codename": text(ctx, f"{kfd.NODES}/{node.number}/name") or None,
+            "compute_units": properties.get("simd_count", 0) // (properties.get("simd_per_cu") or 1) or None,
+            "unique_id": f"{properties['unique_id']:016x}" if properties.get("unique_id") else None,
+            "hive_id": f"{properties['hive_id']:016x}" if properties.get("hive_id") else None,
+            "kfd_node": node.number,
+            "kfd_gpu_id": node.gpu_id,
+            "render_minor": properties.get("drm_render_minor") or None,
+            "virtual_function": (entry is not None and device_id in entry.facts.get("virtual", ())) or None,
+            "integrated": node.gfx in INTEGRATED_GFX or None,
+        }
+
+    def check_nodes(self, card: Card) -> None:
+        """Blame a GPU that does not answer the driver, or whose nodes this user cannot open."""
+        if len(card.nodes) == 1:
+            card.blame("the driver gives it no render node", "see 'dmesg | grep amdgpu' and reload the driver")
+        try:
+            card.ctx.read(f"{kfd.PCI}/{card.address}/mem_info_vram_used")
+        except OSError as error:
+            if error.errno in DEAD:
+                reset = "see 'dmesg | grep amdgpu', then reset it with 'sudo amd-smi reset -G' or restart the machine"
+                card.blame(f"the GPU at {card.address} does not answer the driver ({error.strerror})", reset)
+        for node in card.nodes:
+            fault = node_fault(card.ctx, node, missing=self.node_missing, closed=self.node_closed)
+            if fault is not None:
+                card.blame(*fault)
+
+    def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
+        """Name the devices: by our lists and sysfs, else by amdsmi, which is slow."""
+        cuda = bool(ctx.pci(CUDA_VENDOR, (DISPLAY_VGA, DISPLAY_3D)))
+        for card in cards:
+            card.model = self._name(card) if card.function else "AMD GPU"
+            card.attributes["beside_cuda"] = (cuda and "render_minor" in card.attributes) or None
+        unnamed = [card for card in cards if not card.model]
+        if not unnamed:
+            return
+        try:
+            names = {
+                entry["bdf"]: entry["market_name"] for entry in ctx.query("amdsmi/names", smi.question(ctx, "names"))
+            }
+        except QueryError as error:
+            names = {}
+            if error.kind not in smi.NOT_INSTALLED:
+                yield f"amdsmi could not name the devices that are not in our table: {error}"
+        for card in unnamed:
+            card.model = names.get(card.address) or f"AMD GPU {card.attributes['device_id'] or ''}".strip()
+
+    def identify(self, card: Card) -> None:
+        """Nothing is left to settle: names are, and memory of another edition or of a whole card would be wrong."""
+
+    def arrange(self, cards: list[Card]) -> None:
+        """Mark integrated GPUs as secondary where a card is there too: they are given out only to who names them."""
+        super().arrange(cards)
+        if any(card.attributes.get("numbered", True) and not card.attributes.get("integrated") for card in cards):
+            for card in cards:
+                card.attributes["secondary"] = card.attributes.get("integrated")
+
+    def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
+        """Fill in the XGMI links."""
+        gpus = {card.attributes["kfd_node"]: card for card in cards if "render_minor" in card.attributes}
+        for node, card in gpus.items():
+            links = kfd.links(ctx, node)
+            hive = card.attributes["hive_id"]
+            if not links and hive:
+                # Virtual machines and some captures show the hive alone: connected, at an unknown distance.
+                links = Counter({int(str(n)): 1 for n, gpu in gpus.items() if gpu.attributes["hive_id"] == hive})
+            card.links = {gpus[n].id: links[n] for n in sorted(links) if n in gpus and n != node}
+
+    # What a process is told.
+
+    def maskable(self, device: Device) -> bool:
+        """Whether ROCm's runtime numbers a device."""
+        return device.attributes.get("numbered") is not False
+
+    def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
+        """Refuse also integrated GPUs beside a card unless they are asked for by name: programs crash on them."""
+        asked = {name.lower() for name in term.names}
+        for device in devices:
+            names = self.tags(device)
+            if device.attributes.get("secondary") and not asked & {name.lower() for name in names}:
+                return (
+                    f"{device.id} is the GPU inside the CPU, and is given out beside a card only by its name:"
+                    f" ask for {names[0]}."
+                )
+        return super().validate(term, devices)
+
+    def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
+        """Write the mask for HIP and OpenCL, and take away the one below that would count twice."""
+        return masks.edits(self.written(devices), devices, ctx)
+
+    def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
+        """Say which devices a HIP program sees."""
+        return masks.visible(environ, [device for device in devices if self.maskable(device)])
+
+    # How it is now.
+
+    def stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
+        """Observe the devices: health, memory in use, utilization, temperature, power and processes."""
+        seen = [device for device in devices if device.attributes.get("render_minor")]
+        library = sensors.ask_library(ctx, seen)
+        users = kfd.processes(ctx)
+        cards = {card.id: card for card in self.survey(ctx)}
+        found = {}
+        for device in seen:
+            facts = library.get(str(device.attributes["card"]), {})
+            health, fault = self.judge(device, cards.get(device.id))
+            if health is Health.HEALTHY and (worn := sensors.worn_out(facts)):
+                health, fault = Health.UNHEALTHY, worn
+            gpu = device.attributes.get("kfd_gpu_id")
+            found[device.id] = Stats(
+                **sensors.measure(ctx, device, facts),
+                health=health,
+                health_reason=fault.reason,
+                health_remedy=fault.remedy,
+                processes=users.get(gpu, ()) if users is not None and isinstance(gpu, int) else None,
+            )
+        return found
+
+    def judge(self, device: Device, card: Card | None) -> tuple[Health, Fault]:
+        """A GPU that KFD no longer has did not come back from a reset."""
+        if card is None or "kfd_node" not in card.attributes:
+            reason = f"KFD node {device.attributes.get('kfd_node')} is gone, as after a failed reset"
+            return Health.UNHEALTHY, Fault(reason, "see 'dmesg | grep amdgpu' and detect again")
+        return super().judge(device, card)
+
+    # What is wrong here.
+
+    def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
+        """Look at memory errors, lost partitions, variables and the amdsmi library."""
+        devices = [device for device in detected.devices if self.maskable(device)]
+        for card, count in sensors.uncorrectable(ctx, devices).items():
+            yield warn(
+                f"{card} has had {count} uncorrectable memory errors since the driver was loaded",
+                "reset the GPU when it is idle ('sudo amd-smi reset -G'); have it replaced when the number rises",
+            )
+        # A kernel has 64 DRM nodes; a machine divided in 64, with a display chip, loses a partition (ROCm/amdsmi#99).
+        partitions = Counter(device.parent for device in devices if device.parent is not None)
+        for parent, count in partitions.items():
+            if count < max(partitions.values()):
+                yield warn(
+                    f"{count} partitions of {parent} are to be seen where other cards have {max(partitions.values())}",
+                    "give the container all of them, or unload the driver of the display chip (often 'ast')",
+                )
+        yield from masks.quarrels(ctx.environ, devices)
+        yield from smi.faults(ctx)
 
 
-@hookimpl
-def anyaccel_stats(devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
-    """Observe the devices through sysfs."""
-    from anyaccel_amd import stats
-
-    return stats.stats(devices, ctx)
+def _ours(ctx: ProbeContext, function: PciFunction) -> bool:
+    """Whether a GPU belongs to this machine: those of virtual machines have another driver, or are a part of one."""
+    return function.driver in (None, AMD.driver) and not ctx.readlink(f"{kfd.PCI}/{function.address}/physfn")
 
 
-@hookimpl
-def anyaccel_container(devices: Sequence[Device]) -> ContainerEdits:
-    """Give the device nodes. KFD shows a container only GPUs whose node it may open, so that it needs no mask."""
-    return ContainerEdits(nodes=tuple(dict.fromkeys(node for device in devices for node in device.nodes)))
+def _revision(ctx: ProbeContext, address: str) -> str | None:
+    revision = number(ctx, f"{kfd.PCI}/{address}/revision")
+    return f"0x{revision:02x}" if revision is not None else None
 
 
-@hookimpl
-def anyaccel_diagnose(ctx: ProbeContext) -> Sequence[Finding]:
-    """Look at devices, variables and the amdsmi library."""
-    from anyaccel_amd import diagnosis
-
-    return diagnosis.diagnose(ctx)
-
-
-@hookimpl
-def anyaccel_products() -> Sequence[Product]:
-    """List Instinct and Radeon products."""
-    return products.products()
+plugin = AMD()

@@ -8,58 +8,45 @@ ROCm's runtime skips it and numbers the rest, and so do we.
 from __future__ import annotations
 
 import errno
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import os
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 
-from anyaccel.plugin import ProbeContext
+from anyaccel.kit import number, text
+from anyaccel.plugin import DeviceProcess, ProbeContext
 
+PCI = "/sys/bus/pci/devices"
 TOPOLOGY = "/sys/class/kfd/kfd/topology"
 NODES = f"{TOPOLOGY}/nodes"
 PROCESSES = "/sys/class/kfd/kfd/proc"
 XGMI_LINK = 11
+MOST_LINKS = 16
 VIDEO_MEMORY = (1, 2)
 """Heap types of memory banks: the part of video memory that the CPU reaches, and the rest."""
 ATTEMPTS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """A GPU in the topology: a card, or one partition of a card.
 
     Attributes:
         number: Number of its directory; CPUs count too.
         gpu_id: KFD's own id, under which it lists processes, or None.
-        name: Codename of the chip; empty on old kernels.
         properties: Content of its ``properties``; empty when it could not be read.
-        memory_bytes: Size of its video memory, or None.
-        links: Strength of its XGMI links by node number.
         error: Why it could not be read.
+        card: PCI address of its card.
+        partition: Number of the partition within the card.
+        divided: Whether the card is divided, also when only one partition is to be seen.
     """
 
-    number: int
-    gpu_id: int | None = None
-    name: str = ""
-    properties: Mapping[str, int]
-    memory_bytes: int | None = None
-    links: Mapping[int, int]
-    error: str = ""
-
-    @property
-    def card(self) -> tuple[int, int, int]:
-        """PCI domain, bus and device. The domain is a line of its own, absent on old kernels."""
-        location = self.properties["location_id"]
-        return self.properties.get("domain", 0), location >> 8 & 0xFF, location >> 3 & 0x1F
-
-    @property
-    def function(self) -> int:
-        """PCI function. Partitions of a card appear as functions that PCI does not have."""
-        return self.properties["location_id"] & 7
-
-    @property
-    def partition(self) -> int:
-        """Number of the partition where newer kernels put it: the upper four bits."""
-        return self.properties["location_id"] >> 28 & 0xF
+    def __init__(self, number: int, gpu_id: int | None, properties: Mapping[str, int], error: str = "") -> None:
+        self.number = number
+        self.gpu_id = gpu_id
+        self.properties = properties
+        self.error = error
+        self.card = ""
+        self.partition = 0
+        self.divided = False
 
     @property
     def gfx(self) -> str:
@@ -67,67 +54,61 @@ class Node:
         version = self.properties.get("gfx_target_version", 0)
         return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else ""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
-    """The GPUs of the topology.
-
-    Attributes:
-        gpus: Those that may be read, in the order in which ROCm numbers them.
-        denied: Number of nodes that the device cgroup hides.
-    """
-
-    gpus: tuple[Node, ...]
-    denied: int
+    @property
+    def device_id(self) -> str:
+        """The PCI device id as sysfs writes it; empty when unknown."""
+        device = self.properties.get("device_id", 0)
+        return f"0x{device:04x}" if device else ""
 
 
-def read(ctx: ProbeContext) -> Topology:
+def read(ctx: ProbeContext, functions: Collection[str]) -> list[Node]:
     """Read the topology, again when it changed on the way, as it does when somebody repartitions a card.
 
+    Args:
+        ctx: The machine.
+        functions: Addresses of the GPUs that PCI shows.
+
+    Returns:
+        The GPUs that this process may know of, in the order in which ROCm numbers them.
+
     Raises:
-        ValueError: When a file is not what the kernel writes.
+        ValueError: When a file is not what the kernel writes, or two nodes claim to be the same device.
         RuntimeError: When the topology does not come to rest.
     """
     for _ in range(ATTEMPTS):
         before = ctx.read(f"{TOPOLOGY}/generation_id")
-        topology = _read_once(ctx)
+        nodes = [node for path in ctx.glob(f"{NODES}/[0-9]*") if (node := _node(ctx, path)) is not None]
         if ctx.read(f"{TOPOLOGY}/generation_id") == before:
-            return topology
+            _place(ctx, [node for node in nodes if not node.error], functions)
+            return nodes
     raise RuntimeError(
         f"{TOPOLOGY}/generation_id must stay the same while the GPUs are listed (it changed {ATTEMPTS} times);"
         " wait until nobody partitions or resets a GPU and try again"
     )
 
 
-def _read_once(ctx: ProbeContext) -> Topology:
-    gpus: list[Node] = []
-    denied = 0
-    for path in ctx.glob(f"{NODES}/[0-9]*"):
-        try:
-            node = _node(ctx, path)
-        except OSError as error:
-            if error.errno != errno.EPERM:
-                raise
-            denied += 1
-        else:
-            gpus += [node] if node else []
-    return Topology(gpus=tuple(gpus), denied=denied)
+def denied(ctx: ProbeContext) -> int:
+    """How many nodes the device cgroup hides."""
+    return sum(_properties(ctx, path)[1] == errno.EPERM for path in ctx.glob(f"{NODES}/[0-9]*"))
+
+
+def _properties(ctx: ProbeContext, path: str) -> tuple[str | None, int]:
+    """The text of a node's properties, None when it is gone; and the errno of a read that failed, else 0."""
+    try:
+        return ctx.read(f"{path}/properties"), 0
+    except OSError as error:
+        return None, error.errno or errno.EIO
 
 
 def _node(ctx: ProbeContext, path: str) -> Node | None:
-    """Read one node; None for a CPU, and for one that is gone."""
-    number = int(path.rpartition("/")[2])
-    try:
-        text = ctx.read(f"{path}/properties")
-    except OSError as error:
-        if error.errno == errno.EPERM:  # the device cgroup's answer; that of a file's mode is EACCES
-            raise
-        gpu_id = _gpu_id(ctx, path)
-        reason = f"reading {path}/properties failed: {error.strerror}"
-        return None if gpu_id == 0 else Node(number=number, gpu_id=gpu_id, properties={}, links={}, error=reason)
-    if text is None:
+    """Read one node; None for a CPU, and for one that is gone or denied."""
+    node_number, gpu_id = int(path.rpartition("/")[2]), number(ctx, f"{path}/gpu_id")
+    told, failed = _properties(ctx, path)
+    if failed and failed != errno.EPERM and gpu_id != 0:  # the device cgroup says EPERM, the mode of a file EACCES
+        return Node(node_number, gpu_id, {}, f"reading {path}/properties failed: {os.strerror(failed)}")
+    if told is None:
         return None
-    properties = parse(text, f"{path}/properties")
+    properties = parse(told, f"{path}/properties")
     # An APU has CPU cores and SIMDs in one node, so that the cores say nothing.
     if properties.get("simd_count", 0) == 0:
         return None
@@ -136,24 +117,17 @@ def _node(ctx: ProbeContext, path: str) -> Node | None:
             f"{path}/properties must have a line 'location_id' for a GPU (got {', '.join(sorted(properties))});"
             " reload the driver with 'modprobe -r amdgpu && modprobe amdgpu', or report the kernel's version"
         )
-    return Node(
-        number=number,
-        gpu_id=_gpu_id(ctx, path),
-        name=(_text(ctx, f"{path}/name") or "").strip(),
-        properties=properties,
-        memory_bytes=_memory(ctx, path, properties),
-        links=_links(ctx, path),
-    )
+    return Node(node_number, gpu_id, properties)
 
 
-def parse(text: str, path: str) -> dict[str, int]:
+def parse(content: str, path: str) -> dict[str, int]:
     """Parse ``key value`` lines with decimal values of up to 64 bits.
 
     Raises:
         ValueError: When a line is anything else.
     """
     values: dict[str, int] = {}
-    for line in text.splitlines():
+    for line in content.splitlines():
         key, _, value = line.strip().partition(" ")
         if key and not (value.isascii() and value.isdigit()):
             raise ValueError(
@@ -165,45 +139,99 @@ def parse(text: str, path: str) -> dict[str, int]:
     return values
 
 
-def strength(weight: int) -> int:
-    """Turn KFD's weight of a link, where lower is nearer, into a strength, where higher is."""
-    return max(1, 1000 - weight)
+def _place(ctx: ProbeContext, nodes: list[Node], functions: Collection[str]) -> None:
+    """Tell cards from partitions: fill in the card and the number of the partition of each node."""
+    taken: dict[str, dict[int, Node]] = {}
+    for node in nodes:
+        node.card, wanted = _address(node.properties, functions)
+        rivals = taken.setdefault(node.card, {})
+        node.partition = _next_number(node, rivals) if wanted in rivals else wanted
+        rivals[node.partition] = node
+    for node in nodes:
+        mode = text(ctx, f"{PCI}/{node.card}/current_compute_partition").lower()
+        node.divided = len(taken[node.card]) > 1 or node.partition > 0 or mode not in ("", "spx")
 
 
-def banks(ctx: ProbeContext, number: int) -> Iterator[tuple[str, Mapping[str, int]]]:
+def _address(properties: Mapping[str, int], functions: Collection[str]) -> tuple[str, int]:
+    """The card's PCI address and the number of the partition, which hides in bits that PCI does not have.
+
+    The domain is a line of its own, absent on old kernels. Newer kernels put the partition into the upper four bits
+    of the location; on others it is a function that PCI does not have.
+    """
+    location = properties["location_id"]
+    place = f"{properties.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}"
+    function, partition = location & 7, location >> 28 & 0xF
+    if not partition and f"{place}.{function}" not in functions:
+        return f"{place}.0", function
+    return f"{place}.{function}", partition
+
+
+def _next_number(node: Node, rivals: Mapping[int, Node]) -> int:
+    """Number a partition whose address does not: a render node of its own proves that it is another device."""
+    minor = node.properties.get("drm_render_minor", 0)
+    twin = next((rival for rival in rivals.values() if rival.properties.get("drm_render_minor", 0) == minor), None)
+    if twin is not None:
+        raise ValueError(
+            f"{NODES}: two GPUs must not share a PCI address and a render node (got {node.card} and minor {minor} for"
+            f" nodes {twin.number} and {node.number}); reload the driver, or report the kernel's version"
+        )
+    return max(rivals) + 1
+
+
+def links(ctx: ProbeContext, node_number: object) -> dict[int, int]:
+    """Strength of a node's XGMI links by the number of the other node: nearer is stronger, and so are more links.
+
+    The kernel writes one line per pair (``kfd_fill_gpu_xgmi_link_to_gpu`` in its ``kfd_crat.c``): a weight that tells
+    hops apart, lower is nearer; as least bandwidth that of one link, as highest that of all links of the pair. Both are
+    0 where the way leads over others. PCIe links go through the host and count for nothing.
+    """
+    found: Counter[int] = Counter()
+    for file in ctx.glob(f"{NODES}/{node_number}/io_links/[0-9]*/properties"):
+        link = parse(text(ctx, file), file)
+        if link.get("type") == XGMI_LINK and "node_to" in link:
+            count = link.get("max_bandwidth", 0) // (link.get("min_bandwidth") or 1 << 64)
+            found[link["node_to"]] += max(1, 1000 - link.get("weight", 0)) * min(max(1, count), MOST_LINKS)
+    return found
+
+
+def banks(ctx: ProbeContext, node_number: object) -> Iterator[tuple[str, Mapping[str, int]]]:
     """The memory banks of a node that are video memory: path of the directory, and its properties."""
-    for path in ctx.glob(f"{NODES}/{number}/mem_banks/[0-9]*"):
-        text = _text(ctx, f"{path}/properties")
-        bank = parse(text, f"{path}/properties") if text is not None else {}
+    for path in ctx.glob(f"{NODES}/{node_number}/mem_banks/[0-9]*"):
+        bank = parse(text(ctx, f"{path}/properties"), f"{path}/properties")
         if bank.get("heap_type") in VIDEO_MEMORY:
             yield path, bank
 
 
-def _memory(ctx: ProbeContext, path: str, properties: Mapping[str, int]) -> int | None:
-    number = int(path.rpartition("/")[2])
-    total = sum(bank.get("size_in_bytes", 0) for _, bank in banks(ctx, number))
-    return total or properties.get("local_mem_size") or None
+def memory_bytes(ctx: ProbeContext, node: Node) -> int | None:
+    """Size of a node's video memory, or None."""
+    total = sum(bank.get("size_in_bytes", 0) for _, bank in banks(ctx, node.number))
+    return total or node.properties.get("local_mem_size") or None
 
 
-def _links(ctx: ProbeContext, path: str) -> dict[int, int]:
-    """XGMI links. PCIe links go through the host and count for nothing; the weight tells hops apart."""
-    found: dict[int, int] = {}
-    for file in ctx.glob(f"{path}/io_links/[0-9]*/properties"):
-        text = _text(ctx, file)
-        link = parse(text, file) if text is not None else {}
-        if link.get("type") == XGMI_LINK and "node_to" in link:
-            found[link["node_to"]] = strength(link.get("weight", 0))
-    return found
+def used_bytes(ctx: ProbeContext, node_number: object) -> int | None:
+    """Memory in use of a node, which newer kernels write beside its memory banks."""
+    used = [number(ctx, f"{path}/used_memory") for path, _ in banks(ctx, node_number)]
+    known = [value for value in used if value is not None]
+    return sum(known) if known and len(known) == len(used) else None
 
 
-def _gpu_id(ctx: ProbeContext, path: str) -> int | None:
-    text = _text(ctx, f"{path}/gpu_id")
-    return int(text) if text is not None and re.fullmatch(r"[0-9]+\s*", text) else None
+def processes(ctx: ProbeContext) -> dict[int, tuple[DeviceProcess, ...]] | None:
+    """Processes with memory or a queue on a GPU, by its ``gpu_id``; None when this kernel does not tell.
 
-
-def _text(ctx: ProbeContext, path: str) -> str | None:
-    """Read a file that only adds to what is known."""
-    try:
-        return ctx.read(path)
-    except OSError:
+    KFD lists a process on every GPU that it has merely opened.
+    """
+    if not ctx.is_dir(PROCESSES):
         return None
+    found: dict[int, dict[int, int | None]] = {}
+    for path in ctx.glob(f"{PROCESSES}/[0-9]*"):
+        pid = int(path.rpartition("/")[2])
+        for file in ctx.glob(f"{path}/queues/*/gpuid"):
+            found.setdefault(number(ctx, file) or 0, {})[pid] = None
+        for file in ctx.glob(f"{path}/vram_[0-9]*"):
+            gpu, memory = int(file.rpartition("_")[2]), number(ctx, file)
+            if memory or pid in found.get(gpu, ()):
+                found.setdefault(gpu, {})[pid] = memory
+    return {
+        gpu: tuple(DeviceProcess(pid=pid, memory_bytes=memory) for pid, memory in users.items())
+        for gpu, users in found.items()
+    }

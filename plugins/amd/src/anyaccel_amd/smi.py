@@ -7,15 +7,13 @@ imports it: a fresh interpreter runs ``smi_child.py`` and answers in JSON, and w
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from anyaccel.plugin import ProbeContext
+from anyaccel.kit import warn
+from anyaccel.plugin import Finding, ProbeContext, QueryError
 
 CHILD = os.path.join(os.path.dirname(__file__), "smi_child.py")
 NOT_INSTALLED = ("ModuleNotFoundError", "NotRecorded", "NotThisMachine")
@@ -45,7 +43,10 @@ def question(ctx: ProbeContext, name: str) -> Callable[[], Any]:
 
 
 def _ask(name: str, seconds: float) -> Any:
-    import importlib.util  # loaded for the library only: a replay asks none
+    import contextlib  # loaded for the library only: a replay asks none
+    import importlib.util
+    import json
+    import signal
     import subprocess
 
     if importlib.util.find_spec("amdsmi") is None:
@@ -57,6 +58,8 @@ def _ask(name: str, seconds: float) -> Any:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        text=True,
+        errors="replace",
     )
     try:
         out, err = process.communicate(timeout=seconds)
@@ -68,22 +71,35 @@ def _ask(name: str, seconds: float) -> Any:
             f"amdsmi did not answer within {seconds:.1f} s; when a killed process left its mutex behind, remove"
             " /dev/shm/rocm_smi* while no other program uses it (ROCm/rocm_smi_lib#88)"
         ) from None
-    return _answer(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
-
-
-def _answer(status: int, out: str, err: str) -> Any:
     try:
         reply = json.loads(out)
     except ValueError:
+        status = process.returncode
         how = f"with signal {-status}" if status < 0 else f"with status {status}"
         last = err.strip().rpartition("\n")[2]
         raise SmiDiedError(f"amdsmi ended its process {how}{': ' + last if last else ''}") from None
-    if "error" in reply:
-        raise _error(reply["error"])
+    if "error" in reply:  # under the name of the library's own exception, which a recording keeps
+        error = reply["error"]
+        kind: type[Exception] = type(error["kind"], (RuntimeError,), {"value": error.get("value")})
+        raise kind(error["message"])
     return reply["value"]
 
 
-def _error(described: Mapping[str, Any]) -> Exception:
-    """The library's exception under its own name, which a recording keeps."""
-    kind: type[Exception] = type(described["kind"], (RuntimeError,), {"value": described.get("value")})
-    return kind(described["message"])
+def faults(ctx: ProbeContext) -> Iterator[Finding]:
+    """Say what is wrong with the library, where it is installed."""
+    try:
+        ctx.query("amdsmi/version", question(ctx, "version"))
+    except QueryError as error:
+        if error.kind in NOT_INSTALLED:
+            return
+        if error.kind in ("KeyError", "AttributeError"):
+            yield warn(
+                f"the Python package amdsmi is installed and cannot load ROCm's libamd_smi.so ({error.kind}: {error});"
+                " anyaccel works without it, and programs that import it, Ray 2.60 among them, may not start",
+                "pip uninstall amdsmi, or install the version that belongs to the installed ROCm",
+            )
+        else:
+            yield warn(
+                f"the library amdsmi does not answer ({error.kind}: {error})",
+                "run 'amd-smi list' to see what it says; anyaccel works without it",
+            )

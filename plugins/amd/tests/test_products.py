@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-from string import Formatter
-
-import anyaccel_amd
 import pytest
-from anyaccel.plugin import Device, EnvContext, Fractional, Product, Term
-from anyaccel.vendors.contract import container_faults, info_faults, listed_faults, reason_faults, tags_faults
-from anyaccel_amd import products
+from anyaccel.plugin import Device, EnvContext, Fractional, Health, Term
+from anyaccel.testing import context
+from anyaccel.vendors.contract import reason_faults, tags_faults
+from anyaccel_amd import plugin
 
-PRODUCTS = anyaccel_amd.anyaccel_products()
+PRODUCTS = plugin.anyaccel_products()
 RAY = {
     0x66A1: "AMD-Instinct-MI50",
     0x738C: "AMD-Instinct-MI100",
@@ -39,19 +36,8 @@ def device(device_id, revision=None, **more):
     return Device(id="amd-0", index=0, model="", attributes=attributes, **more)
 
 
-def simulated(product, index):
-    values = {"index": index, "pci": f"0000:{index + 1:02x}:00.0", "uuid": f"u{index}"}
-    return Device(
-        id=product.id_template.format(**values),
-        index=index,
-        model=product.model,
-        memory_bytes=product.memory_bytes,
-        attributes=product.attributes,
-    )
-
-
 def tags(found):
-    result = anyaccel_amd.anyaccel_tags(found)
+    result = plugin.anyaccel_tags(found)
     assert list(tags_faults(result)) == []
     return result
 
@@ -59,30 +45,6 @@ def tags(found):
 @pytest.mark.parametrize(("device_id", "tag"), RAY.items())
 def test_the_first_tag_is_rays(device_id, tag):
     assert tags(device(device_id))[0] == tag
-
-
-@pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.name)
-def test_a_simulated_product_goes_by_its_name(product):
-    found = [simulated(product, index) for index in range(product.counts[-1])]
-    for one in found:
-        assert tags(one)[0] == product.name
-        assert set(product.aliases) <= set(tags(one))
-        assert anyaccel_amd.anyaccel_fractional(one) is Fractional.SHARED
-    assert len({one.id for one in found}) == len(found)
-    edits = anyaccel_amd.anyaccel_env(found[:1], EnvContext(devices=tuple(found)))
-    assert anyaccel_amd.anyaccel_visible(edits.set, found) == [found[0].id]
-    assert anyaccel_amd.anyaccel_validate(Term(names=("GPU",)), found) is None
-
-
-def test_products_have_names_of_their_own():
-    assert list(listed_faults(PRODUCTS, Product)) == []
-    names = [name.lower() for product in PRODUCTS for name in (product.name, *product.aliases)]
-    assert len(names) == len(set(names))
-    assert all(name[0].isalpha() for name in names)  # a request cannot name anything else
-    fields = {
-        f for p in PRODUCTS for t in (p.id_template, *p.node_templates) for _, f, _, _ in Formatter().parse(t) if f
-    }
-    assert fields == {"pci", "index"}
 
 
 def test_every_instance_type_is_of_a_known_product():
@@ -106,7 +68,7 @@ def test_a_virtual_function_goes_by_the_name_of_its_card(device_id, parent):
         (0x66A1, 0x06, "AMD-Radeon-Pro-VII"),
         (0x744C, 0xC8, "AMD-Radeon-RX-7900-XTX"),
         (0x744C, 0xCC, "AMD-Radeon-RX-7900-XT"),
-        (0x744C, 0x00, "AMD-744c"),
+        (0x744C, 0x00, "AMD-744c"),  # which of them nobody can tell
         (0x744C, None, "AMD-744c"),
         (0x7550, 0xC3, "AMD-Radeon-RX-9070"),
         (0x1586, 0xC1, "AMD-Radeon-8060S"),
@@ -116,6 +78,35 @@ def test_a_virtual_function_goes_by_the_name_of_its_card(device_id, parent):
 )
 def test_the_revision_decides_where_an_id_stands_for_several(device_id, revision, tag):
     assert tags(device(device_id, revision))[0] == tag
+
+
+@pytest.mark.parametrize(
+    ("device_id", "revision", "expected"),
+    [
+        (0x67DF, 0xC7, ("AMD-Radeon-RX-480", "AMD-67df")),  # by libdrm's list
+        (0x67DF, None, ("AMD-67df",)),  # by pci.ids: a name that stands for seven cards is no type
+        (0x7310, 0x00, ("AMD-Radeon-Pro-W5700X", "AMD-7310")),
+        (0x730F, None, ("AMD-730f",)),  # by the driver's own table: a chip is no type
+        (0x150E, 0xC5, ("AMD-Radeon-890M", "Radeon-890M")),  # another revision of a product
+    ],
+)
+def test_what_is_no_product_goes_by_its_public_name(device_id, revision, expected):
+    assert tags(device(device_id, revision)) == expected
+
+
+def test_a_device_that_is_no_product_has_a_public_name_for_people(recorded):
+    card = "/sys/bus/pci/devices/0000:03:00.0"
+    for device_id, revision, model in (
+        ("67df", "c7", "AMD Radeon RX 480"),
+        ("67df", "00", "AMD Radeon RX 470/480/570/570X/580/580X/590"),
+        ("730f", "00", "AMD Fiji chip"),
+        ("7fff", "00", "AMD Radeon RX 10000"),  # by the machine's own list
+        ("7ffe", "00", "AMD GPU 0x7ffe"),
+    ):
+        files = {f"{card}/device": f"0x{device_id}", f"{card}/revision": f"0x{revision}", "/sys/class/kfd": None}
+        recording = recorded("rx6750xt-1gpu", files)
+        recording["queries"] = {"pci.ids/1002:7fff": {"value": "Navi 50 [Radeon RX 10000]"}}
+        assert plugin.anyaccel_detect(context(recording)).devices[0].model == model
 
 
 def test_names_that_programs_use_stay_usable():
@@ -132,51 +123,43 @@ def test_a_partition_has_its_profile_and_a_whole_card_has_none():
 
 def test_an_integrated_gpu_is_given_out_beside_a_card_by_name_alone(detected):
     card, inside = detected("rx7900xtx-beside-610m").devices
-    assert anyaccel_amd.anyaccel_validate(Term(names=("GPU",)), [card]) is None
+    assert plugin.anyaccel_validate(Term(names=("GPU",)), [card]) is None
     for name in ("GPU", "amd"):
-        reason = anyaccel_amd.anyaccel_validate(Term(names=(name,)), [inside])
+        reason = plugin.anyaccel_validate(Term(names=(name,)), [inside])
         assert list(reason_faults(reason)) == []
         assert "ask for AMD-Radeon-610M" in reason
     for name in ("radeon-610m", "AMD-Radeon-610M", "gfx1036"):
-        assert anyaccel_amd.anyaccel_validate(Term(names=(name,)), [inside]) is None
+        assert plugin.anyaccel_validate(Term(names=(name,)), [inside]) is None
     (alone,) = detected("610m-alone").devices
-    assert anyaccel_amd.anyaccel_validate(Term(names=("GPU",)), [alone]) is None
+    assert plugin.anyaccel_validate(Term(names=("GPU",)), [alone]) is None
+
+
+def test_an_integrated_gpu_is_judged_like_any_other(detected, recorded):
+    assert detected("610m-alone").devices[0].health is Health.HEALTHY
+    (lost,) = plugin.anyaccel_detect(context(recorded("610m-alone", {"/sys/class/kfd": None}))).devices
+    assert (lost.health, lost.model) == (Health.UNHEALTHY, "AMD Radeon 610M")
+    assert "does not offer it for computing" in lost.health_reason
 
 
 def test_a_gpu_without_number_is_not_given_out(detected):
     devices = detected("mi300x-8gpu-driver-missing").devices
-    reason = anyaccel_amd.anyaccel_validate(Term(names=("GPU",)), devices[:1])
-    assert "has no number in ROCm's runtime" in reason
+    reason = plugin.anyaccel_validate(Term(names=("GPU",)), devices[:1])
+    assert reason.startswith("amd-0000:05:00.0 cannot be given to a process: no driver is bound to it")
 
 
 def test_partitions_of_several_cards_may_work_together(detected):
     devices = detected("mi300x-8gpu-cpx").devices
-    assert anyaccel_amd.anyaccel_validate(Term(names=("GPU",), units=120_000), devices[:12]) is None
+    assert plugin.anyaccel_validate(Term(names=("GPU",), units=120_000), devices[:12]) is None
 
 
 def test_a_fraction_is_shared_by_agreement_and_nothing_else_is_claimed(gpus):
-    assert anyaccel_amd.anyaccel_fractional(gpus[0]) is Fractional.SHARED
-    assert anyaccel_amd.anyaccel_validate(Term(names=("GPU",), units=5_000), gpus[:1]) is None
-    assert anyaccel_amd.anyaccel_env(gpus[:1], EnvContext(devices=tuple(gpus))).enforced_by == ""
+    assert plugin.anyaccel_fractional(gpus[0]) is Fractional.SHARED
+    assert plugin.anyaccel_validate(Term(names=("GPU",), units=5_000), gpus[:1]) is None
+    assert plugin.anyaccel_env(gpus[:1], EnvContext(devices=tuple(gpus))).enforced_by == ""
 
 
 def test_a_container_gets_the_shared_node_once_and_no_mask(detected):
     devices = detected("mi308x-8gpu-cpx").devices
-    edits = anyaccel_amd.anyaccel_container([devices[4], devices[0]])
-    assert list(container_faults(edits)) == []
+    edits = plugin.anyaccel_container([devices[4], devices[0]])
     assert edits.nodes == ("/dev/kfd", "/dev/dri/renderD136", "/dev/dri/renderD128")
     assert edits.env == {}
-    assert anyaccel_amd.anyaccel_container([]).nodes == ()
-
-
-def test_the_package_is_found_by_its_entry_point():
-    (point,) = entry_points(group="anyaccel", name="amd")
-    assert point.value == "anyaccel_amd"
-    info = anyaccel_amd.anyaccel_info()
-    assert list(info_faults(info, point.name)) == []
-    assert (info.resource, info.kind) == ("GPU", "gpu")
-
-
-def test_the_table_names_each_id_and_revision_once():
-    keys = [(row.device_id, row.revision) for row in products.chips()]
-    assert len(keys) == len(set(keys))

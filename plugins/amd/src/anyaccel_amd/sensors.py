@@ -1,0 +1,99 @@
+"""What the devices do now, from sysfs, and from ``amdsmi`` where sysfs does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from anyaccel.kit import Fault, Measures, number, text
+from anyaccel.plugin import Device, ProbeContext, QueryError
+
+from anyaccel_amd import kfd, smi
+
+BAD_PAGES = "ras/gpu_vram_bad_pages"
+ERRORS = "ras/umc_err_count"
+"""Counts of the memory controller's ECC: ``ue`` uncorrectable, ``ce`` corrected."""
+
+Facts = Mapping[str, Any]
+
+
+def folder(device: Device) -> str:
+    """Directory of the card that a device is, or is a part of."""
+    return f"{kfd.PCI}/{device.attributes.get('card', device.pci_bus_id)}"
+
+
+def ask_library(ctx: ProbeContext, devices: Iterable[Device]) -> Mapping[str, Facts]:
+    """Ask amdsmi about whole cards, only where sysfs lacks something: it may take seconds.
+
+    Returns:
+        Its answers by PCI address. Those about partitions are left out: chips differ in what they mean there.
+    """
+    if not any(_needs_library(ctx, device) for device in devices):
+        return {}
+    try:
+        answer = ctx.query("amdsmi/metrics", smi.question(ctx, "metrics"))
+    except QueryError:
+        return {}  # 'anyaccel doctor' asks the library as well, and says what is wrong with it
+    return {entry["bdf"]: entry for entry in answer if not entry["partition"]}
+
+
+def _needs_library(ctx: ProbeContext, device: Device) -> bool:
+    """Whether a sensor is missing, or pages are retired and only the library knows how many may be."""
+    if text(ctx, f"{folder(device)}/{BAD_PAGES}"):
+        return True
+    return device.parent is None and number(ctx, f"{folder(device)}/gpu_busy_percent") is None
+
+
+def measure(ctx: ProbeContext, device: Device, library: Facts) -> Measures:
+    """Measure a device. A card's utilization and power are not those of a partition of it, and are left out there."""
+    where, whole = folder(device), device.parent is None
+    facts = library if whole else {}
+
+    def first(value: float | None, name: str) -> Any:
+        return facts.get(name) if value is None else value
+
+    node = device.attributes.get("kfd_node")
+    used = number(ctx, f"{where}/mem_info_vram_used") if whole else kfd.used_bytes(ctx, node)
+    busy = first(number(ctx, f"{where}/gpu_busy_percent") if whole else None, "busy_percent")
+    return {
+        "memory_used_bytes": first(used, "memory_used_bytes"),
+        "utilization": busy / 100 if busy is not None and 0 <= busy <= 100 else None,  # noqa: PLR2004 - percent
+        "temperature_celsius": first(_temperature(ctx, where), "temperature_celsius"),
+        "power_watts": first(_power(ctx, where) if whole else None, "power_watts"),
+    }
+
+
+def _temperature(ctx: ProbeContext, where: str) -> float | None:
+    """The junction's temperature, else the edge's, else the first: chips differ in which they have."""
+    found: dict[str, int] = {}
+    for path in ctx.glob(f"{where}/hwmon/hwmon*/temp*_input"):
+        value = number(ctx, path)
+        if value is not None:
+            found.setdefault(text(ctx, path.removesuffix("input") + "label"), value)
+    chosen = next((found[label] for label in ("junction", "edge", *found) if label in found), None)
+    return None if chosen is None else chosen / 1000
+
+
+def _power(ctx: ProbeContext, where: str) -> float | None:
+    names = ("power1_average", "power1_input")
+    read = (number(ctx, path) for name in names for path in ctx.glob(f"{where}/hwmon/hwmon*/{name}"))
+    return next((value / 1_000_000 for value in read if value is not None), None)
+
+
+def worn_out(library: Facts) -> Fault | None:
+    """Why a card should be replaced, from amdsmi's counts of retired pages; None when it need not be."""
+    pages, limit = library.get("bad_pages"), library.get("bad_page_threshold")
+    if isinstance(pages, int) and isinstance(limit, int) and 0 < limit < pages:
+        return Fault(f"{pages} pages of its memory are retired and AMD's limit is {limit}", "have the card replaced")
+    return None
+
+
+def uncorrectable(ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, int]:
+    """Uncorrectable memory errors since the driver was loaded, by card, where there are any."""
+    found: dict[str, int] = {}
+    for device in devices:
+        for line in text(ctx, f"{folder(device)}/{ERRORS}").splitlines():
+            name, _, count = line.partition(":")
+            if name.strip() == "ue" and count.strip().isdecimal() and int(count):
+                found[folder(device).rpartition("/")[2]] = int(count)
+    return found
