@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from anyaccel.plugin import Detected, Health, ProbeContext
@@ -15,8 +16,10 @@ PCI = "/sys/bus/pci/devices"
 BUSES = ["05", "27", "47", "65", "85", "a7", "c7", "e5"]
 
 
-def detect(recording, environ=None):
-    return plugin.anyaccel_detect(context(recording, environ=environ))
+def detect(recording) -> Detected:
+    found = plugin.anyaccel_detect(context(recording))
+    assert found is not None
+    return found
 
 
 def reasons(found):
@@ -174,7 +177,9 @@ def test_a_virtual_function_on_its_host_is_left_to_the_guest(recorded):
 
 
 def test_a_function_that_pci_has_is_a_card_and_no_partition(recorded):
-    extra = {f"{PCI}/0000:03:00.1/{name}": text for name, text in (("vendor", "0x1002"), ("class", "0x030000"))}
+    extra: dict[str, Any] = {
+        f"{PCI}/0000:03:00.1/{name}": text for name, text in (("vendor", "0x1002"), ("class", "0x030000"))
+    }
     extra[f"{PCI}/0000:03:00.1/device"] = "0x73df"
     extra[f"{NODES}/1/properties"] = "simd_count 80\nlocation_id 769\ndrm_render_minor 128\ndevice_id 29663\n"
     extra[f"{PCI}/0000:03:00.1/driver"] = {"link": "../../../bus/pci/drivers/amdgpu"}
@@ -308,14 +313,17 @@ def test_an_integrated_gpu_is_secondary_only_beside_a_card(detected):
 
 
 def test_an_absent_vendor_is_none_and_a_driver_without_gpu_is_not(detected, recorded):
-    assert detect(recorded("no-amd")) is None
+    assert plugin.anyaccel_detect(context(recorded("no-amd"))) is None
     assert detected("driver-without-gpu") == Detected()
-    assert detect({"schema": "anyaccel.recording/1", "paths": {"/dev/dxg": {"char": [10, 127]}}}) is None
+    assert (
+        plugin.anyaccel_detect(context({"schema": "anyaccel.recording/1", "paths": {"/dev/dxg": {"char": [10, 127]}}}))
+        is None
+    )
 
 
 def test_the_library_of_a_vendor_says_nothing_about_devices(recorded):
     """A ROCm library on a machine without GPU is no GPU (pytorch/pytorch#133259)."""
-    assert detect(recorded("no-amd", {"/opt/rocm/lib/libamd_smi.so": ""})) is None
+    assert plugin.anyaccel_detect(context(recorded("no-amd", {"/opt/rocm/lib/libamd_smi.so": ""}))) is None
 
 
 class Repartitioned(RecordedFacts):
@@ -334,7 +342,9 @@ class Repartitioned(RecordedFacts):
 
 def test_a_topology_that_changes_once_is_read_again(recorded):
     ctx = ProbeContext(Repartitioned(recorded("mi300x-8gpu"), 2), time.monotonic() + 10)
-    assert len(plugin.anyaccel_detect(ctx).devices) == 8
+    found = plugin.anyaccel_detect(ctx)
+    assert found is not None
+    assert len(found.devices) == 8
 
 
 def test_a_topology_that_never_rests_is_an_error(recorded):
@@ -349,7 +359,8 @@ def test_detection_reads_a_real_directory_tree(tree, recorded):
         if "text" in entry or "link" in entry:
             files[path] = entry.get("text", f"-> {entry.get('link')}")
     found = plugin.anyaccel_detect(tree(files))
-    assert [device.pci_bus_id[5:7] for device in found.devices] == BUSES
+    assert found is not None
+    assert [str(device.pci_bus_id)[5:7] for device in found.devices] == BUSES
     assert found.devices[0].numa_node == 0
     # Device nodes cannot be made without root: their absence is what the tree shows.
     assert "device node /dev/kfd is missing" in found.devices[0].health_reason

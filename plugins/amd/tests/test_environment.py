@@ -240,6 +240,7 @@ def test_devices_without_number_do_not_shift_the_others(recorded):
     from anyaccel.testing import context
 
     changes = {"/sys/class/kfd/kfd/topology/nodes/5": None}
-    devices = plugin.anyaccel_detect(context(recorded("mi300x-8gpu", changes))).devices
-    assert seen({HIP: "6"}, devices) == ["amd-0000:e5:00.0"]
-    assert seen({HIP: "7"}, devices) == []
+    found = plugin.anyaccel_detect(context(recorded("mi300x-8gpu", changes)))
+    assert found is not None
+    assert seen({HIP: "6"}, found.devices) == ["amd-0000:e5:00.0"]
+    assert seen({HIP: "7"}, found.devices) == []

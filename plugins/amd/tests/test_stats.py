@@ -26,8 +26,9 @@ SENSORS = {
 
 def stats(recording, changed=None):
     """Detect on one machine, and look at the same devices on the same or a changed one."""
-    devices = plugin.anyaccel_detect(context(recording)).devices
-    found = plugin.anyaccel_stats(devices, context(changed or recording))
+    detected = plugin.anyaccel_detect(context(recording))
+    assert detected is not None
+    found = plugin.anyaccel_stats(detected.devices, context(changed or recording))
     assert list(stats_faults(found)) == []
     return found
 
@@ -138,5 +139,7 @@ def test_the_library_is_asked_only_where_sysfs_lacks_something(recorded):
     for recording, questions in ((complete, []), (recorded("mi300x-8gpu"), ["amdsmi/metrics"])):
         facts = Asked(recording)
         ctx = ProbeContext(facts, time.monotonic() + 10)
-        plugin.anyaccel_stats(plugin.anyaccel_detect(ctx).devices, ctx)
+        detected = plugin.anyaccel_detect(ctx)
+        assert detected is not None
+        plugin.anyaccel_stats(detected.devices, ctx)
         assert facts.questions == questions

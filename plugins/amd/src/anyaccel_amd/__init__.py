@@ -101,15 +101,10 @@ class AMD(Vendor):
 
     # What is on the machine.
 
-    def present(self, ctx: ProbeContext) -> bool:
-        """Whether the driver is there, built into the kernel or as a module."""
-        return super().present(ctx) or ctx.is_dir(kfd.NODES)
-
     def notes(self, ctx: ProbeContext) -> Iterator[str]:
         """Say what is closed to us, what belongs to others, and that WSL tells nothing."""
         functions = self.functions(ctx)
-        denied = kfd.denied(ctx)
-        if denied:
+        if denied := kfd.denied(ctx):
             yield (
                 f"{denied} GPU nodes of the host are closed to this container. The others are numbered from 0,"
                 " as ROCm does."
@@ -161,10 +156,9 @@ class AMD(Vendor):
             card.attributes = {"kfd_node": node.number, "kfd_gpu_id": node.gpu_id}
             card.blame(node.error, "see 'dmesg | grep amdgpu', then reset the GPU or restart the machine", partial=True)
             return card
-        device = node.properties.get("device_id", 0)
-        function = function or PciFunction(
-            address=node.card, vendor=self.pci_vendors[0], device=device, class_code=PROCESSING
-        )
+        if function is None:  # a container may hide PCI
+            device = node.properties.get("device_id", 0)
+            function = PciFunction(address=node.card, vendor=self.pci_vendors[0], device=device, class_code=PROCESSING)
         card = Card(ctx, f"amd-{node.card}/{node.partition}" if node.divided else f"amd-{node.card}", function)
         card.parent = f"amd-{node.card}" if node.divided else None
         card.attributes = self._attributes(ctx, node)
@@ -184,12 +178,12 @@ class AMD(Vendor):
     def _attributes(self, ctx: ProbeContext, node: kfd.Node) -> dict[str, str | int | float | bool | None]:
         """Facts beside the fixed fields; what is unknown is None."""
         properties, folder = node.properties, f"{kfd.PCI}/{node.card}"
-        known = {"device_id": node.device_id, "revision": _revision(ctx, node.card)}
-        entry, device_id, _ = self._product(known)
+        device_id = properties.get("device_id", 0)
+        known = {"device_id": _hexadecimal(device_id or None, 4), "revision": _revision(ctx, node.card)}
+        entry = self._product(known)[0]
         return {
             **known,
             "card": node.card,
-            "device_id": node.device_id or None,
             "partition": node.partition if node.divided else None,
             "compute_mode": text(ctx, f"{folder}/current_compute_partition").lower() or None,
             "memory_mode": text(ctx, f"{folder}/current_memory_partition").lower() or None,
@@ -229,12 +223,10 @@ class AMD(Vendor):
         unnamed = [card for card in cards if not card.model]
         if not unnamed:
             return
+        names = {}
         try:
-            names = {
-                entry["bdf"]: entry["market_name"] for entry in ctx.query("amdsmi/names", smi.question(ctx, "names"))
-            }
+            names = {entry["bdf"]: entry["market_name"] for entry in smi.ask(ctx, "names")}
         except QueryError as error:
-            names = {}
             if error.kind not in smi.NOT_INSTALLED:
                 yield f"amdsmi could not name the devices that are not in our table: {error}"
         for card in unnamed:
@@ -269,13 +261,12 @@ class AMD(Vendor):
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
         """Refuse also integrated GPUs beside a card unless they are asked for by name: programs crash on them."""
-        asked = {name.lower() for name in term.names}
         for device in devices:
-            names = self.tags(device)
-            if device.attributes.get("secondary") and not asked & {name.lower() for name in names}:
+            names = self.tags(device) if device.attributes.get("secondary") else ()
+            if names and not {name.lower() for name in names} & {name.lower() for name in term.names}:
                 return (
-                    f"{device.id} is the GPU inside the CPU, and is given out beside a card only by its name:"
-                    f" ask for {names[0]}."
+                    f"{device.id} is the GPU inside the CPU, and is given out beside a card only by its name;"
+                    f" ask for {names[0]}"
                 )
         return super().validate(term, devices)
 
@@ -346,8 +337,11 @@ def _ours(ctx: ProbeContext, function: PciFunction) -> bool:
 
 
 def _revision(ctx: ProbeContext, address: str) -> str | None:
-    revision = number(ctx, f"{kfd.PCI}/{address}/revision")
-    return f"0x{revision:02x}" if revision is not None else None
+    return _hexadecimal(number(ctx, f"{kfd.PCI}/{address}/revision"), 2)
+
+
+def _hexadecimal(value: int | None, digits: int) -> str | None:
+    return None if value is None else f"0x{value:0{digits}x}"
 
 
 plugin = AMD()

@@ -27,26 +27,21 @@ ATTEMPTS = 3
 
 
 class Node:
-    """A GPU in the topology: a card, or one partition of a card.
+    """A GPU in the topology, a card or one partition of a card.
 
     Attributes:
         number: Number of its directory; CPUs count too.
         gpu_id: KFD's own id, under which it lists processes, or None.
-        properties: Content of its ``properties``; empty when it could not be read.
-        error: Why it could not be read.
+        properties: Content of its ``properties``; empty when reading it failed, for which there is an ``error``.
         card: PCI address of its card.
         partition: Number of the partition within the card.
         divided: Whether the card is divided, also when only one partition is to be seen.
     """
 
+    card, partition, divided = "", 0, False
+
     def __init__(self, number: int, gpu_id: int | None, properties: Mapping[str, int], error: str = "") -> None:
-        self.number = number
-        self.gpu_id = gpu_id
-        self.properties = properties
-        self.error = error
-        self.card = ""
-        self.partition = 0
-        self.divided = False
+        self.number, self.gpu_id, self.properties, self.error = number, gpu_id, properties, error
 
     @property
     def gfx(self) -> str:
@@ -54,22 +49,15 @@ class Node:
         version = self.properties.get("gfx_target_version", 0)
         return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else ""
 
-    @property
-    def device_id(self) -> str:
-        """The PCI device id as sysfs writes it; empty when unknown."""
-        device = self.properties.get("device_id", 0)
-        return f"0x{device:04x}" if device else ""
-
 
 def read(ctx: ProbeContext, functions: Collection[str]) -> list[Node]:
-    """Read the topology, again when it changed on the way, as it does when somebody repartitions a card.
+    """Read the GPUs that this process may know of, in the order in which ROCm numbers them.
+
+    The topology is read again when it changed on the way, as it does when somebody repartitions a card.
 
     Args:
         ctx: The machine.
         functions: Addresses of the GPUs that PCI shows.
-
-    Returns:
-        The GPUs that this process may know of, in the order in which ROCm numbers them.
 
     Raises:
         ValueError: When a file is not what the kernel writes, or two nodes claim to be the same device.
@@ -194,25 +182,23 @@ def links(ctx: ProbeContext, node_number: object) -> dict[int, int]:
     return found
 
 
-def banks(ctx: ProbeContext, node_number: object) -> Iterator[tuple[str, Mapping[str, int]]]:
-    """The memory banks of a node that are video memory: path of the directory, and its properties."""
+def _banks(ctx: ProbeContext, node_number: object) -> Iterator[tuple[str, int]]:
+    """The memory banks of a node that are video memory: path of the directory, and size."""
     for path in ctx.glob(f"{NODES}/{node_number}/mem_banks/[0-9]*"):
         bank = parse(text(ctx, f"{path}/properties"), f"{path}/properties")
         if bank.get("heap_type") in VIDEO_MEMORY:
-            yield path, bank
+            yield path, bank.get("size_in_bytes", 0)
 
 
 def memory_bytes(ctx: ProbeContext, node: Node) -> int | None:
     """Size of a node's video memory, or None."""
-    total = sum(bank.get("size_in_bytes", 0) for _, bank in banks(ctx, node.number))
-    return total or node.properties.get("local_mem_size") or None
+    return sum(size for _, size in _banks(ctx, node.number)) or node.properties.get("local_mem_size") or None
 
 
 def used_bytes(ctx: ProbeContext, node_number: object) -> int | None:
     """Memory in use of a node, which newer kernels write beside its memory banks."""
-    used = [number(ctx, f"{path}/used_memory") for path, _ in banks(ctx, node_number)]
-    known = [value for value in used if value is not None]
-    return sum(known) if known and len(known) == len(used) else None
+    used = [number(ctx, f"{path}/used_memory") for path, _ in _banks(ctx, node_number)]
+    return sum(filter(None, used)) if used and None not in used else None
 
 
 def processes(ctx: ProbeContext) -> dict[int, tuple[DeviceProcess, ...]] | None:
@@ -222,16 +208,11 @@ def processes(ctx: ProbeContext) -> dict[int, tuple[DeviceProcess, ...]] | None:
     """
     if not ctx.is_dir(PROCESSES):
         return None
-    found: dict[int, dict[int, int | None]] = {}
+    found: dict[int, list[DeviceProcess]] = {}
     for path in ctx.glob(f"{PROCESSES}/[0-9]*"):
-        pid = int(path.rpartition("/")[2])
-        for file in ctx.glob(f"{path}/queues/*/gpuid"):
-            found.setdefault(number(ctx, file) or 0, {})[pid] = None
-        for file in ctx.glob(f"{path}/vram_[0-9]*"):
-            gpu, memory = int(file.rpartition("_")[2]), number(ctx, file)
-            if memory or pid in found.get(gpu, ()):
-                found.setdefault(gpu, {})[pid] = memory
-    return {
-        gpu: tuple(DeviceProcess(pid=pid, memory_bytes=memory) for pid, memory in users.items())
-        for gpu, users in found.items()
-    }
+        queues = {number(ctx, file) for file in ctx.glob(f"{path}/queues/*/gpuid")}
+        memory = {int(file.rpartition("_")[2]): number(ctx, file) for file in ctx.glob(f"{path}/vram_[0-9]*")}
+        for gpu in sorted({gpu for gpu in queues if gpu} | {gpu for gpu, used in memory.items() if used}):
+            process = DeviceProcess(pid=int(path.rpartition("/")[2]), memory_bytes=memory.get(gpu))
+            found.setdefault(gpu, []).append(process)
+    return {gpu: tuple(users) for gpu, users in found.items()}

@@ -12,7 +12,7 @@ They are habits of the runtime and no isolation: who may open the device nodes i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from anyaccel.kit import FaultError, Mask, fail, warn
 from anyaccel.plugin import Device, EnvContext, EnvEdits, Finding
@@ -78,27 +78,15 @@ def visible(environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] 
     if rocr is not None:
         left = list(_by_runtime(rocr, left))
     if ordinals:  # a repeated entry is skipped, the first wrong one ends the list
-        left = list(_until_none(_by_ordinal(entry, left) for entry in _entries(ordinals)))
+        left = list(_by_ordinals(ordinals, left))
     return list(dict.fromkeys(device.id for device in left))
-
-
-def _entries(value: str) -> list[str]:
-    """The entries of a list; a comma at the end adds none, and an empty value has none."""
-    entries = value.split(",")
-    return entries[:-1] if entries[-1] == "" else entries
-
-
-def _until_none(found: Iterable[Device | None]) -> Iterator[Device]:
-    for device in found:
-        if device is None:
-            return
-        yield device
 
 
 def _by_runtime(value: str, devices: Sequence[Device]) -> Iterator[Device]:
     """Apply ``ROCR_VISIBLE_DEVICES``: the first entry that is wrong, or there already, ends the list."""
     seen = set[str]()
-    for entry in _entries(value)[: len(devices)]:  # the runtime does not look at more entries than there are devices
+    entries = value.removesuffix(",").split(",") if value else []  # a comma at the end adds no entry
+    for entry in entries[: len(devices)]:  # the runtime does not look at more entries than there are devices
         token = entry.strip().upper()
         if not token:
             raise FaultError(
@@ -130,12 +118,17 @@ def _by_name(token: str, devices: Sequence[Device]) -> Device | None:
     return found[0] if len(found) == 1 else None
 
 
-def _by_ordinal(entry: str, devices: Sequence[Device]) -> Device | None:
-    """HIP's grammar: exact decimals, or a part of a name, of which the first that has it counts."""
-    if "GPU-" in entry:
-        return next((device for device in devices if entry in _unique_name(device)), None)
-    exact = re.fullmatch(r"0|[1-9][0-9]{0,9}", entry) is not None and int(entry) < len(devices)
-    return devices[int(entry)] if exact else None
+def _by_ordinals(value: str, devices: Sequence[Device]) -> Iterator[Device]:
+    """Apply HIP's grammar: exact decimals, or a part of a name, of which the first that has it counts."""
+    for entry in value.split(","):
+        if "GPU-" in entry:
+            device = next((device for device in devices if entry in _unique_name(device)), None)
+        else:
+            exact = re.fullmatch(r"0|[1-9][0-9]{0,9}", entry) is not None and int(entry) < len(devices)
+            device = devices[int(entry)] if exact else None
+        if device is None:
+            return
+        yield device
 
 
 def _unique_name(device: Device) -> str:
@@ -144,12 +137,7 @@ def _unique_name(device: Device) -> str:
 
 
 def quarrels(environ: Mapping[str, str], devices: Sequence[Device]) -> Iterator[Finding]:
-    """Say which variables do not do what people think, or make programs fail.
-
-    Args:
-        environ: The environment.
-        devices: The devices that ROCm's runtime numbers.
-    """
+    """Say which variables do not do what people think, or make programs fail, with devices that have numbers."""
     rocr, hip, cuda = environ.get(ROCR), environ.get(HIP.variable), environ.get(CUDA)
     beside_cuda = any(device.attributes.get("beside_cuda") for device in devices)
     try:

@@ -31,10 +31,9 @@ def ask_library(ctx: ProbeContext, devices: Iterable[Device]) -> Mapping[str, Fa
     if not any(_needs_library(ctx, device) for device in devices):
         return {}
     try:
-        answer = ctx.query("amdsmi/metrics", smi.question(ctx, "metrics"))
+        return {entry["bdf"]: entry for entry in smi.ask(ctx, "metrics") if not entry["partition"]}
     except QueryError:
         return {}  # 'anyaccel doctor' asks the library as well, and says what is wrong with it
-    return {entry["bdf"]: entry for entry in answer if not entry["partition"]}
 
 
 def _needs_library(ctx: ProbeContext, device: Device) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from anyaccel.kit import warn
@@ -32,17 +32,19 @@ class SmiTimeoutError(RuntimeError):
     """Raised when the library did not answer in time."""
 
 
-def question(ctx: ProbeContext, name: str) -> Callable[[], Any]:
-    """Make the function that ``ctx.query`` calls: it asks the library ``names``, ``metrics`` or ``version``.
+def ask(ctx: ProbeContext, question: str) -> list[dict[str, Any]]:
+    """Ask the library for the ``names`` or the ``metrics`` of its devices, each of which has its ``bdf``.
 
-    The function raises an exception named like the one that the library raised, with its error code as ``value``;
-    SmiDiedError when the library ended its process; SmiTimeoutError when it did not answer.
+    Raises:
+        QueryError: Of the kind that the library raised, with its error code; SmiDiedError when it ended its process,
+            SmiTimeoutError when it did not answer; one of :data:`NOT_INSTALLED` when there is none.
     """
     seconds = ctx.remaining() * SHARE_OF_TIME
-    return lambda: _ask(name, seconds)
+    answer: list[dict[str, Any]] = ctx.query(f"amdsmi/{question}", lambda: _ask(question, seconds))
+    return answer
 
 
-def _ask(name: str, seconds: float) -> Any:
+def _ask(question: str, seconds: float) -> Any:
     import contextlib  # loaded for the library only: a replay asks none
     import importlib.util
     import json
@@ -53,7 +55,7 @@ def _ask(name: str, seconds: float) -> Any:
         raise ModuleNotFoundError("the package amdsmi is not installed")
     # -P: the directory of the script must not become a place to import from.
     process = subprocess.Popen(
-        [sys.executable, "-P", CHILD, name],
+        [sys.executable, "-P", CHILD, question],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -88,7 +90,7 @@ def _ask(name: str, seconds: float) -> Any:
 def faults(ctx: ProbeContext) -> Iterator[Finding]:
     """Say what is wrong with the library, where it is installed."""
     try:
-        ctx.query("amdsmi/version", question(ctx, "version"))
+        ask(ctx, "names")
     except QueryError as error:
         if error.kind in NOT_INSTALLED:
             return

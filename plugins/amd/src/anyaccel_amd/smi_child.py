@@ -19,64 +19,39 @@ MIB = 1 << 20
 AGAIN = ("AmdSmiRetryException", "AmdSmiTimeoutException")
 
 
-def names(smi: Any) -> list[dict[str, Any]]:
-    """What the chips are called."""
-    return [
-        {"bdf": _bdf(smi, handle), "market_name": _text(_field(smi.amdsmi_get_gpu_asic_info, "market_name", handle))}
-        for handle in smi.amdsmi_get_processor_handles()
-    ]
+def names(smi: Any, handle: Any) -> dict[str, Any]:
+    """What a chip is called."""
+    name = _field(smi.amdsmi_get_gpu_asic_info, "market_name", handle)
+    return {"market_name": name if isinstance(name, str) and name not in ("", "N/A") else None}
 
 
-def metrics(smi: Any) -> list[dict[str, Any]]:
+def metrics(smi: Any, handle: Any) -> dict[str, Any]:
     """Counters and sensors. Each is asked on its own, so that one that is not supported costs no other."""
-    return [_metrics(smi, handle) for handle in smi.amdsmi_get_processor_handles()]
-
-
-def _metrics(smi: Any, handle: Any) -> dict[str, Any]:
     used = _number(_field(smi.amdsmi_get_gpu_vram_usage, "vram_used", handle))
     bad_pages = _call(smi.amdsmi_get_gpu_bad_page_info, handle)
     sensors, now = smi.AmdSmiTemperatureType, smi.AmdSmiTemperatureMetric.CURRENT
-    readings = (
-        _number(_call(smi.amdsmi_get_temp_metric, handle, kind, now)) for kind in (sensors.JUNCTION, sensors.EDGE)
-    )
+    degrees = (_call(smi.amdsmi_get_temp_metric, handle, kind, now) for kind in (sensors.JUNCTION, sensors.EDGE))
     power = _call(smi.amdsmi_get_power_info, handle) or {}
-    watts = (_number(power.get(name)) for name in ("current_socket_power", "average_socket_power"))
     return {
-        "bdf": _bdf(smi, handle),
         "partition": _number(_field(smi.amdsmi_get_gpu_kfd_info, "current_partition_id", handle)),
         "memory_used_bytes": used * MIB if used is not None else None,
         "busy_percent": _number(_field(smi.amdsmi_get_gpu_activity, "gfx_activity", handle)),
-        "temperature_celsius": next((value for value in readings if value is not None), None),
-        "power_watts": next((value for value in watts if value is not None), None),
+        "temperature_celsius": _number(*degrees),
+        "power_watts": _number(*map(power.get, ("current_socket_power", "average_socket_power"))),
         "uncorrectable": _number(_field(smi.amdsmi_get_gpu_total_ecc_count, "uncorrectable_count", handle)),
         "bad_pages": len(bad_pages) if isinstance(bad_pages, list) else None,
         "bad_page_threshold": _number(_call(smi.amdsmi_get_gpu_bad_page_threshold, handle)),
     }
 
 
-def version(smi: Any) -> dict[str, Any]:
-    """The library's own version."""
-    found = _call(smi.amdsmi_get_lib_version) or {}
-    parts = [str(found[name]) for name in ("major", "minor", "release") if name in found]
-    return {"library": ".".join(parts)}
-
-
-QUESTIONS: dict[str, Callable[[Any], Any]] = {"names": names, "metrics": metrics, "version": version}
-
-
-def _bdf(smi: Any, handle: Any) -> str:
-    return str(smi.amdsmi_get_gpu_device_bdf(handle)).lower()
-
-
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     """Ask once more when the library is busy; None when it does not know."""
-    for attempt in (1, 2):
+    for _ in range(2):
         try:
             return function(*arguments)
         except Exception as error:  # noqa: BLE001 - a missing value must not cost the others
-            busy = type(error).__name__ in AGAIN or "STATUS_BUSY" in str(error)
-            if attempt == 2 or not busy:  # noqa: PLR2004
-                return None
+            if type(error).__name__ not in AGAIN and "STATUS_BUSY" not in str(error):
+                break
     return None
 
 
@@ -85,15 +60,12 @@ def _field(function: Callable[..., Any], name: str, *arguments: Any) -> Any:
     return found.get(name) if isinstance(found, dict) else None
 
 
-def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value not in MISSING else None
+def _number(*values: Any) -> int | None:
+    """The first of some values that is a number."""
+    return next((v for v in values if isinstance(v, int) and not isinstance(v, bool) and v not in MISSING), None)
 
 
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value not in ("", "N/A") else None
-
-
-def ask(name: str) -> dict[str, Any]:
+def ask(question: str) -> dict[str, Any]:
     """Import the library, ask, and shut it down; what it raises becomes data.
 
     The wheel without ROCm raises KeyError on import, one that does not match ROCm AttributeError.
@@ -102,7 +74,13 @@ def ask(name: str) -> dict[str, Any]:
         amdsmi: Any = importlib.import_module("amdsmi")
         amdsmi.amdsmi_init(amdsmi.AmdSmiInitFlags.INIT_AMD_GPUS)
         try:
-            return {"value": QUESTIONS[name](amdsmi)}
+            tell = {"names": names, "metrics": metrics}[question]
+            return {
+                "value": [
+                    {"bdf": str(amdsmi.amdsmi_get_gpu_device_bdf(handle)).lower(), **tell(amdsmi, handle)}
+                    for handle in amdsmi.amdsmi_get_processor_handles()
+                ]
+            }
         finally:
             amdsmi.amdsmi_shut_down()
     except Exception as error:  # noqa: BLE001 - described to the caller
