@@ -140,12 +140,7 @@ class AMD(Vendor):
     def card(self, ctx: ProbeContext, function: PciFunction) -> Card:
         """Look at a GPU that only PCI shows."""
         card = super().card(ctx, function)
-        card.attributes = {
-            "card": function.address,
-            "device_id": f"0x{function.device:04x}",
-            "revision": _revision(ctx, function.address),
-            "numbered": False,
-        }
+        card.attributes = {**_identity(ctx, function.address, function.device), "numbered": False}
         return card
 
     def _gpu(self, ctx: ProbeContext, node: kfd.Node, function: PciFunction | None) -> Card:
@@ -156,34 +151,15 @@ class AMD(Vendor):
             card.attributes = {"kfd_node": node.number, "kfd_gpu_id": node.gpu_id}
             card.blame(node.error, "see 'dmesg | grep amdgpu', then reset the GPU or restart the machine", partial=True)
             return card
+        properties, folder, device = node.properties, f"{kfd.PCI}/{node.card}", node.properties.get("device_id", 0)
         if function is None:  # a container may hide PCI
-            device = node.properties.get("device_id", 0)
             function = PciFunction(address=node.card, vendor=self.pci_vendors[0], device=device, class_code=PROCESSING)
         card = Card(ctx, f"amd-{node.card}/{node.partition}" if node.divided else f"amd-{node.card}", function)
         card.parent = f"amd-{node.card}" if node.divided else None
-        card.attributes = self._attributes(ctx, node)
-        folder = f"{kfd.PCI}/{node.card}"
-        card.memory_bytes = kfd.memory_bytes(ctx, node)
-        if card.memory_bytes is None and not node.divided:
-            card.memory_bytes = number(ctx, f"{folder}/mem_info_vram_total") or None
-        if card.memory_bytes and card.attributes["integrated"]:  # its own memory is a small part of what it may use
-            card.memory_bytes += number(ctx, f"{folder}/mem_info_gtt_total") or 0
-        # The minor is read, never computed: cards reserve minors for their partitions.
-        minor = card.attributes["render_minor"]
-        card.nodes = (KFD_NODE, f"/dev/dri/renderD{minor}") if minor else (KFD_NODE,)
-        self.check_nodes(card)
-        card.sound = True
-        return card
-
-    def _attributes(self, ctx: ProbeContext, node: kfd.Node) -> dict[str, str | int | float | bool | None]:
-        """Facts beside the fixed fields; what is unknown is None."""
-        properties, folder = node.properties, f"{kfd.PCI}/{node.card}"
-        device_id = properties.get("device_id", 0)
-        known = {"device_id": _hexadecimal(device_id or None, 4), "revision": _revision(ctx, node.card)}
-        entry = self._product(known)[0]
-        return {
-            **known,
-            "card": node.card,
+        identity = _identity(ctx, node.card, device)
+        entry = self._product(identity)[0]
+        card.attributes = {
+            **identity,
             "partition": node.partition if node.divided else None,
             "compute_mode": text(ctx, f"{folder}/current_compute_partition").lower() or None,
             "memory_mode": text(ctx, f"{folder}/current_memory_partition").lower() or None,
@@ -195,9 +171,20 @@ class AMD(Vendor):
             "kfd_node": node.number,
             "kfd_gpu_id": node.gpu_id,
             "render_minor": properties.get("drm_render_minor") or None,
-            "virtual_function": (entry is not None and device_id in entry.facts.get("virtual", ())) or None,
+            "virtual_function": (entry is not None and device in entry.facts.get("virtual", ())) or None,
             "integrated": node.gfx in INTEGRATED_GFX or None,
         }
+        card.memory_bytes = kfd.memory_bytes(ctx, node)
+        if card.memory_bytes is None and not node.divided:
+            card.memory_bytes = number(ctx, f"{folder}/mem_info_vram_total") or None
+        if card.memory_bytes and card.attributes["integrated"]:  # its own memory is a small part of what it may use
+            card.memory_bytes += number(ctx, f"{folder}/mem_info_gtt_total") or 0
+        # The minor is read, never computed: cards reserve minors for their partitions.
+        minor = card.attributes["render_minor"]
+        card.nodes = (KFD_NODE, f"/dev/dri/renderD{minor}") if minor else (KFD_NODE,)
+        self.check_nodes(card)
+        card.sound = True
+        return card
 
     def check_nodes(self, card: Card) -> None:
         """Blame a GPU that does not answer the driver, or whose nodes this user cannot open."""
@@ -336,12 +323,14 @@ def _ours(ctx: ProbeContext, function: PciFunction) -> bool:
     return function.driver in (None, AMD.driver) and not ctx.readlink(f"{kfd.PCI}/{function.address}/physfn")
 
 
-def _revision(ctx: ProbeContext, address: str) -> str | None:
-    return _hexadecimal(number(ctx, f"{kfd.PCI}/{address}/revision"), 2)
-
-
-def _hexadecimal(value: int | None, digits: int) -> str | None:
-    return None if value is None else f"0x{value:0{digits}x}"
+def _identity(ctx: ProbeContext, address: str, device: int) -> dict[str, str | int | float | bool | None]:
+    """The attributes by which a card goes, whether or not KFD has it; what is unknown is None."""
+    revision = number(ctx, f"{kfd.PCI}/{address}/revision")
+    return {
+        "card": address,
+        "device_id": f"0x{device:04x}" if device else None,
+        "revision": None if revision is None else f"0x{revision:02x}",
+    }
 
 
 plugin = AMD()
