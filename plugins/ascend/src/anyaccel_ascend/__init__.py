@@ -1,109 +1,267 @@
-"""Huawei Ascend NPUs for anyaccel. See the README for what is detected, and how."""
+"""Huawei Ascend NPUs for anyaccel: found on PCI and in /dev, numbered by npu-smi, masked by logic id."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from anyaccel.kit import Fault, FaultError, Mask, Vendor, fail, in_container, warn
 from anyaccel.plugin import (
-    ContainerEdits,
     Detected,
     Device,
     EnvContext,
     EnvEdits,
     Finding,
     Fractional,
-    PluginInfo,
+    Health,
+    Mount,
     ProbeContext,
-    Product,
     Stats,
     Term,
-    hookimpl,
 )
 
-from anyaccel_ascend import containers, detection, environment, health, products
+from anyaccel_ascend import npu_smi
+from anyaccel_ascend.chips import CATALOG, tags
+from anyaccel_ascend.machine import CONTROL_NODES, HOST_PATHS, VENDORS, Machine
+
+CONTAINER = "ASCEND_VISIBLE_DEVICES"
+"""Physical ids, or vNPU ids, that Ascend Docker Runtime mounts into a container; no process reads it."""
+CONTAINER_OPTIONS = "ASCEND_RUNTIME_OPTIONS"
+"""``VIRTUAL`` makes the ids in ``ASCEND_VISIBLE_DEVICES`` those of vNPUs."""
+SINGLE = "ASCEND_DEVICE_ID"
+"""Older rival of the mask: a global number that a framework would take for one behind the mask."""
+RANGE_LIMIT = 128
+NO_DVPP = ("950",)
+"""Families without ``/dev/dvpp_cmdlist``."""
 
 
-@hookimpl
-def anyaccel_info() -> PluginInfo:
-    """Say who we are."""
-    return PluginInfo(
-        vendor="ascend",
-        resource="NPU",
-        kind="npu",
-        env_vars=environment.VARIABLES,
-        url="https://pypi.org/project/anyaccel-ascend/",
-    )
+class LogicIds(Mask):
+    """A mask of logic ids, read once by the CANN runtime when a process first uses it; empty hides every NPU.
 
+    Read as torch_npu's ``_parse_visible_devices`` and ``_device_count_ascend_hal`` do: only digits and commas are read,
+    whatever else ends the list, as does an empty item. A number that is not greater than the one before it leaves no
+    device at all; one that is too large ends the list.
+    """
 
-@hookimpl
-def anyaccel_detect(ctx: ProbeContext) -> Detected | None:
-    """Find NPUs: device nodes and PCI first, then npu-smi."""
-    return detection.detect(ctx)
+    def write(self, devices: Sequence[Device]) -> str:
+        """Write the ids in ascending order: the runtime takes any other for no device at all."""
+        return super().write(sorted(devices, key=lambda device: device.index))
 
+    def read(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] | None:
+        """Say which of the runtime's devices the variable leaves visible, in the runtime's order."""
+        value = environ.get(self.variable)
+        known = {device.index: device for device in devices}
+        numbers = sorted(known) if value is None else self.numbers(value, max(known, default=-1) + 1)
+        return None if value is None else [known[number] for number in numbers if number in known]
 
-@hookimpl
-def anyaccel_fractional(device: Device) -> Fractional:
-    """Whole NPUs are shared by agreement; a split one is shared through its vNPUs; those are given out whole."""
-    if device.attributes.get("split"):
-        return Fractional.PARTITIONED
-    return Fractional.NO if "template" in device.attributes else Fractional.SHARED
+    def numbers(self, value: str, count: int) -> list[int]:
+        """Logic ids in a value, for a process that could see ``count`` NPUs without it."""
+        numbers: list[int] = []
+        for item in re.split("[^0-9,]", value, maxsplit=1)[0].split(","):
+            if not item:
+                break
+            number = int(item)
+            if numbers and number <= numbers[-1]:
+                return []
+            if number >= count:
+                break
+            numbers.append(number)
+        return numbers
 
-
-@hookimpl
-def anyaccel_tags(device: Device) -> Sequence[str]:
-    """Name the SoC first, as Ray does, then its family."""
-    return products.tags(device)
-
-
-@hookimpl
-def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-    """Set the mask of logic ids, in ascending order."""
-    return environment.edits(devices, ctx.devices)
-
-
-@hookimpl
-def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
-    """Read the mask as the runtime does."""
-    return environment.visible(environ, devices)
-
-
-@hookimpl
-def anyaccel_validate(request: Term, devices: Sequence[Device]) -> str | None:
-    """Refuse what the runtime cannot address, and mixtures of whole NPUs and vNPUs."""
-    partitions = [device.id for device in devices if environment.vnpu_id(device) is not None]
-    for device in devices:
-        if device.attributes.get("split"):
-            return f"{device.id} is split into vNPUs; ask for one of those by its tag, such as 'vnpu'."
-        if environment.vnpu_id(device) is None and not environment.addressable(device):
-            return f"{device.id} has no number in the runtime: {device.health_reason}."
-        if request.fraction and "template" in device.attributes:
-            return f"{device.id} is a vNPU, which is given out whole; ask for 1, or for a smaller template."
-    if partitions and len(partitions) < len(devices):
-        return (
-            f"a worker gets either whole NPUs or vNPUs, not both (got the vNPUs {', '.join(partitions)} among others)."
+    def fault(self, value: str, count: int) -> Fault | None:
+        """Say what is wrong with a value that does not show what it seems to ask for, or None."""
+        items = [item.strip() for item in value.split(",") if item.strip()]
+        seen = self.numbers(value, count)
+        if len(seen) == len(items):
+            return None
+        if re.search(r"[^0-9,]", value) or ",," in value or value.startswith(","):
+            rule = "it may hold digits and commas only, without blanks, ranges or empty items"
+        elif any(int(one) >= int(other) for one, other in zip(items, items[1:], strict=False)):
+            rule = "its ids must be in ascending order, each of them once"
+        else:
+            rule = f"its ids must be below {count}, the number of NPUs here; inside a container they begin at 0"
+        return Fault(
+            f"{self.variable}={value!r} shows {len(seen)} NPUs to the runtime instead of {len(items)}: {rule}",
+            f"write ascending numbers, such as {self.variable}=0,1, before anything imports torch_npu or CANN",
         )
-    return None
 
 
-@hookimpl
-def anyaccel_stats(devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
-    """Observe the NPUs with one call of npu-smi."""
-    return health.stats(devices, ctx)
+MASK = LogicIds("ASCEND_RT_VISIBLE_DEVICES")
 
 
-@hookimpl
-def anyaccel_container(devices: Sequence[Device]) -> ContainerEdits:
-    """Name nodes, mounts, and the physical ids for Ascend Docker Runtime."""
-    return containers.edits(devices)
+class Ascend(Vendor):
+    """Ascend 310 to 950, whole and as vNPUs.
+
+    A device's index is its logic id: the number that CANN gives it before masking. It differs from the physical number
+    (attribute ``phy_id``, ``/dev/davinci<N>``) when a card is lost or inside a container. What has no number in the
+    runtime has the attribute ``addressable`` with the value False: lost cards, and vNPUs on a host (``vnpu_id``), which
+    only a container can open.
+    """
+
+    key, resource, kind, brand, driver = "ascend", "NPU", "npu", "Ascend", "devdrv_device_driver"
+    url = "https://pypi.org/project/anyaccel-ascend/"
+    pci_vendors = VENDORS
+    catalog = CATALOG
+    mask, variables = MASK, (CONTAINER, CONTAINER_OPTIONS, SINGLE)
+
+    def detect(self, ctx: ProbeContext) -> Detected | None:
+        """Find NPUs: device nodes and PCI first, then npu-smi."""
+        return Machine(ctx).inventory()
+
+    def fractional(self, device: Device) -> Fractional:
+        """Whole NPUs are shared by agreement; a split one through its vNPUs; those are given out whole."""
+        if device.attributes.get("split"):
+            return Fractional.PARTITIONED
+        return Fractional.NO if "template" in device.attributes else Fractional.SHARED
+
+    def tags(self, device: Device) -> Sequence[str]:
+        """Name the SoC first, as Ray does, then its family."""
+        return tags(device)
+
+    def maskable(self, device: Device) -> bool:
+        """Whether the runtime has a number for a device."""
+        return device.attributes.get("addressable") is not False
+
+    def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
+        """Refuse what the runtime cannot address, and mixtures of whole NPUs and vNPUs."""
+        partitions = [device for device in devices if _vnpu(device) is not None]
+        for device in devices:
+            if device.attributes.get("split"):
+                return f"{device.id} is split into vNPUs; ask for one of those by its tag, such as 'vnpu'"
+            if term.fraction and "template" in device.attributes:
+                return f"{device.id} is a vNPU, which is given out whole; ask for 1, or for a smaller template"
+        if partitions and len(partitions) < len(devices):
+            ids = ", ".join(device.id for device in partitions)
+            return f"a worker gets either whole NPUs or vNPUs, not both (got the vNPUs {ids} among others)"
+        return None if partitions else super().validate(term, devices)
+
+    def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
+        """Make a worker see exactly these devices: the mask, and for vNPUs what a container is started with."""
+        wanted = {MASK.variable: self.written([device for device in devices if _vnpu(device) is None])}
+        unwanted = {SINGLE}
+        if any(_vnpu(device) is not None for device in ctx.devices):
+            if any(_vnpu(device) is not None for device in devices):
+                wanted |= self.container_env([device for device in devices if _vnpu(device) is not None])
+            else:
+                unwanted |= {CONTAINER, CONTAINER_OPTIONS}
+        return EnvEdits(set=wanted, unset=frozenset(unwanted))
+
+    def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
+        """Read the mask, and where there are vNPUs the list of a container.
+
+        Raises:
+            FaultError: When the list of vNPUs is one at which Ascend Docker Runtime would refuse to start a container.
+        """
+        seen = super().visible(environ, devices)
+        partitions = {number: device.id for device in devices if (number := _vnpu(device)) is not None}
+        virtual = "VIRTUAL" in re.split(r"\s*,\s*", environ.get(CONTAINER_OPTIONS, "").strip())
+        if not (partitions and virtual):
+            return seen
+        whole = [device.id for device in sorted(devices, key=lambda each: each.index) if self.maskable(device)]
+        listed = container_ids(environ.get(CONTAINER, ""))
+        return [*(whole if seen is None else seen), *(partitions[number] for number in listed if number in partitions)]
+
+    def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
+        """The control nodes that the host has; those of its family where nothing was detected."""
+        if not devices:
+            return ()
+        family = devices[0].attributes.get("family")
+        return _listed(devices[0], "control_nodes") or [
+            path for path in CONTROL_NODES if "dvpp" not in path or family not in NO_DVPP
+        ]
+
+    def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
+        """The driver, and what Ascend's instructions mount beside it."""
+        paths = _listed(devices[0], "host_paths") or HOST_PATHS[:4] if devices else ()
+        return [Mount(source=path, target=path) for path in paths]
+
+    def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
+        """Physical or vNPU numbers for Ascend Docker Runtime, which mounts what they name, and none for ``void``.
+
+        Other runtimes ignore it and go by the nodes. ``ASCEND_RT_VISIBLE_DEVICES`` is left out on purpose: inside, the
+        runtime numbers what is mounted from 0, and sees all of it.
+        """
+        partitions = sorted(number for device in devices if (number := _vnpu(device)) is not None)
+        numbers = partitions or sorted({int(device.attributes.get("phy_id", device.index)) for device in devices})
+        options = {CONTAINER_OPTIONS: "VIRTUAL"} if partitions else {}
+        return {CONTAINER: ",".join(map(str, numbers)) or "void", **options}
+
+    def stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
+        """Observe the NPUs with one call of npu-smi.
+
+        The power of an A3 package stands with its first die; that of the second is unknown. A vNPU is left out: npu-smi
+        shows the whole chip. Processes are those that npu-smi can see, at most eight per chip; their ids are the host's
+        on a host.
+
+        Raises:
+            FaultError: When npu-smi says that it cannot tell.
+            ValueError: When what it prints cannot be understood.
+        """
+        answer = npu_smi.ask(ctx, "Bus-Id", "info")
+        if answer is None:
+            return {}
+        table = npu_smi.parse_table(answer.stdout)
+        places = {place: f"{place[0]}/{place[1]}" for place in table.chips}
+        found = {}
+        for device in devices:
+            at = f"{device.attributes.get('card')}/{device.attributes.get('chip')}"
+            place = next((place for place, name in places.items() if name == at), None)
+            if place is None or not self.maskable(device):
+                continue
+            reason, remedy = table.chips[place].fault or Fault("")
+            found[device.id] = Stats(
+                **table.chips[place].measures,
+                health=Health.UNHEALTHY if reason else Health.HEALTHY,
+                health_reason=reason,
+                health_remedy=remedy,
+                processes=None if table.processes is None else tuple(table.processes.get(place, ())),
+            )
+        return found
+
+    def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
+        """Variables that do not do what people think."""
+        mask = ctx.environ.get(MASK.variable)
+        count = sum(map(self.maskable, detected.devices))
+        if mask is not None and (fault := MASK.fault(mask, count)):
+            yield fail(*fault)
+        if mask is None and CONTAINER in ctx.environ and not in_container(ctx):
+            reason = f"{CONTAINER} hides nothing from processes: Ascend Docker Runtime alone reads it"
+            yield warn(reason, f"set {MASK.variable} for processes")
 
 
-@hookimpl
-def anyaccel_diagnose(ctx: ProbeContext) -> Sequence[Finding]:
-    """Look for a missing driver, a failing tool, closed nodes, faults and masks that hide everything."""
-    return health.diagnose(ctx)
+def _vnpu(device: Device) -> int | None:
+    """The number of a vNPU that this host can only give to a container; None for whatever a process can use."""
+    value = device.attributes.get("vnpu_id")
+    return value if isinstance(value, int) else None
 
 
-@hookimpl
-def anyaccel_products() -> Sequence[Product]:
-    """List the known products."""
-    return products.PRODUCTS
+def _listed(device: Device, name: str) -> list[str]:
+    """The paths in an attribute."""
+    return [path for path in str(device.attributes.get(name, "")).split(",") if path]
+
+
+def container_ids(value: str) -> list[int]:
+    """Read the ids in ``ASCEND_VISIBLE_DEVICES``: numbers, ranges such as ``0-3``, or names such as ``Ascend910-1``.
+
+    Raises:
+        FaultError: For what Ascend Docker Runtime refuses.
+    """
+    numbers: set[int] = set()
+    for item in [] if value.strip() in ("", "void") else value.split(","):
+        match = re.fullmatch(r"\s*(?:[A-Za-z][A-Za-z0-9]*-(\d+)|(\d+)(?:-(\d+))?)\s*", item, re.ASCII)
+        if match is None:
+            raise FaultError(
+                f"{CONTAINER} must hold numbers, ranges such as 0-3 or names such as Ascend910-1, with commas between"
+                f" them (got {value!r})",
+                f"unset {CONTAINER}",
+            )
+        first = int(match[1] or match[2])
+        last = int(match[3]) if match[3] else first
+        if not 0 <= last - first < RANGE_LIMIT:
+            reason = f"a range in {CONTAINER} must ascend over at most {RANGE_LIMIT} ids (got {item.strip()!r})"
+            raise FaultError(reason, f"unset {CONTAINER}")
+        numbers.update(range(first, last + 1))
+    return sorted(numbers)
+
+
+plugin = Ascend()

@@ -1,4 +1,4 @@
-"""npu-smi: asking it, and reading its lists; :mod:`anyaccel_ascend.npu_table` reads its table.
+"""npu-smi: asking it, and reading what it prints.
 
 The formats follow its open source (CANN driver, npucli/src/npu_info_print.c). Columns differ between generations and
 widths between releases, so the meaning of a column is always taken from the header above it.
@@ -7,55 +7,101 @@ widths between releases, so the meaning of a column is always taken from the hea
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from anyaccel.plugin import CommandResult, CommandTimeoutError, ProbeContext
+from anyaccel.kit import Fault, FaultError, Measures, Tool
+from anyaccel.plugin import CommandResult, DeviceProcess, ProbeContext
 
-from anyaccel_ascend.npu_table import row_error
-
-TOOLS = ("npu-smi", "/usr/local/bin/npu-smi", "/usr/local/sbin/npu-smi")
-"""Where it is installed, for users whose PATH lacks the directory."""
+TOOL = Tool(
+    "npu-smi",
+    "/usr/local/bin/npu-smi",  # for users whose PATH lacks the directory
+    "/usr/local/sbin/npu-smi",
+    package="the Ascend driver",
+    hung="look in 'dmesg' for a card that is resetting or lost, then restart the driver",
+)
 NO_CARD = "There is no NPU card on this server"
-
+INCOMPLETE = "The driver package may not be completely installed"
 CAUSES = {
-    -8002: "this user may not ask the driver; add the user to the group HwHiAiUser",
-    -8005: "the driver did not initialize; see dmesg, and reload or reinstall the Ascend driver",
-    -8012: "the NPUs are not ready, as during a reset; try again in a minute",
-    -8017: "the firmware is being upgraded; try again when that has ended",
-    -8020: "the NPUs are occupied by another container or another process that asks the driver; stop it, or mount other"
-    " NPUs into this container",
-    -9005: "the driver does not answer; see dmesg, and reload or reinstall the Ascend driver",
-    -9013: "the driver does not allow this inside a container; ask on the host",
+    -8002: Fault("this user may not ask the driver", "add the user to the group HwHiAiUser"),
+    -8005: Fault("the driver did not initialize", "see dmesg, and reload or reinstall the Ascend driver"),
+    -8012: Fault("the NPUs are not ready, as during a reset", "try again in a minute"),
+    -8017: Fault("the firmware is being upgraded", "try again when that has ended"),
+    -8020: Fault(
+        "the NPUs are occupied by another container or another process that asks the driver",
+        "stop it, or mount other NPUs into this container",
+    ),
+    -9005: Fault("the driver does not answer", "see dmesg, and reload or reinstall the Ascend driver"),
+    -9013: Fault("the driver does not allow this inside a container", "ask on the host"),
 }
 """Return codes of the driver's management interface (DCMI) and of npu-smi; the exit status is the code modulo 256."""
+HEALTH = {
+    "OK": "",
+    "Warning": "",  # a minor fault
+    "Alarm": "npu-smi reports a major fault (Alarm)",
+    "Critical": "npu-smi reports a critical fault",
+    "UNKNOWN": "npu-smi cannot read its health",
+}
+LINKS = {"SIO": 3, "HCCS": 2, "XLink": 2, "UB": 2, "HCCS_SW": 1}
+"""Strength of connections between dies by npu-smi's names; those through PCIe or the host count as none."""
+INVALID_CELSIUS = 0x7FFD
+"""From here up a temperature is an error code of the sensor."""
+_LABEL = re.compile(r"NPU ID|NPU Util\(%\)|Process id in container|Process \S+|\S+")
+_VALUE = re.compile(r"(?:\d+|NA)\s*/\s*(?:\d+|NA)|\S+")
+_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]|NA")
+_CHIP = re.compile(r"(NPU|Phy-ID)\d+")
 
 
-class ToolFailureError(Exception):
-    """Raised when npu-smi is there and says that it cannot tell; the text is the reason, with the way out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MappedChip:
-    """One row of ``npu-smi info -m``.
+class Mapped(NamedTuple):
+    """A chip in ``npu-smi info -m``.
 
     Attributes:
         card: Number of the card in npu-smi, which may have holes and differs between host and container.
         chip: Number of the chip on its card.
-        logic_id: Number that the runtime gives to the chip, or None where the release does not print it.
-        phy_id: Number in ``/dev/davinci<N>``, or None likewise.
+        logic_id: Number that the runtime gives to the chip.
+        phy_id: Number in ``/dev/davinci<N>``, or None where the release does not print it.
         name: Name of the chip.
     """
 
     card: int
     chip: int
-    logic_id: int | None
+    logic_id: int
     phy_id: int | None
     name: str
 
 
+class Shown(NamedTuple):
+    """A chip in the table of ``npu-smi info``; None is what npu-smi cannot tell."""
+
+    name: str
+    health: str
+    bus_id: str | None
+    phy_id: int | None
+    memory_bytes: int | None
+    measures: Measures
+    fault: Fault | None
+
+
+class Table(NamedTuple):
+    """What ``npu-smi info`` shows.
+
+    Attributes:
+        chips: By card and chip, those that could be read.
+        version: Version of the driver.
+        processes: Processes by card and chip; None when the table has no such part.
+        partial: Whether some chips could not be read.
+        incomplete: Whether the tool warns of an incomplete driver package.
+    """
+
+    chips: Mapping[tuple[int, int], Shown]
+    version: str
+    processes: Mapping[tuple[int, int], Sequence[DeviceProcess]] | None
+    partial: bool
+    incomplete: bool
+
+
 def ask(ctx: ProbeContext, marker: str, *arguments: str) -> CommandResult | None:
-    """Run npu-smi, with at most half of the time that is left, so that a tool that hangs can still be reported.
+    """Run npu-smi.
 
     Args:
         ctx: The machine.
@@ -66,119 +112,203 @@ def ask(ctx: ProbeContext, marker: str, *arguments: str) -> CommandResult | None
         An answer that can be read; None when there is no such tool.
 
     Raises:
-        ToolFailureError: When it hangs, cannot be run, or says that it cannot tell.
+        FaultError: When it hangs, cannot be run, or says that it cannot tell.
         ValueError: When what it prints is no answer at all.
     """
-    command = " ".join(("npu-smi", *arguments))
-    for tool in TOOLS:
-        try:
-            result = ctx.run([tool, *arguments], timeout=ctx.remaining() / 2)
-        except CommandTimeoutError:
-            raise ToolFailureError(
-                f"'{command}' does not answer; a card may be resetting or lost: see dmesg, and restart the driver"
-            ) from None
-        except OSError as error:
-            raise ToolFailureError(f"'{command}' cannot be run ({error.strerror}); see the rights of {tool}") from None
-        if result is not None:
-            return _checked(result, marker, command)
-    return None
-
-
-def _checked(result: CommandResult, marker: str, command: str) -> CommandResult:
-    text = f"{result.stdout}\n{result.stderr}"
-    if marker in result.stdout or NO_CARD in result.stdout:
+    result = TOOL.run(ctx, *arguments)
+    if result is None or marker in result.stdout or NO_CARD in result.stdout:
         return result
+    command, text = " ".join((TOOL.name, *arguments)), f"{result.stdout}\n{result.stderr}"
     codes = [int(code) for code in re.findall(r"ret(?:urn code)? is (-\d+)", text)]
     codes += [code for code in CAUSES if result.returncode == code % 256]
     said = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")[:160]
     if codes:
-        cause = next((CAUSES[code] for code in codes if code in CAUSES), f"it said {said!r}; see dmesg")
-        raise ToolFailureError(f"'{command}' failed with {codes[0]}: {cause}")
+        cause = next((CAUSES[code] for code in codes if code in CAUSES), Fault(f"it said {said!r}", "see dmesg"))
+        raise FaultError(f"'{command}' failed with {codes[0]}: {cause.reason}", cause.remedy)
     if result.returncode:
-        raise ToolFailureError(
-            f"'{command}' ended with status {result.returncode} and said {said!r}; run it by hand, and see dmesg"
-        )
+        reason = f"'{command}' ended with status {result.returncode} and said {said!r}"
+        raise FaultError(reason, "run it by hand, and see dmesg")
     raise ValueError(
         f"'{command}' must print {marker!r} (got {said!r}); check which program that is, or reinstall the Ascend driver"
     )
 
 
-def parse_mapping(text: str) -> tuple[list[MappedChip], int]:
+def parse_mapping(text: str) -> tuple[list[Mapped], int]:
     """Read ``npu-smi info -m``. Rows of the board's controllers are left out.
 
+    The 950 does not print logic ids: there it is the rank of the physical id, which is how the driver assigns it
+    (``uda_init_ns_node_dev`` in the CANN driver's source).
+
     Returns:
-        The chips, and how many cards are there and not available, for which the 950 prints the number -1.
+        The chips by logic id, and how many cards are there and not available, for which the 950 prints the number -1.
 
     Raises:
-        ValueError: When a row does not fit its header.
+        ValueError: When a row does not fit its header, or two chips have one number.
     """
     labels: list[str] = []
-    found = []
-    unavailable = 0
-    for line in text.splitlines():
-        words = line.split()
-        if line.strip().startswith("NPU ID"):
-            labels = re.split(r"\s{2,}", line.strip())
-        elif labels and words and re.fullmatch(r"-?\d+", words[0]):
-            values = dict(zip(labels, line.split(None, len(labels) - 1), strict=False))
-            if values.get("Chip Logic ID") == "-" or values.get("Chip Name") in ("Mcu", "3559"):
-                continue
-            number = {label: _number(values.get(label), line) for label in labels if label != "Chip Name"}
-            if number["NPU ID"] is None or number.get("Chip ID") is None:
-                raise row_error("info -m", line, f"have a number in each of {', '.join(labels[:-1])}")
-            if number["NPU ID"] < 0:
-                unavailable += 1
-            else:
-                found.append(
-                    MappedChip(
-                        card=number["NPU ID"],
-                        chip=number["Chip ID"] or 0,
-                        logic_id=number.get("Chip Logic ID"),
-                        phy_id=number.get("Chip Phy-ID"),
-                        name=values.get("Chip Name", "").strip(),
-                    )
-                )
-    return _distinct(found), unavailable
-
-
-def _distinct(chips: Sequence[MappedChip]) -> list[MappedChip]:
-    """Drop the second die of an A3 package of which a container has but one: npu-smi shows that one twice."""
-    kept: dict[int | tuple[int, int], MappedChip] = {}
-    for chip in chips:
-        key = chip.logic_id if chip.logic_id is not None else (chip.card, chip.chip)
-        other = kept.setdefault(key, chip)
-        if other is not chip and (chip.phy_id is None or (other.card, other.phy_id) != (chip.card, chip.phy_id)):
+    rows: list[tuple[dict[str, str], dict[str, int]]] = []
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("NPU ID"):
+            labels = re.split(r"\s{2,}", line)
+        elif labels and re.match(r"-?\d+(\s|$)", line):
+            row = dict(zip(labels, line.split(None, len(labels) - 1), strict=False))
+            if row.get("Chip Logic ID") != "-" and row.get("Chip Name") not in ("Mcu", "3559"):
+                numbers = {"Chip ID", *labels} - {"Chip Name"}
+                rows.append((row, {label: _number(row, label, line) for label in numbers}))
+    order = ("Chip Logic ID", "Chip Phy-ID", "NPU ID", "Chip ID")
+    rows.sort(key=lambda pair: [pair[1].get(label, 0) for label in order])
+    found: dict[int, Mapped] = {}
+    cards = [pair for pair in rows if pair[1]["NPU ID"] >= 0]
+    for row, number in cards:
+        logic_id = number.get("Chip Logic ID", len(found))
+        phy_id, name = number.get("Chip Phy-ID"), row.get("Chip Name", "").strip()
+        chip = Mapped(number["NPU ID"], number["Chip ID"], logic_id, phy_id, name)
+        other = found.setdefault(logic_id, chip)
+        # Of an A3 package of which a container has but one die, npu-smi shows that one twice.
+        if other is not chip and (phy_id is None or (other.card, other.phy_id) != (chip.card, phy_id)):
             raise ValueError(
-                f"'npu-smi info -m' must give each chip a number of its own (got {key} for chip {other.chip} of card"
-                f" {other.card} and chip {chip.chip} of card {chip.card}); restart the driver"
+                f"'npu-smi info -m' must give each chip a number of its own (got {logic_id} for chip {other.chip} of"
+                f" card {other.card} and chip {chip.chip} of card {chip.card}); restart the driver"
             )
-    return list(kept.values())
+    return list(found.values()), len(rows) - len(cards)
 
 
-def _number(value: str | None, line: str) -> int | None:
-    if value is None or not re.fullmatch(r"-?\d+", value.strip()):
-        raise row_error("info -m", line, "have a number in each column before the name")
+def _number(row: Mapping[str, str], label: str, line: str) -> int:
+    value = row.get(label, "")
+    if not re.fullmatch(r"-?\d+", value, re.ASCII):
+        raise _row_error("info -m", line, "have a number in each column before the name")
     return int(value)
 
 
-def parse_topology(text: str) -> dict[str, dict[str, str]]:
-    """Read the matrix of ``npu-smi info -t topo``: ``NPU0`` or ``Phy-ID0`` to the connection with each other one."""
-    rows = [line.split() for line in text.splitlines()]
-    header = next((words for words in rows if len(words) > 1 and all(map(_is_chip, words[:2]))), None)
-    header = header or next((words for words in rows if words and _is_chip(words[0])), [])
-    columns = [word for word in header if _is_chip(word)]
-    matrix = {}
-    for words in rows:
-        if words and words is not header and _is_chip(words[0]):
-            matrix[words[0]] = dict(zip(columns, words[1:], strict=False))
-    return matrix
+def _row_error(command: str, row: str, rule: str) -> ValueError:
+    return ValueError(f"a row of 'npu-smi {command}' must {rule} (got {row!r}); report this output to anyaccel-ascend")
 
 
-def _is_chip(word: str) -> bool:
-    return re.fullmatch(r"(NPU|Phy-ID)\d+", word) is not None
+def parse_topology(text: str) -> dict[str, dict[str, int]]:
+    """Read the matrix of ``npu-smi info -t topo``: ``NPU0`` or ``Phy-ID0`` to the strength towards each other one."""
+    rows = [words for line in text.splitlines() if (words := line.split()) and _CHIP.fullmatch(words[0])]
+    if not rows:
+        return {}
+    columns = [word for word in rows[0] if _CHIP.fullmatch(word)]
+    return {
+        words[0]: {other: LINKS[kind] for other, kind in zip(columns, words[1:], strict=False) if kind in LINKS}
+        for words in rows[1:]
+    }
 
 
 def parse_vnpus(text: str) -> dict[int, str]:
     """Read ``npu-smi info -t info-vnpu``: the template of each vNPU, by its number."""
-    cells = ([cell.strip() for cell in line.strip().strip("|").split("|")] for line in text.splitlines())
-    return {int(row[0]): row[-1] for row in cells if len(row) == 5 and row[0].isdigit()}  # noqa: PLR2004 - its columns
+    return {int(row[0]): row[-1] for row in _rows(text) if len(row) == 5 and row[0].isdecimal()}  # noqa: PLR2004
+
+
+def _rows(text: str) -> Iterator[list[str]]:
+    """The cells of a table's rows."""
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("|"):
+            yield [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def parse_table(text: str) -> Table:
+    """Read the table of ``npu-smi info``: one chip in two lines, under two lines of headers.
+
+    Raises:
+        ValueError: When a row does not fit its header.
+    """
+    upper: list[list[str]] = []
+    lower: list[list[str]] = []
+    first: Mapping[str, str] | None = None
+    chips: dict[tuple[int, int], Shown] = {}
+    processes: dict[tuple[int, int], list[DeviceProcess]] | None = None
+    partial = False
+    for cells in _rows(text):
+        labels = [_LABEL.findall(cell) for cell in cells]
+        if "Health" in cells:
+            upper, lower = labels, []
+        elif "Bus-Id" in cells:
+            lower = labels
+        elif "Process id" in cells:
+            processes = {}
+        elif processes is not None:
+            _process(cells, processes)
+        elif lower and len(cells) > 1:
+            where = lower.index(["Bus-Id"])
+            if where >= len(cells) or not _BUS_ID.fullmatch(cells[where]):
+                partial |= first is not None  # a chip that lacks its other half is left out
+                first = _values(upper, cells)
+            elif first is None:
+                partial = True
+            else:
+                key, chip = _chip(first, _values(lower, cells), " | ".join(cells))
+                chips[key] = chip
+                first = None
+    version = re.search(r"Version:\s*(\S+)", text)
+    partial |= first is not None
+    return Table(chips, version[1] if version else "", processes, partial, INCOMPLETE in text)
+
+
+def _process(cells: Sequence[str], found: dict[tuple[int, int], list[DeviceProcess]]) -> None:
+    if len(cells) < 4:  # noqa: PLR2004 - "No running processes found in NPU 0"
+        return
+    where = [int(word) for word in cells[0].split() if word.isdecimal()]
+    if not where or not cells[1].isdecimal():
+        raise _row_error("info", " | ".join(cells), "name an NPU and the id of a process")
+    memory = int(cells[3]) << 20 if cells[3].isdecimal() else None
+    held = found.setdefault((where[0], where[1] if len(where) > 1 else 0), [])
+    held.append(DeviceProcess(pid=int(cells[1]), memory_bytes=memory))
+
+
+def _values(header: Sequence[Sequence[str]], cells: Sequence[str]) -> dict[str, str]:
+    """The values of a row, by the labels of the header."""
+    values: dict[str, str] = {}
+    for labels, cell in zip(header, cells, strict=False):
+        words = _VALUE.findall(cell)
+        if labels[-1:] == ["Name"]:
+            words = [*words[: len(labels) - 1], " ".join(words[len(labels) - 1 :])]
+        if labels == ["Health"] and not words:
+            words = ["UNKNOWN"]
+        usages = [word for label, word in zip(labels, words, strict=False) if "Usage(" in label]
+        if len(words) != len(labels) or any("/" not in word and word not in ("NA", "-") for word in usages):
+            raise _row_error("info", " | ".join(cells), f"have one value for each of {', '.join(labels)}")
+        values.update(zip(labels, words, strict=True))
+    if len(cells) != len(header):
+        raise _row_error("info", " | ".join(cells), f"have {len(header)} columns")
+    return values
+
+
+def _chip(upper: Mapping[str, str], lower: Mapping[str, str], row: str) -> tuple[tuple[int, int], Shown]:
+    card, chip = upper.get("NPU", upper.get("NPU ID", "")), lower.get("Chip", "0")
+    phy_id, health, bus_id = lower.get("Phy-ID"), upper["Health"], lower["Bus-Id"]
+    if not card.isdecimal() or not chip.isdecimal() or not (phy_id is None or phy_id.isdecimal()):
+        raise _row_error("info", row, "name its NPU and its chip with numbers")
+    used, total = _pair(lower.get("HBM-Usage(MB)"))
+    if not total:  # parts with DDR have no HBM, and parts with HBM show 0 / 0 for DDR
+        used, total = _pair(lower.get("Memory-Usage(MB)"))
+    busy = _float(lower.get("AICore(%)", lower.get("NPU Util(%)")))
+    celsius = _float(upper.get("Temp(C)"))
+    reason = HEALTH.get(health, f"npu-smi reports the health {health!r}")
+    return (int(card), int(chip)), Shown(
+        name=upper["Name"],
+        health=health,
+        bus_id=None if bus_id == "NA" else bus_id.lower(),
+        phy_id=int(phy_id) if phy_id is not None else None,
+        memory_bytes=total << 20 if total else None,
+        measures={
+            "memory_used_bytes": used << 20 if used is not None and total else None,
+            "utilization": busy / 100 if busy is not None and 0 <= busy <= 100 else None,  # noqa: PLR2004 - percent
+            "temperature_celsius": celsius if celsius is not None and celsius < INVALID_CELSIUS else None,
+            "power_watts": _float(upper.get("Power(W)")),
+        },
+        fault=Fault(reason, f"see 'npu-smi info -t health -i {card}' and reset the card") if reason else None,
+    )
+
+
+def _pair(text: str | None) -> tuple[int | None, int | None]:
+    used, _, total = map(str.strip, (text or "").partition("/"))
+    return int(used) if used.isdecimal() else None, int(total) if total.isdecimal() else None
+
+
+def _float(text: str | None) -> float | None:
+    try:
+        return float(text) if text is not None else None
+    except ValueError:  # "NA" and "-" stand for what the part does not measure
+        return None

@@ -1,0 +1,114 @@
+"""What chip a name and a PCI id mean: its SoC version, its accelerator types, the template of a partition."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import NamedTuple
+
+from anyaccel.kit import Catalog
+from anyaccel.plugin import Device
+
+CATALOG = Catalog(__file__)
+GIB, MIB = 1 << 30, 1 << 20
+_TEMPLATE = re.compile(r"[ -]?(vir\d+\w*)$")
+_CHINA = ((r"^A2G(\d)", r"910B\1"), (r"^I2(\d?)", r"310P\1"), (r"^MiniD$", "310"))
+"""Names of the Chinese market."""
+_AI_CORES = {"310p": 8, "910": 32}
+"""Of the families whose templates name nothing else."""
+
+
+class Generation(NamedTuple):
+    """One generation of chips; ``products.toml`` says what its fields mean."""
+
+    tag: str
+    family: str = ""
+    pci: tuple[int, ...] = ()
+    names: str = "(?!)"
+    socs: str = "(?!)"
+
+
+class Chip(NamedTuple):
+    """What the name of a chip says.
+
+    Attributes:
+        soc: SoC version as ``acl.get_soc_name()`` spells it, such as ``Ascend910B3``.
+        generation: The generation.
+        template: vNPU template when the chip is a partition, or empty.
+    """
+
+    soc: str
+    generation: Generation
+    template: str
+
+
+@cache
+def generations() -> tuple[Generation, ...]:
+    """Every generation; the last is that of a chip of which nothing is known."""
+    return tuple(Generation(**{**written, "pci": tuple(written["pci"])}) for written in CATALOG.data["generations"])
+
+
+def by_pci(device: int) -> Generation | None:
+    """The generation of a PCI device id; None when it is no NPU."""
+    return next((generation for generation in generations() if device in generation.pci), None)
+
+
+def identify(name: str, told: Generation | None = None) -> Chip:
+    """Say what chip goes by a name.
+
+    The same text stands for several chips, so what PCI says comes first: a bare ``Ascend910`` is a chip of 2019 or
+    one die of an A3.
+
+    Args:
+        name: Name that npu-smi shows: ``910B3``, ``Ascend 910B3``, ``Ascend910``, ``310Pvir04``, ``A2G3`` ...
+        told: What the PCI id says, or None when unknown.
+    """
+    text = re.sub(r"^((Ascend|Alan)\s*)+", "", name.strip())
+    template = match[1] if (match := _TEMPLATE.search(text)) else ""
+    text = _TEMPLATE.sub("", text)
+    for pattern, replacement in _CHINA:
+        text = re.sub(pattern, replacement, text)
+    named = next((generation for generation in generations() if re.match(generation.names, text)), None)
+    generation = told if told and told.family else named or generations()[-1]
+    soc = f"Ascend{text}" if re.fullmatch(generation.socs, text, re.ASCII) else generation.tag
+    return Chip(soc, generation, template)
+
+
+def tags(device: Device) -> tuple[str, ...]:
+    """Name the accelerator types of a device.
+
+    The first is what ``acl.get_soc_name()``, and therefore Ray, would say, as far as npu-smi lets us know; on an A3
+    it does not show the number in ``Ascend910_9392``, so ``Ascend910C`` comes first there. A vNPU never goes by the
+    name of a whole chip.
+    """
+    attributes = device.attributes
+    chip = identify(device.model)
+    soc, family = str(attributes.get("soc", chip.soc)), str(attributes.get("family_tag", chip.generation.tag))
+    template = str(attributes.get("template", ""))
+    if template:
+        return tuple(dict.fromkeys((f"{soc}-{template}", f"{family}-{template}", f"{family}-vnpu", "vnpu")))
+    raw = re.sub(r"[^A-Za-z0-9._-]", "", device.model)
+    stem = re.sub(r"(?<=\d)C$", "", soc)
+    variant = re.fullmatch(r"(?:Ascend)?(910(?:Pro[AB]|PremiumA|_93\d+))", raw)
+    short = () if raw in ("910B", "Ascend910", "Ascend") or not raw else (raw,)
+    return tuple(dict.fromkeys((soc, stem, family, *((f"Ascend{variant[1]}",) if variant else ()), *short)))
+
+
+def template_memory(template: str, family: str, whole: int | None) -> int | None:
+    """Memory of a vNPU, from its template.
+
+    Names such as ``vir10_3c_16g`` say it. Those of 310P and 910A name AI cores only, and the driver gives each the
+    same share of the memory: ``vir04`` on a 310P with 21527 MB shows 10763 MB.
+
+    Args:
+        template: The template.
+        family: Family of the chip.
+        whole: Memory of the chip in bytes, or None.
+
+    Returns:
+        Bytes, or None when the template does not tell.
+    """
+    if match := re.search(r"_(\d+)g(_|$)", template):
+        return int(match[1]) * GIB
+    match, cores = re.match(r"vir(\d+)", template), _AI_CORES.get(family)
+    return whole // MIB * int(match[1]) // cores * MIB if match and cores and whole else None

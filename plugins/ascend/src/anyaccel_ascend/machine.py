@@ -1,0 +1,358 @@
+"""Detection: the kernel's files first, then npu-smi, which alone knows how the runtime numbers the NPUs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from anyaccel.kit import Card, Fault, FaultError, in_container, node_fault, number, text
+from anyaccel.plugin import Detected, PciFunction, ProbeContext
+
+from anyaccel_ascend import npu_smi
+from anyaccel_ascend.chips import Generation, by_pci, identify, template_memory
+from anyaccel_ascend.npu_smi import Mapped, Shown, Table
+
+PCI = "/sys/bus/pci/devices"
+PCI_CLASS = 0x1200
+"""Processing accelerator."""
+VENDORS = (0x19E5, 0x20C6, 0x203F, 0x20E9)
+"""Huawei, and the partners that sell the same chips under their own vendor id.
+
+It says nothing alone: it is also on every network card, management console and root port of Huawei.
+"""
+VIRTUAL_FUNCTION = 0xD805
+PASSED_ON = "vfio-pci"
+MANAGER = "/dev/davinci_manager"
+CONTROL_NODES = (MANAGER, "/dev/devmm_svm", "/dev/hisi_hdc", "/dev/dvpp_cmdlist")
+"""Nodes that every user of an NPU opens; which of them exist depends on the generation."""
+DRIVER = "/usr/local/Ascend/driver"
+HOST_PATHS = (
+    DRIVER,
+    "/usr/local/dcmi",
+    "/usr/local/bin/npu-smi",
+    "/etc/ascend_install.info",
+    "/etc/hccl_rootinfo.json",
+)
+"""What Ascend's container instructions mount beside the nodes."""
+FIRST_VNPU, VNPUS_PER_DEVICE = 100, 16
+"""A vNPU's number is 100 + 16 times the physical number + 0 to 15."""
+GROUP = "add the user to the group HwHiAiUser and log in again"
+NO_NODES = (
+    "The {} NPUs of this host are not mounted into this container. Start it with --runtime=ascend and"
+    " -e ASCEND_VISIBLE_DEVICES=0, or with --device /dev/davinci0 and the control nodes."
+)
+NO_TOOL = (
+    "npu-smi is not here: memory, health and exact models are unknown."
+    " Add its directory to PATH, or mount /usr/local/bin/npu-smi and /usr/local/dcmi into the container."
+)
+
+
+class Machine:
+    """A machine as its files show it, from which the inventory is made."""
+
+    def __init__(self, ctx: ProbeContext) -> None:
+        """Read the files.
+
+        Virtual functions that are set aside for virtual machines are not ours, and others count only where there are
+        no cards, as inside such a machine.
+        """
+        self.ctx = ctx
+        found = [
+            function
+            for function in ctx.pci(classes=(PCI_CLASS,))
+            if function.vendor in VENDORS and by_pci(function.device) is not None
+        ]
+        virtual = {function.address for function in found if self._virtual(function)}
+        passed = [function for function in found if function.address in virtual and function.driver == PASSED_ON]
+        cards = [function for function in found if function.address not in virtual]
+        cards = cards or [function for function in found if function not in passed]
+        self.functions: Mapping[str, PciFunction] = {function.address: function for function in cards}
+        self.notes = [
+            f"The virtual function {function.address} is handed to a virtual machine ({PASSED_ON}), not to us."
+            for function in passed
+        ]
+        self.numbers = self._nodes("davinci")
+        self.container = in_container(ctx)
+        self.version = self._version()
+        self.common = {
+            "control_nodes": ",".join(path for path in CONTROL_NODES if ctx.exists(path)),
+            "host_paths": ",".join(path for path in HOST_PATHS if ctx.exists(path)),
+        }
+        self.partial = False
+
+    def _virtual(self, function: PciFunction) -> bool:
+        return function.device == VIRTUAL_FUNCTION or bool(self.ctx.readlink(f"{PCI}/{function.address}/physfn"))
+
+    def _nodes(self, stem: str) -> list[int]:
+        """The numbers in ``/dev/davinci<N>``, ascending as numbers; ``davinci_manager`` is none of them."""
+        paths = self.ctx.glob(f"/dev/{stem}[0-9]*")
+        return sorted(int(match[1]) for path in paths if (match := re.fullmatch(rf"/dev/{stem}(\d+)", path)))
+
+    def _version(self) -> str:
+        """Version of the driver package, or an empty string."""
+        info = text(self.ctx, f"{DRIVER}/version.info")
+        found = dict(re.findall(r"^(package_version|Version)=(\S+)", info, re.MULTILINE))
+        return found.get("package_version") or found.get("Version", "")
+
+    def inventory(self) -> Detected | None:
+        """Find the NPUs; None when neither hardware nor driver is here.
+
+        Raises:
+            ValueError: When npu-smi prints what cannot be understood: no inventory is better than a wrong one.
+        """
+        exists = self.ctx.exists
+        if not (self.functions or self.numbers or self.notes or exists(MANAGER) or exists(f"{DRIVER}/version.info")):
+            return None
+        cards = self._cards() if self.functions or self.numbers else []
+        return Detected(
+            devices=tuple(card.device() for card in cards),
+            driver_version=self.version,
+            partial=self.partial,
+            notes=tuple(self.notes),
+        )
+
+    def _cards(self) -> list[Card]:
+        if not self.numbers:
+            return self._without_nodes()
+        try:
+            mapping = npu_smi.ask(self.ctx, "NPU ID", "info", "-m")
+            shown = npu_smi.ask(self.ctx, "Bus-Id", "info") if mapping else None
+        except FaultError as error:
+            return self._untold(error.fault)
+        if mapping is None or shown is None:
+            return self._by_files()
+        table = npu_smi.parse_table(shown.stdout)
+        chips, unavailable = npu_smi.parse_mapping(mapping.stdout)
+        cards = self._by_tool(chips, table)
+        self.notes += [f"{card.id}: {card.attributes['warning']}." for card in cards if "warning" in card.attributes]
+        if unavailable:
+            self.notes.append(f"Cards that npu-smi calls unavailable: {unavailable}. See dmesg, and reset them.")
+        if table.incomplete:
+            self.notes.append(f"npu-smi warns: {npu_smi.INCOMPLETE}. Reinstall the Ascend driver.")
+        self.version = self.version or table.version
+        self.partial |= table.partial or bool(unavailable or mapping.returncode or shown.returncode)
+        return cards
+
+    def _card(
+        self,
+        index: int,
+        address: str | None = None,
+        node: int | None = None,
+        *,
+        name: str = "",
+        chip: int = 0,
+        told: Generation | None = None,
+    ) -> Card:
+        """Begin a card.
+
+        Its identity is its PCI address, with the chip on it where a function can carry two. Without PCI, as on pods
+        with a unified bus, the number of its node takes its place: unlike the runtime's number it stays when another
+        card is lost, and is the same inside a container.
+
+        Args:
+            index: Number that the runtime gives it, or a mere label.
+            address: Its PCI address, where that is known.
+            node: Number in ``/dev/davinci<N>``, where that is known; a vNPU's inside its container.
+            name: Name that npu-smi shows; that of its generation when empty.
+            chip: Number of the chip on its card.
+            told: What its release of npu-smi says about its generation, where PCI does not.
+        """
+        known = identify(name, self._generation(address) or told)
+        partition = node is not None and node >= FIRST_VNPU
+        place = index if node is None else (node - FIRST_VNPU) // VNPUS_PER_DEVICE if partition else node
+        whole = f"ascend-davinci{place}"
+        if address is not None:
+            whole = f"ascend-{address}-{chip}" if known.generation.family == "310p" else f"ascend-{address}"
+        parent = whole if known.template or partition else None
+        function = self.functions.get(address or "")
+        if address is not None and function is None:  # npu-smi shows it, and sysfs does not
+            function = PciFunction(address=address, vendor=VENDORS[0], device=0, class_code=PCI_CLASS)
+        card = Card(self.ctx, f"{whole}-vnpu{node if partition else ''}" if parent else whole, function)
+        card.index, card.model, card.parent = index, name or known.generation.tag, parent
+        card.attributes = {
+            **self.common,
+            "soc": known.soc,
+            "family": known.generation.family,
+            "family_tag": known.generation.tag,
+            "phy_id": node,
+            "template": known.template or None,
+        }
+        if node is not None:
+            path = f"/dev/davinci{node}"
+            card.nodes = (path,) if node in self.numbers else ()
+            if fault := node_fault(self.ctx, path, missing="restart the driver", closed=GROUP):
+                card.blame(*fault)
+        return card
+
+    def _generation(self, address: str | None) -> Generation | None:
+        """Generation of a function, or the one that all functions have; None when unknown."""
+        function = self.functions.get(address or "")
+        if function:
+            return by_pci(function.device)
+        known = {by_pci(function.device) for function in self.functions.values()}
+        return known.pop() if len(known) == 1 else None
+
+    def _idle(self, function: PciFunction, index: int, fault: Fault) -> Card:
+        """A card to which the runtime gives no number."""
+        card = self._card(index, function.address)
+        card.attributes["addressable"] = False
+        if function.driver == PASSED_ON:
+            card.blame(f"it is bound to {PASSED_ON}, for a virtual machine", "unbind it there to use it here")
+        card.blame(*fault)
+        return card
+
+    def _without_nodes(self) -> list[Card]:
+        """NPUs on the PCI bus without a single node: not mounted into a container, or without a driver."""
+        if self.container:
+            self.notes.append(NO_NODES.format(len(self.functions)))
+            return []
+        fault = Fault("the Ascend driver is not loaded", "install it, or see dmesg")
+        return [self._idle(function, index, fault) for index, function in enumerate(self.functions.values())]
+
+    def _untold(self, fault: Fault) -> list[Card]:
+        """NPUs of which npu-smi says that it cannot tell: listed, and not given out."""
+        self.partial = True
+        if self.functions and not self.container:  # PCI shows the whole host there
+            return [self._idle(function, index, fault) for index, function in enumerate(self.functions.values())]
+        cards = [self._card(index, node=node) for index, node in enumerate(self.numbers)]
+        for card in cards:
+            card.fault = fault
+        return cards
+
+    def _by_files(self) -> list[Card]:
+        """NPUs of a machine without npu-smi: as many as there are nodes, numbered in the order of the nodes.
+
+        Which node belongs to which PCI function is known to root alone, or where there is one function; elsewhere the
+        node has to serve as identity.
+        """
+        self.partial = True
+        self.notes.append(NO_TOOL)
+        addresses = {self._kernel_number(address): address for address in self.functions}
+        if len(self.functions) == len(self.numbers) == 1:
+            addresses = {self.numbers[0]: next(iter(self.functions))}
+        return [self._card(index, addresses.get(node), node) for index, node in enumerate(self.numbers)]
+
+    def _kernel_number(self, address: str) -> int | None:
+        """The number in ``/dev/davinci<N>`` of a PCI function that has a single chip; only root may read it."""
+        if number(self.ctx, f"{PCI}/{address}/davinci_dev_num") != 1:
+            return None
+        return number(self.ctx, f"{PCI}/{address}/dev_id")
+
+    def _by_tool(self, chips: Sequence[Mapped], table: Table) -> list[Card]:
+        rows = [table.chips.get((chip.card, chip.chip)) for chip in chips]
+        unread = rows.count(None)
+        claimed = {row.bus_id for row in rows if row is not None}
+        unclaimed = [function for address, function in self.functions.items() if address not in claimed]
+        missing = [function for function in unclaimed if function.driver != PASSED_ON]
+        alone = missing[0].address if len(missing) == unread == 1 and not self.container else None
+        self.partial |= unread > 0
+        cards = []
+        for place, (chip, row) in enumerate(zip(chips, rows, strict=True)):
+            node = self._physical(place, chip, row, len(chips))
+            cards.append(self._chip(chip, row, node, row.bus_id if row else alone))
+        for identity, count in Counter(card.id for card in cards).items():
+            if count > 1:
+                raise ValueError(
+                    f"'npu-smi info' must show each chip at an address of its own (got {identity!r} {count} times);"
+                    " restart the driver"
+                )
+        self._connect(cards)
+        if not self.container:
+            lost = [function for function in unclaimed if function.driver == PASSED_ON or len(missing) > unread]
+            fault = Fault(
+                "it is on the PCI bus and the driver has lost it", "see dmesg, and power-cycle the machine"
+            )
+            cards += [self._idle(function, len(cards) + place, fault) for place, function in enumerate(lost)]
+        return cards + self._partitions(cards)
+
+    def _physical(self, place: int, chip: Mapped, row: Shown | None, count: int) -> int | None:
+        """Physical number of a chip: printed, else from the nodes that are here, else from sysfs.
+
+        The driver numbers what a container may use by ascending physical number (uda_init_ns_node_dev in its source),
+        so as many nodes as chips are in the same order. Otherwise the physical number stays unknown: a guess would
+        open somebody else's node.
+        """
+        printed = chip.phy_id if chip.phy_id is not None else row.phy_id if row else None
+        if printed is not None:
+            return printed
+        if len(self.numbers) == count:
+            return self.numbers[place]
+        return self._kernel_number(row.bus_id) if row and row.bus_id else None
+
+    def _chip(self, chip: Mapped, row: Shown | None, node: int | None, address: str | None) -> Card:
+        # Only A3 prints physical ids under the name of a chip of 2019.
+        told = identify("910C").generation if chip.phy_id is not None and chip.name == "Ascend910" else None
+        name = row.name if row else chip.name
+        card = self._card(chip.logic_id, address, node, name=name, chip=chip.chip, told=told)
+        card.attributes |= {"card": chip.card, "chip": chip.chip}
+        card.sound = True
+        if row is None:
+            card.blame("npu-smi lists it and cannot read it", "see dmesg, and reset it with 'npu-smi set -t reset'")
+            return card
+        card.memory_bytes = row.memory_bytes
+        if row.fault:
+            card.blame(*row.fault)
+        if row.health == "Warning":
+            card.attributes["warning"] = "npu-smi reports a minor fault (Warning); it can still be used"
+        return card
+
+    def _connect(self, cards: Sequence[Card]) -> None:
+        """Add the connections, where npu-smi tells them; without them the NPUs work all the same."""
+        matrix = npu_smi.parse_topology(self._told(cards[1:], "Legend", "topo"))
+        names = {f"NPU{card.index}": card.id for card in cards}
+        names |= {f"Phy-ID{card.attributes['phy_id']}": card.id for card in cards}
+        links = {names[row]: strengths for row, strengths in matrix.items() if row in names}
+        for card in cards:
+            strengths = links.get(card.id, {})
+            card.links = {names[other]: strength for other, strength in strengths.items() if other in names}
+
+    def _told(self, wanted: object, marker: str, topic: str, *where: str) -> str:
+        """What npu-smi tells of a topic that inventories can do without; empty when it tells nothing."""
+        try:
+            answer = npu_smi.ask(self.ctx, marker, "info", "-t", topic, *where) if wanted else None
+        except ValueError:
+            return ""
+        return answer.stdout if answer else ""
+
+    def _partitions(self, cards: Sequence[Card]) -> list[Card]:
+        """The vNPUs that this host offers to its containers; the chips that they are on go out of use.
+
+        A vNPU is ``/dev/vdavinci<N>`` here and ``/dev/davinci<N>`` in the container that it is given to, where the
+        runtime numbers it like a whole NPU.
+        """
+        numbers = [node for node in self._nodes("vdavinci") if node >= FIRST_VNPU]
+        found: list[Card] = []
+        for card in cards:
+            physical = card.attributes.get("phy_id")
+            mine = [node for node in numbers if (node - FIRST_VNPU) // VNPUS_PER_DEVICE == physical]
+            if not mine:
+                continue
+            number, chip = str(card.attributes["card"]), str(card.attributes["chip"])
+            templates = npu_smi.parse_vnpus(self._told(mine, "Vnpu ID", "info-vnpu", "-i", number, "-c", chip))
+            found += [
+                self._vnpu(card, node, len(cards) + len(found) + place, templates.get(node, ""))
+                for place, node in enumerate(mine)
+            ]
+            undo = f"npu-smi set -t destroy-vnpu -i {number} -c {chip} -v {mine[0]}"
+            card.blame(
+                f"it is split into the vNPUs {', '.join(map(str, mine))}", f"ask for those, or remove them with '{undo}'"
+            )
+            card.attributes["split"] = True
+        return found
+
+    def _vnpu(self, parent: Card, node: int, index: int, template: str) -> Card:
+        """A vNPU; npu-smi tells its template to root alone."""
+        kept = ("control_nodes", "host_paths", "soc", "family", "family_tag", "card", "chip")
+        card = Card(self.ctx, f"{parent.id}-vnpu{node}", parent.function)
+        card.index, card.model, card.parent = index, f"{parent.model} {template or 'vNPU'}", parent.id
+        card.memory_bytes = template_memory(template, str(parent.attributes["family"]), parent.memory_bytes)
+        card.nodes = (f"/dev/vdavinci{node}",)
+        card.fault, card.sound = parent.fault, parent.sound
+        card.attributes = {
+            **{name: parent.attributes[name] for name in kept},
+            "template": template or "vnpu",
+            "vnpu_id": node,
+            "addressable": False,
+        }
+        return card
