@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import anyaccel_ascend
 import pytest
 from anyaccel.plugin import CommandResult, Detected, Device, ProbeContext
 from anyaccel.probe.host import HostFacts
 from anyaccel.testing import context, load_recording
+from anyaccel_ascend import plugin
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 
@@ -27,7 +27,7 @@ def recorded() -> Callable[..., ProbeContext]:
 @pytest.fixture(scope="session")
 def detected(recorded) -> Callable[[str], Detected]:
     def detect(name: str) -> Detected:
-        found = anyaccel_ascend.anyaccel_detect(recorded(name))
+        found = plugin.anyaccel_detect(recorded(name))
         assert found is not None
         return found
 
@@ -37,6 +37,21 @@ def detected(recorded) -> Callable[[str], Detected]:
 @pytest.fixture(scope="session")
 def devices(detected) -> Callable[[str], tuple[Device, ...]]:
     return lambda name: detected(name).devices
+
+
+@pytest.fixture(scope="session")
+def answering() -> Callable[..., ProbeContext]:
+    """A recorded machine whose npu-smi answers something else: texts by arguments, as in ``{"info": TABLE}``."""
+
+    def show(name: str, answers: Mapping[str, str]) -> ProbeContext:
+        recording = load_recording(RECORDINGS / name)
+        recording["commands"] = [
+            {**entry, "stdout": answers.get(" ".join(entry["argv"][1:]), entry.get("stdout", ""))}
+            for entry in recording["commands"]
+        ]
+        return context(recording)
+
+    return show
 
 
 class FilesAndTool(HostFacts):
@@ -50,12 +65,19 @@ class FilesAndTool(HostFacts):
 def machine(tmp_path) -> Callable[..., ProbeContext]:
     """A tree with 910B4 cards, and an executable ``npu-smi`` whose text is given; None leaves it out."""
 
-    def build(script: str | None, *, cards: int = 2, nodes: int | None = None, seconds: float = 10.0) -> ProbeContext:
+    def build(
+        script: str | None,
+        *,
+        cards: int = 2,
+        nodes: int | None = None,
+        seconds: float = 10.0,
+        device: str = "0xd802",
+    ) -> ProbeContext:
         root = tmp_path / "root"
         for number in range(cards):
             function = root / f"sys/bus/pci/devices/0000:0{number + 1}:00.0"
             function.mkdir(parents=True)
-            for name, text in {"vendor": "0x19e5", "device": "0xd802", "class": "0x120000", "numa_node": "0"}.items():
+            for name, text in {"vendor": "0x19e5", "device": device, "class": "0x120000", "numa_node": "0"}.items():
                 (function / name).write_text(f"{text}\n")
         (root / "dev").mkdir(parents=True, exist_ok=True)
         for name in ("davinci_manager", *(f"davinci{number}" for number in range(cards if nodes is None else nodes))):

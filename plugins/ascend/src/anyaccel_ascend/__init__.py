@@ -49,10 +49,11 @@ class LogicIds(Mask):
 
     def read(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] | None:
         """Say which of the runtime's devices the variable leaves visible, in the runtime's order."""
-        value = environ.get(self.variable)
+        if self.variable not in environ:
+            return None
         known = {device.index: device for device in devices}
-        numbers = sorted(known) if value is None else self.numbers(value, max(known, default=-1) + 1)
-        return None if value is None else [known[number] for number in numbers if number in known]
+        numbers = self.numbers(environ[self.variable], max(known, default=-1) + 1)
+        return [known[number] for number in numbers if number in known]
 
     def numbers(self, value: str, count: int) -> list[int]:
         """Logic ids in a value, for a process that could see ``count`` NPUs without it."""
@@ -70,19 +71,14 @@ class LogicIds(Mask):
 
     def fault(self, value: str, count: int) -> Fault | None:
         """Say what is wrong with a value that does not show what it seems to ask for, or None."""
-        items = [item.strip() for item in value.split(",") if item.strip()]
-        seen = self.numbers(value, count)
-        if len(seen) == len(items):
+        wanted, seen = sum(bool(item.strip()) for item in value.split(",")), len(self.numbers(value, count))
+        if seen == wanted:
             return None
-        if re.search(r"[^0-9,]", value) or ",," in value or value.startswith(","):
-            rule = "it may hold digits and commas only, without blanks, ranges or empty items"
-        elif any(int(one) >= int(other) for one, other in zip(items, items[1:], strict=False)):
-            rule = "its ids must be in ascending order, each of them once"
-        else:
-            rule = f"its ids must be below {count}, the number of NPUs here; inside a container they begin at 0"
         return Fault(
-            f"{self.variable}={value!r} shows {len(seen)} NPUs to the runtime instead of {len(items)}: {rule}",
-            f"write ascending numbers, such as {self.variable}=0,1, before anything imports torch_npu or CANN",
+            f"{self.variable}={value!r} shows {seen} NPUs to the runtime instead of {wanted}: it takes ids below"
+            f" {count}, the number of NPUs here (inside a container they begin at 0), in ascending order, with nothing"
+            " but commas between",
+            f"write it like {self.variable}=0,1 before anything imports torch_npu or CANN",
         )
 
 
@@ -137,14 +133,12 @@ class Ascend(Vendor):
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
         """Make a worker see exactly these devices: the mask, and for vNPUs what a container is started with."""
-        wanted = {MASK.variable: self.written([device for device in devices if _vnpu(device) is None])}
-        unwanted = {SINGLE}
-        if any(_vnpu(device) is not None for device in ctx.devices):
-            if any(_vnpu(device) is not None for device in devices):
-                wanted |= self.container_env([device for device in devices if _vnpu(device) is not None])
-            else:
-                unwanted |= {CONTAINER, CONTAINER_OPTIONS}
-        return EnvEdits(set=wanted, unset=frozenset(unwanted))
+        partitions = [device for device in devices if _vnpu(device) is not None]
+        wanted = {MASK.variable: self.written([device for device in devices if device not in partitions])}
+        if partitions:
+            return EnvEdits(set={**wanted, **self.container_env(partitions)}, unset=frozenset({SINGLE}))
+        split = any(_vnpu(device) is not None for device in ctx.devices)
+        return EnvEdits(set=wanted, unset=frozenset({SINGLE, *((CONTAINER, CONTAINER_OPTIONS) if split else ())}))
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """Read the mask, and where there are vNPUs the list of a container.
@@ -201,21 +195,18 @@ class Ascend(Vendor):
         if answer is None:
             return {}
         table = npu_smi.parse_table(answer.stdout)
-        places = {place: f"{place[0]}/{place[1]}" for place in table.chips}
         found = {}
         for device in devices:
-            at = f"{device.attributes.get('card')}/{device.attributes.get('chip')}"
-            place = next((place for place, name in places.items() if name == at), None)
-            if place is None or not self.maskable(device):
-                continue
-            reason, remedy = table.chips[place].fault or Fault("")
-            found[device.id] = Stats(
-                **table.chips[place].measures,
-                health=Health.UNHEALTHY if reason else Health.HEALTHY,
-                health_reason=reason,
-                health_remedy=remedy,
-                processes=None if table.processes is None else tuple(table.processes.get(place, ())),
-            )
+            place = device.attributes.get("card"), device.attributes.get("chip")
+            if self.maskable(device) and (chip := table.chips.get(place)):
+                reason, remedy = chip.fault or Fault("")
+                found[device.id] = Stats(
+                    **chip.measures,
+                    health=Health.UNHEALTHY if reason else Health.HEALTHY,
+                    health_reason=reason,
+                    health_remedy=remedy,
+                    processes=None if table.processes is None else tuple(table.processes.get(place, ())),
+                )
         return found
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
@@ -249,17 +240,13 @@ def container_ids(value: str) -> list[int]:
     numbers: set[int] = set()
     for item in [] if value.strip() in ("", "void") else value.split(","):
         match = re.fullmatch(r"\s*(?:[A-Za-z][A-Za-z0-9]*-(\d+)|(\d+)(?:-(\d+))?)\s*", item, re.ASCII)
-        if match is None:
+        first, last = (int(match[1] or match[2]), int(match[3] or match[1] or match[2])) if match else (0, -1)
+        if not 0 <= last - first < RANGE_LIMIT:
             raise FaultError(
-                f"{CONTAINER} must hold numbers, ranges such as 0-3 or names such as Ascend910-1, with commas between"
-                f" them (got {value!r})",
+                f"{CONTAINER} must hold numbers, ranges such as 0-3 that ascend over at most {RANGE_LIMIT} of them, or"
+                f" names such as Ascend910-1, with commas between (got {value!r})",
                 f"unset {CONTAINER}",
             )
-        first = int(match[1] or match[2])
-        last = int(match[3]) if match[3] else first
-        if not 0 <= last - first < RANGE_LIMIT:
-            reason = f"a range in {CONTAINER} must ascend over at most {RANGE_LIMIT} ids (got {item.strip()!r})"
-            raise FaultError(reason, f"unset {CONTAINER}")
         numbers.update(range(first, last + 1))
     return sorted(numbers)
 

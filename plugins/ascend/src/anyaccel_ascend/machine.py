@@ -27,13 +27,8 @@ MANAGER = "/dev/davinci_manager"
 CONTROL_NODES = (MANAGER, "/dev/devmm_svm", "/dev/hisi_hdc", "/dev/dvpp_cmdlist")
 """Nodes that every user of an NPU opens; which of them exist depends on the generation."""
 DRIVER = "/usr/local/Ascend/driver"
-HOST_PATHS = (
-    DRIVER,
-    "/usr/local/dcmi",
-    "/usr/local/bin/npu-smi",
-    "/etc/ascend_install.info",
-    "/etc/hccl_rootinfo.json",
-)
+PACKAGE = f"{DRIVER}/version.info"
+HOST_PATHS = (DRIVER, "/usr/local/dcmi", npu_smi.PATH, "/etc/ascend_install.info", "/etc/hccl_rootinfo.json")
 """What Ascend's container instructions mount beside the nodes."""
 FIRST_VNPU, VNPUS_PER_DEVICE = 100, 16
 """A vNPU's number is 100 + 16 times the physical number + 0 to 15."""
@@ -63,15 +58,21 @@ class Machine:
             for function in ctx.pci(classes=(PCI_CLASS,))
             if function.vendor in VENDORS and by_pci(function.device) is not None
         ]
-        virtual = {function.address for function in found if self._virtual(function)}
-        passed = [function for function in found if function.address in virtual and function.driver == PASSED_ON]
-        cards = [function for function in found if function.address not in virtual]
-        cards = cards or [function for function in found if function not in passed]
-        self.functions: Mapping[str, PciFunction] = {function.address: function for function in cards}
-        self.notes = [
-            f"The virtual function {function.address} is handed to a virtual machine ({PASSED_ON}), not to us."
-            for function in passed
+        virtual = [
+            function
+            for function in found
+            if function.device == VIRTUAL_FUNCTION or ctx.readlink(f"{PCI}/{function.address}/physfn")
         ]
+        passed = [function for function in virtual if function.driver == PASSED_ON]
+        cards = [function for function in found if function not in virtual]
+        cards = cards or [function for function in virtual if function not in passed]
+        self.functions: Mapping[str, PciFunction] = {function.address: function for function in cards}
+        self.notes: list[str] = []
+        if passed:
+            which = ", ".join(function.address for function in passed)
+            self.notes.append(
+                f"Virtual functions that are handed to virtual machines ({PASSED_ON}), not to us: {which}."
+            )
         self.numbers = self._nodes("davinci")
         self.container = in_container(ctx)
         self.version = self._version()
@@ -81,9 +82,6 @@ class Machine:
         }
         self.partial = False
 
-    def _virtual(self, function: PciFunction) -> bool:
-        return function.device == VIRTUAL_FUNCTION or bool(self.ctx.readlink(f"{PCI}/{function.address}/physfn"))
-
     def _nodes(self, stem: str) -> list[int]:
         """The numbers in ``/dev/davinci<N>``, ascending as numbers; ``davinci_manager`` is none of them."""
         paths = self.ctx.glob(f"/dev/{stem}[0-9]*")
@@ -91,9 +89,8 @@ class Machine:
 
     def _version(self) -> str:
         """Version of the driver package, or an empty string."""
-        info = text(self.ctx, f"{DRIVER}/version.info")
-        found = dict(re.findall(r"^(package_version|Version)=(\S+)", info, re.MULTILINE))
-        return found.get("package_version") or found.get("Version", "")
+        found = re.findall(r"^(package_version|Version)=(\S+)", text(self.ctx, PACKAGE), re.MULTILINE)
+        return max(found)[1] if found else ""  # "package_version" comes after "Version"
 
     def inventory(self) -> Detected | None:
         """Find the NPUs; None when neither hardware nor driver is here.
@@ -101,10 +98,9 @@ class Machine:
         Raises:
             ValueError: When npu-smi prints what cannot be understood: no inventory is better than a wrong one.
         """
-        exists = self.ctx.exists
-        if not (self.functions or self.numbers or self.notes or exists(MANAGER) or exists(f"{DRIVER}/version.info")):
-            return None
         cards = self._cards() if self.functions or self.numbers else []
+        if not (cards or self.notes or any(map(self.ctx.exists, (MANAGER, PACKAGE)))):
+            return None
         return Detected(
             devices=tuple(card.device() for card in cards),
             driver_version=self.version,
@@ -152,11 +148,11 @@ class Machine:
 
         Args:
             index: Number that the runtime gives it, or a mere label.
-            address: Its PCI address, where that is known.
-            node: Number in ``/dev/davinci<N>``, where that is known; a vNPU's inside its container.
-            name: Name that npu-smi shows; that of its generation when empty.
+            address: Its PCI address, or None where nobody tells.
+            node: Number in ``/dev/davinci<N>``, or None likewise.
+            name: Name that npu-smi shows, if any.
             chip: Number of the chip on its card.
-            told: What its release of npu-smi says about its generation, where PCI does not.
+            told: Its generation, where PCI does not tell.
         """
         known = identify(name, self._generation(address) or told)
         partition = node is not None and node >= FIRST_VNPU
@@ -260,9 +256,7 @@ class Machine:
         self._connect(cards)
         if not self.container:
             lost = [function for function in unclaimed if function.driver == PASSED_ON or len(missing) > unread]
-            fault = Fault(
-                "it is on the PCI bus and the driver has lost it", "see dmesg, and power-cycle the machine"
-            )
+            fault = Fault("it is on the PCI bus and the driver has lost it", "see dmesg, and power-cycle the machine")
             cards += [self._idle(function, len(cards) + place, fault) for place, function in enumerate(lost)]
         return cards + self._partitions(cards)
 
@@ -273,9 +267,8 @@ class Machine:
         so as many nodes as chips are in the same order. Otherwise the physical number stays unknown: a guess would
         open somebody else's node.
         """
-        printed = chip.phy_id if chip.phy_id is not None else row.phy_id if row else None
-        if printed is not None:
-            return printed
+        if chip.phy_id is not None:
+            return chip.phy_id
         if len(self.numbers) == count:
             return self.numbers[place]
         return self._kernel_number(row.bus_id) if row and row.bus_id else None
@@ -336,7 +329,8 @@ class Machine:
             ]
             undo = f"npu-smi set -t destroy-vnpu -i {number} -c {chip} -v {mine[0]}"
             card.blame(
-                f"it is split into the vNPUs {', '.join(map(str, mine))}", f"ask for those, or remove them with '{undo}'"
+                f"it is split into the vNPUs {', '.join(map(str, mine))}",
+                f"ask for those, or remove them with '{undo}'",
             )
             card.attributes["split"] = True
         return found

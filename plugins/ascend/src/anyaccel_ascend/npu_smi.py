@@ -13,9 +13,10 @@ from typing import NamedTuple
 from anyaccel.kit import Fault, FaultError, Measures, Tool
 from anyaccel.plugin import CommandResult, DeviceProcess, ProbeContext
 
+PATH = "/usr/local/bin/npu-smi"
 TOOL = Tool(
     "npu-smi",
-    "/usr/local/bin/npu-smi",  # for users whose PATH lacks the directory
+    PATH,  # for users whose PATH lacks the directory
     "/usr/local/sbin/npu-smi",
     package="the Ascend driver",
     hung="look in 'dmesg' for a card that is resetting or lost, then restart the driver",
@@ -76,7 +77,6 @@ class Shown(NamedTuple):
     name: str
     health: str
     bus_id: str | None
-    phy_id: int | None
     memory_bytes: int | None
     measures: Measures
     fault: Fault | None
@@ -93,9 +93,9 @@ class Table(NamedTuple):
         incomplete: Whether the tool warns of an incomplete driver package.
     """
 
-    chips: Mapping[tuple[int, int], Shown]
+    chips: Mapping[tuple[object, object], Shown]
     version: str
-    processes: Mapping[tuple[int, int], Sequence[DeviceProcess]] | None
+    processes: Mapping[tuple[object, object], Sequence[DeviceProcess]] | None
     partial: bool
     incomplete: bool
 
@@ -217,8 +217,8 @@ def parse_table(text: str) -> Table:
     upper: list[list[str]] = []
     lower: list[list[str]] = []
     first: Mapping[str, str] | None = None
-    chips: dict[tuple[int, int], Shown] = {}
-    processes: dict[tuple[int, int], list[DeviceProcess]] | None = None
+    chips: dict[tuple[object, object], Shown] = {}
+    processes: dict[tuple[object, object], list[DeviceProcess]] | None = None
     partial = False
     for cells in _rows(text):
         labels = [_LABEL.findall(cell) for cell in cells]
@@ -246,7 +246,7 @@ def parse_table(text: str) -> Table:
     return Table(chips, version[1] if version else "", processes, partial, INCOMPLETE in text)
 
 
-def _process(cells: Sequence[str], found: dict[tuple[int, int], list[DeviceProcess]]) -> None:
+def _process(cells: Sequence[str], found: dict[tuple[object, object], list[DeviceProcess]]) -> None:
     if len(cells) < 4:  # noqa: PLR2004 - "No running processes found in NPU 0"
         return
     where = [int(word) for word in cells[0].split() if word.isdecimal()]
@@ -277,8 +277,8 @@ def _values(header: Sequence[Sequence[str]], cells: Sequence[str]) -> dict[str, 
 
 def _chip(upper: Mapping[str, str], lower: Mapping[str, str], row: str) -> tuple[tuple[int, int], Shown]:
     card, chip = upper.get("NPU", upper.get("NPU ID", "")), lower.get("Chip", "0")
-    phy_id, health, bus_id = lower.get("Phy-ID"), upper["Health"], lower["Bus-Id"]
-    if not card.isdecimal() or not chip.isdecimal() or not (phy_id is None or phy_id.isdecimal()):
+    health, bus_id = upper["Health"], lower["Bus-Id"]
+    if not (card.isdecimal() and chip.isdecimal()):
         raise _row_error("info", row, "name its NPU and its chip with numbers")
     used, total = _pair(lower.get("HBM-Usage(MB)"))
     if not total:  # parts with DDR have no HBM, and parts with HBM show 0 / 0 for DDR
@@ -290,7 +290,6 @@ def _chip(upper: Mapping[str, str], lower: Mapping[str, str], row: str) -> tuple
         name=upper["Name"],
         health=health,
         bus_id=None if bus_id == "NA" else bus_id.lower(),
-        phy_id=int(phy_id) if phy_id is not None else None,
         memory_bytes=total << 20 if total else None,
         measures={
             "memory_used_bytes": used << 20 if used is not None and total else None,
