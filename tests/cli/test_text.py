@@ -35,7 +35,8 @@ def anyaccel_detect(ctx):
     devices = tuple(
         Device(
             id=f"acme-[/]:cd:-{{index}}", index=index, model=TEXT, memory_bytes=1 << 34, parent="acme-[/]",
-            health=health, health_reason=TEXT, attributes={{"fact": TEXT, TEXT: TEXT}}, nodes=(f"/dev/acme[{{index}}]",),
+            health=health, health_reason=TEXT, attributes={{"fact": TEXT, TEXT: TEXT}},
+            nodes=(f"/dev/acme[{{index}}]",),
         )
         for index, health in enumerate(healths)
     )

@@ -10,11 +10,13 @@ import anyaccel as aa
 import pytest
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.ledger import Ledger, names
+from anyaccel.testing import State, run_checks
 
 SLICES = (Path(__file__).parent.parent / "vendors" / "slices.py").read_text()
 SHOW = [sys.executable, "-c", "import os; print(os.environ['SLICES'])"]
 WAIT = "import os, sys; print(os.environ['SLICES'], flush=True); sys.stdin.read()"
 RUN = f"{sys.executable} -m anyaccel run"
+MASKS = ("C15", "C16", "C17", "C18", "C19", "C20")
 LOW, HIGH = "slice-0:0-1-2-3", "slice-0:4-5-6-7"
 
 
@@ -166,6 +168,87 @@ if __name__ == "__main__":
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == str([(LOW, (0, 1, 2, 3)), (HIGH, (4, 5, 6, 7))]), done.stderr
+
+
+def test_a_mask_that_we_start_in_leaves_its_slots_only(anyaccel, monkeypatch):
+    """Without any lease of ours: somebody else's launcher, or a container, has set the mask."""
+    monkeypatch.setenv("SLICES", "slice-0:2-3-4-5")
+    (device,) = aa.detect().devices
+    assert (device.units, device.own_slots, device.visible) == (5_000, (2, 3, 4, 5), True)
+    first, seen = hold("SLICE:0.25")
+    assert seen == "slice-0:2-3"
+    monkeypatch.setenv("SLICES", "slice-0:0-1-2-3")
+    assert anyaccel("run", "SLICE:0.25", "--no-wait", "--", *SHOW).stdout.strip() == "slice-0:0-1"
+    assert anyaccel("run", "SLICE:0.5", "--no-wait", "--", *SHOW).returncode == 4
+    assert anyaccel("run", "SLICE:1", "--no-wait", "--", *SHOW).returncode == 3
+    end(first)
+    assert anyaccel("run", "SLICE:0.5", "--no-wait", "--", *SHOW).stdout.strip() == LOW
+    monkeypatch.setenv("SLICES", "slice-0:8")
+    (device,) = aa.detect().devices
+    assert not device.visible
+
+
+@pytest.mark.parametrize("slots", ["()", "(8,)", "(0, 0)", "(-1,)", "[0]", '("0",)'])
+def test_slots_that_a_device_has_not_are_not_visible(slots, install, monkeypatch):
+    broken = SLICES.replace('"slices"', '"broken"').replace("slots=numbers)", f"slots={slots})")
+    install("broken", broken)
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "broken")
+    monkeypatch.setenv("SLICES", "slice-0:1")
+    inventory = aa.detect()
+    assert [device.visible for device in inventory.devices] == [False]
+    assert "VisiblePart" in inventory.vendors[0].notes[0]
+
+
+def test_devices_with_slots_and_divided_ones_can_be_simulated(anyaccel):
+    first, second = aa.detect("sim:Sliced:2").devices
+    assert (first.slots, second.slots, first.parent) == (8, 8, None)
+    scheduler = aa.open_scheduler(aa.detect("sim:Sliced"))
+    assert mask(scheduler, "Sliced:0.5")[0] != mask(scheduler, "Sliced:0.5")[0]
+    devices = aa.detect("sim:sliced/slab:2,Sliced").devices
+    assert [device.type for device in devices] == ["Slab"] * 6 + ["Sliced"]
+    parents = [device.parent for device in devices]
+    assert (len(set(parents[:3])), len(set(parents[3:6])), len(set(parents))) == (1, 1, 3)
+    assert {device.id for device in devices}.isdisjoint(parents)
+    assert len({device.id for device in devices}) == 7
+    unknown = anyaccel("--machine", "sim:Sliced/Slabs")
+    assert (unknown.returncode, "did you mean Sliced/Slab" in unknown.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("edit", "rule"),
+    [
+        (("slots=2,", "slots=3,"), "Product.slots must be one of 1, 2, 4"),
+        (('{"Slab": 3}', '{"Slap": 3}'), "Product.parts must name other products of this plug-in"),
+        (('{"Slab": 3}', '{"Slab": 0}'), "Product.parts must name other products of this plug-in"),
+        (('{"Slab": 3}', '{"Sliced": 3}'), "Product.parts must name other products of this plug-in"),
+    ],
+)
+def test_products_that_cannot_be_are_refused(edit, rule, install, anyaccel, monkeypatch):
+    install("broken", SLICES.replace('"slices"', '"broken"').replace(*edit))
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "broken")
+    assert rule in anyaccel("--machine", "sim:Sliced").stderr
+
+
+def test_a_vendor_with_slots_passes_the_checks_of_masks():
+    results = run_checks("slices", only=MASKS)
+    assert [result for result in results if result.state is not State.OK] == []
+    assert {result.check for result in results} == set(MASKS)
+
+
+@pytest.mark.parametrize(
+    ("edit", "check", "said"),
+    [
+        (("if share and share.slots else", "if share and share.whole else"), "C16", "name Share.slots in the mask"),
+        (("slots=numbers)", "slots=(0,))"), "C19", "must be half of slice"),
+    ],
+)
+def test_a_mask_without_slots_fails_a_check(edit, check, said, install, monkeypatch):
+    install("broken", SLICES.replace('"slices"', '"broken"').replace(*edit))
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "broken")
+    found = {
+        result.check: result.message for result in run_checks("broken", only=[check]) if result.state is State.FAILED
+    }
+    assert said in found[check]
 
 
 @pytest.mark.parametrize("slots", [0, 3, 7, 32, 40])

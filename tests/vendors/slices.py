@@ -11,6 +11,8 @@ from anyaccel.plugin import (
     Health,
     PluginInfo,
     ProbeContext,
+    Product,
+    VisiblePart,
     hookimpl,
 )
 
@@ -52,9 +54,26 @@ def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
 
 
 @hookimpl
-def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
+def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str | VisiblePart] | None:
     mask = environ.get("SLICES")
     if mask is None:
         return None
-    ids = {item.partition(":")[0] for item in mask.split(",")}
-    return [device.id for device in devices if device.id in ids]
+    known = {device.id: [str(slot) for slot in range(device.slots)] for device in devices}
+    found: dict[str, str | VisiblePart] = {}
+    for item in mask.split(","):
+        name, _, slots = item.partition(":")
+        if name not in known:
+            continue
+        if slots and not set(slots.split("-")) <= set(known[name]):
+            raise ValueError(f"SLICES must name slots from 0 (got {item!r:.40})")
+        numbers = tuple(dict.fromkeys(map(int, slots.split("-")))) if slots else ()
+        found.setdefault(name, VisiblePart(id=name, slots=numbers) if numbers else name)
+    return list(found.values())
+
+
+@hookimpl
+def anyaccel_products() -> Sequence[Product]:
+    return [
+        Product(name="Sliced", model="Sliced", slots=8, counts=(1, 2), parts={"Slab": 3}, id_template="slice-{uuid}"),
+        Product(name="Slab", model="Slab", slots=2, id_template="slab-{uuid}"),
+    ]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Product,
         Stats,
         Term,
+        VisiblePart,
     )
     from anyaccel.probe.context import ProbeContext
 
@@ -92,13 +93,14 @@ def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:  # typ
 
 
 @hookspec(firstresult=True)
-def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
+def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str | VisiblePart] | None:
     """Say which of ``devices`` an environment leaves visible: the inverse of ``anyaccel_env``.
 
     Called: after detection. Optional. Pure.
 
     Returns:
-        Ids of the visible devices, in the order in which the runtime numbers them; None when nothing is hidden.
+        Ids of the visible devices, in the order in which the runtime numbers them; for a device of which some slots
+        only are visible, ``VisiblePart(id=..., slots=...)``. None when nothing is hidden.
     Default: nothing is hidden.
     On error: raise ValueError with one sentence for a value that the runtime would not understand; every device of
     the vendor then counts as hidden.

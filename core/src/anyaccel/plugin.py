@@ -20,6 +20,7 @@ from anyaccel.model import (
     Share,
     Stats,
     Term,
+    VisiblePart,
     replace,
 )
 from anyaccel.probe.context import CommandResult, DeviceNode, PciFunction, ProbeContext
@@ -48,6 +49,7 @@ __all__ = [
     "Share",
     "Stats",
     "Term",
+    "VisiblePart",
     "hookimpl",
     "replace",
 ]

@@ -10,6 +10,7 @@ from anyaccel.model.device import (
     Health,
     PluginInfo,
     Product,
+    VisiblePart,
 )
 from anyaccel.model.extent import ANY_SLOTS, DIVIDED, NOTHING, Extent, format_slots, slot_mask, slot_numbers
 from anyaccel.model.inventory import Inventory, VendorReport, VendorState, parts_of
@@ -56,6 +57,7 @@ __all__ = [
     "Value",
     "VendorReport",
     "VendorState",
+    "VisiblePart",
     "field",
     "format_slots",
     "format_units",

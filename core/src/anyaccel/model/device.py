@@ -154,6 +154,18 @@ class Device(Value):
         return replace(self, own_slots=mine, units=units, visible=self.visible and bool(mine))
 
 
+class VisiblePart(Value):
+    """Some slots of a device, which an environment leaves visible while it hides the others.
+
+    Attributes:
+        id: Id of the device.
+        slots: The slots, at least one.
+    """
+
+    id: str
+    slots: tuple[int, ...]
+
+
 class Detected(Value):
     """What ``anyaccel_detect`` found.
 
@@ -186,6 +198,8 @@ class Product(Value):
         node_templates: Forms of the device nodes, with ``{index}``.
         link: Strength of the connection between any two devices of one machine.
         attributes: Attributes that detection would report. The plug-in's pure hooks must need no others.
+        slots: Number of slots of a device; see :attr:`Device.slots`.
+        parts: Products that a device can be divided into, by name, with how many of each it makes.
         constants: Names under which :mod:`anyaccel.accelerators` offers its tags: ``ACME_ONE`` for ``Acme-One``.
         instance_types: Cloud instance types that carry it, with the number of devices of each.
     """
@@ -199,5 +213,7 @@ class Product(Value):
     node_templates: tuple[str, ...] = ()
     link: int = 0
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    slots: int = 1
+    parts: Mapping[str, int] = field(default_factory=dict)
     constants: Mapping[str, str] = field(default_factory=dict)
     instance_types: Mapping[str, int] = field(default_factory=dict)

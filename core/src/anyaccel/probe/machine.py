@@ -18,7 +18,7 @@ class Simulated(Value):
     """Some devices of one product.
 
     Attributes:
-        product: Name or alias of the product.
+        product: Name or alias of the product; ``PRODUCT/PART`` for the parts of devices that are divided.
         count: Number of devices.
     """
 

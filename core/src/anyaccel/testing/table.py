@@ -119,7 +119,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         id="C16",
         name="env",
-        title="There is an environment for every set of devices that validate accepts, and for shares.",
+        title="There is an environment for every accepted set of devices and for shares, another one for other slots.",
         function=environment.total,
         per_machine=True,
         simulated=True,
@@ -143,7 +143,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         id="C19",
         name="round-trip",
-        title="What env wrote, visible reads: the same devices, also over the variables of an outer launcher.",
+        title="What env wrote, visible reads: the same devices and slots, also over an outer launcher's variables.",
         function=environment.round_trip,
         hook=VISIBLE,
         per_machine=True,

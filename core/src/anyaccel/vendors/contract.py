@@ -15,6 +15,7 @@ from anyaccel.model import (
     PluginInfo,
     Product,
     Stats,
+    VisiblePart,
     parts_of,
 )
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
@@ -143,11 +144,21 @@ def visible_faults(value: Any, devices: Sequence[Device]) -> Iterator[str]:
     """Faults of what ``anyaccel_visible`` returned, None apart."""
     yield from _sequence_faults(value, "device ids")
     if isinstance(value, (list, tuple)):
-        known = {device.id for device in devices}
-        unknown = [repr(item) for item in value if item not in known]
+        parts = [item for item in value if isinstance(item, VisiblePart)]
+        shape = [fault for part in parts for fault in faults(part, VisiblePart, "VisiblePart")]
+        yield from shape
+        if shape:
+            return
+        known = {device.id: device for device in devices}
+        ids = [item.id if isinstance(item, VisiblePart) else item for item in value]
+        unknown = [repr(item) for item in ids if not isinstance(item, str) or item not in known]
         if unknown:
             yield f"it must return ids of the given devices (got {', '.join(unknown)})"
-        yield from _repeated("a visible id", list(value))
+        yield from _repeated("a visible id", ids)
+        for part in parts:
+            count = known[part.id].slots if part.id in known else MOST_SLOTS
+            if not part.slots or len(set(part.slots)) < len(part.slots) or not set(part.slots) <= set(range(count)):
+                yield f"VisiblePart.slots must be some of the {count} slots of {part.id!r} (got {part.slots!r})"
 
 
 def reason_faults(value: Any) -> Iterator[str]:
@@ -174,6 +185,25 @@ def container_faults(value: Any) -> Iterator[str]:
     for path in (*value.nodes, *(path for mount in value.mounts for path in (mount.source, mount.target))):
         if not _is_path(path):
             yield f"ContainerEdits must name absolute paths of printable text (got {path!r})"
+
+
+def product_faults(value: Any) -> Iterator[str]:
+    """Faults of what ``anyaccel_products`` returned."""
+    shape = list(listed_faults(value, Product))
+    yield from shape
+    if shape:
+        return
+    names = {product.name for product in value}
+    allowed = ", ".join(map(str, SLOTS))
+    for product in value:
+        if product.slots not in SLOTS:
+            yield f"Product.slots must be one of {allowed} (got {product.slots} for {product.name!r})"
+        for part, count in product.parts.items():
+            if part not in names - {product.name} or count < 1:
+                yield (
+                    "Product.parts must name other products of this plug-in, with how many there are of each"
+                    f" (got {part!r}: {count} for {product.name!r})"
+                )
 
 
 def listed_faults(value: Any, kind: type[Finding | Product]) -> Iterator[str]:

@@ -32,6 +32,7 @@ from anyaccel.model import (
     Product,
     Stats,
     Term,
+    VisiblePart,
     replace,
 )
 from anyaccel.probe.context import ProbeContext
@@ -97,8 +98,11 @@ class VendorPlugin:
 
     def visible(
         self, environ: Mapping[str, str], devices: Sequence[Device]
-    ) -> tuple[tuple[str, ...] | None, list[str]]:
-        """Ids that an environment leaves visible, or None for all, and the warnings that the plug-in gave on the way.
+    ) -> tuple[dict[str, tuple[int, ...]] | None, list[str]]:
+        """What an environment leaves visible, or None for all, and the warnings that the plug-in gave on the way.
+
+        Returns:
+            By id of each visible device, in the runtime's order, its visible slots; empty where all of it is visible.
 
         Raises:
             PluginError: When the plug-in refuses the environment's value, or is at fault itself.
@@ -108,8 +112,12 @@ class VendorPlugin:
         check = _unless_none(lambda value: contract.visible_faults(value, devices))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            ids = self._call("anyaccel_visible", check, environ=environ, devices=devices)
-        return None if ids is None else tuple(ids), [str(warning.message) for warning in caught]
+            found = self._call("anyaccel_visible", check, environ=environ, devices=devices)
+        notes = [str(warning.message) for warning in caught]
+        if found is None:
+            return None, notes
+        parts = (item if isinstance(item, VisiblePart) else VisiblePart(id=item, slots=()) for item in found)
+        return {part.id: part.slots for part in parts}, notes
 
     def validate(self, request: Term, devices: Sequence[Device]) -> str | None:
         """Why the hardware cannot serve a term with exactly these devices; None when it can."""
@@ -133,8 +141,7 @@ class VendorPlugin:
 
     def products(self) -> tuple[Product, ...]:
         """The products that the plug-in knows."""
-        check: Check = lambda value: contract.listed_faults(value, Product)  # noqa: E731
-        return tuple(self._call("anyaccel_products", check, default=()))
+        return tuple(self._call("anyaccel_products", contract.product_faults, default=()))
 
     def problem(self, kind: ProblemKind, reason: str, hook: str = "", details: str = "") -> Problem:
         """Describe a fault of this plug-in."""

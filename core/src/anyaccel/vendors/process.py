@@ -92,16 +92,6 @@ class VendorProcess:
             self._check(contract.env_faults(edits, self.info.env_vars), "anyaccel_env")
         return edits
 
-    def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> tuple[str, ...] | None:
-        """Ids that an environment leaves visible, in the order of the runtime's numbers; None for all."""
-        value = self.call("visible", {"environ": dict(environ)}, devices=devices)
-        if value is None:
-            return None
-        ids = {raw_id(device): device.id for device in devices}
-        if not isinstance(value, list) or not all(isinstance(each, str) and each in ids for each in value):
-            self._refuse("it must return ids of the given devices", "anyaccel_visible")
-        return tuple(ids[each] for each in value)
-
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
         """Why the hardware cannot serve a term with exactly these devices; None when it can. Answers are kept."""
         if not self.implements("anyaccel_validate"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from anyaccel.model import Detected, Device, Health, Product
 
@@ -17,18 +18,56 @@ def matching(name: str, products: Iterable[Product]) -> list[Product]:
     return found or [product for product in products if wanted in map(str.casefold, product.aliases)]
 
 
-def simulate(vendor: str, wanted: Sequence[tuple[Product, int]]) -> Detected:
+class Cards(NamedTuple):
+    """Some devices of one product, each of them whole or divided.
+
+    Attributes:
+        product: The product.
+        number: Number of devices.
+        part: Product that each is divided into; None for whole ones.
+    """
+
+    product: Product
+    number: int
+    part: Product | None = None
+
+    @property
+    def devices(self) -> int:
+        """Number of devices that are listed."""
+        return self.number * (self.product.parts[self.part.name] if self.part else 1)
+
+
+def find(name: str, count: int, products: Iterable[Product]) -> Cards | None:
+    """What a simulated machine means by ``PRODUCT``, or by ``PRODUCT/PART`` for devices that are divided."""
+    known = tuple(products)
+    whole, divided, wanted = name.partition("/")
+    for product in matching(whole, known):
+        if not divided:
+            return Cards(product, count)
+        for part in product.parts:
+            if part.casefold() == wanted.casefold():
+                return Cards(product, count, matching(part, known)[0])
+    return None
+
+
+def simulate(vendor: str, wanted: Sequence[tuple[Product, int] | Cards]) -> Detected:
     """Make up devices, the same ones each time.
 
-    Devices of one product are linked to each other in groups as large as the largest machine of that product.
+    Devices of one product are linked to each other in groups as large as the largest machine of that product. A device
+    that is divided is not listed itself; its parts name it as their parent.
 
     Args:
         vendor: Key of the vendor.
         wanted: Products with the number of devices of each, in the order of the devices' indexes.
     """
     devices: list[Device] = []
-    total = sum(count for _, count in wanted)
-    for product, count in wanted:
+    machine = [Cards(*item) for item in wanted]
+    total = sum(cards.devices for cards in machine)
+    for cards in machine:
+        if cards.part is not None:
+            devices += _divided(vendor, cards.product, cards.part, cards.number, first=len(devices), total=total)
+            continue
+        product, count, _ = cards
         first = len(devices)
         ids = [_device_id(vendor, product, first + position) for position in range(count)]
         size = max(product.counts, default=1)
@@ -48,9 +87,30 @@ def simulate(vendor: str, wanted: Sequence[tuple[Product, int]]) -> Detected:
                     nodes=tuple(template.format(index=index) for template in product.node_templates),
                     health=Health.HEALTHY,
                     attributes=product.attributes,
+                    slots=product.slots,
                 )
             )
     return Detected(devices=tuple(devices))
+
+
+def _divided(vendor: str, product: Product, part: Product, count: int, *, first: int, total: int) -> Iterator[Device]:
+    """Make up the parts of some devices: all of one device are at its PCI address, and none is linked."""
+    size = product.parts[part.name]
+    for number in range(count * size):
+        index, start = first + number, first + number - number % size
+        yield Device(
+            id=_device_id(vendor, part, index),
+            index=index,
+            model=part.model,
+            memory_bytes=part.memory_bytes,
+            pci_bus_id=_pci_address(vendor, start),
+            numa_node=index * NUMA_NODES // total,
+            parent=_device_id(vendor, product, total + start),  # no listed device has this index
+            nodes=tuple(template.format(index=index) for template in part.node_templates),
+            health=Health.HEALTHY,
+            attributes=part.attributes,
+            slots=part.slots,
+        )
 
 
 def _device_id(vendor: str, product: Product, index: int) -> str:

@@ -89,16 +89,6 @@ def env(payload: Payload) -> dict[str, Any]:
     return _guard(payload, answer)
 
 
-def visible(payload: Payload) -> dict[str, Any]:
-    """Ask which of the devices an environment leaves visible."""
-
-    def answer(loaded: Loaded) -> dict[str, Any]:
-        ids, _ = loaded.plugin.visible(payload["environ"], loaded.named(payload["devices"]))
-        return {"value": None if ids is None else list(ids)}
-
-    return _guard(payload, answer)
-
-
 def validate(payload: Payload) -> dict[str, Any]:
     """Ask why the hardware cannot serve a term with exactly the devices."""
     term = decode(Term, payload["term"])
@@ -197,10 +187,10 @@ def _detect(loaded: Loaded, payload: Payload) -> dict[str, Any]:
     machine = decode(Machine, payload["machine"])
     answer: dict[str, Any] = {}
     if machine.simulated:
-        from anyaccel.vendors.simulate import matching, simulate
+        from anyaccel.vendors.simulate import find, simulate
 
         products = plugin.products()
-        wanted = [(found[0], item.count) for item in machine.products if (found := matching(item.product, products))]
+        wanted = [cards for item in machine.products if (cards := find(item.product, item.count, products))]
         detected = simulate(plugin.info.vendor, wanted) if wanted else None
         answer["products"] = encode(_names(products))
         environ = payload["environ"]
@@ -250,17 +240,20 @@ def _complete(plugin: VendorPlugin, detected: Detected, environ: Mapping[str, st
     ids, notes = _visible(plugin, environ, devices)
     place = {device_id: position for position, device_id in enumerate(ids)}
     ordered = sorted(devices, key=lambda device: place.get(device.id, len(place) + device.index))
-    completed = tuple(replace(device, visible=device.id in place, order=order) for order, device in enumerate(ordered))
+    shown = (device.narrowed(ids[device.id]) if ids.get(device.id) else device for device in ordered)
+    completed = tuple(replace(device, visible=device.id in place, order=order) for order, device in enumerate(shown))
     return replace(detected, devices=completed, notes=(*detected.notes, *notes))
 
 
-def _visible(plugin: VendorPlugin, environ: Mapping[str, str], devices: list[Device]) -> tuple[list[str], list[str]]:
-    """Ids that the environment leaves to us, in order. When its value makes no sense, none: only ever narrow."""
+def _visible(
+    plugin: VendorPlugin, environ: Mapping[str, str], devices: list[Device]
+) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+    """What the environment leaves to us, in order. When its value makes no sense, nothing: only ever narrow."""
     try:
         ids, notes = plugin.visible(environ, devices)
     except PluginError as error:
-        return [], [f"The environment hides every device of {plugin.info.vendor}: {error.problem.reason}"]
-    return [device.id for device in devices] if ids is None else list(ids), notes
+        return {}, [f"The environment hides every device of {plugin.info.vendor}: {error.problem.reason}"]
+    return {device.id: () for device in devices} if ids is None else ids, notes
 
 
 def _nodes(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
@@ -318,4 +311,6 @@ def _own_variables(plugin: VendorPlugin, environ: Mapping[str, str]) -> dict[str
 
 
 def _names(products: tuple[Product, ...]) -> list[str]:
-    return [name for product in products for name in (product.name, *product.aliases)]
+    names = [(product, name) for product in products for name in (product.name, *product.aliases)]
+    divided = [f"{name}/{part}" for product, name in names for part in product.parts]
+    return [name for _, name in names] + divided

@@ -8,7 +8,17 @@ from itertools import combinations
 from typing import Literal
 
 from anyaccel.errors import PluginError
-from anyaccel.model import AGREEMENT, UNITS_PER_DEVICE, Device, EnvContext, EnvEdits, ProblemKind, Share, Term
+from anyaccel.model import (
+    AGREEMENT,
+    UNITS_PER_DEVICE,
+    Device,
+    EnvContext,
+    EnvEdits,
+    ProblemKind,
+    Share,
+    Term,
+    format_slots,
+)
 from anyaccel.testing.check import CheckFailed, NotApplicable, demand
 from anyaccel.testing.subject import Subject, TestedMachine
 
@@ -65,8 +75,16 @@ def launches(subject: Subject, machine: TestedMachine) -> Iterator[tuple[str, De
         term = Term(names=(subject.plugin.info.resource,), units=HALF)
         if device.fractional and _refusal(subject, term, (device,)) is None:
             memory = device.memory_bytes // 2 if device.memory_bytes else None
-            share = Share(device=device, units=HALF, memory_bytes=memory, enforced_by=AGREEMENT)
-            yield f"half of {device.id}", (device,), EnvContext(devices=devices, shares={device.id: share})
+            for slots in _halves(device):
+                share = Share(device=device, units=HALF, slots=slots, memory_bytes=memory, enforced_by=AGREEMENT)
+                where = f" (slots {format_slots(slots)})" if slots else ""
+                yield f"half of {device.id}{where}", (device,), EnvContext(devices=devices, shares={device.id: share})
+
+
+def _halves(device: Device) -> list[tuple[int, ...]]:
+    """The slots of different halves of a device; nothing, once, where shares have no position."""
+    count = device.slots // 2
+    return [tuple(range(start, start + count)) for start in sorted({0, device.slots - count})] if count else [()]
 
 
 def _refusal(subject: Subject, term: Term, devices: Devices) -> str | None:
@@ -98,6 +116,7 @@ def total(subject: Subject, machine: TestedMachine) -> None:
 
 
 def _failures(subject: Subject, machine: TestedMachine) -> Iterator[str]:
+    given: dict[tuple[str, str], str] = {}
     for said, devices, ctx in launches(subject, machine):
         try:
             first = subject.plugin.env(devices, ctx)
@@ -106,6 +125,10 @@ def _failures(subject: Subject, machine: TestedMachine) -> Iterator[str]:
         except PluginError as error:
             if error.problem.kind is ProblemKind.RAISED:
                 yield f"anyaccel_env for {said}: {error.problem.reason}; answer, or let anyaccel_validate refuse it"
+            continue
+        for share in ctx.shares.values():
+            if share.slots and (other := given.setdefault((share.device.id, str(first.set)), said)) != said:
+                yield f"anyaccel_env for {said} must differ from that for {other}; name Share.slots in the mask"
 
 
 def hides(subject: Subject, machine: TestedMachine) -> None:
@@ -176,7 +199,7 @@ def round_trip(subject: Subject, machine: TestedMachine) -> None:
 
 def _misread(subject: Subject, machine: TestedMachine) -> Iterator[str]:
     for said, devices, ctx in launches(subject, machine):
-        wanted = [device.id for device in devices]
+        wanted = [_named(device.id, ctx.shares[device.id].slots) for device in devices]
         for order in (devices, devices[::-1]):
             try:
                 environ = applied(subject.plugin.env(order, ctx), ctx.environ)
@@ -184,9 +207,14 @@ def _misread(subject: Subject, machine: TestedMachine) -> Iterator[str]:
                 continue  # see C16 and C18
             ids = _visible(subject, environ, machine.devices)
             # A runtime may number its devices in an order of its own; then the order asked for makes no difference.
-            if ids not in (wanted, [device.id for device in order]):
+            if ids not in (wanted, [_named(device.id, ctx.shares[device.id].slots) for device in order]):
                 values = {name: value for name, value in environ.items() if value != STALE}
                 yield f"anyaccel_visible of {values!r:.120} must be {said} (got {ids})"
+
+
+def _named(device_id: str, slots: tuple[int, ...]) -> str:
+    """A device, with the slots of a share that has a position."""
+    return f"{device_id} slots {format_slots(slots)}" if slots else device_id
 
 
 def _visible(subject: Subject, environ: Mapping[str, str], devices: Devices) -> Sequence[str]:
@@ -194,7 +222,9 @@ def _visible(subject: Subject, environ: Mapping[str, str], devices: Devices) -> 
         ids, _ = subject.plugin.visible(environ, devices)
     except PluginError as error:
         return error.problem.reason
-    return [device.id for device in devices] if ids is None else list(ids)
+    if ids is None:
+        return [device.id for device in devices]
+    return [_named(*part) for part in ids.items()]
 
 
 def odd_values(subject: Subject, machine: TestedMachine) -> None:
