@@ -39,7 +39,7 @@ def test_a_default_that_can_change_is_made_anew():
         ),
         (
             lambda: Finding(severity=Severity.OK, zzz=1),
-            "Finding() got an unexpected keyword argument 'zzz'; it has severity, message, fix",
+            "Finding() got an unexpected keyword argument 'zzz'; it has severity, reason, remedy",
         ),
         (lambda: replace(GPU, indx=1), "Device() got an unexpected keyword argument 'indx'; did you mean 'index'?"),
     ],

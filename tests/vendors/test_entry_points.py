@@ -3,6 +3,7 @@
 import importlib.metadata
 import sys
 import zipfile
+from importlib.machinery import PathFinder
 
 import pytest
 from anyaccel.vendors.discovery import Source, scan
@@ -13,6 +14,13 @@ def by_importlib():
         Source(vendor=point.name, target=point.value, distribution=point.dist.name, version=point.dist.version)
         for point in importlib.metadata.entry_points(group="anyaccel")
     ]
+
+
+@pytest.fixture(autouse=True)
+def usual(monkeypatch):
+    """Only Python's own finder: others, which some packages add when they are imported, are left to importlib."""
+    own = [each for each in sys.meta_path if each is PathFinder or not hasattr(each, "find_distributions")]
+    monkeypatch.setattr(sys, "meta_path", own)
 
 
 @pytest.fixture

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from anyaccel.model.device import UNITS_PER_DEVICE
+
+TYPE_CHECKING = False  # that of typing, which takes longer to import than the model
+if TYPE_CHECKING:
+    from typing import NamedTuple
 
 ANY_SLOTS = -1
 """Every slot may be meant: those of a whole device, and of a share whose position nobody knows."""
 
 
-class Extent(NamedTuple):
+if TYPE_CHECKING:
+
+    class _Fields(NamedTuple):
+        units: int = UNITS_PER_DEVICE
+        slots: int = ANY_SLOTS
+        divided: bool = False
+
+else:
+    _Fields = namedtuple("Extent", ["units", "slots", "divided"], defaults=[UNITS_PER_DEVICE, ANY_SLOTS, False])  # noqa: PYI024 - see above
+
+
+class Extent(_Fields):
     """How much of one device is held, and which of its slots.
 
     Attributes:
@@ -20,9 +35,7 @@ class Extent(NamedTuple):
         divided: Whether a part of it is held that is a device of its own: then nothing of the device itself is free.
     """
 
-    units: int = UNITS_PER_DEVICE
-    slots: int = ANY_SLOTS
-    divided: bool = False
+    __slots__ = ()
 
     def joined(self, other: Extent) -> Extent:
         """What two holders hold together, at most all of the device."""
