@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
+import anyaccel
 import pytest
 from anyaccel.plugin import Detected, Health, ProbeContext
 from anyaccel.probe.recording import RecordedFacts
@@ -298,6 +300,19 @@ def test_two_gpus_with_more_links_between_them_are_nearer(recorded):
     changes |= {f"{NODES}/2/io_links/{n}": None for n in (0, 1, 2, 7)}
     devices = detect(recorded("mi210-8gpu-two-hives", changes)).devices
     assert [devices[0].links[device.id] for device in devices[1:5]] == [4 * 985, 2 * 985, 985, 970]
+
+
+def test_a_job_of_two_gets_the_halves_of_a_package(recorded, tmp_path):
+    """Nodes 2 and 5, 3 and 4 are packages; every two of the four are one hop apart."""
+    halves = {2: 5, 5: 2, 3: 4, 4: 3}
+    recording = recorded("mi210-8gpu-two-hives", {f"{NODES}/{node}/io_links": None for node in range(2, 10)})
+    for node, half in halves.items():
+        for other in {*halves} - {node}:
+            link = xgmi(other, 15, (50000, 200000 if other == half else 50000))
+            recording["paths"][f"{NODES}/{node}/io_links/{other}/properties"] = {"text": link}
+    (tmp_path / "machine.json").write_text(json.dumps(recording))
+    made = anyaccel.prepare("GPU:2", machine=str(tmp_path), environ={}).environment
+    assert made.set["HIP_VISIBLE_DEVICES"] == "0,3"
 
 
 def test_several_lines_for_one_pair_are_several_links(recorded):

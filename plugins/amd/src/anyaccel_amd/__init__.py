@@ -231,14 +231,14 @@ class AMD(Vendor):
 
     def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
         """Fill in the XGMI links."""
-        gpus = {card.attributes["kfd_node"]: card for card in cards if "render_minor" in card.attributes}
+        nodes = ((card.attributes.get("kfd_node"), card) for card in cards if card.function)
+        gpus = {node: card for node, card in nodes if isinstance(node, int)}
         for node, card in gpus.items():
-            links = kfd.links(ctx, node)
-            hive = card.attributes["hive_id"]
+            links, hive = kfd.links(ctx, node), card.attributes["hive_id"]
             if not links and hive:
                 # Virtual machines and some captures show the hive alone: connected, at an unknown distance.
-                links = Counter({int(str(n)): 1 for n, gpu in gpus.items() if gpu.attributes["hive_id"] == hive})
-            card.links = {gpus[n].id: links[n] for n in sorted(links) if n in gpus and n != node}
+                links = {other: 1 for other, gpu in gpus.items() if gpu.attributes["hive_id"] == hive}
+            card.links = {gpus[other].id: links[other] for other in sorted(links) if other in gpus and other != node}
 
     # What a process is told.
 

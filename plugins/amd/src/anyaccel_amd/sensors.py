@@ -28,19 +28,16 @@ def ask_library(ctx: ProbeContext, devices: Iterable[Device]) -> Mapping[str, Fa
     Returns:
         Its answers by PCI address. Those about partitions are left out: chips differ in what they mean there.
     """
-    if not any(_needs_library(ctx, device) for device in devices):
-        return {}
+    lacking = (
+        text(ctx, f"{folder(device)}/{BAD_PAGES}")  # only the library knows how many pages may be retired
+        or (device.parent is None and number(ctx, f"{folder(device)}/gpu_busy_percent") is None)
+        for device in devices
+    )
     try:
-        return {entry["bdf"]: entry for entry in smi.ask(ctx, "metrics") if not entry["partition"]}
-    except QueryError:
-        return {}  # 'anyaccel doctor' asks the library as well, and says what is wrong with it
-
-
-def _needs_library(ctx: ProbeContext, device: Device) -> bool:
-    """Whether a sensor is missing, or pages are retired and only the library knows how many may be."""
-    if text(ctx, f"{folder(device)}/{BAD_PAGES}"):
-        return True
-    return device.parent is None and number(ctx, f"{folder(device)}/gpu_busy_percent") is None
+        answer = smi.ask(ctx, "metrics") if any(lacking) else []
+    except QueryError:  # 'anyaccel doctor' asks the library as well, and says what is wrong with it
+        return {}
+    return {entry["bdf"]: entry for entry in answer if not entry["partition"]}
 
 
 def measure(ctx: ProbeContext, device: Device, library: Facts) -> Measures:

@@ -13,15 +13,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from anyaccel.kit import warn
-from anyaccel.plugin import Finding, ProbeContext, QueryError
+from anyaccel.plugin import CommandTimeoutError, Finding, ProbeContext, QueryError
 
 CHILD = os.path.join(os.path.dirname(__file__), "smi_child.py")
 NOT_INSTALLED = ("ModuleNotFoundError", "NotRecorded", "NotThisMachine")
 """Kinds of QueryError that mean: there is no library to ask."""
 SHARE_OF_TIME = 0.5
 """Part of the time left that the library may take: what sysfs says must not be lost with it."""
-
-GRACE = 0.5
 
 
 class SmiDiedError(RuntimeError):
@@ -39,46 +37,32 @@ def ask(ctx: ProbeContext, question: str) -> list[dict[str, Any]]:
         QueryError: Of the kind that the library raised, with its error code; SmiDiedError when it ended its process,
             SmiTimeoutError when it did not answer; one of :data:`NOT_INSTALLED` when there is none.
     """
-    seconds = ctx.remaining() * SHARE_OF_TIME
-    answer: list[dict[str, Any]] = ctx.query(f"amdsmi/{question}", lambda: _ask(question, seconds))
+    answer: list[dict[str, Any]] = ctx.query(f"amdsmi/{question}", lambda: _ask(ctx, question))
     return answer
 
 
-def _ask(question: str, seconds: float) -> Any:
-    import contextlib  # loaded for the library only: a replay asks none
-    import importlib.util
+def _ask(ctx: ProbeContext, question: str) -> Any:
+    import importlib.util  # loaded for the library only: a replay asks none
     import json
-    import signal
-    import subprocess
 
     if importlib.util.find_spec("amdsmi") is None:
         raise ModuleNotFoundError("the package amdsmi is not installed")
-    # -P: the directory of the script must not become a place to import from.
-    process = subprocess.Popen(
-        [sys.executable, "-P", CHILD, question],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        text=True,
-        errors="replace",
-    )
+    seconds = ctx.remaining() * SHARE_OF_TIME
     try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=GRACE)  # not for ever: a process stuck in the kernel ignores even SIGKILL
+        # -P: the directory of the script must not become a place to import from.
+        result = ctx.run([sys.executable, "-P", CHILD, question], timeout=seconds)
+    except CommandTimeoutError:
         raise SmiTimeoutError(
             f"amdsmi did not answer within {seconds:.1f} s; when a killed process left its mutex behind, remove"
             " /dev/shm/rocm_smi* while no other program uses it (ROCm/rocm_smi_lib#88)"
         ) from None
+    if result is None:
+        raise SmiDiedError(f"amdsmi cannot be asked: the interpreter {sys.executable} is gone")
     try:
-        reply = json.loads(out)
+        reply = json.loads(result.stdout)
     except ValueError:
-        status = process.returncode
+        status, last = result.returncode, result.stderr.strip().rpartition("\n")[2]
         how = f"with signal {-status}" if status < 0 else f"with status {status}"
-        last = err.strip().rpartition("\n")[2]
         raise SmiDiedError(f"amdsmi ended its process {how}{': ' + last if last else ''}") from None
     if "error" in reply:  # under the name of the library's own exception, which a recording keeps
         error = reply["error"]

@@ -38,7 +38,6 @@ def metrics(smi: Any, handle: Any) -> dict[str, Any]:
         "busy_percent": _number(_field(smi.amdsmi_get_gpu_activity, "gfx_activity", handle)),
         "temperature_celsius": _number(*degrees),
         "power_watts": _number(*map(power.get, ("current_socket_power", "average_socket_power"))),
-        "uncorrectable": _number(_field(smi.amdsmi_get_gpu_total_ecc_count, "uncorrectable_count", handle)),
         "bad_pages": len(bad_pages) if isinstance(bad_pages, list) else None,
         "bad_page_threshold": _number(_call(smi.amdsmi_get_gpu_bad_page_threshold, handle)),
     }
