@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from anyaccel.plugins.discovery import installed
+from anyaccel.vendors.discovery import installed
 from measure import Row, against, command, interleaved, state
 
 ROUNDS = 15
@@ -114,6 +114,7 @@ def install_more(directory: Path) -> None:
     for number in range(MANY - len(installed()[0])):
         vendor = f"more{number}"
         (directory / f"anyaccel_{vendor}.py").write_text(PLUGIN.format(vendor=vendor))
+        (directory / f"anyaccel_{vendor}.presence.json").write_text('{"paths": ["/dev/no_such_device*"]}')
         info = directory / f"anyaccel_{vendor}-0.1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: anyaccel-{vendor}\nVersion: 0.1.0\n")

@@ -47,7 +47,7 @@ def inventory(*devices, machine="host", env_vars=("ACME_VISIBLE",)):
     return Inventory(machine=machine, devices=devices, vendors=vendors)
 
 
-def source(*devices, shared_nodes=(), mounts=(), node="node-1", **changes):
+def source(*devices, shared_nodes=(), mounts=(), groups=(), node="node-1", **changes):
     """A source with the edits that a vendor would give: a mask, and a variable for its container runtime."""
     vendors = dict.fromkeys(found.vendor for found in devices if found.usable)
     usable = [found for found in devices if found.usable]
@@ -58,7 +58,7 @@ def source(*devices, shared_nodes=(), mounts=(), node="node-1", **changes):
         own = tuple(dict.fromkeys(path for found in chosen for path in found.nodes))
         vendor = chosen[0].vendor.upper()
         env = {f"{vendor}_VISIBLE": ids, f"{vendor}_RUNTIME": ids, f"{vendor}_ALWAYS": "1"}
-        return ContainerEdits(nodes=(*shared_nodes, *own), mounts=tuple(mounts), env=env)
+        return ContainerEdits(nodes=(*shared_nodes, *own), mounts=tuple(mounts), env=env, groups=tuple(groups))
 
     env_vars = tuple(f"{vendor.upper()}_VISIBLE" for vendor in vendors)
     facts = {

@@ -48,6 +48,13 @@ def test_mounts_say_whether_they_may_be_written():
     ]
 
 
+def test_groups_need_a_newer_version():
+    found = json.loads(export(source(device(0), groups=(44, 109))).text)
+    SCHEMA.validate(found)
+    assert found["cdiVersion"] == "0.7.0"
+    assert [entry["containerEdits"]["additionalGids"] for entry in found["devices"]] == [[44, 109]] * 3
+
+
 def test_the_version_is_the_lowest_that_fits():
     """Readers refuse versions that are newer than they are."""
     assert json.loads(export(source(device(0))).text)["cdiVersion"] == "0.3.0"

@@ -27,6 +27,11 @@ def test_flags():
     ]
 
 
+def test_groups_are_added_once_each():
+    found = flags(*PAIR, device(2, id="other-2", vendor="other"), groups=(109, 44))
+    assert [flag for flag in found if "group" in flag] == ["--group-add=44", "--group-add=109"]
+
+
 def test_the_flags_are_one_line_that_a_shell_need_not_unquote():
     """So that ``docker run $(anyaccel export docker)`` works."""
     text = export(source(*PAIR)).text

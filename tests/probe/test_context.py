@@ -97,7 +97,7 @@ def test_a_recording_holds_only_what_was_asked(root):
 def test_a_device_node_is_known_by_its_numbers():
     recorder = Recorder(HostFacts({}))
     ctx = ProbeContext(recorder, time.monotonic() + 5)
-    assert ctx.node("/dev/null") == DeviceNode(path="/dev/null", major=1, minor=3)
+    assert ctx.node("/dev/null") == DeviceNode(path="/dev/null", major=1, minor=3, group=os.stat("/dev/null").st_gid)
     assert ctx.node("/etc/passwd") is None
     assert RecordedFacts(recorder.recording()).node("/dev/null") == ctx.node("/dev/null")
 

@@ -5,7 +5,18 @@ import types
 import pytest
 from anyaccel.errors import PluginError
 from anyaccel.kit import FaultError
-from anyaccel.model import Detected, Device, EnvContext, EnvEdits, Fractional, PluginInfo, ProblemKind, Term
+from anyaccel.model import (
+    ContainerEdits,
+    Detected,
+    Device,
+    EnvContext,
+    EnvEdits,
+    Fractional,
+    PluginInfo,
+    ProblemKind,
+    Stats,
+    Term,
+)
 from anyaccel.plugin import hookimpl
 from anyaccel.testing import context
 from anyaccel.vendors.discovery import Source
@@ -202,6 +213,11 @@ def test_a_hook_that_raises_says_what():
          "it must return ids of the given devices (got 'zz')."),
         ("anyaccel_visible", lambda environ, devices: ["a0", "a0"], lambda p: p.visible({}, [DEVICE]),
          "a visible id must be unique (got 'a0' more than once)."),
+        ("anyaccel_stats", lambda devices, ctx: {"a0": Stats(clock_hz=-1)},
+         lambda p: p.stats([DEVICE], context(EMPTY)), "Stats.clock_hz must not be negative (got -1 for 'a0')."),
+        ("anyaccel_container", lambda devices: ContainerEdits(groups=(1 << 32,)),
+         lambda p: p.container([DEVICE]),
+         "ContainerEdits.groups must be numbers of groups, from 0 to 4294967294 (got 4294967296)."),
         ("anyaccel_stats", lambda devices, ctx: {"a0": 5}, lambda p: p.stats([DEVICE], context(EMPTY)),
          "stats['a0'] must be Stats (got 5 that is a int)."),
         ("anyaccel_env", lambda devices, ctx: EnvEdits(set={"ACME": "a\0b"}),

@@ -121,6 +121,10 @@ def _device_json(device: Device, seen: Stats, leases: Leases | None) -> dict[str
         "utilization": seen.utilization,
         "temperature_celsius": seen.temperature_celsius,
         "power_watts": seen.power_watts,
+        "clock_hz": seen.clock_hz,
+        "memory_clock_hz": seen.memory_clock_hz,
+        "ecc_errors_corrected": seen.ecc_errors_corrected,
+        "ecc_errors_uncorrected": seen.ecc_errors_uncorrected,
         "processes": None
         if seen.processes is None
         else [{"pid": process.pid, "memory_bytes": process.memory_bytes} for process in seen.processes],

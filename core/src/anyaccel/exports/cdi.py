@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from anyaccel.errors import AnyaccelError, EnvConflictError
-from anyaccel.exports.source import Export, Source, merge_env, own_nodes
+from anyaccel.exports.source import Export, Source, groups, merge_env, own_nodes
 from anyaccel.exports.text import slug, unique_names
 from anyaccel.model import ContainerEdits, Device
 
@@ -20,6 +21,7 @@ _NAME = "A-Za-z0-9_.:-"
 _LONGEST = 128
 _FIRST_VERSION = "0.3.0"
 _DIGITS_VERSION = "0.5.0"
+_GROUPS_VERSION = "0.7.0"
 """The first version in which a device's name may begin with a digit; older readers refuse newer versions."""
 
 
@@ -58,9 +60,10 @@ def export(source: Source) -> Export:
             "there is no device here that a container could be given, and a CDI specification must have one;"
             " see 'anyaccel' for what was found"
         )
+    gids = any("additionalGids" in edits for edits in entries.values())
     digits = any(name[0].isdigit() for name in entries)
     specification = {
-        "cdiVersion": _DIGITS_VERSION if digits else _FIRST_VERSION,
+        "cdiVersion": _GROUPS_VERSION if gids else _DIGITS_VERSION if digits else _FIRST_VERSION,
         "kind": KIND,
         "devices": [{"name": name, "containerEdits": edits} for name, edits in entries.items()],
     }
@@ -90,7 +93,7 @@ def _alone(source: Source, device: Device) -> tuple[ContainerEdits, list[str]]:
     together = source.together[device.vendor].env
     dependent = sorted(name for name in report.env_vars if name in edits.env and edits.env[name] != together.get(name))
     env = {name: value for name, value in edits.env.items() if name not in dependent}
-    return ContainerEdits(nodes=edits.nodes, mounts=edits.mounts, env=env), dependent
+    return replace(edits, env=env), dependent
 
 
 def _container_edits(several: Iterable[ContainerEdits]) -> dict[str, Any]:
@@ -110,5 +113,6 @@ def _container_edits(several: Iterable[ContainerEdits]) -> dict[str, Any]:
             }
             for mount in mounts.values()
         ],
+        "additionalGids": groups(edits),
     }
     return {name: value for name, value in found.items() if value}

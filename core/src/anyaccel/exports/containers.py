@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anyaccel.errors import UsageError
-from anyaccel.exports.source import Export, Source, merge_env
+from anyaccel.exports.source import Export, Source, groups, merge_env
 from anyaccel.model import ContainerEdits, Mount
 from anyaccel.text import shell_join
 
@@ -19,6 +19,7 @@ def export(source: Source) -> Export:
     nodes = dict.fromkeys(node for edit in edits for node in edit.nodes)
     mounts = {mount.target: mount for edit in edits for mount in edit.mounts}
     flags = [f"--device={_path(node, ':')}" for node in nodes]
+    flags += [f"--group-add={group}" for group in groups(edits)]
     flags += [_mount(mount) for mount in mounts.values()]
     flags += [f"--env={name}={value}" for name, value in sorted(merge_env(source.together).items())]
     if flags:

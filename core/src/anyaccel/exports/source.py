@@ -93,6 +93,11 @@ def _edits(devices: Sequence[Device]) -> ContainerEdits:
     return vendor_process(devices[0].vendor).container(devices)
 
 
+def groups(edits: Iterable[ContainerEdits]) -> list[int]:
+    """The groups that a container needs for several vendors, each once."""
+    return sorted({group for edit in edits for group in edit.groups})
+
+
 def merge_env(edits: Mapping[str, ContainerEdits]) -> dict[str, str]:
     """Put the variables of several vendors' containers together.
 

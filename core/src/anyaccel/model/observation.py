@@ -29,6 +29,10 @@ class Stats(Value):
         utilization: Share of time that the device was busy, from 0 to 1.
         temperature_celsius: Temperature in degrees Celsius.
         power_watts: Power drawn, in watts.
+        clock_hz: Clock of the compute units, in hertz.
+        memory_clock_hz: Clock of the memory, in hertz.
+        ecc_errors_corrected: Memory errors that were corrected, since the driver was loaded where the vendor can tell.
+        ecc_errors_uncorrected: Memory errors that could not be corrected, likewise.
         health: Whether the device can be used.
         health_reason: Why not, in a clause about the device.
         health_remedy: What to do about it; empty when nobody knows.
@@ -39,6 +43,10 @@ class Stats(Value):
     utilization: float | None = None
     temperature_celsius: float | None = None
     power_watts: float | None = None
+    clock_hz: int | None = None
+    memory_clock_hz: int | None = None
+    ecc_errors_corrected: int | None = None
+    ecc_errors_uncorrected: int | None = None
     health: Health = Health.UNKNOWN
     health_reason: str = ""
     health_remedy: str = ""
@@ -66,11 +74,14 @@ class ContainerEdits(Value):
         nodes: Paths of device nodes, those that all devices share among them.
         mounts: Files and directories of the host.
         env: Variables of the container.
+        groups: Numbers of the groups of the host that the device nodes are open to, for who is not root inside. No
+            names: inside, a name may be another group.
     """
 
     nodes: tuple[str, ...] = ()
     mounts: tuple[Mount, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    groups: tuple[int, ...] = ()
 
 
 class Severity(Enum):

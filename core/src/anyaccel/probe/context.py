@@ -9,14 +9,19 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
 
 from anyaccel.errors import QueryError
 from anyaccel.model import Value
 
 PCI_DEVICES = "/sys/bus/pci/devices"
 
-Json = Any
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Protocol
+
+    Json = Any
+else:
+    Json = Protocol = object
 """Plain data: None, bool, int, float, str, and lists and string-keyed dicts of these."""
 
 
@@ -29,6 +34,7 @@ class DeviceNode(Value):
         minor: Minor number.
         readable: Whether this user may open it for reading.
         writable: Whether this user may open it for writing.
+        group: Number of its group; None when unknown, as in older recordings.
     """
 
     path: str
@@ -36,6 +42,7 @@ class DeviceNode(Value):
     minor: int
     readable: bool = True
     writable: bool = True
+    group: int | None = None
 
 
 class PciFunction(Value):

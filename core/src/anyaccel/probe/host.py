@@ -10,10 +10,15 @@ import re
 import signal
 import stat
 from collections.abc import Callable, Mapping, Sequence
-from typing import BinaryIO
 
 from anyaccel.errors import CommandTimeoutError, QueryError
-from anyaccel.probe.context import CommandResult, DeviceNode, Json, ask
+from anyaccel.probe.context import CommandResult, DeviceNode, ask
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    from anyaccel.probe.context import Json
 
 READ_LIMIT = 1 << 20
 OUTPUT_LIMIT = 8 << 20
@@ -75,6 +80,7 @@ class HostFacts:
             minor=os.minor(status.st_rdev),
             readable=os.access(where, os.R_OK),
             writable=os.access(where, os.W_OK),
+            group=status.st_gid,
         )
 
     def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:

@@ -246,6 +246,10 @@ def _no_numbers(value: Any) -> str:
     return "" if fits else "the major and the minor number"
 
 
+def _no_group(value: Any) -> str:
+    return "" if type(value) is int and 0 <= value < 1 << 32 else "the number of a group"
+
+
 def _no_access(value: Any) -> str:
     return "" if value in ("", "r", "w", "rw") else "'', 'r', 'w' or 'rw'"
 
@@ -278,6 +282,7 @@ _OF_A_PATH: dict[str, Check] = {
     "char": _no_numbers,
     "block": _no_numbers,
     "access": _no_access,
+    "group": _no_group,
     "errno": _no_errno,
 }
 _OF_A_COMMAND: dict[str, Check] = {

@@ -6,7 +6,7 @@ A recording is a directory with one file, ``machine.json``:
      "environ": {"NAME": "value"},
      "paths": {"/sys/...": {"text": "..."}                     a file
                "/sys/...": {"link": "../target"}                a symbolic link
-               "/dev/...": {"char": [195, 0], "access": "rw"}   a character device ("block" for a block device)
+               "/dev/...": {"char": [195, 0], "access": "rw"}   a character device ("block": block), its "group"
                "/opt/...": {"dir": true}                        a directory; those above a path need no entry
                "/proc/..": {"errno": "EACCES"}}                 something that cannot be read
      "commands": [{"argv": ["tool", "-x"], "returncode": 0, "stdout": "...", "stderr": ""}
@@ -77,7 +77,14 @@ class RecordedFacts:
         if not entry or not numbers:
             return None
         access = entry.get("access", "rw")
-        return DeviceNode(path=path, major=numbers[0], minor=numbers[1], readable="r" in access, writable="w" in access)
+        return DeviceNode(
+            path=path,
+            major=numbers[0],
+            minor=numbers[1],
+            readable="r" in access,
+            writable="w" in access,
+            group=entry.get("group"),
+        )
 
     def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:
         entry = self._commands.get(tuple(argv))
@@ -191,7 +198,8 @@ class Recorder:
         node = self._facts.node(path)
         if node is not None:
             access = "r" * node.readable + "w" * node.writable
-            self.paths[path] = {"char": [node.major, node.minor], "access": access}
+            group = {} if node.group is None else {"group": node.group}
+            self.paths[path] = {"char": [node.major, node.minor], "access": access, **group}
         return node
 
     def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:

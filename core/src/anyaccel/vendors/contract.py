@@ -36,6 +36,8 @@ DEVICE_ID = re.compile(r"[!#-&(-+\--~]{1,128}")
 PART = re.compile(r"(?=.{1,128}$)/sys(/(?!\.{1,2}(/|$))[A-Za-z0-9:@+_.-]+)+")
 """A directory below ``/sys``, written in one way only."""
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+MOST_GROUP = (1 << 32) - 2
+"""Highest number of a group that Linux gives."""
 SLOTS = tuple(count for count in range(1, MOST_SLOTS + 1) if UNITS_PER_DEVICE % count == 0)
 """Numbers of slots that a device may have: each slot is a whole number of 1/10000."""
 NOT_A_VENDORS = re.compile(r"PATH|HOME|USER|SHELL|IFS|LD_.*|PYTHON.*|ANYACCEL_.*")
@@ -169,7 +171,15 @@ def reason_faults(value: Any) -> Iterator[str]:
 
 def stats_faults(value: Any) -> Iterator[str]:
     """Faults of what ``anyaccel_stats`` returned."""
-    yield from faults(value, Mapping[str, Stats], "stats")
+    shape = list(faults(value, Mapping[str, Stats], "stats"))
+    yield from shape
+    if shape:
+        return
+    counted = ("clock_hz", "memory_clock_hz", "ecc_errors_corrected", "ecc_errors_uncorrected")
+    for device_id, seen in value.items():
+        for name in counted:
+            if (getattr(seen, name) or 0) < 0:
+                yield f"Stats.{name} must not be negative (got {getattr(seen, name)} for {device_id!r})"
 
 
 def container_faults(value: Any) -> Iterator[str]:
@@ -182,6 +192,9 @@ def container_faults(value: Any) -> Iterator[str]:
     for name, content in value.env.items():
         if "\0" in content:
             yield f"the value of {name!r} must not hold a NUL character"
+    for group in value.groups:
+        if not 0 <= group <= MOST_GROUP:
+            yield f"ContainerEdits.groups must be numbers of groups, from 0 to {MOST_GROUP} (got {group})"
     for path in (*value.nodes, *(path for mount in value.mounts for path in (mount.source, mount.target))):
         if not _is_path(path):
             yield f"ContainerEdits must name absolute paths of printable text (got {path!r})"

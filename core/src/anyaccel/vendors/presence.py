@@ -19,17 +19,21 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
+from anyaccel.model import Value
 from anyaccel.probe.context import PCI_DEVICES, Facts
 from anyaccel.vendors.discovery import Source
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 FILE_NAME = "presence.json"
 ID_DIGITS = 4
 KEYS = {"resource", "pci", "paths", "variables"}
 
 
-class Presence(NamedTuple):
+class Presence(Value):
     """By what a vendor is recognised.
 
     Attributes:

@@ -61,7 +61,7 @@ def simulate(vendor: str, wanted: Sequence[tuple[Product, int] | Cards]) -> Dete
         wanted: Products with the number of devices of each, in the order of the devices' indexes.
     """
     devices: list[Device] = []
-    machine = [Cards(*item) for item in wanted]
+    machine = [item if isinstance(item, Cards) else Cards(*item) for item in wanted]
     total = sum(cards.devices for cards in machine)
     for cards in machine:
         if cards.part is not None:
