@@ -20,7 +20,7 @@ SOURCES = str(Path(anyaccel.__file__).parents[1])
 ALICE, BOB, MALLORY = 61_001, 61_002, 61_003
 MOUNTS = "mount -n -t tmpfs -o mode=755 none /run && mount -t tmpfs -o mode=1777 none /dev/shm && rm -rf /run/mount"
 PRELOAD = """
-import codecs, contextlib, ctypes, fcntl, pwd, shutil, subprocess
+import codecs, contextlib, ctypes, datetime, fcntl, logging, pwd, random, shlex, shutil, subprocess, typing, unicodedata
 for encoding in ("ascii", "utf-8", "latin-1"): codecs.lookup(encoding)
 import anyaccel.launcher.hold, anyaccel.launcher.diagnose
 import anyaccel.ledger.diagnosis, anyaccel.ledger.ending, anyaccel.ledger.filesystem, anyaccel.ledger.recovery

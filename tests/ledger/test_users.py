@@ -20,7 +20,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as
 SOURCES = str(Path(anyaccel.__file__).parents[1])
 ALICE, BOB = 61_001, 61_002
 PRELOAD = """
-import pwd, anyaccel.ledger.ending, anyaccel.ledger.recovery, anyaccel.ledger.filesystem, anyaccel.ledger.inotify
+import logging, pwd, random, shlex, subprocess, unicodedata
+import anyaccel.ledger.ending, anyaccel.ledger.recovery, anyaccel.ledger.filesystem, anyaccel.ledger.inotify
 from anyaccel.ledger.diagnosis import diagnose
 anyaccel.ledger.inotify._libc()  # the Python that runs the tests may be closed to other users
 """
