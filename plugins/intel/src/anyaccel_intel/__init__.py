@@ -1,115 +1,432 @@
-"""Intel GPUs for anyaccel: Data Center GPU Max and Flex, Arc, Arc Pro, and GPUs that are part of a processor."""
+"""Intel GPUs for anyaccel: Data Center GPU Max and Flex, Arc, Arc Pro, and GPUs that are part of a processor.
+
+They are found in sysfs: no library, no privileges, and also where the runtime is broken. File by file this follows the
+parsers of intel/intel-resource-drivers-for-kubernetes (``pkg/gpu/discovery``) and
+intel/intel-device-plugins-for-kubernetes (``cmd/gpu_plugin``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from anyaccel.kit import (
+    Card,
+    Catalog,
+    Entry,
+    Fault,
+    FaultError,
+    Mask,
+    Measures,
+    Vendor,
+    fail,
+    kernel_log,
+    node_fault,
+    number,
+    pci_name,
+    text,
+    warn,
+)
 from anyaccel.plugin import (
-    ContainerEdits,
     Detected,
     Device,
+    DeviceProcess,
     EnvContext,
     EnvEdits,
     Finding,
     Fractional,
-    PluginInfo,
+    Health,
+    Mount,
+    PciFunction,
     ProbeContext,
-    Product,
-    Stats,
     Term,
-    hookimpl,
 )
 
-from anyaccel_intel import environment, products
+from anyaccel_intel import level_zero, observation, runtime, selector, xe_link
+from anyaccel_intel.observation import DRIVERS, PCI
 
-__all__ = [
-    "anyaccel_container",
-    "anyaccel_detect",
-    "anyaccel_diagnose",
-    "anyaccel_env",
-    "anyaccel_fractional",
-    "anyaccel_info",
-    "anyaccel_products",
-    "anyaccel_stats",
-    "anyaccel_tags",
-    "anyaccel_validate",
-    "anyaccel_visible",
-]
+RIVALS = (0x10DE, 0x1002)
+"""Makers of discrete GPUs beside which an integrated one is no compute device."""
+PASSED_ON = ("vfio-pci", "xe-vfio-pci")
+INTEGRATED = "ANYACCEL_INTEL_INTEGRATED"
+BY_PATH = "/dev/dri/by-path"
+DEAD_VARIABLE = "XPU_VISIBLE_DEVICES"
+HOT_CELSIUS = 100.0  # above this, Intel's Kubernetes device plug-in takes a GPU out of service
+SMALL_BAR = 256 << 20
+GIB = 1 << 30
 
 
-@hookimpl
-def anyaccel_info() -> PluginInfo:
-    """Say who we are."""
-    return PluginInfo(
-        vendor="intel",
-        resource="GPU",
-        kind="gpu",
-        env_vars=environment.VARIABLES,
-        url="https://pypi.org/project/anyaccel-intel/",
-    )
+class Intel(Vendor):
+    """GPUs that the drivers i915 and xe bind.
+
+    A device is what Level Zero counts: a card, or a tile of a Max card unless the environment asks for cards. Its index
+    is its number there. Integrated GPUs stay out beside a discrete card of whatever vendor, as in PyTorch.
+    """
+
+    key, resource, kind, brand, driver = "intel", "GPU", "gpu", "Intel", "xe or i915"
+    url = "https://pypi.org/project/anyaccel-intel/"
+    pci_vendors = (0x8086,)
+    pci_classes = (0x0300, 0x0301, 0x0302, 0x0380)  # VGA: Arc and integrated; display: Flex and Max; 3D
+    catalog = Catalog(__file__)
+    mask = Mask(level_zero.MASK, nothing=level_zero.NOTHING)  # the grammar is not the kit's: see level_zero
+    variables = (level_zero.HIERARCHY, level_zero.PCI_ORDER, selector.SELECTOR)
+    sharing = Fractional.SHARED  # several processes may use one GPU, and nothing limits the memory that each takes
+
+    # Which product it is.
+
+    def entry(self, device: Device) -> Entry | None:
+        """The product that a device is, by its PCI id first."""
+        return self.catalog.by_pci(_device_id(device)) or self.catalog.by_name(device.model)
+
+    def tags(self, device: Device) -> Sequence[str]:
+        """The product's tags, its size where it was sold in several, and what every tile or integrated GPU bears."""
+        entry = self.entry(device)
+        family = "Intel-iGPU" if device.attributes.get("integrated") is True else "Intel-GPU"
+        if entry is None:  # its name without decoration; without a name, its PCI id
+            bare = re.sub(r"\((R|TM)\)|\[0x[0-9a-f]+\]|Intel|Graphics|Data Center GPU", " ", device.model)
+            words = re.findall(r"[A-Za-z0-9._-]+", bare) or [str(device.attributes.get("device_id", "unknown"))]
+            found = ["-".join((family, *words))]
+        else:
+            found = list(entry.tags)
+            if device.memory_bytes and "sizes" in entry.facts:
+                memory = device.memory_bytes
+                found.append(f"{found[0]}-{min(entry.facts['sizes'], key=lambda gib: abs(gib * GIB - memory))}GB")
+            if device.attributes.get("unit") == "tile":
+                found.append(f"{found[0]}-tile")
+        return tuple(dict.fromkeys([*found, *(["Intel-iGPU"] if family == "Intel-iGPU" else [])]))
+
+    def unknown_model(self, card: Card) -> str:
+        """The name in the machine's list of PCI ids, else what the driver calls such a GPU."""
+        device = card.function.device if card.function else 0
+        return pci_name(card.ctx, self.pci_vendors[0], device) or f"Intel(R) Graphics [0x{device:04x}]"
+
+    def _ids(self, fact: str) -> Sequence[int]:
+        """The PCI ids beside the products of which something is known."""
+        ids: Sequence[int] = self.catalog.data["ids"][fact]
+        return ids
+
+    # What is on the machine.
+
+    def present(self, ctx: ProbeContext) -> bool:
+        """Whether one of the drivers is loaded."""
+        return any(ctx.is_dir(f"/sys/module/{driver}") for driver in DRIVERS)
+
+    def driver_version(self, ctx: ProbeContext) -> str:
+        """Version of the driver module, where it is built outside the kernel."""
+        return next(filter(None, (text(ctx, f"/sys/module/{driver}/version") for driver in DRIVERS)), "")
+
+    def survey(self, ctx: ProbeContext) -> list[Card]:
+        """Look at every GPU, divide cards into tiles where the runtime does, and put all into the runtime's order."""
+        listed, aside, _ = self._sorted(ctx)
+        whole = [self.card(ctx, function) for function in listed]
+        dead = _wedged(ctx) if any(function.driver in DRIVERS for function in listed) else frozenset[str]()
+        for card in whole:
+            if card.address in dead:
+                driver = card.attributes["driver"]
+                cure = f"unbind and bind it again below /sys/bus/pci/drivers/{driver}, or reboot"
+                card.blame("the kernel has declared it wedged", cure)
+                card.attributes["level_zero"] = False
+            ahead = sum(function.address < (card.address or "") for function in aside)
+            card.attributes["unlisted_ahead"] = ahead or None
+        divided = [card.model for card in whole if card.attributes.get("tiles")]
+        # A mask that names tiles of cards leaves us parts of cards, whatever is counted.
+        by_card = level_zero.composite(ctx.environ, divided) and "." not in ctx.environ.get(level_zero.MASK, "")
+        pci_order = level_zero.pci_ordered(ctx.environ)
+
+        def rank(card: Card) -> tuple[bool, bool, str]:
+            last = card.attributes["integrated"] is True and not pci_order
+            return card.attributes.get("level_zero") is False, last, card.address or ""
+
+        return [unit for card in sorted(whole, key=rank) for unit in ([card] if by_card else _tiles(card))]
+
+    def notes(self, ctx: ProbeContext) -> Iterator[str]:
+        """Which GPUs are left out, and why."""
+        for function in self.functions(ctx):
+            if function.driver in PASSED_ON:
+                yield f"GPU {function.address} is handed to a virtual machine ({function.driver}), not to us"
+        _, aside, discrete = self._sorted(ctx)
+        if aside:
+            yield (
+                f"integrated GPU {', '.join(function.address for function in aside)} is left out beside the discrete"
+                f" card {discrete}; set {INTEGRATED}=1 to list it"
+            )
+
+    def _sorted(self, ctx: ProbeContext) -> tuple[list[PciFunction], list[PciFunction], str]:
+        """The functions that are ours to report, integrated GPUs that stay out, and the card beside which they do."""
+        own = [
+            function
+            for function in self.functions(ctx)
+            if function.driver not in PASSED_ON
+            # pieces of an integrated GPU are no further GPUs, unbound pieces are for virtual machines
+            and not (_physical(ctx, function) and (self._integrated(ctx, function) or function.driver is None))
+        ]
+        integrated = [function for function in own if self._integrated(ctx, function)]
+        if not integrated or ctx.environ.get(INTEGRATED, "").lower() in ("1", "true", "yes"):
+            return own, [], ""
+        discrete = [function for function in own if function not in integrated]
+        rivals = [function for maker in RIVALS for function in ctx.pci(maker, self.pci_classes)]
+        if not (discrete or rivals):
+            return own, [], ""
+        return discrete, integrated, (discrete + rivals)[0].address
+
+    def _integrated(self, ctx: ProbeContext, function: PciFunction) -> bool:
+        """Whether a GPU is part of the processor: by its id, else by the address that is reserved for it.
+
+        The address alone lies inside a virtual machine, where a card may sit anywhere (intel/ipex-llm#12994).
+        """
+        entry = self.catalog.by_pci(function.device)
+        if entry is not None:
+            return entry.attributes["integrated"] is True
+        if self.catalog.pci_name(function.device):
+            return function.device not in self._ids("discrete")
+        if not function.address.startswith("0000:00:02."):
+            return False
+        return not re.search(r"^flags\s*:.*\bhypervisor\b", ctx.read("/proc/cpuinfo") or "", re.MULTILINE)
+
+    def card(self, ctx: ProbeContext, function: PciFunction) -> Card:
+        """Look at a whole GPU: memory, tiles, device nodes, and what keeps it from being used.
+
+        A GPU that the runtime does not open takes no number: its attribute ``level_zero`` is False.
+        """
+        entry, device, bound = self.catalog.by_pci(function.device), function.device, function.driver in DRIVERS
+        integrated, physical = self._integrated(ctx, function), _physical(ctx, function)
+        card = Card(ctx, f"{self.key}-{function.address}", function, entry=entry)
+        card.model = entry.model if entry else self.catalog.pci_name(device)
+        card.parent = f"{self.key}-{physical}" if physical else None
+        tiles: int = entry.attributes.get("tiles", 1) if entry else 1
+        if not bound:
+            fact = f"driver {function.driver!r} is bound to it" if function.driver else "no driver is bound to it"
+            card.blame(fact, "load xe or i915 (Battlemage cards need xe and Linux 6.12 or newer)")
+        elif device in self._ids("unserved"):
+            card.blame("no release of Level Zero serves its generation", "give jobs another GPU; OpenCL may serve it")
+        else:
+            try:
+                card.memory_bytes = None if integrated else _memory(ctx, function.address, physical)
+            except (OSError, ValueError) as error:
+                fact = f"its files cannot be read: {error}"
+                card.blame(fact, "check the permissions and the kernel log", partial=True)
+            else:
+                tiles = 1 if integrated else len(card.glob("tile[0-9]*") or card.glob("drm/card*/gt/gt[0-9]*")) or tiles
+                self.check_nodes(card)
+        if entry and entry.memory_bytes and not (card.memory_bytes or card.partial or physical):
+            card.memory_bytes = None if "sizes" in entry.facts else entry.memory_bytes * tiles
+        card.attributes = {
+            "device_id": f"0x{device:04x}",
+            "integrated": integrated,
+            "unit": "card",
+            "driver": function.driver or "",
+            "level_zero": False if card.fault and not card.partial else None,
+            "tiles": tiles if tiles > 1 else None,
+        }
+        split = None if integrated or physical else number(ctx, f"{PCI}/{function.address}/sriov_numvfs")
+        if split:
+            cure = f"write 0 to {PCI}/{function.address}/sriov_numvfs to use it whole"
+            card.blame(f"it is divided into {split} virtual functions, which are given out in its place", cure)
+        # Files tell that a driver has it and that this user may open it. Whether the runtime serves it, its id tells.
+        card.sound = bool(card.model) and device not in self._ids("uncertain")
+        return card
+
+    def check_nodes(self, card: Card) -> None:
+        """Find the device nodes, and blame a card that this user, or the runtime, cannot open."""
+        names = (path.rpartition("/")[2] for path in card.glob("drm/*"))
+        nodes = [f"/dev/dri/{name}" for name in names if re.fullmatch(r"(card|renderD)[0-9]+", name)]
+        card.nodes = tuple(sorted(nodes, reverse=True))
+        render = next((node for node in card.nodes if "renderD" in node), None)
+        if render is None:
+            card.blame("its driver has made no render node", f"{self.log_hint} for its errors")
+            return
+        closed = f"join the group that owns it (stat -c %g {render})"
+        fault = node_fault(card.ctx, render, missing="run 'udevadm trigger'", closed=closed)
+        links = card.ctx.glob(f"{BY_PATH}/pci-*-render")
+        if fault:
+            card.blame(*fault)
+        elif links and f"{BY_PATH}/pci-{card.address}-render" not in links:
+            reason = f"{BY_PATH} has no link to it, and the runtime looks there"
+            card.blame(reason, f"mount the whole folder {BY_PATH}")
+
+    def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
+        """Ask the runtime for names and memory that files leave open, and xpu-smi for Xe Links."""
+        yield from runtime.complete(ctx, cards, self.catalog)
+        yield from xe_link.connect(ctx, cards)
+
+    def identify(self, card: Card) -> None:
+        """Name what nobody has named. No size of memory tells a product here."""
+        card.model = card.model or self.unknown_model(card)
+
+    def arrange(self, cards: list[Card]) -> None:
+        """Number the cards: they are in the runtime's order. By PCI address, GPUs that are left out count, too."""
+        ahead = max((int(card.attributes.get("unlisted_ahead") or 0) for card in cards), default=0)
+        first = ahead if cards and level_zero.pci_ordered(cards[0].ctx.environ) else 0
+        for index, card in enumerate(cards, first):
+            card.index = index
+
+    # What a process is told.
+
+    def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
+        """The mask, what fixes its numbers, and a selector in place of one that would hide what the mask shows."""
+        return level_zero.edits(devices, ctx)
+
+    def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
+        """What masks and selectors leave, as the driver and the SYCL runtime read them."""
+        return level_zero.visible(environ, devices)
+
+    def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
+        """Refuse sets that PyTorch would not show as they are."""
+        if len({device.attributes.get("integrated") is True for device in devices}) < 2:  # noqa: PLR2004 - both kinds
+            return None
+        return (
+            "an integrated GPU is never given together with a discrete card, since PyTorch then shows the discrete"
+            " cards alone; ask for one kind by its tag, for example Intel-iGPU"
+        )
+
+    def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
+        """The folder of links by PCI address, whole: the driver finds devices through it.
+
+        Single links have broken PyTorch (intel/intel-device-plugins-for-kubernetes#2158).
+        """
+        return (Mount(source=BY_PATH, target=BY_PATH),) if any(device.nodes for device in devices) else ()
+
+    def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
+        """The mask inside, where the numbers begin at 0 with the cards that the container gets."""
+        return level_zero.mask(devices, devices)[0]
+
+    # How it is now.
+
+    def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures]:
+        """Memory, load, temperature and power by sysfs."""
+        return observation.measure(ctx, devices)
+
+    def processes(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, tuple[DeviceProcess, ...]]:
+        """Who holds a GPU, and how much of its memory, by the kernel's accounting."""
+        return observation.processes(ctx, devices)
+
+    def judge(self, device: Device, card: Card | None) -> tuple[Health, Fault]:
+        """As files tell, and unhealthy where a sensor says that it is too hot."""
+        health, fault = super().judge(device, card)
+        celsius = observation.temperature(card.ctx, card.address or "") if card else None
+        if health is not Health.UNHEALTHY and celsius is not None and celsius > HOT_CELSIUS:
+            return Health.UNHEALTHY, Fault(f"it has {celsius:.0f} degrees Celsius", "let it cool down")
+        return health, fault
+
+    def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
+        """Windows to memory, variables that are not what they seem, and a runtime that sees other GPUs than we do."""
+        usable = [device for device in detected.devices if device.health is not Health.UNHEALTHY]
+        for device in {device.pci_bus_id: device for device in usable}.values():
+            yield from self._product_findings(ctx, device)
+        if usable and not ctx.glob(f"{BY_PATH}/pci-*-render"):
+            reason = f"{BY_PATH} is missing, and oneCCL cannot start without it"
+            yield warn(reason, f"give the container the folder: -v {BY_PATH}:{BY_PATH}")
+        yield from _variables(ctx.environ)
+        try:
+            shown = self.visible(ctx.environ, detected.devices)
+        except FaultError:
+            return  # the core says so
+        expected = [device for device in usable if shown is None or device.id in shown]
+        try:
+            answer = runtime.seen(ctx)
+        except FaultError as error:
+            yield warn(*error.fault)
+            return
+        if answer and len(answer[1]) < len(expected):
+            who, names = answer
+            reason = f"sysfs shows {len(expected)} GPUs or tiles that should work, {who} shows {len(names)}"
+            cure = "install intel-level-zero-gpu or intel-opencl-icd for this generation, and look into the kernel log"
+            yield fail(reason, cure)
+
+    def _product_findings(self, ctx: ProbeContext, device: Device) -> Iterator[Finding]:
+        address, integrated = device.pci_bus_id or "", device.attributes.get("integrated") is True
+        if _device_id(device) in self._ids("uncertain"):
+            reason = (
+                f"whether the runtime serves {device.model} ({address}) depends on its release, and files cannot tell"
+            )
+            cure = "try 'sycl-ls'; GPUs from Skylake to Ice Lake need intel-level-zero-gpu-legacy1, the release 24.35"
+            yield warn(reason, cure)
+        function = device.attributes.get("unit") == "card" and device.parent
+        if not (integrated or function) and _window(ctx, address) == SMALL_BAR:
+            reason = f"GPU {address}: the processor reaches 256 MiB of its memory at once"
+            yield warn(reason, "switch on Resizable BAR (and Above 4G Decoding) in the firmware")
 
 
-@hookimpl
-def anyaccel_detect(ctx: ProbeContext) -> Detected | None:
-    """Find GPUs in sysfs."""
-    from anyaccel_intel import detection
-
-    return detection.detect(ctx)
+def _device_id(device: Device) -> int:
+    return int(str(device.attributes.get("device_id", "0")), 16)
 
 
-@hookimpl
-def anyaccel_fractional(device: Device) -> Fractional:  # noqa: ARG001 - the same for all
-    """Several processes may use one GPU, and nothing limits the memory that each takes."""
-    return Fractional.SHARED
+def _physical(ctx: ProbeContext, function: PciFunction) -> str | None:
+    """Address of the physical function that a virtual one is a part of, or None."""
+    return (ctx.readlink(f"{PCI}/{function.address}/physfn") or "").rpartition("/")[2].lower() or None
 
 
-@hookimpl
-def anyaccel_tags(device: Device) -> Sequence[str]:
-    """Name a device by its product."""
-    return products.tags(device)
+def _memory(ctx: ProbeContext, address: str, physical: str | None) -> int | None:
+    """Memory that the driver tells, or that a virtual function was given. The size of a PCI window is no measure."""
+    tiles = ctx.glob(f"{PCI}/{address}/tile*/vram0/total_bytes")
+    told = sum(_count(ctx, path) for path in tiles or ctx.glob(f"{PCI}/{address}/drm/card*/lmem_total_bytes"))
+    if told or not physical:
+        return told or None
+    for link in ctx.glob(f"{PCI}/{physical}/virtfn*"):
+        if (ctx.readlink(link) or "").rpartition("/")[2].lower() == address:
+            folder = f"vf{int(link.rpartition('virtfn')[2]) + 1}"
+            quotas = ctx.glob(f"{PCI}/{physical}/drm/card*/prelim_iov/{folder}/gt*/lmem_quota")
+            return sum(_count(ctx, quota) for quota in quotas) or None
+    return None
 
 
-@hookimpl
-def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-    """Mask the Level Zero driver."""
-    return environment.edits(devices, ctx)
+def _count(ctx: ProbeContext, path: str) -> int:
+    """Read a number that is not negative; 0 when there is no such file, an error when it holds something else."""
+    told = (ctx.read(path) or "0").strip()
+    if not told.isdecimal():
+        raise ValueError(f"{path} must hold a number (got {told[:40]!r})")
+    return int(told)
 
 
-@hookimpl
-def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
-    """Read masks and selectors as the driver and the SYCL runtime do."""
-    return environment.visible(environ, devices)
+def _tiles(card: Card) -> list[Card]:
+    """Divide a card into its tiles; a card that has one is its own."""
+    tiles = int(card.attributes.get("tiles") or 1)
+    if tiles == 1:
+        return [card]
+    parts = [copy.copy(card) for _ in range(tiles)]
+    for tile, part in enumerate(parts):
+        part.id, part.parent = f"{card.id}-tile{tile}", card.id
+        part.memory_bytes = card.memory_bytes // tiles if card.memory_bytes else None
+        part.attributes = {**card.attributes, "unit": "tile", "tile": tile}
+    return parts
 
 
-@hookimpl
-def anyaccel_validate(request: Term, devices: Sequence[Device]) -> str | None:
-    """Refuse sets that PyTorch would not show as they are."""
-    return environment.refusal(request, devices)
+def _wedged(ctx: ProbeContext) -> frozenset[str]:
+    """Find the GPUs that the kernel gave up and did not start again since.
+
+    sysfs lists them as if nothing had happened. Users who may not read the kernel log learn nothing here.
+    """
+    dead: set[str] = set()
+    address = r"([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
+    for line in kernel_log(ctx).splitlines():
+        if match := re.search(rf"declared device {address} as wedged", line):
+            dead.add(match[1])
+        elif match := re.search(rf"Initialized (?:xe|i915) .*for {address} ", line):
+            dead.discard(match[1])
+    return frozenset(dead)
 
 
-@hookimpl
-def anyaccel_stats(devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
-    """Observe GPUs through sysfs and the kernel's accounting."""
-    from anyaccel_intel import observation
-
-    return observation.stats(devices, ctx)
-
-
-@hookimpl
-def anyaccel_container(devices: Sequence[Device]) -> ContainerEdits:
-    """Say what a container needs."""
-    return environment.container(devices)
+def _window(ctx: ProbeContext, address: str) -> int | None:
+    """Size of the PCI window to a card's memory, which is its third resource."""
+    try:
+        start, end, _ = (int(word, 16) for word in text(ctx, f"{PCI}/{address}/resource").splitlines()[2].split())
+    except (IndexError, ValueError):
+        return None
+    return end - start + 1 if end > start else None
 
 
-@hookimpl
-def anyaccel_diagnose(ctx: ProbeContext) -> Sequence[Finding]:
-    """Look for trouble."""
-    from anyaccel_intel import diagnosis
+def _variables(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Variables that do not mean what they seem."""
+    if DEAD_VARIABLE in environ:
+        reason = f"{DEAD_VARIABLE} is set, and nothing has read it since Intel Extension for PyTorch 1.13"
+        yield warn(reason, f"unset it; {level_zero.MASK} is the variable that works")
+    if environ.get(level_zero.MASK) == "":
+        cure = f"unset it, or hide all with {level_zero.MASK}={level_zero.NOTHING}"
+        yield warn(f"{level_zero.MASK} is empty, which shows every GPU", cure)
+    if any(term.startswith("!") for term in environ.get(selector.SELECTOR, "").split(";")):
+        reason = f"{selector.SELECTOR} discards devices, and by number that hides the whole backend"
+        yield warn(reason, "name the devices that you want instead, for example level_zero:1,2")
 
-    return diagnosis.diagnose(ctx)
 
-
-@hookimpl
-def anyaccel_products() -> Sequence[Product]:
-    """List what we know."""
-    return products.products()
+plugin = Intel()

@@ -5,67 +5,49 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from anyaccel.plugin import Device, DeviceProcess, Health, ProbeContext, QueryError, Stats
+from anyaccel.kit import Measures
+from anyaccel.plugin import Device, DeviceProcess, ProbeContext, QueryError
 
-from anyaccel_intel.drivers import DRIVERS, PCI, wedged
-
+PCI = "/sys/bus/pci/devices"
+DRIVERS = ("i915", "xe")
 INTERVAL_SECONDS = 0.1
-HOT_CELSIUS = 100.0  # above this, Intel's Kubernetes device plug-in takes a GPU out of service
 RESIDENT = ("drm-resident-vram0", "drm-resident-local0", "drm-resident-vram1", "drm-resident-local1")
-KIB = 1024
+UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 
 
-def stats(devices: Sequence[Device], ctx: ProbeContext) -> dict[str, Stats]:
-    """Observe devices. Tiles of one card share its temperature, power and processes."""
-    addresses = list(dict.fromkeys(device.pci_bus_id for device in devices if device.pci_bus_id))
-    bound = {address: (ctx.readlink(f"{PCI}/{address}/driver") or "").rpartition("/")[2] for address in addresses}
-    dead = wedged(ctx, [address for address in addresses if bound[address] in DRIVERS])
+def measure(ctx: ProbeContext, devices: Sequence[Device]) -> dict[str, Measures]:
+    """Measure devices. Tiles of one card share its temperature and power."""
+    addresses = sorted({device.pci_bus_id for device in devices if device.pci_bus_id})
     rates = _asked(ctx, "sysfs/rates", lambda: sample(addresses))
-    processes = _asked(ctx, "proc/fdinfo", lambda: holders(addresses))
     return {
-        device.id: _stats(device, ctx, device.pci_bus_id in dead, rates, processes)
+        device.id: {
+            "memory_used_bytes": _memory_used(device, ctx),
+            "utilization": rates.get(device.pci_bus_id or "", {}).get("utilization"),
+            "temperature_celsius": temperature(ctx, device.pci_bus_id or ""),
+            "power_watts": rates.get(device.pci_bus_id or "", {}).get("power_watts"),
+        }
         for device in devices
-        if device.pci_bus_id and ctx.exists(f"{PCI}/{device.pci_bus_id}")
     }
 
 
-def _stats(
-    device: Device, ctx: ProbeContext, dead: bool, rates: Mapping[str, Any], processes: Mapping[str, Any]
-) -> Stats:
-    address = device.pci_bus_id or ""
-    temperature = _temperature(address, ctx)
-    rate = rates.get(address, {})
-    health, reason = Health.UNKNOWN, ""
-    if dead:
-        health, reason = Health.UNHEALTHY, "the kernel has declared it wedged; bind it again, or reboot"
-    elif temperature is not None and temperature > HOT_CELSIUS:
-        health, reason = Health.UNHEALTHY, f"it has {temperature:.0f} degrees Celsius; let it cool down"
-    elif temperature is not None:
-        health = Health.HEALTHY
-    holding = processes.get(address)
-    return Stats(
-        memory_used_bytes=_memory_used(device, ctx),
-        utilization=rate.get("utilization"),
-        temperature_celsius=temperature,
-        power_watts=rate.get("power_watts"),
-        health=health,
-        health_reason=reason,
-        processes=None
-        if holding is None
-        else tuple(DeviceProcess(pid=int(pid), memory_bytes=size) for pid, size in sorted(holding.items())),
-    )
+def processes(ctx: ProbeContext, devices: Sequence[Device]) -> dict[str, tuple[DeviceProcess, ...]]:
+    """Say who holds devices, with the memory that each takes; a device of which that is unknown is left out."""
+    addresses = sorted({device.pci_bus_id for device in devices if device.pci_bus_id})
+    found = _asked(ctx, "proc/fdinfo", lambda: holders(addresses))
+    return {
+        device.id: tuple(DeviceProcess(pid=int(pid), memory_bytes=size) for pid, size in sorted(holding.items()))
+        for device in devices
+        if (holding := found.get(device.pci_bus_id or "")) is not None
+    }
 
 
-def _asked(ctx: ProbeContext, name: str, fn: Any) -> Mapping[str, Any]:
-    """Answer of a question about the running kernel; nothing on a machine that is not this one."""
-    try:
-        answer: Mapping[str, Any] = ctx.query(name, fn)
-    except QueryError:
-        return {}
-    return answer
+def temperature(ctx: ProbeContext, address: str) -> float | None:
+    """Highest temperature that any sensor of a card reports, in degrees Celsius; integrated GPUs have none."""
+    found = [ctx.read_int(path) for path in ctx.glob(f"{PCI}/{address}/hwmon/hwmon*/temp*_input")]
+    return max((value / 1000 for value in found if value is not None and value > 0), default=None)
 
 
 def _memory_used(device: Device, ctx: ProbeContext) -> int | None:
@@ -76,10 +58,13 @@ def _memory_used(device: Device, ctx: ProbeContext) -> int | None:
     return sum(size for size in used if size is not None) if used and None not in used else None
 
 
-def _temperature(address: str, ctx: ProbeContext) -> float | None:
-    """Highest temperature that any sensor of a card reports."""
-    found = [ctx.read_int(path) for path in ctx.glob(f"{PCI}/{address}/hwmon/hwmon*/temp*_input")]
-    return max((value / 1000 for value in found if value is not None and value > 0), default=None)
+def _asked(ctx: ProbeContext, name: str, fn: Callable[[], Any]) -> Mapping[str, Any]:
+    """Answer of a question about the running kernel; nothing on a machine that is not this one."""
+    try:
+        answer: Mapping[str, Any] = ctx.query(name, fn)
+    except QueryError:
+        return {}
+    return answer
 
 
 def sample(
@@ -172,10 +157,9 @@ def _client(process: str, descriptor: str) -> dict[str, str]:
 
 def _resident(facts: Mapping[str, str]) -> int | None:
     """Device memory of a client in bytes; the kernel writes ``1024 KiB``, ``3 MiB`` or bare bytes."""
-    units = {"": 1, "KiB": KIB, "MiB": KIB**2}
     found = []
     for key in RESIDENT:
         number, _, unit = facts.get(key, "").partition(" ")
-        if number.isdigit() and unit in units:
-            found.append(int(number) * units[unit])
+        if number.isdigit() and unit in UNITS:
+            found.append(int(number) * UNITS[unit])
     return sum(found) if found else None

@@ -7,21 +7,29 @@ tool ``sycl-ls``. Both see only what masks leave and tell no PCI address.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from anyaccel.plugin import CommandTimeoutError, Device, ProbeContext, QueryError
+from anyaccel.kit import Card, Catalog, FaultError, Tool
+from anyaccel.plugin import ProbeContext, QueryError
 
-from anyaccel_intel import affinity
-from anyaccel_intel.products import BY_NAME, model_of
+from anyaccel_intel import level_zero, selector
 
 LINE = re.compile(
     r"\[(?P<backend>\w+):(?P<kind>\w+)(?::(?P<old>\d+))?\](?:\[\w+:(?P<new>\d+)\])?\s+"
     r"(?P<platform>[^,]+),\s+(?P<name>.*?)\s+(?:OpenCL )?\d+(?:\.\d+)+(?: NEO| \(Build \d+\))?\s+"
     r"\[(?P<driver>[^\]]+)\]\s*"
 )
-SYCL_LS_SECONDS = 5.0
+SYCL_LS = Tool("sycl-ls", seconds=5.0)
+
+
+def _level_zero_gpus(ctx: ProbeContext) -> list[dict[str, Any]] | None:
+    """Ask dpctl in a process of its own; None where it is not installed, or the runtime is broken."""
+    try:
+        answer: list[dict[str, Any]] = ctx.query("dpctl/level_zero_gpus", ask_dpctl)
+    except QueryError:
+        return None
+    return answer
 
 
 def ask_dpctl() -> list[dict[str, Any]]:
@@ -39,21 +47,21 @@ def seen(ctx: ProbeContext) -> tuple[str, list[str]] | None:
 
     Returns:
         Who was asked, and the names in the runtime's order; None when nobody could be asked.
+
+    Raises:
+        FaultError: When a line of sycl-ls has another form than we know.
     """
+    told = _level_zero_gpus(ctx)
+    if told is not None:
+        return "dpctl", [str(device["name"]) for device in told]
     try:
-        return "dpctl", [str(device["name"]) for device in ctx.query("dpctl/level_zero_gpus", ask_dpctl)]
-    except QueryError:
-        pass
-    try:
-        result = ctx.run(["sycl-ls"], timeout=SYCL_LS_SECONDS)
-    except (CommandTimeoutError, OSError):
+        text = SYCL_LS.ask(ctx)
+    except FaultError:  # it has crashed on new cards (intel/compute-runtime#788), which says nothing about them
         return None
-    if result is None or result.returncode != 0:  # it has crashed on new cards, which says nothing about them
+    if text is None:
         return None
-    return "sycl-ls", [name for backend, kind, name in parse_sycl_ls(result.stdout) if (backend, kind) == LEVEL_ZERO]
-
-
-LEVEL_ZERO = ("level_zero", "gpu")
+    gpus = ("level_zero", "gpu")
+    return "sycl-ls", [name for backend, kind, name in parse_sycl_ls(text) if (backend, kind) == gpus]
 
 
 def parse_sycl_ls(text: str) -> list[tuple[str, str, str]]:
@@ -63,7 +71,7 @@ def parse_sycl_ls(text: str) -> list[tuple[str, str, str]]:
         Backend, as selectors name it, type and name of each device. A GPU appears once per backend.
 
     Raises:
-        ValueError: When a line has another form.
+        FaultError: When a line has another form.
     """
     found = []
     for line in text.splitlines():
@@ -71,44 +79,42 @@ def parse_sycl_ls(text: str) -> list[tuple[str, str, str]]:
             continue
         match = LINE.fullmatch(line)
         if match is None:
-            raise ValueError(f"sycl-ls must print [backend:type] platform, name version [driver] (got {line[:80]!r})")
+            reason = f"sycl-ls must print [backend:type] platform, name version [driver] (got {line[:80]!r})"
+            raise FaultError(reason, "report the line, with the version of oneAPI")
         found.append((match["backend"].removeprefix("ext_oneapi_"), match["kind"], match["name"]))
     return found
 
 
-def completed(devices: Sequence[Device], ctx: ProbeContext) -> tuple[list[Device], list[str]]:
+def complete(ctx: ProbeContext, cards: Sequence[Card], catalog: Catalog) -> Iterator[str]:
     """Fill in names and memory that files did not tell, where the runtime's list is surely in the order of ours.
 
     The runtime's positions mean our devices only when nothing is masked, the counts agree, and every product that we
-    know stands where it should (pytorch/pytorch#197515 is what happens otherwise).
-
-    Returns:
-        The devices, and what people should know.
+    know stands where it should (pytorch/pytorch#197515 is what happens otherwise). What people should know is returned.
     """
-    counted = [device for device in devices if device.attributes.get("level_zero") is not False]
-    lacking = [device for device in counted if model_of(device) is None or _lacks_memory(device)]
-    masked = not affinity.unset(ctx.environ.get(affinity.MASK)) or "ONEAPI_DEVICE_SELECTOR" in ctx.environ
-    if not lacking or masked:
-        return list(devices), []
-    try:
-        answers = ctx.query("dpctl/level_zero_gpus", ask_dpctl)
-    except QueryError:
-        return list(devices), []  # an extra that is not installed, or a runtime that is broken: see diagnose
-    listed = [str(answer["name"]) for answer in answers]
-    expected = [model.name if (model := model_of(device)) else None for device in counted]
-    if len(listed) < len(expected) or any(
-        (ours or BY_NAME.get(theirs)) and ours != theirs for ours, theirs in zip(expected, listed, strict=False)
-    ):
-        return list(devices), [f"dpctl lists {len(listed)} GPUs in another order than sysfs, and was not believed"]
-    told = {device.id: answer for device, answer in zip(counted, answers, strict=False)}
-    return [_told(device, told[device.id]) if device in lacking else device for device in devices], []
+    counted = [card for card in cards if card.attributes.get("level_zero") is not False]
+    if level_zero.masked(ctx.environ) or selector.SELECTOR in ctx.environ:
+        return
+    if not any(_nameless(card) or _lacks_memory(card) for card in counted):
+        return
+    told = _level_zero_gpus(ctx)
+    if told is None:
+        return  # an extra that is not installed, or a runtime that is broken: see the findings
+    expected = [card.entry.model if card.entry else None for card in counted]
+    names = [str(answer["name"]) for answer in told]
+    pairs = list(zip(expected, names, strict=False))
+    if len(names) < len(expected) or any(o != t for o, t in pairs if o or t in {e.model for e in catalog.entries}):
+        yield f"dpctl lists {len(names)} GPUs in another order than sysfs, and was not believed"
+        return
+    for card, answer in zip(counted, told, strict=False):
+        size = answer["memory_bytes"]
+        if _lacks_memory(card) and isinstance(size, int) and size > 0:
+            card.memory_bytes = size
+        card.model = card.model or str(answer["name"])
 
 
-def _told(device: Device, answer: dict[str, Any]) -> Device:
-    size = answer["memory_bytes"]
-    own = size if _lacks_memory(device) and isinstance(size, int) and size > 0 else device.memory_bytes
-    return replace(device, model=device.model if model_of(device) else str(answer["name"]), memory_bytes=own)
+def _nameless(card: Card) -> bool:
+    return not card.model
 
 
-def _lacks_memory(device: Device) -> bool:
-    return device.memory_bytes is None and device.attributes.get("integrated") is not True
+def _lacks_memory(card: Card) -> bool:
+    return card.memory_bytes is None and card.attributes.get("integrated") is not True

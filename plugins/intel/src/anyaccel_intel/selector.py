@@ -10,11 +10,13 @@ loader looks at the value first, with a simpler parser, and leaves out backends 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import NoReturn
+from typing import NamedTuple
 
+from anyaccel.kit import FaultError
+
+SELECTOR = "ONEAPI_DEVICE_SELECTOR"
 BACKENDS = ("*", "level_zero", "opencl", "cuda", "hip", "native_cpu", "host", "offload")
 LOADED = ("*", "level_zero", "opencl", "cuda", "hip", "native_cpu", "offload")
 TYPES = ("cpu", "gpu", "host")
@@ -24,8 +26,7 @@ WILDCARD = -1
 LEVELS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(NamedTuple):
     """Devices that one item of a term names.
 
     Attributes:
@@ -38,9 +39,20 @@ class Target:
     path: tuple[int, ...] = ()
     plain: bool = True
 
+    def names(self, position: int, kind: str) -> bool:
+        """Whether it names a device, or a part of it."""
+        return self.type == kind or bool(self.path and self.path[0] in (position, WILDCARD))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
+    def parts(self, count: int) -> list[int | None]:
+        """What it names of a device with ``count`` sub-devices; half a tile is nothing that we could hold."""
+        if len(self.path) <= 1:
+            return [None]
+        if count <= 1 or len(self.path) == LEVELS:
+            return []
+        return [part for part in range(count) if self.path[1] in (part, WILDCARD)]
+
+
+class Term(NamedTuple):
     """One term of a selector.
 
     Attributes:
@@ -56,116 +68,114 @@ class Term:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selector:
-    """A parsed selector.
-
-    Attributes:
-        terms: Its terms.
-        text: The value as it was written.
-    """
-
-    terms: tuple[Term, ...]
-    text: str
-
-
-def parse(value: str) -> Selector:
+def parse(value: str) -> tuple[Term, ...]:
     """Parse a value of ``ONEAPI_DEVICE_SELECTOR``.
 
     Raises:
-        ValueError: When the runtime refuses the value; every SYCL program would then end with an exception.
+        FaultError: When the runtime refuses the value; every SYCL program would then end with an exception.
     """
     if not value:
-        _refuse(value, "must not be empty; unset it, or name devices, for example level_zero:0")
+        raise _refusal(value, "not be empty")
     terms = tuple(_term(value, text) for text in value.split(";") if text)
     signs = [term.negative for term in terms if term.targets]
     if signs != sorted(signs):
-        _refuse(value, "must name discarding terms (!backend:devices) after all accepting ones")
-    return Selector(terms=terms, text=value)
+        raise _refusal(value, "name discarding terms (!backend:devices) after all accepting ones")
+    return terms
 
 
 def admitted(
-    selector: Selector,
+    value: str,
     sub_devices: Sequence[int],
     *,
     backend: str = "level_zero",
     kind: str = "gpu",
-    preload_filter: bool = True,
+    environ: Mapping[str, str],
 ) -> list[tuple[int, int | None]]:
     """Say what a selector leaves of the devices of one backend.
 
     Args:
-        selector: The parsed selector.
+        value: The selector.
         sub_devices: Number of sub-devices of each device of the backend, in the runtime's order; 0 or 1 where a device
             cannot be divided.
         backend: Name of the backend.
         kind: Type of the devices.
-        preload_filter: Whether the loader leaves out backends by itself, as it does unless
-            ``UR_LOADER_PRELOAD_FILTER=0``. It then drops a whole backend of which one device is discarded by number
-            (oneapi-src/unified-runtime ``source/loader/ur_adapter_registry.hpp``).
+        environ: The environment: the loader leaves out backends by itself unless ``UR_LOADER_PRELOAD_FILTER=0``. It
+            then drops a whole backend of which one device is discarded by number (oneapi-src/unified-runtime
+            ``source/loader/ur_adapter_registry.hpp``).
 
     Returns:
         Pairs of a device's position and a sub-device's number, or None for the whole device.
+
+    Raises:
+        FaultError: When the runtime refuses the value.
     """
-    mine = [term for term in selector.terms if term.backend in ("*", backend)]
-    if preload_filter and not _loaded(selector, mine):
+    terms = parse(value)
+    mine = [term for term in terms if term.backend in ("*", backend)]
+    if environ.get("UR_LOADER_PRELOAD_FILTER", "1") != "0" and not _loaded(value, terms, mine):
         return []
     accepted = [target for term in mine if not term.negative for target in term.targets]
     discarded = [target for term in mine if term.negative for target in term.targets]
-    if all(term.negative for term in selector.terms if term.targets) and any(term.targets for term in selector.terms):
+    if all(term.negative for term in terms if term.targets) and any(term.targets for term in terms):
         accepted = [Target(path=(WILDCARD,))]  # what discards only accepts the rest
     found: dict[tuple[int, int | None], None] = {}
     for position, count in enumerate(sub_devices):
-        if any(_names(target, position, kind) for target in discarded):
+        if any(target.names(position, kind) for target in discarded):
             continue
         for target in accepted:
-            if _names(target, position, kind):
-                found.update(dict.fromkeys((position, part) for part in _parts(target, count)))
+            if target.names(position, kind):
+                found.update(dict.fromkeys((position, part) for part in target.parts(count)))
     return list(found)
 
 
-def _loaded(selector: Selector, mine: Sequence[Term]) -> bool:
+def replacement(environ: Mapping[str, str], sub_devices: Sequence[int]) -> str | None:
+    """Write a selector in place of one that would hide some devices of Level Zero; None where it may stay.
+
+    Args:
+        environ: The environment.
+        sub_devices: Number of sub-devices of each device that Level Zero shows.
+
+    Returns:
+        A positive list, behind which the other backends' terms are kept: negative ones hide a whole backend.
+    """
+    value = environ.get(SELECTOR)
+    if value is None or not sub_devices:
+        return None
+    others: Iterable[str] = ()
+    try:
+        if {(position, None) for position in range(len(sub_devices))} <= {
+            *admitted(value, sub_devices, environ=environ)
+        }:
+            return None
+        others = (t.text for t in parse(value) if not t.negative and t.backend not in ("*", "level_zero"))
+    except FaultError:
+        pass  # every SYCL program would end with an exception
+    return ";".join([f"level_zero:{','.join(map(str, range(len(sub_devices))))}", *others])
+
+
+def _loaded(value: str, terms: Sequence[Term], mine: Sequence[Term]) -> bool:
     """Whether the loader loads a backend, given the terms that concern it."""
-    names = [term.text.lstrip("!").partition(":")[0] for term in selector.terms]
-    if GAP.search(selector.text) or not all(name in LOADED for name in names):
+    names = [term.text.lstrip("!").partition(":")[0] for term in terms]
+    if GAP.search(value) or not all(name in LOADED for name in names):
         return True  # its parser knows fewer names, in lower case, and no gaps; it gives up on anything else
-    if any(term.negative and any(_by_number(target) for target in term.targets) for term in mine):
+    if any(term.negative and any(target.path and target.plain for target in term.targets) for term in mine):
         return False
-    accepting = [term for term in selector.terms if not term.negative]
+    accepting = [term for term in terms if not term.negative]
     return not accepting or any(target.plain for term in mine if not term.negative for target in term.targets)
-
-
-def _by_number(target: Target) -> bool:
-    return bool(target.path) and target.plain
-
-
-def _names(target: Target, position: int, kind: str) -> bool:
-    return target.type == kind or bool(target.path and target.path[0] in (position, WILDCARD))
-
-
-def _parts(target: Target, count: int) -> list[int | None]:
-    """What of a device with ``count`` sub-devices a target names; half a tile is nothing that we could hold."""
-    if len(target.path) <= 1:
-        return [None]
-    if count <= 1 or len(target.path) == LEVELS:
-        return []
-    wanted = target.path[1]
-    return [part for part in range(count) if wanted in (part, WILDCARD)]
 
 
 def _term(value: str, text: str) -> Term:
     head, colon, rest = text.partition(":")
     if not colon:
-        _refuse(value, f"must say backend:devices in each term (got {text!r}); write {text}:* for all devices")
+        raise _refusal(value, f"say backend:devices in each term (got {text!r}, try {text}:*)")
     if not head:
-        _refuse(value, f"must name a backend before the colon (got {text!r})")
+        raise _refusal(value, f"name a backend before the colon (got {text!r})")
     if not rest or text.endswith(":"):
-        _refuse(value, f"must name devices after the colon (got {text!r})")
+        raise _refusal(value, f"name devices after the colon (got {text!r})")
     if ":" in rest:
-        _refuse(value, f"must have one colon in each term, between backend and devices (got {text!r})")
+        raise _refusal(value, f"have one colon in each term, between backend and devices (got {text!r})")
     negative, backend = head.startswith("!"), head.removeprefix("!").lower()
     if backend not in BACKENDS:
-        _refuse(value, f"must name one of the backends {', '.join(BACKENDS)} in each term (got {text!r})")
+        raise _refusal(value, f"name one of the backends {', '.join(BACKENDS)} in each term (got {text!r})")
     items = [item for item in rest.split(",") if item]
     return Term(negative=negative, backend=backend, targets=tuple(_target(value, item) for item in items), text=text)
 
@@ -173,16 +183,16 @@ def _term(value: str, text: str) -> Term:
 def _target(value: str, item: str) -> Target:
     top, *below = item.lower().split(".")
     if len(below) >= LEVELS:
-        _refuse(value, f"must not name more than two levels of sub-devices (got {item!r})")
+        raise _refusal(value, f"not name more than two levels of sub-devices (got {item!r})")
     if not all((top, *below)):
-        _refuse(value, f"must have a number or * on both sides of each dot (got {item!r})")
+        raise _refusal(value, f"have a number or * on both sides of each dot (got {item!r})")
     if top in TYPES:
         if below:
-            _refuse(value, f"must name sub-devices of a number or of *, not of a device type (got {item!r})")
+            raise _refusal(value, f"name sub-devices of a number or of *, not of a device type (got {item!r})")
         return Target(type=top, plain=item == top and top != "host")
     path = tuple(WILDCARD if part == "*" else _number(value, part) for part in (top, *below))
     if any(upper == WILDCARD != lower for upper, lower in pairwise(path)):
-        _refuse(value, f"must not number the sub-devices of * (got {item!r})")
+        raise _refusal(value, f"not number the sub-devices of * (got {item!r})")
     plain = top == "*" or top[0].isdigit()
     return Target(path=path, plain=plain)
 
@@ -191,10 +201,11 @@ def _number(value: str, text: str) -> int:
     """Read a number as C's ``stoi`` does: blanks and a sign before it, anything behind it."""
     match = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", text)
     if not match or not -INT_MAX <= int(match[1]) <= INT_MAX:
-        _refuse(value, f"must name devices by *, {', '.join(TYPES[:2])} or a number (got {text!r})")
+        raise _refusal(value, f"name devices by *, {', '.join(TYPES[:2])} or a number (got {text!r})")
     number = int(match[1])
     return number if number >= 0 else INT_MAX  # a device that does not exist; never the wildcard
 
 
-def _refuse(value: str, rule: str) -> NoReturn:
-    raise ValueError(f"ONEAPI_DEVICE_SELECTOR {rule}: the value is {value!r}")
+def _refusal(value: str, rule: str) -> FaultError:
+    reason = f"{SELECTOR} must {rule}: the value is {value!r}"
+    return FaultError(reason, "unset it, or name devices, for example level_zero:0")

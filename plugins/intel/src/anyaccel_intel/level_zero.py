@@ -1,0 +1,240 @@
+"""How Level Zero counts GPUs and tiles, and the variables that choose among them.
+
+Cards are counted discrete ones first, then by PCI address; by PCI address alone with
+``ZE_ENABLE_PCI_ID_DEVICE_ORDER=1`` (intel/compute-runtime
+``shared/source/execution_environment/execution_environment.cpp``). With ``ZE_FLAT_DEVICE_HIERARCHY=FLAT`` or
+``COMBINED`` the numbers count tiles, with ``COMPOSITE`` they count cards.
+
+``ZE_AFFINITY_MASK`` is a comma list of ``D`` or ``D.S``: number of a device, and of a sub-device
+(oneapi-src/level-zero-spec ``scripts/core/PROG.rst``). The driver reads numbers like C's ``stoul`` with base 0, so
+``0x1`` and ``010`` are numbers and ``0-3`` is 0; it skips numbers that do not exist, and keeps its own order whatever
+the order of the list (intel/compute-runtime ``ExecutionEnvironment::parseAffinityMask``). The selector of SYCL works on
+what the mask has left, renumbered. Numbers and their order are fixed beside the mask, so that it means the same in the
+worker as here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from anyaccel.kit import FaultError
+from anyaccel.plugin import Device, EnvContext, EnvEdits
+
+from anyaccel_intel import selector
+
+MASK = "ZE_AFFINITY_MASK"
+HIERARCHY = "ZE_FLAT_DEVICE_HIERARCHY"
+PCI_ORDER = "ZE_ENABLE_PCI_ID_DEVICE_ORDER"
+NOTHING = "9999"
+"""A device that no machine has: the mask that hides every device. An empty mask would hide none."""
+MAX_PARTS = 3
+ULONG_MAX = 2**64 - 1
+
+Slot = tuple[int, int]
+"""A tile: the number of its card, and its number on the card."""
+
+
+class Root(NamedTuple):
+    """A card as the runtime counts it.
+
+    Attributes:
+        number: Its number where cards are counted.
+        first: The number of its first tile where tiles are counted.
+        tiles: How many tiles it has.
+        units: The devices of it that are handed out, by tile in the runtime's order; the whole card is under None.
+    """
+
+    number: int
+    first: int
+    tiles: int
+    units: Mapping[int | None, Device]
+
+    def slots(self, tile: int | None) -> frozenset[Slot]:
+        """The tiles that one of the units covers."""
+        return frozenset((self.number, each) for each in (range(self.tiles) if tile is None else (tile,)))
+
+
+def pci_ordered(environ: Mapping[str, str]) -> bool:
+    """Whether an environment asks for the order by PCI address alone. The driver reads a number, as C's ``atoi``."""
+    text = environ.get(PCI_ORDER, "").strip()
+    return text.isascii() and text.isdigit() and text.strip("0") != ""
+
+
+def composite(environ: Mapping[str, str], divided: Iterable[str]) -> bool:
+    """Whether cards are counted rather than tiles. Tiles are, by default, on the Max series alone.
+
+    Args:
+        environ: The environment.
+        divided: Models of the cards that have several tiles.
+    """
+    chosen = environ.get(HIERARCHY, "")
+    if chosen in ("COMPOSITE", "COMBINED", "FLAT"):
+        return chosen == "COMPOSITE"
+    return not any(map(is_max, divided))
+
+
+def is_max(model: str) -> bool:
+    """Whether a model is of the Data Center GPU Max series."""
+    return "Data Center GPU Max" in model
+
+
+def masked(environ: Mapping[str, str]) -> bool:
+    """Whether the mask of an environment means anything."""
+    return environ.get(MASK) not in (None, "", "default")
+
+
+def edits(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
+    """Make a worker see exactly some devices, in the runtime's order: masks cannot change it."""
+    everything = ctx.devices or tuple(devices)
+    ordered = [device.id for root in _roots(everything, pci_order=False) for device in root.units.values()]
+    pci_order = ordered != [device.id for device in sorted(everything, key=lambda device: device.index)]
+    combined = ctx.environ.get(HIERARCHY) == "COMBINED"
+    variables, shown = mask(devices, everything, pci_order=pci_order, combined=combined)
+    rival = selector.replacement(ctx.environ, shown)
+    return EnvEdits(set=variables | ({selector.SELECTOR: rival} if rival else {}))
+
+
+def mask(
+    devices: Sequence[Device], everything: Sequence[Device], *, pci_order: bool = False, combined: bool = False
+) -> tuple[dict[str, str], list[int]]:
+    """Write the mask for some devices, with what fixes its numbers.
+
+    Args:
+        devices: The devices.
+        everything: All devices that the driver counts.
+        pci_order: Whether cards are ordered by PCI address alone.
+        combined: Whether tiles stay reachable from their cards.
+
+    Returns:
+        The variables, and the number of tiles of each device that they leave.
+    """
+    ids = {device.id for device in devices}
+    roots = _roots(everything, pci_order=pci_order)
+    whole = any(None in root.units and root.tiles > 1 for root in roots)
+    entries: list[str] = []
+    shown: dict[int | Slot, int] = {}
+    for root, tile in ((each, tile) for each in roots for tile, device in each.units.items() if device.id in ids):
+        if whole:
+            entries.append(f"{root.number}" if tile is None else f"{root.number}.{tile}")
+            shown[root.number] = shown.get(root.number, 0) + len(root.slots(tile))
+        else:
+            entries.append(str(root.first + (tile or 0)))
+            shown[root.number, tile or 0] = 1
+    variables = {MASK: ",".join(entries) or NOTHING, PCI_ORDER: str(int(pci_order))}
+    if any(root.tiles > 1 for root in roots):
+        variables[HIERARCHY] = "COMPOSITE" if whole else "COMBINED" if combined else "FLAT"
+    return variables, list(shown.values())
+
+
+def visible(environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] | None:
+    """Say which devices an environment leaves visible: those of which it shows every tile.
+
+    Raises:
+        FaultError: When the driver, or the SYCL runtime, would refuse a value.
+    """
+    if not masked(environ) and selector.SELECTOR not in environ:
+        return None
+    roots = _roots(devices, pci_order=pci_ordered(environ))
+    by_card = composite(environ, (device.model for device in devices if _tiles(device) > 1))
+    shown = _remaining(environ, roots, by_card=by_card)
+    if selector.SELECTOR in environ and shown:
+        chosen = selector.admitted(environ[selector.SELECTOR], [len(slots) for slots in shown], environ=environ)
+        shown = [shown[position] if part is None else [shown[position][part]] for position, part in chosen]
+    slots = {slot for each in shown for slot in each}
+    return [device.id for root in roots for tile, device in root.units.items() if root.slots(tile) <= slots]
+
+
+def parse(value: str) -> list[tuple[int, ...]]:
+    """Parse a mask into numbers of devices and sub-devices.
+
+    Raises:
+        FaultError: When the driver would end the process on this value.
+    """
+    entries = []
+    for text in value.removesuffix(",").split(","):
+        numbers = text.removesuffix(".").split(".")
+        if len(numbers) > MAX_PARTS:
+            raise _refusal("not name more than D.S.C in each entry", text, value)
+        entries.append(tuple(_number(number, value) for number in numbers))
+    return entries
+
+
+def _number(text: str, value: str) -> int:
+    match = re.match(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", text)
+    if not match:
+        raise _refusal("be a comma list of device numbers D or D.S", text, value)
+    digits = match[2]
+    number = int(digits, 16 if digits[:2] in ("0x", "0X") else 8 if digits.startswith("0") else 10)
+    if number > ULONG_MAX:
+        raise _refusal("name numbers of 64 bits at most", text, value)
+    return (-number if match[1] == "-" else number) % 2**32  # the driver keeps the low 32 bits
+
+
+def _refusal(rule: str, text: str, value: str) -> FaultError:
+    return FaultError(f"{MASK} must {rule} (got {text!r} in {value!r})", f"unset {MASK}, or name devices such as 0,1")
+
+
+def _remaining(environ: Mapping[str, str], roots: Sequence[Root], *, by_card: bool) -> list[list[Slot]]:
+    """Say which devices the driver shows, each as the tiles that are left of it."""
+    numbered: dict[int, list[Slot]] = {}
+    for root in roots:
+        slots = sorted(root.slots(None))
+        numbered.update({root.number: slots} if by_card else {root.first + slot[1]: [slot] for slot in slots})
+    if not masked(environ):
+        return list(numbered.values())
+    wanted: set[Slot] = set()
+    for device, *parts in parse(environ[MASK]):
+        slots = numbered.get(device, [])
+        if not parts:
+            wanted.update(slots)
+        elif by_card and len(parts) == 1:  # a third number names a part of a tile, which we do not hand out
+            wanted.update(slots[parts[0] : parts[0] + 1])
+    left = ([slot for slot in slots if slot in wanted] for slots in numbered.values())
+    return [slots for slots in left if slots]
+
+
+def _roots(devices: Sequence[Device], *, pci_order: bool) -> list[Root]:
+    """Group devices by card, in the order of the runtime."""
+    groups: dict[str, list[Device]] = {}
+    for device in sorted(devices, key=lambda device: device.index):
+        groups.setdefault(_card_of(device, groups), []).append(device)
+    by_address = all(device.pci_bus_id for device in devices)
+
+    def rank(group: list[Device]) -> tuple[bool, bool, str, int]:
+        head = group[0]
+        unseen = head.attributes.get("level_zero") is False
+        integrated = head.attributes.get("integrated") is True and not pci_order
+        return unseen, integrated, (head.pci_bus_id or "") if by_address else "", head.index
+
+    ordered = sorted(groups.values(), key=rank)
+    # Integrated GPUs that are not listed still take the first numbers where the PCI address alone decides.
+    ahead = max((int(group[0].attributes.get("unlisted_ahead", 0)) for group in ordered), default=0) * pci_order
+    found: list[Root] = []
+    first = ahead
+    for number, group in enumerate(ordered, ahead):
+        tiles = _tiles(group[0])
+        found.append(Root(number, first, tiles, _units(group)))
+        first += tiles
+    return found
+
+
+def _tiles(device: Device) -> int:
+    return int(device.attributes.get("tiles", 1))
+
+
+def _card_of(device: Device, groups: dict[str, list[Device]]) -> str:
+    if device.attributes.get("unit") != "tile":
+        return device.id
+    if device.parent:
+        return device.parent
+    # Simulated tiles do not know their card: neighbors make one.
+    last = next(reversed(groups), "")
+    return last if last.startswith("tiles of ") and len(groups[last]) < _tiles(device) else f"tiles of {device.id}"
+
+
+def _units(group: Sequence[Device]) -> dict[int | None, Device]:
+    if group[0].attributes.get("unit") != "tile":
+        return {None: group[0]}
+    return {int(device.attributes.get("tile", position)): device for position, device in enumerate(group)}
