@@ -7,17 +7,12 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import anyaccel_intel as plugin
 import pytest
 from anyaccel.plugin import Detected, Device, ProbeContext
 from anyaccel.testing import context, load_recording
+from anyaccel_intel import plugin
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
-
-
-@pytest.fixture(params=sorted(path.name for path in RECORDINGS.iterdir()))
-def recording(request: pytest.FixtureRequest) -> Path:
-    return RECORDINGS / request.param
 
 
 @pytest.fixture

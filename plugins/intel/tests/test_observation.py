@@ -6,10 +6,9 @@ import os
 import threading
 import time
 
-import anyaccel_intel as plugin
 import pytest
 from anyaccel.plugin import DeviceProcess, Health
-from anyaccel_intel import observation
+from anyaccel_intel import observation, plugin
 
 ADDRESS = "0000:00:10.0"
 PATH = f"/sys/bus/pci/devices/{ADDRESS}"
@@ -30,13 +29,27 @@ def test_memory_and_temperature_come_from_sysfs(machine, devices):
 def test_what_nobody_tells_is_unknown_and_not_zero(machine, devices):
     found = devices("flex140-uhd770")
     for stats in plugin.anyaccel_stats(found, machine("flex140-uhd770")).values():
-        assert stats == type(stats)()
+        assert stats == type(stats)(health=Health.HEALTHY)
+
+
+@pytest.mark.parametrize(("pci_id", "health"), [("0x4680", Health.HEALTHY), ("0x3e98", Health.UNKNOWN)])
+def test_integrated_gpu_has_no_sensor_and_the_health_that_files_tell(pci_id, health, machine):
+    changes = {"/sys/bus/pci/devices/0000:00:02.0/device": {"text": f"{pci_id}\n"}}
+    ctx = machine("uhd770-alone", changes=changes)
+    (stats,) = plugin.anyaccel_stats(plugin.anyaccel_detect(ctx).devices, ctx).values()
+    assert (stats.health, stats.temperature_celsius, stats.memory_used_bytes) == (health, None, None)
+
+
+def test_gpu_that_left_the_bus_is_unhealthy(machine, devices):
+    (stats,) = plugin.anyaccel_stats(devices("uhd770-alone"), machine("driver-without-card")).values()
+    assert "gone from the PCI bus" in stats.health_reason
 
 
 def test_hot_and_wedged_cards_are_unhealthy_with_the_reason(machine, devices):
     hot = {f"{PATH}/hwmon/hwmon3/temp2_input": {"text": "104000\n"}}
     (stats,) = plugin.anyaccel_stats(devices("b580-in-vm"), machine("b580-in-vm", changes=hot)).values()
-    assert (stats.health, stats.health_reason) == (Health.UNHEALTHY, "it has 104 degrees Celsius; let it cool down")
+    assert (stats.health, stats.health_reason) == (Health.UNHEALTHY, "it has 104 degrees Celsius")
+    assert stats.health_remedy == "let it cool down"
     (stats,) = plugin.anyaccel_stats(devices("b580-wedged"), machine("b580-wedged")).values()
     assert stats.health is Health.UNHEALTHY
 

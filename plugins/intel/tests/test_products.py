@@ -1,65 +1,34 @@
-"""Products, their tags, and machines simulated from them."""
+"""Products, names by PCI id, and tags."""
 
 from __future__ import annotations
 
-import re
-from itertools import chain, combinations
-
-import anyaccel_intel as plugin
 import pytest
-from anyaccel.plugin import Device, EnvContext
-from anyaccel_intel.products import BY_ID, MODELS
+from anyaccel.plugin import Device, EnvContext, Health
+from anyaccel_intel import plugin
 
 GIB = 1 << 30
 PRODUCTS = plugin.anyaccel_products()
 
 
-def simulated(product, count: int) -> tuple[Device, ...]:
-    """Devices as the core simulates them from a product."""
-    addresses = [f"0000:{index + 1:02x}:00.0" for index in range(count)]
-    return tuple(
-        Device(
-            id=product.id_template.format(pci=pci, index=index, uuid="unused"),
-            index=index,
-            model=product.model,
-            memory_bytes=product.memory_bytes,
-            pci_bus_id=pci,
-            nodes=tuple(node.format(index=index) for node in product.node_templates),
-            attributes=product.attributes,
-        )
-        for index, pci in enumerate(addresses)
-    )
-
-
-@pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.name)
-def test_first_tag_of_a_simulated_device_is_the_name_of_its_product(product):
-    for device in simulated(product, product.counts[-1]):
-        found = plugin.anyaccel_tags(device)
-        assert found[0] == product.name
-        assert set(product.aliases) <= set(found)
-        assert all(re.fullmatch(r"[A-Za-z0-9._-]+", tag) for tag in found)
-
-
-@pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.name)
-def test_subsets_of_a_simulated_machine_come_back_from_their_environment(product):
-    devices = simulated(product, min(product.counts[-1], 5))
-    for chosen in chain.from_iterable(combinations(devices, count) for count in range(len(devices) + 1)):
-        edits = plugin.anyaccel_env(chosen, EnvContext(devices=devices))
-        assert plugin.anyaccel_visible(edits.set, devices) == [device.id for device in chosen]
-
-
 def test_simulated_tiles_count_as_on_a_default_machine():
     (product,) = [product for product in PRODUCTS if product.name == "Intel-GPU-Max-1550"]
-    devices = simulated(product, 4)
+    devices = tuple(
+        Device(id=f"intel-{index}", index=index, model=product.model, attributes=product.attributes)
+        for index in range(4)
+    )
     edits = plugin.anyaccel_env(devices[2:3], EnvContext(devices=devices))
     assert edits.set["ZE_AFFINITY_MASK"] == "2"
     assert edits.set["ZE_FLAT_DEVICE_HIERARCHY"] == "FLAT"
     assert product.memory_bytes == 64 * GIB
 
 
-def test_product_names_and_pci_ids_are_unique():
-    assert len({product.name for product in PRODUCTS}) == len(PRODUCTS)
-    assert len(BY_ID) == sum(len(model.ids) for model in MODELS)
+def test_a_pci_id_has_one_product_or_one_name():
+    products = [pci_id for entry in plugin.catalog.entries for pci_id in entry.facts["pci"]]
+    named = [int(line.split()[0], 16) for line in plugin.catalog.data["pci_names"].splitlines() if line]
+    assert len(products + named) == len({*products, *named})
+    assert {pci_id for ids in plugin.catalog.data["ids"].values() for pci_id in ids} <= {*named}
+    models = {entry.model for entry in plugin.catalog.entries}
+    assert not models & {plugin.catalog.pci_name(pci_id) for pci_id in named}  # a name is no way to another's tags
 
 
 @pytest.mark.parametrize(
@@ -80,10 +49,11 @@ def test_product_names_and_pci_ids_are_unique():
         (0xE211, "Intel-GPU-Arc-Pro-B60", {"Intel-GPU-B60-Graphics"}),
         (0xE223, "Intel-GPU-Arc-Pro-B70", set()),
         (0xB080, "Intel-iGPU-Arc-B390", set()),
-        (0xB087, "Intel-iGPU-Arc-B390", set()),
+        (0xB083, "Intel-iGPU-Arc-B370", set()),
         (0x7D55, "Intel-iGPU-Arc", set()),
         (0xA780, "Intel-iGPU-UHD-770", set()),
         (0xA7A0, "Intel-iGPU-Iris-Xe", set()),
+        (0x9A49, "Intel-iGPU-Iris-Xe", set()),
     ],
 )
 def test_tags_follow_the_pci_id(pci_id, first, others):
@@ -112,8 +82,48 @@ def test_product_of_two_sizes_says_which(memory, tag):
     assert plugin.anyaccel_tags(device)[-1] == f"Intel-GPU-Arc-A770{tag}"
 
 
-def test_b580_is_discrete_and_b390_is_not():
-    integrated = {model.tag: model.integrated for model in MODELS}
-    assert integrated["Intel-GPU-Arc-B580"] is False
-    assert integrated["Intel-GPU-Arc-A580"] is False
-    assert integrated["Intel-iGPU-Arc-B390"] is True
+@pytest.mark.parametrize(
+    ("pci_id", "integrated"), [(0xE20B, False), (0x56A2, False), (0xB080, True), (0x5690, False), (0x9BC5, True)]
+)
+def test_b580_is_discrete_and_b390_is_not(pci_id, integrated, devices):
+    """By PCI id alone, wherever the card sits."""
+    changes = {"/sys/bus/pci/devices/0000:03:00.0/device": {"text": f"0x{pci_id:04x}\n"}}
+    (only,) = devices("b580-unseen-by-xpu-smi", changes=changes)
+    assert only.attributes["integrated"] is integrated
+
+
+@pytest.mark.parametrize(
+    ("pci_id", "model", "tag", "health"),
+    [
+        ("0x5690", "Intel(R) Arc(TM) A770M Graphics", "Intel-GPU-Arc-A770M", Health.HEALTHY),
+        ("0x56b2", "Intel(R) Arc(TM) Pro A60M Graphics", "Intel-GPU-Arc-Pro-A60M", Health.HEALTHY),
+        ("0x56c2", "Intel(R) Data Center GPU Flex 170V", "Intel-GPU-Flex-170V", Health.HEALTHY),
+        ("0x4908", "Intel(R) Iris(R) Xe Graphics (DG1)", "Intel-GPU-Iris-Xe-DG1", Health.HEALTHY),
+        ("0xe202", "Intel(R) Graphics (Battlemage G21)", "Intel-GPU-Battlemage-G21", Health.HEALTHY),
+        ("0x4c8b", "Intel(R) UHD Graphics 730", "Intel-iGPU-UHD-730", Health.HEALTHY),
+        ("0x7d45", "Intel(R) Graphics (Meteor Lake-U)", "Intel-iGPU-Meteor-Lake-U", Health.HEALTHY),
+        ("0x3e98", "Intel(R) UHD Graphics 630", "Intel-iGPU-UHD-630", Health.UNKNOWN),
+        ("0x8a52", "Intel(R) Iris(R) Plus Graphics G7", "Intel-iGPU-Iris-Plus-G7", Health.UNKNOWN),
+        ("0x0412", "Intel(R) HD Graphics (Haswell GT2)", "Intel-iGPU-HD-Haswell-GT2", Health.UNHEALTHY),
+        ("0x1616", "Intel(R) HD Graphics 5500", "Intel-iGPU-HD-5500", Health.UNHEALTHY),
+    ],
+)
+def test_ids_that_the_drivers_bind_have_a_name_and_the_health_that_can_be_known(pci_id, model, tag, health, devices):
+    changes = {"/sys/bus/pci/devices/0000:03:00.0/device": {"text": f"{pci_id}\n"}}
+    (only,) = devices("b580-unseen-by-xpu-smi", changes=changes)
+    assert (only.model, only.health) == (model, health)
+    assert plugin.anyaccel_tags(only)[0] == tag
+
+
+def test_gpu_that_no_runtime_serves_takes_no_number_and_says_so(devices):
+    changes = {"/sys/bus/pci/devices/0000:00:02.0/device": {"text": "0x0412\n"}}
+    (only,) = devices("uhd770-alone", changes=changes)
+    assert only.attributes["level_zero"] is False
+    assert "no release of Level Zero serves its generation" in only.health_reason
+
+
+def test_the_machines_list_names_what_no_other_list_has(devices):
+    queries = {"pci.ids/8086:020a": {"value": "Arctic Sound"}}
+    (only,) = devices("unknown-product-020a", queries=queries)
+    assert only.model == "Arctic Sound"
+    assert plugin.anyaccel_tags(only) == ("Intel-GPU-Arctic-Sound",)
