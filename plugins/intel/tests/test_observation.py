@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 
@@ -33,10 +32,10 @@ def test_what_nobody_tells_is_unknown_and_not_zero(machine, devices):
 
 
 @pytest.mark.parametrize(("pci_id", "health"), [("0x4680", Health.HEALTHY), ("0x3e98", Health.UNKNOWN)])
-def test_integrated_gpu_has_no_sensor_and_the_health_that_files_tell(pci_id, health, machine):
+def test_integrated_gpu_has_no_sensor_and_the_health_that_files_tell(pci_id, health, machine, devices):
     changes = {"/sys/bus/pci/devices/0000:00:02.0/device": {"text": f"{pci_id}\n"}}
-    ctx = machine("uhd770-alone", changes=changes)
-    (stats,) = plugin.anyaccel_stats(plugin.anyaccel_detect(ctx).devices, ctx).values()
+    found = devices("uhd770-alone", changes=changes)
+    (stats,) = plugin.anyaccel_stats(found, machine("uhd770-alone", changes=changes)).values()
     assert (stats.health, stats.temperature_celsius, stats.memory_used_bytes) == (health, None, None)
 
 
@@ -57,7 +56,8 @@ def test_hot_and_wedged_cards_are_unhealthy_with_the_reason(machine, devices):
 def test_rates_and_processes_are_replayed_from_a_recording(machine, devices):
     queries = {
         "sysfs/rates": {"value": {ADDRESS: {"power_watts": 91.5, "utilization": 0.25}}},
-        "proc/fdinfo": {"value": {ADDRESS: {"4711": 1 << 20, "12": None}}},
+        "proc/holders": {"value": {"holders": {"/dev/dri/renderD128": [12, 4711]}, "complete": False}},
+        "proc/fdinfo": {"value": {ADDRESS: {"4711": 1 << 20}}},
     }
     (stats,) = plugin.anyaccel_stats(devices("b580-in-vm"), machine("b580-in-vm", queries=queries)).values()
     assert (stats.power_watts, stats.utilization) == (91.5, 0.25)
@@ -105,6 +105,12 @@ def test_cards_without_counters_cost_no_time(tmp_path):
     assert time.monotonic() - start < 1
 
 
+def test_nobody_holds_a_gpu_where_every_process_was_seen(machine, devices):
+    queries = {"proc/holders": {"value": {"holders": {}, "complete": True}}}
+    (stats,) = plugin.anyaccel_stats(devices("b580-in-vm"), machine("b580-in-vm", queries=queries)).values()
+    assert stats.processes == ()
+
+
 @pytest.mark.parametrize(
     ("lines", "size"),
     [
@@ -114,19 +120,13 @@ def test_cards_without_counters_cost_no_time(tmp_path):
         ("drm-resident-system0:\t4096 KiB\n", None),
     ],
 )
-def test_holders_are_counted_once_per_client(lines, size, tmp_path):
-    process = tmp_path / "4711"
-    for kind in ("fd", "fdinfo"):
-        (process / kind).mkdir(parents=True)
+def test_memory_is_counted_once_per_client(lines, size, tmp_path):
+    folder = tmp_path / "4711" / "fdinfo"
+    folder.mkdir(parents=True)
     for descriptor in ("3", "4"):  # duplicated: the same client
-        os.symlink("/dev/dri/renderD128", process / "fd" / descriptor)
-        (process / "fdinfo" / descriptor).write_text(
+        (folder / descriptor).write_text(
             f"pos:\t0\ndrm-driver:\txe\ndrm-pdev:\t0000:03:00.0\ndrm-client-id:\t9\n{lines}"
         )
-    os.symlink("/tmp/file", process / "fd" / "5")
-    found = observation.holders(["0000:03:00.0", "0000:04:00.0"], proc=str(tmp_path))
-    assert found == {"0000:03:00.0": {"4711": size}, "0000:04:00.0": {}}
-
-
-def test_this_very_machine_can_be_looked_through():
-    assert isinstance(observation.holders(["0000:03:00.0"]), dict)
+    (folder / "5").write_text("pos:\t0\n")
+    found = observation.resident([4711, 4712], proc=str(tmp_path))
+    assert found == ({"0000:03:00.0": {"4711": size}} if size else {})

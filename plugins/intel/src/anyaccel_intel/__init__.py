@@ -119,7 +119,7 @@ class Intel(Vendor):
     def survey(self, ctx: ProbeContext) -> list[Card]:
         """Look at every GPU, divide cards into tiles where the runtime does, and put all into the runtime's order."""
         listed, aside, _ = self._sorted(ctx)
-        whole = [self.card(ctx, function) for function in listed]
+        whole, unserved = [self.card(ctx, function) for function in listed], self._ids("unserved") if aside else ()
         dead = _wedged(ctx) if any(function.driver in DRIVERS for function in listed) else frozenset[str]()
         for card in whole:
             if card.address in dead:
@@ -127,8 +127,8 @@ class Intel(Vendor):
                 cure = f"unbind and bind it again below /sys/bus/pci/drivers/{driver}, or reboot"
                 card.blame("the kernel has declared it wedged", cure)
                 card.attributes["level_zero"] = False
-            ahead = sum(function.address < (card.address or "") for function in aside)
-            card.attributes["unlisted_ahead"] = ahead or None
+            ahead = [each for each in aside if each.address < (card.address or "") and each.device not in unserved]
+            card.attributes["unlisted_ahead"] = len(ahead) or None
         divided = [card.model for card in whole if card.attributes.get("tiles")]
         # A mask that names tiles of cards leaves us parts of cards, whatever is counted.
         by_card = level_zero.composite(ctx.environ, divided) and "." not in ctx.environ.get(level_zero.MASK, "")
@@ -289,7 +289,7 @@ class Intel(Vendor):
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """The mask inside, where the numbers begin at 0 with the cards that the container gets."""
-        return level_zero.mask(devices, devices)[0]
+        return level_zero.mask(devices, devices)
 
     # How it is now.
 
@@ -297,9 +297,13 @@ class Intel(Vendor):
         """Memory, load, temperature and power by sysfs."""
         return observation.measure(ctx, devices)
 
-    def processes(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, tuple[DeviceProcess, ...]]:
-        """Who holds a GPU, and how much of its memory, by the kernel's accounting."""
-        return observation.processes(ctx, devices)
+    def processes(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, tuple[DeviceProcess, ...] | None]:
+        """Who holds a GPU, and how much of its memory."""
+        return observation.processes(ctx, devices, super().processes(ctx, devices))
+
+    def held_nodes(self, device: Device) -> Sequence[str]:
+        """Both nodes: either opens the GPU."""
+        return device.nodes
 
     def judge(self, device: Device, card: Card | None) -> tuple[Health, Fault]:
         """As files tell, and unhealthy where a sensor says that it is too hot."""

@@ -90,15 +90,15 @@ def edits(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
     everything = ctx.devices or tuple(devices)
     ordered = [device.id for root in _roots(everything, pci_order=False) for device in root.units.values()]
     pci_order = ordered != [device.id for device in sorted(everything, key=lambda device: device.index)]
-    combined = ctx.environ.get(HIERARCHY) == "COMBINED"
-    variables, shown = mask(devices, everything, pci_order=pci_order, combined=combined)
-    rival = selector.replacement(ctx.environ, shown)
+    variables = mask(devices, everything, pci_order=pci_order, combined=ctx.environ.get(HIERARCHY) == "COMBINED")
+    _, shown = _shown(variables, everything)
+    rival = selector.replacement(ctx.environ, [len(slots) for slots in shown])
     return EnvEdits(set=variables | ({selector.SELECTOR: rival} if rival else {}))
 
 
 def mask(
     devices: Sequence[Device], everything: Sequence[Device], *, pci_order: bool = False, combined: bool = False
-) -> tuple[dict[str, str], list[int]]:
+) -> dict[str, str]:
     """Write the mask for some devices, with what fixes its numbers.
 
     Args:
@@ -106,26 +106,19 @@ def mask(
         everything: All devices that the driver counts.
         pci_order: Whether cards are ordered by PCI address alone.
         combined: Whether tiles stay reachable from their cards.
-
-    Returns:
-        The variables, and the number of tiles of each device that they leave.
     """
     ids = {device.id for device in devices}
     roots = _roots(everything, pci_order=pci_order)
     whole = any(None in root.units and root.tiles > 1 for root in roots)
     entries: list[str] = []
-    shown: dict[int | Slot, int] = {}
-    for root, tile in ((each, tile) for each in roots for tile, device in each.units.items() if device.id in ids):
-        if whole:
-            entries.append(f"{root.number}" if tile is None else f"{root.number}.{tile}")
-            shown[root.number] = shown.get(root.number, 0) + len(root.slots(tile))
-        else:
-            entries.append(str(root.first + (tile or 0)))
-            shown[root.number, tile or 0] = 1
+    for root in roots:
+        for tile in (tile for tile, device in root.units.items() if device.id in ids):
+            part = "" if tile is None else f".{tile}"
+            entries.append(f"{root.number}{part}" if whole else str(root.first + (tile or 0)))
     variables = {MASK: ",".join(entries) or NOTHING, PCI_ORDER: str(int(pci_order))}
     if any(root.tiles > 1 for root in roots):
         variables[HIERARCHY] = "COMPOSITE" if whole else "COMBINED" if combined else "FLAT"
-    return variables, list(shown.values())
+    return variables
 
 
 def visible(environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] | None:
@@ -136,9 +129,7 @@ def visible(environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] 
     """
     if not masked(environ) and selector.SELECTOR not in environ:
         return None
-    roots = _roots(devices, pci_order=pci_ordered(environ))
-    by_card = composite(environ, (device.model for device in devices if _tiles(device) > 1))
-    shown = _remaining(environ, roots, by_card=by_card)
+    roots, shown = _shown(environ, devices)
     if selector.SELECTOR in environ and shown:
         chosen = selector.admitted(environ[selector.SELECTOR], [len(slots) for slots in shown], environ=environ)
         shown = [shown[position] if part is None else [shown[position][part]] for position, part in chosen]
@@ -176,14 +167,16 @@ def _refusal(rule: str, text: str, value: str) -> FaultError:
     return FaultError(f"{MASK} must {rule} (got {text!r} in {value!r})", f"unset {MASK}, or name devices such as 0,1")
 
 
-def _remaining(environ: Mapping[str, str], roots: Sequence[Root], *, by_card: bool) -> list[list[Slot]]:
-    """Say which devices the driver shows, each as the tiles that are left of it."""
+def _shown(environ: Mapping[str, str], devices: Sequence[Device]) -> tuple[list[Root], list[list[Slot]]]:
+    """Say how the driver counts cards, and which devices it shows, each as the tiles that are left of it."""
+    roots = _roots(devices, pci_order=pci_ordered(environ))
+    by_card = composite(environ, (device.model for device in devices if _tiles(device) > 1))
     numbered: dict[int, list[Slot]] = {}
     for root in roots:
         slots = sorted(root.slots(None))
         numbered.update({root.number: slots} if by_card else {root.first + slot[1]: [slot] for slot in slots})
     if not masked(environ):
-        return list(numbered.values())
+        return roots, list(numbered.values())
     wanted: set[Slot] = set()
     for device, *parts in parse(environ[MASK]):
         slots = numbered.get(device, [])
@@ -192,7 +185,7 @@ def _remaining(environ: Mapping[str, str], roots: Sequence[Root], *, by_card: bo
         elif by_card and len(parts) == 1:  # a third number names a part of a tile, which we do not hand out
             wanted.update(slots[parts[0] : parts[0] + 1])
     left = ([slot for slot in slots if slot in wanted] for slots in numbered.values())
-    return [slots for slots in left if slots]
+    return roots, [slots for slots in left if slots]
 
 
 def _roots(devices: Sequence[Device], *, pci_order: bool) -> list[Root]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from glob import glob
 from typing import Any
 
 from anyaccel.kit import Measures
@@ -21,27 +21,30 @@ UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 def measure(ctx: ProbeContext, devices: Sequence[Device]) -> dict[str, Measures]:
     """Measure devices. Tiles of one card share its temperature and power."""
     addresses = sorted({device.pci_bus_id for device in devices if device.pci_bus_id})
-    rates = _asked(ctx, "sysfs/rates", lambda: sample(addresses))
+    rates = asked(ctx, "sysfs/rates", lambda: sample(addresses)) or {}
     return {
         device.id: {
             "memory_used_bytes": _memory_used(device, ctx),
-            "utilization": rates.get(device.pci_bus_id or "", {}).get("utilization"),
+            "utilization": rates.get(device.pci_bus_id, {}).get("utilization"),
             "temperature_celsius": temperature(ctx, device.pci_bus_id or ""),
-            "power_watts": rates.get(device.pci_bus_id or "", {}).get("power_watts"),
+            "power_watts": rates.get(device.pci_bus_id, {}).get("power_watts"),
         }
         for device in devices
     }
 
 
-def processes(ctx: ProbeContext, devices: Sequence[Device]) -> dict[str, tuple[DeviceProcess, ...]]:
-    """Say who holds devices, with the memory that each takes; a device of which that is unknown is left out."""
-    addresses = sorted({device.pci_bus_id for device in devices if device.pci_bus_id})
-    found = _asked(ctx, "proc/fdinfo", lambda: holders(addresses))
-    return {
-        device.id: tuple(DeviceProcess(pid=int(pid), memory_bytes=size) for pid, size in sorted(holding.items()))
-        for device in devices
-        if (holding := found.get(device.pci_bus_id or "")) is not None
-    }
+def processes(
+    ctx: ProbeContext, devices: Sequence[Device], holding: Mapping[str, tuple[DeviceProcess, ...] | None]
+) -> dict[str, tuple[DeviceProcess, ...] | None]:
+    """Add to the processes that hold devices the memory that each takes, where the kernel's accounting tells."""
+    pids = sorted({process.pid for each in holding.values() for process in each or ()})
+    sizes = (asked(ctx, "proc/fdinfo", lambda: resident(pids)) if pids else None) or {}
+    found = dict(holding)
+    for device in devices:
+        own, held = sizes.get(device.pci_bus_id, {}), holding.get(device.id)
+        if held is not None:
+            found[device.id] = tuple(DeviceProcess(pid=one.pid, memory_bytes=own.get(str(one.pid))) for one in held)
+    return found
 
 
 def temperature(ctx: ProbeContext, address: str) -> float | None:
@@ -58,13 +61,12 @@ def _memory_used(device: Device, ctx: ProbeContext) -> int | None:
     return sum(size for size in used if size is not None) if used and None not in used else None
 
 
-def _asked(ctx: ProbeContext, name: str, fn: Callable[[], Any]) -> Mapping[str, Any]:
-    """Answer of a question about the running kernel; nothing on a machine that is not this one."""
+def asked(ctx: ProbeContext, name: str, fn: Callable[[], Any]) -> Any | None:
+    """Answer of a question to the running kernel or runtime; None where it fails, or the machine is not this one."""
     try:
-        answer: Mapping[str, Any] = ctx.query(name, fn)
+        return ctx.query(name, fn)
     except QueryError:
-        return {}
-    return answer
+        return None
 
 
 def sample(
@@ -99,60 +101,44 @@ def sample(
 def _counters(path: str) -> dict[str, int]:
     """Energy in microjoules, and the time that the first graphics unit was idle in milliseconds."""
     found: dict[str, int] = {}
-    hwmon = f"{path}/hwmon"
-    monitors = sorted(os.listdir(hwmon)) if os.path.isdir(hwmon) else []
-    sources = [("energy", f"{hwmon}/{name}/energy1_input") for name in monitors]
-    for name, source in (*sources, ("idle", f"{path}/tile0/gt0/gtidle/idle_residency_ms")):
-        try:
-            with open(source, encoding="ascii") as file:
-                found[name] = int(file.read())
-        except (OSError, ValueError):
-            continue
+    for name, pattern in (("energy", "hwmon/*/energy1_input"), ("idle", "tile0/gt0/gtidle/idle_residency_ms")):
+        for source in sorted(glob(f"{path}/{pattern}")):
+            text = _read(source).strip()
+            found |= {name: int(text)} if text.isdecimal() else {}
     return found
 
 
-def holders(addresses: Sequence[str], proc: str = "/proc") -> dict[str, dict[str, int | None]]:
-    """Find the processes that hold GPUs open, and the memory of each, from the kernel's ``fdinfo``.
+def _read(path: str) -> str:
+    """Read a file of the running kernel; empty where it is gone, or another user's."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def resident(pids: Sequence[int], proc: str = "/proc") -> dict[str, dict[str, int]]:
+    """Sum up the device memory of processes, from the kernel's ``fdinfo``.
 
     Args:
-        addresses: PCI addresses.
+        pids: The processes.
         proc: Folder of the processes.
 
     Returns:
-        Bytes by process id, by address. An address is left out when nothing was found and other users' processes
-        could not be looked at.
+        Bytes by process id, by PCI address.
     """
-    clients: dict[tuple[str, str, str], int | None] = {}
-    complete = True
-    for pid in filter(str.isdigit, os.listdir(proc)):
-        try:
-            descriptors = os.listdir(f"{proc}/{pid}/fd")
-        except PermissionError:
-            complete = False
-            continue
-        except OSError:
-            continue  # it has ended
-        for descriptor in descriptors:
-            facts = _client(f"{proc}/{pid}", descriptor)
-            if facts.get("drm-driver") in DRIVERS and facts.get("drm-pdev") in addresses:
+    clients: dict[tuple[str, int, str], int] = {}
+    for pid in pids:
+        for path in glob(f"{proc}/{pid}/fdinfo/*"):
+            facts = dict(line.split(":", 1) for line in _read(path).replace("\t", "").splitlines() if ":" in line)
+            size = _resident(facts)
+            if facts.get("drm-driver") in DRIVERS and size is not None:
                 # Descriptors that were duplicated show the same client; it counts once.
-                clients[facts["drm-pdev"], pid, facts.get("drm-client-id", descriptor)] = _resident(facts)
-    found: dict[str, dict[str, int | None]] = {address: {} for address in addresses} if complete else {}
+                clients[facts.get("drm-pdev", ""), pid, facts.get("drm-client-id", path)] = size
+    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for (address, pid, _), size in clients.items():
-        sizes = found.setdefault(address, {})
-        known = sizes.get(pid)
-        sizes[pid] = size if known is None else known + (size or 0)
+        found[address][str(pid)] += size
     return found
-
-
-def _client(process: str, descriptor: str) -> dict[str, str]:
-    try:
-        if not os.readlink(f"{process}/fd/{descriptor}").startswith("/dev/dri/"):
-            return {}
-        with open(f"{process}/fdinfo/{descriptor}", encoding="ascii", errors="replace") as file:
-            return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in file)}
-    except OSError:
-        return {}
 
 
 def _resident(facts: Mapping[str, str]) -> int | None:

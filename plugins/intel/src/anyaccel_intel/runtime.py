@@ -11,25 +11,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from anyaccel.kit import Card, Catalog, FaultError, Tool
-from anyaccel.plugin import ProbeContext, QueryError
+from anyaccel.plugin import ProbeContext
 
 from anyaccel_intel import level_zero, selector
+from anyaccel_intel.observation import asked
 
 LINE = re.compile(
     r"\[(?P<backend>\w+):(?P<kind>\w+)(?::(?P<old>\d+))?\](?:\[\w+:(?P<new>\d+)\])?\s+"
     r"(?P<platform>[^,]+),\s+(?P<name>.*?)\s+(?:OpenCL )?\d+(?:\.\d+)+(?: NEO| \(Build \d+\))?\s+"
     r"\[(?P<driver>[^\]]+)\]\s*"
 )
+QUESTION = "dpctl/level_zero_gpus"
 SYCL_LS = Tool("sycl-ls", seconds=5.0)
-
-
-def _level_zero_gpus(ctx: ProbeContext) -> list[dict[str, Any]] | None:
-    """Ask dpctl in a process of its own; None where it is not installed, or the runtime is broken."""
-    try:
-        answer: list[dict[str, Any]] = ctx.query("dpctl/level_zero_gpus", ask_dpctl)
-    except QueryError:
-        return None
-    return answer
 
 
 def ask_dpctl() -> list[dict[str, Any]]:
@@ -51,7 +44,7 @@ def seen(ctx: ProbeContext) -> tuple[str, list[str]] | None:
     Raises:
         FaultError: When a line of sycl-ls has another form than we know.
     """
-    told = _level_zero_gpus(ctx)
+    told = asked(ctx, QUESTION, ask_dpctl)
     if told is not None:
         return "dpctl", [str(device["name"]) for device in told]
     try:
@@ -92,17 +85,15 @@ def complete(ctx: ProbeContext, cards: Sequence[Card], catalog: Catalog) -> Iter
     know stands where it should (pytorch/pytorch#197515 is what happens otherwise). What people should know is returned.
     """
     counted = [card for card in cards if card.attributes.get("level_zero") is not False]
-    if level_zero.masked(ctx.environ) or selector.SELECTOR in ctx.environ:
+    lacking = any(not card.model or _lacks_memory(card) for card in counted)
+    if not lacking or level_zero.masked(ctx.environ) or selector.SELECTOR in ctx.environ:
         return
-    if not any(_nameless(card) or _lacks_memory(card) for card in counted):
-        return
-    told = _level_zero_gpus(ctx)
+    told = asked(ctx, QUESTION, ask_dpctl)
     if told is None:
         return  # an extra that is not installed, or a runtime that is broken: see the findings
-    expected = [card.entry.model if card.entry else None for card in counted]
-    names = [str(answer["name"]) for answer in told]
-    pairs = list(zip(expected, names, strict=False))
-    if len(names) < len(expected) or any(o != t for o, t in pairs if o or t in {e.model for e in catalog.entries}):
+    names, known = [str(answer["name"]) for answer in told], {entry.model for entry in catalog.entries}
+    pairs = [(card.entry.model if card.entry else None, name) for card, name in zip(counted, names, strict=False)]
+    if len(pairs) < len(counted) or any(ours != theirs for ours, theirs in pairs if ours or theirs in known):
         yield f"dpctl lists {len(names)} GPUs in another order than sysfs, and was not believed"
         return
     for card, answer in zip(counted, told, strict=False):
@@ -110,10 +101,6 @@ def complete(ctx: ProbeContext, cards: Sequence[Card], catalog: Catalog) -> Iter
         if _lacks_memory(card) and isinstance(size, int) and size > 0:
             card.memory_bytes = size
         card.model = card.model or str(answer["name"])
-
-
-def _nameless(card: Card) -> bool:
-    return not card.model
 
 
 def _lacks_memory(card: Card) -> bool:

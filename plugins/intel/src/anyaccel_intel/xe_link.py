@@ -42,15 +42,14 @@ def connect(ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
 def _strength(one: Card, other: Card, matrix: Mapping[tuple[Place, Place], int]) -> int:
     if one.address == other.address:
         return SAME_CARD
-    told = [
-        strength
-        for ((near, near_tile), (far, far_tile)), strength in matrix.items()
-        if (near, far) == (one.address, other.address)
-        and one.attributes.get("tile", near_tile) == near_tile
-        and other.attributes.get("tile", far_tile) == far_tile
-    ]
+    told = [strength for (near, far), strength in matrix.items() if _is_at(one, near) and _is_at(other, far)]
     above = [set(card.function.bridges) if card.function else set[str]() for card in (one, other)]
     return max([*told, SAME_SWITCH if above[0] & above[1] else 0])
+
+
+def _is_at(card: Card, place: Place) -> bool:
+    """Whether a place is the tile, or one of the tiles of the card."""
+    return card.address == place[0] and card.attributes.get("tile", place[1]) == place[1]
 
 
 def _xe_links(ctx: ProbeContext) -> dict[tuple[Place, Place], int]:
