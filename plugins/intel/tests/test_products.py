@@ -69,6 +69,7 @@ def test_tags_follow_the_pci_id(pci_id, first, others):
         ("Intel(R) Graphics [0x020a]", "Intel-GPU-0x020a"),
         ("Intel(R) Arc(TM) C770 Graphics", "Intel-GPU-Arc-C770"),
         ("Intel(R) Data Center GPU Max 1550", "Intel-GPU-Max-1550"),
+        ("Intel(R) Arc(TM) A310 LP Graphics", "Intel-GPU-Arc-A310"),  # as newer releases of the driver name it
     ],
 )
 def test_unknown_pci_id_is_tagged_by_name_without_decoration(model, tag):

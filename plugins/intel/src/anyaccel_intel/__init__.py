@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.kit import (
+    PCI_DEVICES,
     Card,
     Catalog,
     Entry,
@@ -25,6 +26,7 @@ from anyaccel.kit import (
     node_fault,
     number,
     pci_name,
+    physical_function,
     text,
     warn,
 )
@@ -44,7 +46,7 @@ from anyaccel.plugin import (
 )
 
 from anyaccel_intel import level_zero, observation, runtime, selector, xe_link
-from anyaccel_intel.observation import DRIVERS, PCI
+from anyaccel_intel.observation import DRIVERS
 
 RIVALS = (0x10DE, 0x1002)
 """Makers of discrete GPUs beside which an integrated one is no compute device."""
@@ -55,6 +57,9 @@ DEAD_VARIABLE = "XPU_VISIBLE_DEVICES"
 HOT_CELSIUS = 100.0  # above this, Intel's Kubernetes device plug-in takes a GPU out of service
 SMALL_BAR = 256 << 20
 GIB = 1 << 30
+ADDRESS = r"([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
+WEDGED = f"declared device {ADDRESS} as wedged"
+STARTED = f"Initialized (?:xe|i915) .*for {ADDRESS} "
 
 
 class Intel(Vendor):
@@ -159,7 +164,10 @@ class Intel(Vendor):
             for function in self.functions(ctx)
             if function.driver not in PASSED_ON
             # pieces of an integrated GPU are no further GPUs, unbound pieces are for virtual machines
-            and not (_physical(ctx, function) and (self._integrated(ctx, function) or function.driver is None))
+            and not (
+                physical_function(ctx, function.address)
+                and (self._integrated(ctx, function) or function.driver is None)
+            )
         ]
         integrated = [function for function in own if self._integrated(ctx, function)]
         if not integrated or ctx.environ.get(INTEGRATED, "").lower() in ("1", "true", "yes"):
@@ -190,7 +198,7 @@ class Intel(Vendor):
         A GPU that the runtime does not open takes no number: its attribute ``level_zero`` is False.
         """
         entry, device, bound = self.catalog.by_pci(function.device), function.device, function.driver in DRIVERS
-        integrated, physical = self._integrated(ctx, function), _physical(ctx, function)
+        integrated, physical = self._integrated(ctx, function), physical_function(ctx, function.address)
         card = Card(ctx, f"{self.key}-{function.address}", function, entry=entry)
         card.model = entry.model if entry else self.catalog.pci_name(device)
         card.parent = f"{self.key}-{physical}" if physical else None
@@ -219,9 +227,9 @@ class Intel(Vendor):
             "level_zero": False if card.fault and not card.partial else None,
             "tiles": tiles if tiles > 1 else None,
         }
-        split = None if integrated or physical else number(ctx, f"{PCI}/{function.address}/sriov_numvfs")
+        split = None if integrated or physical else number(ctx, f"{PCI_DEVICES}/{function.address}/sriov_numvfs")
         if split:
-            cure = f"write 0 to {PCI}/{function.address}/sriov_numvfs to use it whole"
+            cure = f"write 0 to {PCI_DEVICES}/{function.address}/sriov_numvfs to use it whole"
             card.blame(f"it is divided into {split} virtual functions, which are given out in its place", cure)
         # Files tell that a driver has it and that this user may open it. Whether the runtime serves it, its id tells.
         card.sound = bool(card.model) and device not in self._ids("uncertain")
@@ -356,21 +364,16 @@ def _device_id(device: Device) -> int:
     return int(str(device.attributes.get("device_id", "0")), 16)
 
 
-def _physical(ctx: ProbeContext, function: PciFunction) -> str | None:
-    """Address of the physical function that a virtual one is a part of, or None."""
-    return (ctx.readlink(f"{PCI}/{function.address}/physfn") or "").rpartition("/")[2].lower() or None
-
-
 def _memory(ctx: ProbeContext, address: str, physical: str | None) -> int | None:
     """Memory that the driver tells, or that a virtual function was given. The size of a PCI window is no measure."""
-    tiles = ctx.glob(f"{PCI}/{address}/tile*/vram0/total_bytes")
-    told = sum(_count(ctx, path) for path in tiles or ctx.glob(f"{PCI}/{address}/drm/card*/lmem_total_bytes"))
+    tiles = ctx.glob(f"{PCI_DEVICES}/{address}/tile*/vram0/total_bytes")
+    told = sum(_count(ctx, path) for path in tiles or ctx.glob(f"{PCI_DEVICES}/{address}/drm/card*/lmem_total_bytes"))
     if told or not physical:
         return told or None
-    for link in ctx.glob(f"{PCI}/{physical}/virtfn*"):
+    for link in ctx.glob(f"{PCI_DEVICES}/{physical}/virtfn*"):
         if (ctx.readlink(link) or "").rpartition("/")[2].lower() == address:
             folder = f"vf{int(link.rpartition('virtfn')[2]) + 1}"
-            quotas = ctx.glob(f"{PCI}/{physical}/drm/card*/prelim_iov/{folder}/gt*/lmem_quota")
+            quotas = ctx.glob(f"{PCI_DEVICES}/{physical}/drm/card*/prelim_iov/{folder}/gt*/lmem_quota")
             return sum(_count(ctx, quota) for quota in quotas) or None
     return None
 
@@ -402,11 +405,10 @@ def _wedged(ctx: ProbeContext) -> frozenset[str]:
     sysfs lists them as if nothing had happened. Users who may not read the kernel log learn nothing here.
     """
     dead: set[str] = set()
-    address = r"([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
-    for line in kernel_log(ctx).splitlines():
-        if match := re.search(rf"declared device {address} as wedged", line):
+    for line in kernel_log(ctx, f"{WEDGED}|{STARTED}").splitlines():
+        if match := re.search(WEDGED, line):
             dead.add(match[1])
-        elif match := re.search(rf"Initialized (?:xe|i915) .*for {address} ", line):
+        elif match := re.search(STARTED, line):
             dead.discard(match[1])
     return frozenset(dead)
 
@@ -414,7 +416,9 @@ def _wedged(ctx: ProbeContext) -> frozenset[str]:
 def _window(ctx: ProbeContext, address: str) -> int | None:
     """Size of the PCI window to a card's memory, which is its third resource."""
     try:
-        start, end, _ = (int(word, 16) for word in text(ctx, f"{PCI}/{address}/resource").splitlines()[2].split())
+        start, end, _ = (
+            int(word, 16) for word in text(ctx, f"{PCI_DEVICES}/{address}/resource").splitlines()[2].split()
+        )
     except (IndexError, ValueError):
         return None
     return end - start + 1 if end > start else None

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from glob import glob
 from typing import Any
 
-from anyaccel.kit import Measures
+from anyaccel.kit import PCI_DEVICES, Measures
 from anyaccel.plugin import Device, DeviceProcess, ProbeContext, QueryError
 
-PCI = "/sys/bus/pci/devices"
 DRIVERS = ("i915", "xe")
 INTERVAL_SECONDS = 0.1
 RESIDENT = ("drm-resident-vram0", "drm-resident-local0", "drm-resident-vram1", "drm-resident-local1")
@@ -49,14 +48,14 @@ def processes(
 
 def temperature(ctx: ProbeContext, address: str) -> float | None:
     """Highest temperature that any sensor of a card reports, in degrees Celsius; integrated GPUs have none."""
-    found = [ctx.read_int(path) for path in ctx.glob(f"{PCI}/{address}/hwmon/hwmon*/temp*_input")]
+    found = [ctx.read_int(path) for path in ctx.glob(f"{PCI_DEVICES}/{address}/hwmon/hwmon*/temp*_input")]
     return max((value / 1000 for value in found if value is not None and value > 0), default=None)
 
 
 def _memory_used(device: Device, ctx: ProbeContext) -> int | None:
     """Memory in use, which the xe driver of new kernels tells per tile and i915 does not tell."""
     tile = device.attributes.get("tile", "*")
-    paths = ctx.glob(f"{PCI}/{device.pci_bus_id}/tile{tile}/vram0/used_bytes")
+    paths = ctx.glob(f"{PCI_DEVICES}/{device.pci_bus_id}/tile{tile}/vram0/used_bytes")
     used = [ctx.read_int(path) for path in paths]
     return sum(size for size in used if size is not None) if used and None not in used else None
 
@@ -70,7 +69,7 @@ def asked(ctx: ProbeContext, name: str, fn: Callable[[], Any]) -> Any | None:
 
 
 def sample(
-    addresses: Sequence[str], root: str = PCI, interval: float = INTERVAL_SECONDS
+    addresses: Sequence[str], root: str = PCI_DEVICES, interval: float = INTERVAL_SECONDS
 ) -> dict[str, dict[str, float]]:
     """Measure rates of all cards over one interval: power from energy, utilization from the time spent idle.
 

@@ -91,12 +91,11 @@ def complete(ctx: ProbeContext, cards: Sequence[Card], catalog: Catalog) -> Iter
     told = asked(ctx, QUESTION, ask_dpctl)
     if told is None:
         return  # an extra that is not installed, or a runtime that is broken: see the findings
-    names, known = [str(answer["name"]) for answer in told], {entry.model for entry in catalog.entries}
-    pairs = [(card.entry.model if card.entry else None, name) for card, name in zip(counted, names, strict=False)]
-    if len(pairs) < len(counted) or any(ours != theirs for ours, theirs in pairs if ours or theirs in known):
-        yield f"dpctl lists {len(names)} GPUs in another order than sysfs, and was not believed"
+    pairs = list(zip(counted, told, strict=False))
+    if len(pairs) < len(counted) or any(card.entry != catalog.by_name(str(answer["name"])) for card, answer in pairs):
+        yield f"dpctl lists {len(told)} GPUs in another order than sysfs, and was not believed"
         return
-    for card, answer in zip(counted, told, strict=False):
+    for card, answer in pairs:
         size = answer["memory_bytes"]
         if _lacks_memory(card) and isinstance(size, int) and size > 0:
             card.memory_bytes = size
