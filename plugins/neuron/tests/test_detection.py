@@ -3,7 +3,7 @@
 import json
 import os
 
-import anyaccel_neuron
+from anyaccel_neuron import plugin
 import pytest
 from anyaccel.plugin import Health
 from anyaccel.testing import context
@@ -13,7 +13,7 @@ PCI = "/sys/bus/pci/devices"
 
 
 def detect(machine):
-    return anyaccel_neuron.anyaccel_detect(machine.context())
+    return plugin.anyaccel_detect(machine.context())
 
 
 def recorded(paths, commands=(), environ=None):
@@ -85,7 +85,7 @@ def test_links_to_chips_that_are_not_here_are_not_guessed_without_the_hosts_numb
         for index, links in enumerate(([1, 5], [0, 6]))
     ]
     command = {"argv": [TOOL, "--json-output"], "returncode": 0, "stdout": json.dumps(chips), "stderr": ""}
-    found = anyaccel_neuron.anyaccel_detect(recorded(paths, [command]))
+    found = plugin.anyaccel_detect(recorded(paths, [command]))
     assert [len(device.links) for device in found.devices] == [1, 1, 1, 1]
 
 
@@ -115,7 +115,7 @@ def test_logical_cores_without_the_tool_follow_environment_file_and_default(mach
     devices = detect(machine).devices
     assert len(devices) == 8 // lnc
     assert {device.attributes["lnc"] for device in devices} == {lnc}
-    assert anyaccel_neuron.anyaccel_tags(devices[0])[-1] == f"trainium2-lnc{lnc}"
+    assert plugin.anyaccel_tags(devices[0])[-1] == f"trainium2-lnc{lnc}"
 
 
 def test_the_tool_wins_over_the_environment_on_logical_cores(machine):
@@ -203,7 +203,7 @@ def test_the_pci_id_names_the_chip_where_sysfs_does_not(device, model):
         f"{PCI}/0000:00:1e.0/device": {"text": f"0x{device:04x}\n"},
         f"{PCI}/0000:00:1e.0/class": {"text": "0x088000\n"},
     }
-    found = anyaccel_neuron.anyaccel_detect(recorded(paths))
+    found = plugin.anyaccel_detect(recorded(paths))
     assert {(core.model, core.parent) for core in found.devices} == {(model, "neuron-0000:00:1e.0")}
 
 
@@ -212,7 +212,7 @@ def test_the_firmware_names_the_chip_where_neither_sysfs_nor_pci_does():
         "/dev/neuron0": {"char": [243, 0]},
         "/sys/devices/virtual/dmi/id/product_name": {"text": "trn1n.32xlarge\n"},
     }
-    found = anyaccel_neuron.anyaccel_detect(recorded(paths))
+    found = plugin.anyaccel_detect(recorded(paths))
     assert [core.model for core in found.devices] == ["Trainium1", "Trainium1"]
 
 
@@ -222,7 +222,7 @@ def test_a_node_that_this_user_may_not_open_is_unfit_with_the_way_out():
         "/dev/neuron1": {"char": [243, 1], "access": "rw"},
         "/sys/devices/virtual/dmi/id/product_name": {"text": "inf2.24xlarge\n"},
     }
-    devices = anyaccel_neuron.anyaccel_detect(recorded(paths)).devices
+    devices = plugin.anyaccel_detect(recorded(paths)).devices
     assert [device.health for device in devices] == [Health.UNHEALTHY] * 2 + [Health.UNKNOWN] * 2
     assert "sudo chmod 0666 /dev/neuron0" in devices[0].health_reason
 

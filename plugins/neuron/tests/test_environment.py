@@ -1,6 +1,6 @@
 """Masks, their inverse, and the sets of cores that the runtime takes."""
 
-import anyaccel_neuron
+from anyaccel_neuron import plugin
 import pytest
 from anyaccel.model import Share
 from anyaccel.plugin import Device, EnvContext, Fractional, Term
@@ -24,11 +24,11 @@ TRN2 = cores("Trainium2", 64, per_chip=4, lnc=2)
 
 
 def env(devices, everything=TRN1):
-    return anyaccel_neuron.anyaccel_env(devices, EnvContext(devices=everything))
+    return plugin.anyaccel_env(devices, EnvContext(devices=everything))
 
 
 def visible(value, devices=TRN1, **others):
-    ids = anyaccel_neuron.anyaccel_visible({"NEURON_RT_VISIBLE_CORES": value, **others}, devices)
+    ids = plugin.anyaccel_visible({"NEURON_RT_VISIBLE_CORES": value, **others}, devices)
     return None if ids is None else [int(name.rpartition("-")[2]) for name in ids]
 
 
@@ -52,7 +52,7 @@ def test_no_core_is_a_core_that_is_not_there_since_no_value_means_all():
     assert edits.set["NEURON_RT_VISIBLE_CORES"] not in ("", "0", "-1")
     assert int(edits.set["NEURON_RT_VISIBLE_CORES"]) > 1000
     assert edits.unset == {"NEURON_RT_NUM_CORES"}
-    assert anyaccel_neuron.anyaccel_visible(edits.set, TRN1) == ()
+    assert plugin.anyaccel_visible(edits.set, TRN1) == ()
 
 
 def test_the_size_of_logical_cores_is_set_beside_the_mask_on_chips_that_know_it():
@@ -62,7 +62,7 @@ def test_the_size_of_logical_cores_is_set_beside_the_mask_on_chips_that_know_it(
 
 
 def test_only_owned_variables_are_touched():
-    owned = set(anyaccel_neuron.anyaccel_info().env_vars)
+    owned = set(plugin.anyaccel_info().env_vars)
     for devices in ((), TRN1[:2], TRN2[:2]):
         edits = env(devices)
         assert {*edits.set, *edits.unset} <= owned
@@ -119,21 +119,21 @@ def test_a_mask_that_the_runtime_refuses_is_named(value, reason):
 
 
 def test_without_variables_nothing_is_hidden():
-    assert anyaccel_neuron.anyaccel_visible({}, TRN1) is None
+    assert plugin.anyaccel_visible({}, TRN1) is None
 
 
 @pytest.mark.parametrize(
     ("value", "count"), [("0", None), ("", None), ("1", 1), ("4", 4), ("32", 32), ("1,1,2", 4), (" 2 ", 2)]
 )
 def test_a_number_of_cores_narrows_to_as_many(value, count):
-    ids = anyaccel_neuron.anyaccel_visible({"NEURON_RT_NUM_CORES": value}, TRN1)
+    ids = plugin.anyaccel_visible({"NEURON_RT_NUM_CORES": value}, TRN1)
     assert ids == (None if count is None else tuple(device.id for device in TRN1[:count]))
 
 
 @pytest.mark.parametrize("value", ["33", "-1", "all", "1.5", "1,"])
 def test_a_number_of_cores_that_cannot_be_had_is_named(value):
     with pytest.raises(ValueError, match="NEURON_RT_NUM_CORES"):
-        anyaccel_neuron.anyaccel_visible({"NEURON_RT_NUM_CORES": value}, TRN1)
+        plugin.anyaccel_visible({"NEURON_RT_NUM_CORES": value}, TRN1)
 
 
 def test_the_list_wins_over_the_number():
@@ -152,15 +152,15 @@ def test_what_a_mask_shows_is_what_was_given(devices, start, count, random):
     for name in edits.unset:
         environ.pop(name, None)
     ids = [device.id for device in sorted(given_devices, key=lambda device: device.index)]
-    assert list(anyaccel_neuron.anyaccel_visible(environ, devices)) == ids
+    assert list(plugin.anyaccel_visible(environ, devices)) == ids
 
 
 @given(st.sampled_from([INF1, TRN1, TRN2]), st.sets(st.integers(0, 31), max_size=9))
 def test_every_accepted_set_has_a_mask_and_every_refused_one_a_reason(devices, indexes):
     chosen = [devices[index] for index in indexes]
-    reason = anyaccel_neuron.anyaccel_validate(Term(names=("neuron_cores",), units=len(chosen) * WHOLE), chosen)
+    reason = plugin.anyaccel_validate(Term(names=("neuron_cores",), units=len(chosen) * WHOLE), chosen)
     if reason is None:
-        shown = anyaccel_neuron.anyaccel_visible(env(chosen, devices).set, devices)
+        shown = plugin.anyaccel_visible(env(chosen, devices).set, devices)
         assert set(shown) == {device.id for device in chosen}
     else:
         assert "got" in reason
@@ -178,7 +178,7 @@ def test_any_value_is_read_or_refused_with_its_name(value):
 
 def validate(devices, units=None):
     count = len(devices) * WHOLE if units is None else units
-    return anyaccel_neuron.anyaccel_validate(Term(names=("neuron_cores",), units=count), devices)
+    return plugin.anyaccel_validate(Term(names=("neuron_cores",), units=count), devices)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_refusal_says_the_rule():
 
 
 def test_a_share_of_a_core_is_refused_with_the_vendors_reason():
-    assert anyaccel_neuron.anyaccel_fractional(TRN1[0]) is Fractional.NO
+    assert plugin.anyaccel_fractional(TRN1[0]) is Fractional.NO
     assert "whole number of cores (got 0.5)" in validate(TRN1[:1], units=5_000)
 
 
@@ -233,10 +233,10 @@ def test_two_workers_get_disjoint_masks():
 def test_a_whole_share_changes_nothing():
     shares = {TRN1[0].id: Share(device=TRN1[0])}
     ctx = EnvContext(devices=TRN1, shares=shares, mask="index")
-    assert anyaccel_neuron.anyaccel_env(TRN1[:1], ctx) == env(TRN1[:1])
+    assert plugin.anyaccel_env(TRN1[:1], ctx) == env(TRN1[:1])
 
 
 def test_a_container_gets_the_nodes_of_the_chips_that_hold_the_cores():
-    assert anyaccel_neuron.anyaccel_container(INF1[51:53]).nodes == ("/dev/neuron12", "/dev/neuron13")
-    assert anyaccel_neuron.anyaccel_container(TRN2[:4]).nodes == ("/dev/neuron0",)
-    assert anyaccel_neuron.anyaccel_container(()).nodes == ()
+    assert plugin.anyaccel_container(INF1[51:53]).nodes == ("/dev/neuron12", "/dev/neuron13")
+    assert plugin.anyaccel_container(TRN2[:4]).nodes == ("/dev/neuron0",)
+    assert plugin.anyaccel_container(()).nodes == ()

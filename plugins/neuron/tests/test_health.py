@@ -4,7 +4,7 @@ import json
 import os
 import time
 
-import anyaccel_neuron
+from anyaccel_neuron import plugin
 import pytest
 from anyaccel.plugin import DeviceProcess, Health, ProbeContext, Severity
 from anyaccel.probe.recording import Recorder
@@ -27,17 +27,17 @@ RECORD = {
 
 
 def detect(machine):
-    return anyaccel_neuron.anyaccel_detect(machine.context())
+    return plugin.anyaccel_detect(machine.context())
 
 
 def stats(machine):
     devices = detect(machine).devices
-    observed = anyaccel_neuron.anyaccel_stats(devices, machine.context())
+    observed = plugin.anyaccel_stats(devices, machine.context())
     return [observed[device.id] for device in devices]
 
 
 def findings(machine, severity=None):
-    found = anyaccel_neuron.anyaccel_diagnose(machine.context())
+    found = plugin.anyaccel_diagnose(machine.context())
     return [finding for finding in found if severity in (None, finding.severity)]
 
 
@@ -137,7 +137,7 @@ def test_a_monitor_that_hangs_is_killed_before_the_deadline(machine):
     machine.tool("/bin/neuron-monitor", f"echo $$ > {pid}\nexec sleep 600\n")
     devices = detect(machine).devices
     start = time.monotonic()
-    observed = anyaccel_neuron.anyaccel_stats(devices, machine.context(seconds=1.0))
+    observed = plugin.anyaccel_stats(devices, machine.context(seconds=1.0))
     assert time.monotonic() - start < 0.9
     assert {one.processes for one in observed.values()} == {None}
     with pytest.raises(ProcessLookupError):
@@ -148,7 +148,7 @@ def test_stats_of_a_chip_whose_node_is_gone_are_unfit(machine):
     machine.chip(0)
     devices = detect(machine).devices
     (machine.directory / "dev/neuron0").unlink()
-    observed = anyaccel_neuron.anyaccel_stats(devices, machine.context())
+    observed = plugin.anyaccel_stats(devices, machine.context())
     assert {one.health for one in observed.values()} == {Health.UNHEALTHY}
 
 
@@ -227,7 +227,7 @@ def test_a_recording_of_the_findings_holds_no_line_of_the_kernels_log(machine):
     machine.chip(0)
     machine.tool("/bin/dmesg", "echo 'secret-host NEURON_HW_ERR=DMA_ERROR hostname=secret-host nd-id=3 nc-id=0'\n")
     recorder = Recorder(machine)
-    anyaccel_neuron.anyaccel_diagnose(ProbeContext(recorder, time.monotonic() + 10))
+    plugin.anyaccel_diagnose(ProbeContext(recorder, time.monotonic() + 10))
     assert recorder.queries["kernel/neuron-errors"] == {"value": [["DMA_ERROR", "3"]]}
     assert "secret-host" not in json.dumps(recorder.recording())
 
@@ -239,8 +239,8 @@ def test_a_recorded_machine_answers_like_the_real_one(machine):
     monitor(machine, json.dumps(RECORD))
     recorder = Recorder(machine)
     live = ProbeContext(recorder, time.monotonic() + 10)
-    found = anyaccel_neuron.anyaccel_detect(live)
-    observed = anyaccel_neuron.anyaccel_stats(found.devices, live)
+    found = plugin.anyaccel_detect(live)
+    observed = plugin.anyaccel_stats(found.devices, live)
     replayed = context(recorder.recording())
-    assert anyaccel_neuron.anyaccel_detect(replayed) == found
-    assert anyaccel_neuron.anyaccel_stats(found.devices, replayed) == observed
+    assert plugin.anyaccel_detect(replayed) == found
+    assert plugin.anyaccel_stats(found.devices, replayed) == observed

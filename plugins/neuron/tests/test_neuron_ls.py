@@ -3,7 +3,7 @@
 import json
 import time
 
-import anyaccel_neuron
+from anyaccel_neuron import plugin
 import pytest
 from anyaccel_neuron import neuron_ls
 from hypothesis import given, settings
@@ -27,7 +27,7 @@ def printing(*elements, **changes):
 
 
 def detect(machine, seconds=10.0):
-    return anyaccel_neuron.anyaccel_detect(machine.context(seconds))
+    return plugin.anyaccel_detect(machine.context(seconds))
 
 
 def test_the_installed_tool_is_asked_before_that_on_the_path(machine):

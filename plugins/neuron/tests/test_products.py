@@ -2,11 +2,11 @@
 
 import re
 
-import anyaccel_neuron
+from anyaccel_neuron import plugin
 import pytest
 from anyaccel.plugin import Device, EnvContext, Term
 
-PRODUCTS = anyaccel_neuron.anyaccel_products()
+PRODUCTS = plugin.anyaccel_products()
 NAMED = {alias: product for product in PRODUCTS for alias in product.aliases}
 
 
@@ -25,7 +25,7 @@ def simulate(product, count):
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.aliases[-1])
 def test_a_simulated_core_has_the_tags_of_its_product(product):
-    tags = anyaccel_neuron.anyaccel_tags(simulate(product, 1)[0])
+    tags = plugin.anyaccel_tags(simulate(product, 1)[0])
     assert tags[0] == product.name == "aws-neuron-core"
     assert set(product.aliases) <= set(tags)
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+", tag) for tag in tags)
@@ -34,12 +34,12 @@ def test_a_simulated_core_has_the_tags_of_its_product(product):
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.aliases[-1])
 def test_a_simulated_machine_goes_through_the_pure_hooks(product):
     devices = simulate(product, product.counts[-1])
-    edits = anyaccel_neuron.anyaccel_env(devices, EnvContext(devices=devices))
-    assert len(anyaccel_neuron.anyaccel_visible(edits.set, devices)) == len(devices)
-    assert anyaccel_neuron.anyaccel_validate(Term(names=("x",), units=len(devices) * 10_000), devices) is None
-    nodes = anyaccel_neuron.anyaccel_container(devices).nodes
+    edits = plugin.anyaccel_env(devices, EnvContext(devices=devices))
+    assert len(plugin.anyaccel_visible(edits.set, devices)) == len(devices)
+    assert plugin.anyaccel_validate(Term(names=("x",), units=len(devices) * 10_000), devices) is None
+    nodes = plugin.anyaccel_container(devices).nodes
     assert len(nodes) * product.attributes["cores_per_device"] == len(devices)
-    assert not anyaccel_neuron.anyaccel_fractional(devices[0])
+    assert not plugin.anyaccel_fractional(devices[0])
     assert len({device.id for device in devices}) == len(devices)
 
 
@@ -90,9 +90,9 @@ def test_instance_types_have_rays_counts_where_ray_knows_them(instance_type, cor
 
 def test_a_core_of_an_unknown_chip_has_the_common_tag_only():
     device = Device(id="neuron-x-nc0", index=0, model="NeuronDevice", attributes={"cores_per_device": 2})
-    assert anyaccel_neuron.anyaccel_tags(device) == ("aws-neuron-core",)
+    assert plugin.anyaccel_tags(device) == ("aws-neuron-core",)
 
 
 def test_the_resource_is_rays():
-    info = anyaccel_neuron.anyaccel_info()
+    info = plugin.anyaccel_info()
     assert (info.vendor, info.resource, info.kind) == ("neuron", "neuron_cores", "neuron")

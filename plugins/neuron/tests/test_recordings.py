@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-import anyaccel_neuron
+from anyaccel_neuron import plugin
 import pytest
 from anyaccel.plugin import Health
 from anyaccel.testing import context, describe, load_recording
@@ -13,7 +13,7 @@ BY_NAME = {path.name: path for path in RECORDINGS}
 
 
 def detect(name, **options):
-    return anyaccel_neuron.anyaccel_detect(context(load_recording(BY_NAME[name]), **options))
+    return plugin.anyaccel_detect(context(load_recording(BY_NAME[name]), **options))
 
 
 def chips(devices):
@@ -39,12 +39,12 @@ def neighbors(devices, chip):
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
 def test_a_recording_gives_the_expected_inventory(path):
     expected = json.loads((path / "expected.json").read_text())
-    assert describe(anyaccel_neuron, context(load_recording(path))) == expected
+    assert describe(plugin, context(load_recording(path))) == expected
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name)
 def test_ids_and_indexes_are_unique_and_links_are_mutual(path):
-    found = anyaccel_neuron.anyaccel_detect(context(load_recording(path)))
+    found = plugin.anyaccel_detect(context(load_recording(path)))
     devices = {device.id: device for device in (found.devices if found else ())}
     assert len(devices) == len(found.devices if found else ())
     assert len({device.index for device in devices.values()}) == len(devices)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from anyaccel_neuron import anyaccel_detect
+from anyaccel_neuron import plugin
 from neuron_machine import Machine
 
 RECORDING = Path(__file__).parent.parent / "recordings" / "trn2-3xlarge-lnc1-no-tools" / "machine.json"
@@ -70,7 +70,7 @@ def test_no_physical_core_is_given_to_two_users_at_once(tmp_path, claims, monkey
 
 
 def parts(machine):
-    return [device.occupies for device in anyaccel_detect(machine.context()).devices]
+    return [device.occupies for device in plugin.anyaccel_detect(machine.context()).devices]
 
 
 def test_the_parts_of_all_cores_are_those_of_the_chip_whatever_the_size(tmp_path):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from anyaccel.kit import Card, Fault, FaultError, Mask, Vendor, fail, kernel_log, number, warn
+from anyaccel.kit import Card, Fault, FaultError, Mask, Vendor, fail, kernel_log, warn
 from anyaccel.plugin import (
     Detected,
     Device,
@@ -21,9 +21,9 @@ from anyaccel.plugin import (
     Term,
 )
 
-from anyaccel_neuron import chips, neuron_ls
+from anyaccel_neuron import chips
 from anyaccel_neuron.chips import LNC_CONFIG, LNC_CONFIG_OLD, Chip
-from anyaccel_neuron.monitor import Monitor
+from anyaccel_neuron.monitor import Use, cores_in_use
 
 VISIBLE_CORES, NUM_CORES = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"
 
@@ -32,63 +32,52 @@ HARDWARE_ERROR = re.compile(r"NEURON_HW_ERR=(\w+)[^\n]*?\bnd-id=(\d+)")
 
 
 class CoreList(Mask):
-    """The variables that choose cores: ids and ranges in one contiguous increasing run, or a number of cores.
+    """Ids and ranges of cores, in one contiguous increasing run; without it, a number of cores in another variable.
 
     Sources: "Neuron Runtime configuration" and the ``nrt`` developer guide of the AWS Neuron documentation;
     aws-neuron-sdk#1024 for lists and ranges in one value.
     """
 
-    def __init__(self) -> None:
-        """Say how the runtime reads the list.
-
-        It documents no value for "none" and without a value takes every core of the machine, so hiding must not rest
-        on what it makes of an empty one. A core that no machine has it refuses.
-        """
-        super().__init__(
-            VISIBLE_CORES,
-            nothing="65535",
-            entries="core ids and ranges such as 0,1 or 0-3, in one contiguous, increasing run",
-            remedy="correct or unset it",
-        )
+    def write(self, devices: Sequence[Device]) -> str:
+        """Write increasing ids with commas between them, which every reader of the variable understands."""
+        in_order = sorted(devices, key=lambda device: device.index)
+        reason = _gap([device.index for device in in_order])
+        if reason:
+            raise FaultError(reason, "take cores that follow each other")
+        return super().write(in_order)
 
     def read(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] | None:
-        """Say which cores are visible; the list wins over ``NEURON_RT_NUM_CORES``.
+        """Say which cores are visible; the list wins over the number.
 
-        That number leaves the choice of cores to the runtime; the lowest ones stand for them. An empty list is read
-        as "none": nobody documents what the runtime makes of it, and only narrowing is safe.
+        The number leaves the choice to the runtime; the lowest cores stand for them. An empty list is read as "none":
+        nobody documents what the runtime makes of it, and only narrowing is safe.
         """
-        in_order = sorted(devices, key=lambda device: device.index)
+        by_index = {device.index: device for device in sorted(devices, key=lambda device: device.index)}
         value = environ.get(VISIBLE_CORES)
         if value is None:
-            return self._lowest(environ.get(NUM_CORES, "").strip(), in_order)
+            return self._lowest(environ.get(NUM_CORES, "").strip(), list(by_index.values()))
         if value.strip() in ("", self.nothing):
             return []
         cores: list[int] = []
         for item in value.split(","):
             match = re.fullmatch(r"([0-9]{1,5})(?:\s*-\s*([0-9]{1,5}))?", item.strip())
-            if match is None:
+            cores += range(int(match[1]), int(match[2] or match[1]) + 1) if match else ()
+            if match is None or int(match[2] or match[1]) < int(match[1]) or _gap(cores):
                 raise self.refusal(value)
-            cores += range(int(match[1]), int(match[2] or match[1]) + 1) or [-1]
-        if _gap(cores):
-            raise self.refusal(value)
-        by_index = {device.index: device for device in in_order}
-        unknown = [core for core in cores if core not in by_index]
-        if unknown:
-            known = f"cores {_runs(list(by_index))}" if by_index else "none"
-            reason = f"{VISIBLE_CORES}={value!r} names core {unknown[0]}, and this machine has {known}"
-            raise FaultError(reason, "correct or unset it")
+        unknown = next((core for core in cores if core not in by_index), None)
+        if unknown is not None:
+            reason = f"{VISIBLE_CORES}={value!r} names core {unknown}, and the cores here are {[*by_index]}"
+            raise FaultError(reason, f"correct or unset {VISIBLE_CORES}")
         return [by_index[core] for core in cores]
 
-    def _lowest(self, number: str, in_order: list[Device]) -> list[Device] | None:
+    def _lowest(self, told: str, in_order: list[Device]) -> list[Device] | None:
         """The lowest cores; a list gives the sizes of groups of cores (AWS note on parallel execution, Inf1)."""
-        if not number:
+        if not told:
             return None
-        remedy = f"correct or unset {NUM_CORES}"
-        if not re.fullmatch(r"[0-9]{1,5}(\s*,\s*[0-9]{1,5})*", number):
-            raise FaultError(f"{NUM_CORES} must be a number of cores, 0 for all (got {number!r})", remedy)
-        count = sum(map(int, number.split(",")))
-        if count > len(in_order):
-            raise FaultError(f"{NUM_CORES}={number} is more than the {len(in_order)} cores of this machine", remedy)
+        count = sum(map(int, told.split(","))) if re.fullmatch(r"[0-9]{1,5}(\s*,\s*[0-9]{1,5})*", told) else -1
+        if not 0 <= count <= len(in_order):
+            reason = f"{NUM_CORES} must be a number of cores, at most {len(in_order)} here, 0 for all (got {told!r})"
+            raise FaultError(reason, f"correct or unset {NUM_CORES}")
         return in_order[:count] if count else None
 
 
@@ -103,77 +92,70 @@ class Neuron(Vendor):
     url = "https://awsdocs-neuron.readthedocs-hosted.com"
     catalog = chips.CATALOG
     entry_attribute = "device_name"
-    mask, variables = CoreList(), (NUM_CORES, LNC_CONFIG, LNC_CONFIG_OLD)
+    # The runtime documents no value for "none" and without a value takes every core of the machine, so hiding must not
+    # rest on what it makes of an empty one. A core that no machine has it refuses.
+    mask = CoreList(
+        VISIBLE_CORES,
+        nothing="65535",
+        entries="core ids and ranges such as 0,1 or 0-3, in one contiguous, increasing run",
+        remedy=f"correct or unset {VISIBLE_CORES}",
+    )
+    variables = (NUM_CORES, LNC_CONFIG, LNC_CONFIG_OLD)
 
     def functions(self, ctx: ProbeContext) -> list[PciFunction]:
-        """The chips on the PCI bus."""
-        return chips.functions(ctx)
+        """The PCI functions that are chips: network adapters and disks of an instance have Amazon's vendor id, too.
+
+        They are in the order of addresses, which is not the order of indexes.
+        """
+        return [function for function in ctx.pci(0x1D0F) if self.catalog.by_pci(function.device)]
 
     def detect(self, ctx: ProbeContext) -> Detected | None:
         """Find the logical cores, each with the chip it is a part of as its parent.
 
         Raises:
-            FaultError: When nothing tells how many cores the chips have, or what the machine says of their size is
-                malformed.
+            FaultError: When nothing tells how many cores the chips have, or what is configured of them is malformed.
         """
-        found, listing = self._chips(ctx)
-        if not (found or self._loaded(ctx)):
+        functions = self.functions(ctx)
+        found, problem = chips.find(ctx, functions)
+        loaded = bool(found) or self.present(ctx) or any(each.driver == chips.PCI_DRIVER for each in functions)
+        if not (functions or loaded):
             return None
-        linked = chips.linked(found)
-        notes = [listing.problem] if listing.problem else []
-        on_bus = self.functions(ctx)
-        if on_bus and not found:
+        chips.number_cores(found, problem)
+        everything = found + chips.without_driver(ctx, functions, found, loaded=loaded)
+        chips.identify(everything)
+        chips.connect(found)
+        notes = [problem] if problem else []
+        if functions and not everything:
             notes.append(
-                f"the machine has {len(on_bus)} Neuron devices and none is here: start the container with"
+                f"the machine has {len(functions)} Neuron devices and none is here: start the container with"
                 " --device=/dev/neuron0 and so on"
             )
         return Detected(
-            devices=tuple(
-                core
-                for chip in found
-                for core in chip.devices([other for other in found if other.index in linked[chip.index]])
-            ),
+            devices=tuple(core for chip in everything for core in chip.devices()),
             driver_version=self.driver_version(ctx),
-            partial=any(chip.partial for chip in found),
+            partial=any(chip.partial for chip in everything),
             notes=tuple(notes),
         )
-
-    def _loaded(self, ctx: ProbeContext) -> bool:
-        return self.present(ctx) or any(each.driver == chips.PCI_DRIVER for each in self.functions(ctx))
-
-    def _chips(self, ctx: ProbeContext) -> tuple[list[Chip], neuron_ls.Listing]:
-        here = chips.nodes(ctx)
-        listing = neuron_ls.ask(ctx) if here else neuron_ls.Listing()
-        found = chips.find(ctx, here, listing)
-        chips.number_cores(found, listing.problem)
-        found += chips.without_driver(ctx, found, loaded=bool(here) or self._loaded(ctx))
-        chips.identify(found)
-        for chip in found:
-            chip.check()
-        return found, listing
 
     def tags(self, device: Device) -> Sequence[str]:
         """Name a core's accelerator types: Ray's, which does not tell chips apart, chip, family, size of the core."""
         entry = self.entry(device)
         if entry is None:
             return self.catalog.entries[0].tags[:1]
-        sized = entry.attributes["lnc"] > 1 and "lnc" in device.attributes
-        return (*entry.tags[:3], f"{entry.tags[1]}-lnc{device.attributes['lnc']}") if sized else entry.tags[:3]
+        return (
+            (*entry.tags[:3], f"{entry.tags[1]}-lnc{device.attributes['lnc']}")
+            if self.sized(device)
+            else entry.tags[:3]
+        )
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Write the mask: increasing core ids as a comma list, which every reader of the variable understands.
+        """Set the mask; on chips that know several sizes of cores also that, since core ids count logical cores.
 
         Raises:
             FaultError: When the cores are not one contiguous run, which the runtime refuses.
         """
-        in_order = sorted(devices, key=lambda device: device.index)
-        reason = _gap([device.index for device in in_order])
-        if reason:
-            raise FaultError(reason, "ask for cores that follow each other")
-        values, unset = {VISIBLE_CORES: self.written(in_order)}, {NUM_CORES}
-        entry = self.entry(devices[0]) if devices else None
-        if entry and entry.attributes["lnc"] > 1 and "lnc" in devices[0].attributes:
-            # Core ids count logical cores: they mean other hardware where the worker is configured differently.
+        values, unset = {VISIBLE_CORES: self.written(devices)}, {NUM_CORES}
+        if devices and self.sized(devices[0]):
             values[LNC_CONFIG] = str(devices[0].attributes["lnc"])
             unset.add(LNC_CONFIG_OLD)
         return EnvEdits(set=values, unset=frozenset(unset))
@@ -191,17 +173,18 @@ class Neuron(Vendor):
                 f" ask for a whole number of cores (got {term.units / 10_000:g})"
             )
         cores = sorted(device.index for device in devices)
-        reason = _gap(cores)
-        if reason or not cores:
-            return reason
-        entry, count, per_chip = self.entry(devices[0]), len(cores), _per_chip(devices[0])
-        one_chip = cores[0] // per_chip == cores[-1] // per_chip
-        if entry is None or one_chip or not entry.model.startswith("Trainium"):
+        gap, count = _gap(cores), len(cores)
+        entry = self.entry(devices[0]) if devices else None
+        if gap or entry is None or not entry.model.startswith("Trainium"):
+            return gap
+        per_chip = _per_chip(devices[0])
+        if cores[0] // per_chip == cores[-1] // per_chip:
             return None
         if count & (count - 1):
             return f"{entry.model} takes 1 to {per_chip} cores of one chip, or a power of two of them (got {count})"
         if cores[0] % count:
-            return f"{count} cores of {entry.model} must begin at a multiple of {count} (got cores {_runs(cores)})"
+            run = f"{cores[0]}-{cores[-1]}"
+            return f"{count} cores of {entry.model} must begin at a multiple of {count} (got cores {run})"
         return None
 
     def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
@@ -210,20 +193,18 @@ class Neuron(Vendor):
 
     def stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
         """Observe cores. There is no temperature, and of power only the share of a maximum that is not published."""
-        here = chips.nodes(ctx)
-        found = chips.find(ctx, here, neuron_ls.ask(ctx) if here else neuron_ls.Listing())
-        by_node = {chip.node.path: chip for chip in found if chip.node}
-        monitor = Monitor(ctx)
+        found, _ = chips.find(ctx, self.functions(ctx))
+        by_nodes = {chip.nodes: chip for chip in found}
+        use = cores_in_use(ctx)
         observed = {}
         for device in devices:
-            chip = next((by_node[path] for path in device.nodes if path in by_node), None)
-            if chip:
-                chip.check()
+            chip = by_nodes.get(device.nodes)
             health, fault = self.judge(device, chip)
+            shares = [cores.get(str(device.index)) for cores in (use or {}).values()]
             observed[device.id] = Stats(
-                memory_used_bytes=_memory(chip, device) if chip else None,
-                utilization=monitor.utilization(device.index),
-                processes=_processes(chip, device, monitor),
+                memory_used_bytes=chip.memory_used(device) if chip else None,
+                utilization=next((share for share in shares if share is not None), None),
+                processes=_processes(chip, device, use),
                 health=health,
                 health_reason=fault.reason,
                 health_remedy=fault.remedy,
@@ -234,23 +215,26 @@ class Neuron(Vendor):
         """Say how a core is; ``card`` is its chip, or None when that has no node."""
         if card is not None:
             return super().judge(device, card)
-        if device.health_reason:
-            return Health.UNHEALTHY, Fault(device.health_reason, device.health_remedy)
-        return Health.UNHEALTHY, Fault("its device node is gone", "reload the driver")
+        gone = Fault("its device node is gone", "reload the driver")
+        return Health.UNHEALTHY, Fault(device.health_reason, device.health_remedy) if device.health_reason else gone
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
         """Variables that contradict each other or the machine, and hardware errors that the driver reported."""
-        environ = ctx.environ
-        if VISIBLE_CORES in environ and NUM_CORES in environ:
+        if VISIBLE_CORES in ctx.environ and NUM_CORES in ctx.environ:
             yield warn(f"{NUM_CORES} is ignored beside {VISIBLE_CORES}", f"unset {NUM_CORES}")
-        sizes = {str(device.attributes["lnc"]) for device in detected.devices if "lnc" in device.attributes}
+        sizes = sorted({str(device.attributes["lnc"]) for device in detected.devices if "lnc" in device.attributes})
         for name in (LNC_CONFIG, LNC_CONFIG_OLD):
-            value = environ.get(name, "").strip()
+            value = ctx.environ.get(name, "").strip()
             if value and sizes and value not in sizes:
-                reason = f"{name}={value} and the cores here are of size {', '.join(sorted(sizes))}, so ids differ"
+                reason = f"{name}={value} and the cores here are of size {', '.join(sizes)}, so ids differ"
                 yield warn(reason, f"unset {name}, or configure the machine in {chips.LNC_FILE}")
         for kind, chip in dict.fromkeys(HARDWARE_ERROR.findall(kernel_log(ctx))):
             yield fail(f"the driver reported {kind} on device {chip}", chips.REPLACE)
+
+    def sized(self, device: Device) -> bool:
+        """Whether a core is of one of several sizes that its chip knows."""
+        entry = self.entry(device)
+        return entry is not None and entry.attributes["lnc"] > 1 and "lnc" in device.attributes
 
 
 def _per_chip(device: Device) -> int:
@@ -258,30 +242,17 @@ def _per_chip(device: Device) -> int:
     return max(1, int(device.attributes.get("cores_per_device", 1)))
 
 
-def _memory(chip: Chip, device: Device) -> int | None:
-    """Add up what the physical cores of a logical core hold.
-
-    ``present`` is read: on idle hardware ``total`` was seen to be 0 whatever is held (lablup/all-smi#417).
-    """
-    if "lnc" not in device.attributes:
-        return None
-    position = int(device.attributes.get("core", device.index % _per_chip(device)))
-    cores = chip.physical(position, int(device.attributes["lnc"]))
-    used = [chip.count(f"neuron_core{core}/stats/memory_usage/device_mem/present") for core in cores]
-    return None if None in used else sum(value for value in used if value is not None)
-
-
-def _processes(chip: Chip | None, device: Device, monitor: Monitor) -> tuple[DeviceProcess, ...] | None:
+def _processes(chip: Chip | None, device: Device, use: Use | None) -> tuple[DeviceProcess, ...] | None:
     """The processes on a core; None where neither the monitor nor ``neuron-ls`` tells.
 
     The monitor says which cores a process uses. ``neuron-ls`` says which chip only: a process that it names and the
     monitor does not place may be on any core of the chip, and counts on each.
     """
     listed = chip.listed if chip else None
-    if listed is None and not monitor.answered:
+    if listed is None and use is None:
         return None
-    placed = [pid for pid, cores in monitor.cores.items() if str(device.index) in cores]
-    unplaced = [pid for pid in (listed.pids if listed else ()) if not monitor.cores.get(pid)]
+    placed = [pid for pid, cores in (use or {}).items() if str(device.index) in cores]
+    unplaced = [pid for pid in (listed.pids if listed else ()) if not (use or {}).get(pid)]
     return tuple(DeviceProcess(pid=pid) for pid in dict.fromkeys((*placed, *unplaced)))
 
 
@@ -289,18 +260,8 @@ def _gap(cores: Sequence[int]) -> str | None:
     """Why the runtime would refuse these ids in this order, or None."""
     if all(after == core + 1 for core, after in pairwise(cores)):
         return None
-    return f"the Neuron runtime takes one contiguous, increasing run of cores such as 4-7 (got {_runs(cores)})"
-
-
-def _runs(cores: Sequence[int]) -> str:
-    """Write core ids as ranges: ``0-3,8``."""
-    runs: list[list[int]] = []
-    for core in cores:
-        if runs and core == runs[-1][1] + 1:
-            runs[-1][1] = core
-        else:
-            runs.append([core, core])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    given = ",".join(map(str, cores))
+    return f"the Neuron runtime takes one contiguous, increasing run of cores such as 4-7 (got {given})"
 
 
 plugin = Neuron()

@@ -21,16 +21,13 @@ FORMS = (["--json-output"], ["-j"], ["--output-format", "json"])
 end of support for the JSON format). Trying the next form also repeats a call that failed because several ran at once,
 which tools before SDK 2.28 cannot bear."""
 
-MOST_CORES = 1024
-"""Far above any chip."""
-
 
 class Listed(NamedTuple):
     """One chip as the tool lists it.
 
     Attributes:
-        count: Number of cores, as the tool prints it.
-        cores: Ids that the runtime takes, or None before SDK 2.25.
+        cores_listed: Number of cores, as the tool prints it.
+        cores: Ids that the runtime takes; empty before SDK 2.25.
         memory_bytes: Memory of the chip.
         address: PCI address.
         numa_node: Nearest NUMA node, or None.
@@ -40,12 +37,12 @@ class Listed(NamedTuple):
         pids: Processes that use the chip. The tool does not say which of its cores.
     """
 
-    count: int
-    cores: Sequence[int] | None
+    cores_listed: int
+    cores: Sequence[int]
     memory_bytes: int | None
     address: str | None
     numa_node: int | None
-    connected: frozenset[int]
+    connected: Sequence[int]
     lnc: int | None
     instance_type: str
     pids: Sequence[int]
@@ -60,14 +57,14 @@ class Listing(NamedTuple):
         problem: Why there is no answer, or none for some chip, in one sentence; empty when all is well.
     """
 
-    chips: Mapping[int, Listed] = {}
-    faults: Mapping[int, str] = {}
-    problem: str = ""
+    chips: Mapping[int, Listed]
+    faults: Mapping[int, str]
+    problem: str
 
 
 def ask(ctx: ProbeContext) -> Listing:
     """Run the tool and read its answer. What goes wrong is in the answer, since sysfs may know enough."""
-    said = ""
+    problem = ""
     try:
         for form in FORMS:
             result = TOOL.run(ctx, *form)
@@ -75,13 +72,12 @@ def ask(ctx: ProbeContext) -> Listing:
                 break
             if result.returncode == 0:
                 return parse(result.stdout)
-            line = (result.stderr.strip() or result.stdout.strip() or "nothing").splitlines()[-1][:200]
-            said = said or f"it exited with status {result.returncode} and said: {line}"
+            said = (result.stderr.strip() or result.stdout.strip() or "nothing").splitlines()[-1][:200]
+            problem = problem or f"it exited with status {result.returncode} and said: {said}"
     except FaultError as error:
-        said = str(error)
-    if said:
-        return Listing(problem=f"neuron-ls gave no list of devices: {said}")
-    return Listing(problem=f"neuron-ls is not installed: install {TOOL.package}")
+        problem = str(error)
+    problem = problem and f"neuron-ls gave no list of devices: {problem}"
+    return Listing({}, {}, problem or f"neuron-ls is not installed: install {TOOL.package}")
 
 
 def parse(text: str) -> Listing:
@@ -92,7 +88,7 @@ def parse(text: str) -> Listing:
     """
     chips: dict[int, Listed] = {}
     faults: dict[int, str] = {}
-    taken: dict[int, int] = {}
+    holders: dict[int, int] = {}
     problem = ""
     for element in _elements(text):
         index = element.get("neuron_device") if isinstance(element, dict) else None
@@ -108,9 +104,9 @@ def parse(text: str) -> Listing:
         except ValueError as error:
             faults[index] = f"neuron-ls on device {index}: {error}"
             continue
-        shared = [core for core in chip.cores or () if taken.setdefault(core, index) != index]
+        shared = [core for core in chip.cores if holders.setdefault(core, index) != index]
         if shared:
-            faults[index] = f"neuron-ls lists core {shared[0]} for device {index} and for device {taken[shared[0]]}"
+            faults[index] = f"neuron-ls lists core {shared[0]} for device {index} and for device {holders[shared[0]]}"
         else:
             chips[index] = chip
     return Listing(chips, faults, problem)
@@ -126,45 +122,41 @@ def _elements(text: str) -> list[Any]:
     try:
         data = json.loads(text[start.start() :] if start else "")
     except (ValueError, RecursionError):
-        raise FaultError(f"it must print JSON (got {text.strip()[:80]!r})", f"run {TOOL.name!r} by hand") from None
+        raise FaultError(f"it must print JSON (got {text.strip()[:80]!r})", "run it by hand") from None
     if isinstance(data, list):
         return data
-    lists = [value for value in data.values() if _is_device_list(value)]
+    lists = [
+        value
+        for value in data.values()
+        if isinstance(value, list) and all(isinstance(each, dict) and "neuron_device" in each for each in value)
+    ]
     if len(lists) != 1:
-        raise FaultError(f"its JSON must hold one list of devices (got the keys {sorted(data)[:12]})")
+        raise FaultError(f"its JSON must hold one list of devices (got the keys {sorted(data)[:12]})", "run it by hand")
     common = {key: value for key, value in data.items() if not isinstance(value, list | dict)}
-    return [{**common, **element} for element in lists[0]]
-
-
-def _is_device_list(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(entry, dict) and "neuron_device" in entry for entry in value)
+    return [{**common, **each} for each in lists[0]]
 
 
 def _chip(element: Mapping[str, Any]) -> Listed:
     count, cores, lnc = element.get("nc_count"), element.get("neuroncore_ids"), element.get("logical_neuroncore_config")
-    if not _natural(count) or not 0 < count <= MOST_CORES:
+    memory, numa = element.get("memory_size"), str(element.get("numa_node")).strip()
+    if not _natural(count) or count not in range(1, 1025):  # far above any chip
         raise ValueError(f"nc_count must be the number of cores (got {count!r})")
-    if cores is not None:
-        if not isinstance(cores, list) or len(set(_naturals(cores))) != len(cores):
-            raise ValueError(f"neuroncore_ids must be a list of core ids (got {cores!r})")
-        if len(cores) != count:
-            raise ValueError(f"neuroncore_ids must name the {count} cores of nc_count (got {len(cores)})")
+    if cores is not None and not (isinstance(cores, list) and len(set(_naturals(cores))) == len(cores)):
+        raise ValueError(f"neuroncore_ids must be a list of core ids (got {cores!r})")
+    if cores is not None and len(cores) != count:
+        raise ValueError(f"neuroncore_ids must name the {count} cores of nc_count (got {len(cores)})")
     if lnc is not None and not (_natural(lnc) and lnc in (0, 1, 2)):  # 0 where the chip knows no sizes
         raise ValueError(f"logical_neuroncore_config must be 1 or 2 (got {lnc!r})")
-    memory, numa = element.get("memory_size"), str(element.get("numa_node")).strip()
-    processes = element.get("neuron_processes")
     return Listed(
-        count=count,
-        cores=cores,
-        memory_bytes=memory if _natural(memory) and memory > 0 else None,
+        cores_listed=count,
+        cores=cores or (),
+        memory_bytes=memory or None if _natural(memory) else None,
         address=pci_address(element.get("bdf")),
         numa_node=int(numa) if re.fullmatch(r"[0-9]{1,6}", numa) else None,  # text; -1 where there is none
-        connected=frozenset(_naturals(element.get("connected_to"))),
+        connected=_naturals(element.get("connected_to")),
         lnc=lnc or None,
         instance_type=str(element.get("instance_type") or ""),
-        pids=_naturals([each.get("pid") for each in processes if isinstance(each, dict)])
-        if isinstance(processes, list)
-        else (),
+        pids=_naturals([each.get("pid") for each in _list(element.get("neuron_processes")) if isinstance(each, dict)]),
     )
 
 
@@ -178,6 +170,9 @@ def _natural(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _naturals(values: object) -> list[int]:
-    """The numbers of a list; none where it is no list."""
-    return [value for value in values if _natural(value)] if isinstance(values, list) else []
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _naturals(value: object) -> list[int]:
+    return list(filter(_natural, _list(value)))
