@@ -3,10 +3,10 @@
 import json
 import os
 
-from anyaccel_neuron import plugin
 import pytest
 from anyaccel.plugin import Health
 from anyaccel.testing import context
+from anyaccel_neuron import plugin
 from neuron_machine import CHARACTER_DEVICES, TOOL
 
 PCI = "/sys/bus/pci/devices"

@@ -1,9 +1,9 @@
 """Masks, their inverse, and the sets of cores that the runtime takes."""
 
-from anyaccel_neuron import plugin
 import pytest
 from anyaccel.model import Share
 from anyaccel.plugin import Device, EnvContext, Fractional, Term
+from anyaccel_neuron import plugin
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,11 +4,11 @@ import json
 import os
 import time
 
-from anyaccel_neuron import plugin
 import pytest
 from anyaccel.plugin import DeviceProcess, Health, ProbeContext, Severity
 from anyaccel.probe.recording import Recorder
 from anyaccel.testing import context
+from anyaccel_neuron import plugin
 from neuron_machine import TOOL
 
 RECORD = {

@@ -3,9 +3,8 @@
 import json
 import time
 
-from anyaccel_neuron import plugin
 import pytest
-from anyaccel_neuron import neuron_ls
+from anyaccel_neuron import neuron_ls, plugin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from neuron_machine import TOOL

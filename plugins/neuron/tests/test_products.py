@@ -2,9 +2,9 @@
 
 import re
 
-from anyaccel_neuron import plugin
 import pytest
 from anyaccel.plugin import Device, EnvContext, Term
+from anyaccel_neuron import plugin
 
 PRODUCTS = plugin.anyaccel_products()
 NAMED = {alias: product for product in PRODUCTS for alias in product.aliases}

@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from anyaccel_neuron import plugin
 import pytest
 from anyaccel.plugin import Health
 from anyaccel.testing import context, describe, load_recording
+from anyaccel_neuron import plugin
 
 RECORDINGS = sorted((Path(__file__).parent.parent / "recordings").iterdir(), key=lambda path: path.name)
 BY_NAME = {path.name: path for path in RECORDINGS}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from anyaccel.kit import Card, Fault, FaultError, Mask, Vendor, fail, kernel_log, warn
+from anyaccel.kit import Fault, FaultError, Mask, Vendor, fail, kernel_log, warn
 from anyaccel.plugin import (
     Detected,
     Device,
@@ -24,6 +24,7 @@ from anyaccel.plugin import (
 from anyaccel_neuron import chips
 from anyaccel_neuron.chips import LNC_CONFIG, LNC_CONFIG_OLD, Chip
 from anyaccel_neuron.monitor import Use, cores_in_use
+from anyaccel_neuron.neuron_ls import Listed
 
 VISIBLE_CORES, NUM_CORES = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"
 
@@ -90,6 +91,7 @@ class Neuron(Vendor):
 
     key, resource, kind, brand, driver = "neuron", "neuron_cores", "neuron", "Neuron", "neuron"
     url = "https://awsdocs-neuron.readthedocs-hosted.com"
+    pci_vendors = (0x1D0F,)
     catalog = chips.CATALOG
     entry_attribute = "device_name"
     # The runtime documents no value for "none" and without a value takes every core of the machine, so hiding must not
@@ -101,13 +103,14 @@ class Neuron(Vendor):
         remedy=f"correct or unset {VISIBLE_CORES}",
     )
     variables = (NUM_CORES, LNC_CONFIG, LNC_CONFIG_OLD)
+    exclusive = "a NeuronCore belongs to one process, and programs are compiled for whole cores"
 
     def functions(self, ctx: ProbeContext) -> list[PciFunction]:
         """The PCI functions that are chips: network adapters and disks of an instance have Amazon's vendor id, too.
 
         They are in the order of addresses, which is not the order of indexes.
         """
-        return [function for function in ctx.pci(0x1D0F) if self.catalog.by_pci(function.device)]
+        return [function for function in super().functions(ctx) if self.catalog.by_pci(function.device)]
 
     def detect(self, ctx: ProbeContext) -> Detected | None:
         """Find the logical cores, each with the chip it is a part of as its parent.
@@ -140,13 +143,8 @@ class Neuron(Vendor):
     def tags(self, device: Device) -> Sequence[str]:
         """Name a core's accelerator types: Ray's, which does not tell chips apart, chip, family, size of the core."""
         entry = self.entry(device)
-        if entry is None:
-            return self.catalog.entries[0].tags[:1]
-        return (
-            (*entry.tags[:3], f"{entry.tags[1]}-lnc{device.attributes['lnc']}")
-            if self.sized(device)
-            else entry.tags[:3]
-        )
+        names = entry.tags[:3] if entry else self.catalog.entries[0].tags[:1]
+        return (*names, f"{names[1]}-lnc{device.attributes['lnc']}") if self.sized(device) else names
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
         """Set the mask; on chips that know several sizes of cores also that, since core ids count logical cores.
@@ -167,16 +165,11 @@ class Neuron(Vendor):
         a power of two that starts at a multiple of itself (optimum-neuron#619): such runs are pairs, rows and squares
         of the torus.
         """
-        if term.fraction:
-            return (
-                "a NeuronCore belongs to one process and programs are compiled for whole cores, so it cannot be shared:"
-                f" ask for a whole number of cores (got {term.units / 10_000:g})"
-            )
         cores = sorted(device.index for device in devices)
-        gap, count = _gap(cores), len(cores)
+        refusal, count = super().validate(term, devices) or _gap(cores), len(cores)
         entry = self.entry(devices[0]) if devices else None
-        if gap or entry is None or not entry.model.startswith("Trainium"):
-            return gap
+        if refusal or entry is None or not entry.model.startswith("Trainium"):
+            return refusal
         per_chip = _per_chip(devices[0])
         if cores[0] // per_chip == cores[-1] // per_chip:
             return None
@@ -199,7 +192,8 @@ class Neuron(Vendor):
         observed = {}
         for device in devices:
             chip = by_nodes.get(device.nodes)
-            health, fault = self.judge(device, chip)
+            gone = Fault(device.health_reason or "its device node is gone", device.health_remedy or "reload the driver")
+            health, fault = self.judge(device, chip) if chip else (Health.UNHEALTHY, gone)
             shares = [cores.get(str(device.index)) for cores in (use or {}).values()]
             observed[device.id] = Stats(
                 memory_used_bytes=chip.memory_used(device) if chip else None,
@@ -210,13 +204,6 @@ class Neuron(Vendor):
                 health_remedy=fault.remedy,
             )
         return observed
-
-    def judge(self, device: Device, card: Card | None) -> tuple[Health, Fault]:
-        """Say how a core is; ``card`` is its chip, or None when that has no node."""
-        if card is not None:
-            return super().judge(device, card)
-        gone = Fault("its device node is gone", "reload the driver")
-        return Health.UNHEALTHY, Fault(device.health_reason, device.health_remedy) if device.health_reason else gone
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
         """Variables that contradict each other or the machine, and hardware errors that the driver reported."""
@@ -248,11 +235,11 @@ def _processes(chip: Chip | None, device: Device, use: Use | None) -> tuple[Devi
     The monitor says which cores a process uses. ``neuron-ls`` says which chip only: a process that it names and the
     monitor does not place may be on any core of the chip, and counts on each.
     """
-    listed = chip.listed if chip else None
-    if listed is None and use is None:
+    listed = chip.listed if chip else Listed()
+    if not listed.nc_count and use is None:
         return None
     placed = [pid for pid, cores in (use or {}).items() if str(device.index) in cores]
-    unplaced = [pid for pid in (listed.pids if listed else ()) if not (use or {}).get(pid)]
+    unplaced = [pid for pid in listed.pids if not (use or {}).get(pid)]
     return tuple(DeviceProcess(pid=pid) for pid in dict.fromkeys((*placed, *unplaced)))
 
 

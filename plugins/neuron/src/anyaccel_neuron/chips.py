@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 
 from anyaccel.kit import Card, Catalog, Fault, FaultError, node_fault, number, text
 from anyaccel.plugin import Device, PciFunction, ProbeContext
@@ -50,27 +51,15 @@ class Chip(Card):
 
     Attributes:
         parts: Beginning of the names of the directories of its physical cores; empty when it has no device node.
-        listed: What the tool lists of it, or None.
+        listed: What the tool lists of it.
         lnc: Physical cores in one logical core, or None when nothing tells.
         cores: Ids of its logical cores, as the runtime counts.
     """
 
     parts: str = ""
-    listed: neuron_ls.Listed | None = None
+    listed: neuron_ls.Listed = neuron_ls.Listed()
     lnc: int | None = None
     cores: Sequence[int] = ()
-
-    def __init__(self, ctx: ProbeContext, index: int, function: PciFunction | None) -> None:
-        """Begin to look at a chip: its index here, and its PCI function or None when nothing tells."""
-        super().__init__(ctx, "", function)
-        self.index = index
-        self.folders = []
-        self.entry = CATALOG.by_pci(function.device) if function else None
-
-    @property
-    def address(self) -> str | None:
-        """PCI address, as the tool or the bus tells."""
-        return (self.listed.address if self.listed else None) or super().address
 
     @property
     def host_index(self) -> int:
@@ -104,15 +93,14 @@ class Chip(Card):
     def divide(self) -> int:
         """Settle the size of the logical cores and tell how many there are; 0 when unknown."""
         known = self.entry.attributes if self.entry else {"lnc": 1, "cores_per_device": 0}
-        listed, physical = self.listed, known["lnc"] * known["cores_per_device"]
-        if listed is None:
+        count, physical = self.listed.nc_count, known["lnc"] * known["cores_per_device"]
+        if not count:
             self.lnc = (configured_size(self.ctx) if known["lnc"] > 1 else None) or known["lnc"]
             return physical // self.lnc
-        self.lnc = listed.lnc or (max(1, physical // listed.cores_listed) if physical else None)
-        if listed.lnc and not listed.cores and listed.cores_listed == physical:
-            # Tools of SDK 2.21 print the physical cores beside the configuration ("NEURON CORES 8, LOGICAL NC 4").
-            return physical // listed.lnc
-        return listed.cores_listed
+        self.lnc = self.listed.lnc or (max(1, physical // count) if physical else None)
+        # Tools of SDK 2.21 print the physical cores beside the configuration ("NEURON CORES 8, LOGICAL NC 4").
+        both = self.listed.lnc and not self.listed.cores and count == physical
+        return count // self.listed.lnc if self.listed.lnc and both else count
 
     def memory_used(self, device: Device) -> int | None:
         """Add up what the physical cores of a logical core hold; None when unknown.
@@ -128,40 +116,28 @@ class Chip(Card):
         spans = [physical(position, self.lnc or 1) for position in range(len(self.cores))]
         return [f"{self.id}-nc{'-'.join(map(str, sorted({span[0], span[-1]})))}" for span in spans]
 
-    def devices(self) -> list[Device]:
+    def devices(self) -> Iterator[Device]:
         """Make the cores, linked closely to each other and as the chip is to those of other chips."""
-        listed, entry, ids = self.listed, self.entry, self.core_ids()
-        total = listed.memory_bytes if listed else None
-        if total is None and entry and entry.memory_bytes:
-            total = entry.memory_bytes * entry.attributes["cores_per_device"]
-        numa_node = listed.numa_node if listed else None
-        attributes = {
-            **(entry.attributes if entry else {}),
-            **({"lnc": self.lnc} if self.lnc else {}),
-            **({"instance_type": listed.instance_type} if listed and listed.instance_type else {}),
-            "cores_per_device": len(ids),
-            "device_index": self.index,
-        }
-        reason, remedy = self.fault or Fault("")
-        return [
-            Device(
-                id=ids[position],
-                index=index,
-                model=entry.model if entry else "NeuronDevice",  # what lspci prints for every chip
-                memory_bytes=total // len(ids) if total else None,
-                pci_bus_id=self.address,
-                numa_node=self.function.numa_node if numa_node is None and self.function else numa_node,
-                parent=self.id,
-                links={**self.links, **{core: SAME_CHIP for core in ids if core != ids[position]}},
-                nodes=self.nodes,
-                occupies=tuple(f"{self.parts}{core}" for core in physical(position, self.lnc or 1) if self.parts),
-                health=self.health,
-                health_reason=reason,
-                health_remedy=remedy,
-                attributes={**attributes, "core": position},
-            )
-            for position, index in enumerate(self.cores)
-        ]
+        ids, known = self.core_ids(), self.entry.attributes if self.entry else {}
+        total = self.listed.memory_bytes
+        if total is None and self.entry and self.entry.memory_bytes:
+            total = self.entry.memory_bytes * known["cores_per_device"]
+        for position, index in enumerate(self.cores):
+            core = copy(self)
+            core.id, core.index, core.parent = ids[position], index, self.id
+            core.model = self.entry.model if self.entry else "NeuronDevice"  # what lspci prints for every chip
+            core.memory_bytes = total // len(ids) if total else None
+            core.links = {**self.links, **{other: SAME_CHIP for other in ids if other != core.id}}
+            core.occupies = tuple(f"{self.parts}{part}" for part in physical(position, self.lnc or 1) if self.parts)
+            core.attributes = {
+                **known,
+                "lnc": self.lnc,
+                "cores_per_device": len(ids),
+                "device_index": self.index,
+                "core": position,
+                "instance_type": self.listed.instance_type,
+            }
+            yield core.device()
 
 
 def physical(position: int, lnc: int) -> range:
@@ -195,50 +171,43 @@ def configured_size(ctx: ProbeContext) -> int | None:
 def find(ctx: ProbeContext, functions: Sequence[PciFunction]) -> tuple[list[Chip], str]:
     """Describe the chips that have a device node; others belong to other containers, whatever sysfs shows.
 
-    Args:
-        ctx: The machine.
-        functions: The PCI functions that are chips.
-
     Returns:
-        The chips by index, and what went wrong with the tool; empty when all is well.
+        The chips in the order of their indexes, and what went wrong with the tool; empty when all is well.
     """
     nodes = {index: node for index, path in _numbered(ctx, "/dev/neuron") if (node := ctx.node(path))}
     if not nodes:
         return [], ""
-    listing = neuron_ls.ask(ctx)
+    listed, problem = neuron_ls.ask(ctx)
     shown = {path: text(ctx, f"{path}/dev") for _, path in _numbered(ctx, f"{CLASS}/neuron")}
     # An instance has chips of one kind, which PCI, sysfs or the firmware names.
-    told = [CATALOG.by_pci(function.device) for function in functions]
-    told = told or [CATALOG.by_name(text(ctx, f"{path}/{DEVICE_NAME}")) for path in shown]
-    told = told if any(told) else [CATALOG.by_name(text(ctx, PRODUCT_NAME))]
-    kinds = {entry.key: entry for entry in told if entry}
+    names = (text(ctx, f"{path}/{DEVICE_NAME}") for path in shown)
+    seen = [CATALOG.by_pci(function.device) for function in functions] or [*filter(None, map(CATALOG.by_name, names))]
+    seen = seen or [CATALOG.by_name(text(ctx, PRODUCT_NAME))]
+    common = seen[0] if all(entry is seen[0] for entry in seen) else None
     chips = []
     for index, node in nodes.items():
         # The driver makes each directory with the numbers of its node (neuron_cdev.c). A container, to which sysfs
         # shows the host's chips (optimum-neuron#544), may give nodes other names: they count where numbers are hidden.
         by_name = None if any(shown.values()) else f"{CLASS}/neuron{index}"
         own = (path for path, numbers in shown.items() if path == by_name or numbers == f"{node.major}:{node.minor}")
-        listed = listing.chips.get(index)
-        address = listed.address if listed else None
-        alone = not address and len(functions) == len(nodes) == 1
-        chip = Chip(ctx, index, next((each for each in functions if alone or each.address == address), None))
-        chip.listed, chip.nodes, chip.folders = listed, (node.path,), [*own]
+        told = listed.get(index, neuron_ls.Listed())
+        alone = not told.function and len(functions) == len(nodes) == 1
+        same = (each for each in functions if alone or (told.function and each.address == told.function.address))
+        chip = Chip(ctx, "", next(same, told.function))
+        chip.index, chip.listed, chip.nodes, chip.folders = index, told, (node.path,), [*own]
         # The driver gives the node of a chip the chip's index as its minor number (neuron_cdev.c) and makes a directory
         # for each physical core (neuron_sysfs_metrics.c). A container may give the node another name, not another
         # number. Which parts there are depends on no user's setting, so no core is leased twice under two names.
         chip.parts = f"{CLASS}/neuron{node.minor}/neuron_core"
-        names = (chip.tell(DEVICE_NAME), listed.instance_type if listed else "")
-        chip.entry = next(filter(None, map(CATALOG.by_name, names)), chip.entry)
-        if chip.entry is None and len(kinds) == 1:
-            (chip.entry,) = kinds.values()
-        if index in listing.faults:
-            chip.blame(listing.faults[index], "run 'neuron-ls' by hand, then reset the device", partial=True)
+        chip.entry = CATALOG.by_name(chip.tell(DEVICE_NAME)) or CATALOG.by_name(told.instance_type or "") or common
+        if told.fault:
+            chip.blame(told.fault, "run 'neuron-ls' by hand, then reset the device", partial=True)
         closed = node_fault(ctx, node.path, closed=f"run 'sudo chmod 0666 {node.path}'")
         if closed:
             chip.blame(*closed, partial=True)
         chip.check()
         chips.append(chip)
-    return chips, listing.problem
+    return chips, problem
 
 
 def _numbered(ctx: ProbeContext, start: str) -> list[tuple[int, str]]:
@@ -259,7 +228,7 @@ def number_cores(chips: Sequence[Chip], problem: str) -> None:
         paths = ", ".join(path for chip in chips for path in chip.nodes)
         why = problem or "; ".join(chip.fault.reason for chip in chips if chip.fault) or "neuron-ls lists none of them"
         raise FaultError(f"nothing tells how many NeuronCores {paths} have: {why}", "install aws-neuronx-tools")
-    taken = {core for chip in chips if chip.listed for core in chip.listed.cores}
+    taken = {core for chip in chips for core in chip.listed.cores}
     for chip, count in zip(chips, counts, strict=True):
         size = count
         if not count:  # like its siblings, and unusable: it must not shift the ids of the others
@@ -269,7 +238,7 @@ def number_cores(chips: Sequence[Chip], problem: str) -> None:
         start = chip.index * size
         if not taken.isdisjoint(range(start, start + size)):
             start = max(taken) + 1
-        chip.cores = (chip.listed.cores if chip.listed else ()) or range(start, start + size)
+        chip.cores = chip.listed.cores or range(start, start + size)
         taken.update(chip.cores)
 
 
@@ -285,10 +254,12 @@ def without_driver(
     start = max((core for chip in chips for core in chip.cores), default=-1) + 1
     index = max((chip.index for chip in chips), default=-1) + 1
     found: list[Chip] = []
-    for function in functions if not loaded or any(each.driver for each in functions) else ():
-        if function.address in known or function.driver == PCI_DRIVER:
+    shown = not loaded or any(each.driver for each in functions)
+    for function in functions:
+        if not shown or function.address in known or function.driver == PCI_DRIVER:
             continue
-        chip = Chip(ctx, index + len(found), function)
+        chip = Chip(ctx, "", function, entry=CATALOG.by_pci(function.device))
+        chip.index = index + len(found)
         if function.driver:
             chip.blame(f"it is bound to the driver {function.driver}", f"bind it to {PCI_DRIVER}", partial=True)
         elif loaded:
@@ -321,8 +292,7 @@ def connect(chips: Sequence[Chip]) -> None:
     numbered = all(chip.tell("dev") for chip in chips)
     here = {chip.host_index if numbered else chip.index: chip for chip in chips}
     told = {
-        index: (chip.listed.connected if chip.listed else ())
-        or [int(item) for item in re.findall(r"[0-9]+", chip.tell("connected_devices"))]
+        index: chip.listed.connected or [int(each) for each in re.findall(r"[0-9]+", chip.tell("connected_devices"))]
         for index, chip in here.items()
     }
     if any(chip.entry and chip.entry.facts.get("switched") for chip in chips):

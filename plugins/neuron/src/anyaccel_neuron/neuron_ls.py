@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from anyaccel.kit import FaultError, Tool
-from anyaccel.plugin import ProbeContext
+from anyaccel.plugin import PciFunction, ProbeContext
 
 # Under sudo, systemd and in containers the directory in which it is installed is not on the PATH.
 TOOL = Tool("/opt/aws/neuron/bin/neuron-ls", "neuron-ls", seconds=10.0, package="the package aws-neuronx-tools")
@@ -23,47 +23,38 @@ which tools before SDK 2.28 cannot bear."""
 
 
 class Listed(NamedTuple):
-    """One chip as the tool lists it.
+    """One chip as the tool lists it; without arguments, one that it does not list.
 
     Attributes:
-        cores_listed: Number of cores, as the tool prints it.
+        nc_count: Number of cores, as the tool prints it; 0 where it says nothing that can be understood.
         cores: Ids that the runtime takes; empty before SDK 2.25.
-        memory_bytes: Memory of the chip.
-        address: PCI address.
-        numa_node: Nearest NUMA node, or None.
+        memory_bytes: Memory of the chip, or None.
+        function: Its PCI function, as far as the tool tells: address and nearest NUMA node; or None.
         connected: Indexes of the chips that it is linked to, as the host counts them.
         lnc: Physical cores in one logical core, or None where the chip or the tool does not know it.
-        instance_type: EC2 instance type, or an empty string.
+        instance_type: EC2 instance type, or None.
         pids: Processes that use the chip. The tool does not say which of its cores.
+        fault: Why what is listed cannot be understood; empty when all is well.
     """
 
-    cores_listed: int
-    cores: Sequence[int]
-    memory_bytes: int | None
-    address: str | None
-    numa_node: int | None
-    connected: Sequence[int]
-    lnc: int | None
-    instance_type: str
-    pids: Sequence[int]
+    nc_count: int = 0
+    cores: Sequence[int] = ()
+    memory_bytes: int | None = None
+    function: PciFunction | None = None
+    connected: Sequence[int] = ()
+    lnc: int | None = None
+    instance_type: str | None = None
+    pids: Sequence[int] = ()
+    fault: str = ""
 
 
-class Listing(NamedTuple):
-    """The answer of the tool.
+def ask(ctx: ProbeContext) -> tuple[Mapping[int, Listed], str]:
+    """Run the tool and read its answer.
 
-    Attributes:
-        chips: The chips by their index; inside a container the tool may count from 0.
-        faults: Why a chip that it lists cannot be understood, by index.
-        problem: Why there is no answer, or none for some chip, in one sentence; empty when all is well.
+    Returns:
+        The chips by their index, which inside a container may count from 0, and why there is no answer, or none for
+        some chip, in one sentence; empty when all is well. sysfs may know enough then.
     """
-
-    chips: Mapping[int, Listed]
-    faults: Mapping[int, str]
-    problem: str
-
-
-def ask(ctx: ProbeContext) -> Listing:
-    """Run the tool and read its answer. What goes wrong is in the answer, since sysfs may know enough."""
     problem = ""
     try:
         for form in FORMS:
@@ -77,17 +68,16 @@ def ask(ctx: ProbeContext) -> Listing:
     except FaultError as error:
         problem = str(error)
     problem = problem and f"neuron-ls gave no list of devices: {problem}"
-    return Listing({}, {}, problem or f"neuron-ls is not installed: install {TOOL.package}")
+    return {}, problem or f"neuron-ls is not installed: install {TOOL.package}"
 
 
-def parse(text: str) -> Listing:
+def parse(text: str) -> tuple[Mapping[int, Listed], str]:
     """Read the JSON of the tool. One chip that makes no sense is set aside and the others are kept.
 
     Raises:
         FaultError: When the text holds no list of devices.
     """
     chips: dict[int, Listed] = {}
-    faults: dict[int, str] = {}
     holders: dict[int, int] = {}
     problem = ""
     for element in _elements(text):
@@ -95,21 +85,14 @@ def parse(text: str) -> Listing:
         if not _natural(index):
             problem = f"neuron-ls lists something without a device index: {json.dumps(element)[:120]}"
             continue
-        if index in chips or index in faults:
-            chips.pop(index, None)
-            faults[index] = f"neuron-ls lists device {index} twice"
-            continue
-        try:
-            chip = _chip(element)
-        except ValueError as error:
-            faults[index] = f"neuron-ls on device {index}: {error}"
-            continue
-        shared = [core for core in chip.cores if holders.setdefault(core, index) != index]
-        if shared:
-            faults[index] = f"neuron-ls lists core {shared[0]} for device {index} and for device {holders[shared[0]]}"
-        else:
-            chips[index] = chip
-    return Listing(chips, faults, problem)
+        chip = _chip(index, element)
+        shared = next((core for core in chip.cores if holders.setdefault(core, index) != index), None)
+        if index in chips:
+            chip = Listed(fault=f"neuron-ls lists device {index} twice")
+        elif shared is not None:
+            chip = Listed(fault=f"neuron-ls lists core {shared} for device {index} and for device {holders[shared]}")
+        chips[index] = chip
+    return chips, problem
 
 
 def _elements(text: str) -> list[Any]:
@@ -136,34 +119,38 @@ def _elements(text: str) -> list[Any]:
     return [{**common, **each} for each in lists[0]]
 
 
-def _chip(element: Mapping[str, Any]) -> Listed:
+def _chip(index: int, element: Mapping[str, Any]) -> Listed:
     count, cores, lnc = element.get("nc_count"), element.get("neuroncore_ids"), element.get("logical_neuroncore_config")
-    memory, numa = element.get("memory_size"), str(element.get("numa_node")).strip()
+    fault = ""
     if not _natural(count) or count not in range(1, 1025):  # far above any chip
-        raise ValueError(f"nc_count must be the number of cores (got {count!r})")
-    if cores is not None and not (isinstance(cores, list) and len(set(_naturals(cores))) == len(cores)):
-        raise ValueError(f"neuroncore_ids must be a list of core ids (got {cores!r})")
-    if cores is not None and len(cores) != count:
-        raise ValueError(f"neuroncore_ids must name the {count} cores of nc_count (got {len(cores)})")
-    if lnc is not None and not (_natural(lnc) and lnc in (0, 1, 2)):  # 0 where the chip knows no sizes
-        raise ValueError(f"logical_neuroncore_config must be 1 or 2 (got {lnc!r})")
+        fault = f"nc_count must be the number of cores (got {count!r})"
+    elif cores is not None and not (isinstance(cores, list) and len(set(_naturals(cores))) == len(cores)):
+        fault = f"neuroncore_ids must be a list of core ids (got {cores!r})"
+    elif cores is not None and len(cores) != count:
+        fault = f"neuroncore_ids must name the {count} cores of nc_count (got {len(cores)})"
+    elif lnc is not None and not (_natural(lnc) and lnc in (0, 1, 2)):  # 0 where the chip knows no sizes
+        fault = f"logical_neuroncore_config must be 1 or 2 (got {lnc!r})"
+    if fault:
+        return Listed(fault=f"neuron-ls on device {index}: {fault}")
+    memory = element.get("memory_size")
     return Listed(
-        cores_listed=count,
+        nc_count=count or 0,
         cores=cores or (),
         memory_bytes=memory or None if _natural(memory) else None,
-        address=pci_address(element.get("bdf")),
-        numa_node=int(numa) if re.fullmatch(r"[0-9]{1,6}", numa) else None,  # text; -1 where there is none
+        function=_function(str(element.get("bdf")), str(element.get("numa_node"))),
         connected=_naturals(element.get("connected_to")),
         lnc=lnc or None,
-        instance_type=str(element.get("instance_type") or ""),
+        instance_type=str(element.get("instance_type") or "") or None,
         pids=_naturals([each.get("pid") for each in _list(element.get("neuron_processes")) if isinstance(each, dict)]),
     )
 
 
-def pci_address(text: object) -> str | None:
-    """Write a PCI address in full: ``cc:00.0`` of older tools as ``0000:cc:00.0``; None when it is none."""
-    match = re.fullmatch(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", str(text).strip().lower())
-    return f"{match[1] or '0000'}:{match[2]}" if match else None
+def _function(address: str, numa_node: str) -> PciFunction | None:
+    """Older tools print ``cc:00.0`` for ``0000:cc:00.0``; the NUMA node is text, and -1 where there is none."""
+    match = re.fullmatch(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", address.strip().lower())
+    numa = int(numa_node) if re.fullmatch(r"\s*[0-9]{1,6}\s*", numa_node) else None
+    full = f"{match[1] or '0000'}:{match[2]}" if match else ""
+    return PciFunction(address=full, vendor=0x1D0F, device=0, class_code=0, numa_node=numa) if full else None
 
 
 def _natural(value: object) -> TypeGuard[int]:
