@@ -1,19 +1,87 @@
-import importlib.util
-import sys
+"""Machines for tests: files below a directory, and real executables for the vendor's tools."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from anyaccel.plugin import CommandResult, Device, ProbeContext
+from anyaccel.probe.host import HostFacts
+from anyaccel_neuron import plugin
 
-# The suite imports by file name, without putting its directory on the path.
-_spec = importlib.util.spec_from_file_location("neuron_machine", Path(__file__).with_name("machine.py"))
-assert _spec
-assert _spec.loader
-neuron_machine = importlib.util.module_from_spec(_spec)
-sys.modules["neuron_machine"] = neuron_machine
-_spec.loader.exec_module(neuron_machine)
+TOOL = "/opt/aws/neuron/bin/neuron-ls"
+CHARACTER_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random")
+"""What nodes of chips are links to; each has other numbers."""
+
+
+class Machine(HostFacts):
+    """Facts of a made-up machine: its files below a directory, its commands by real processes of this host.
+
+    ``HostFacts`` runs nothing below another root, so commands with a path are looked up below it here; a name
+    without one goes through the ``PATH``, which begins with the directory ``bin``.
+    """
+
+    def __init__(self, root: Path, **environ: str) -> None:
+        self.tree = root
+        self.variables = {"PATH": f"{root}/bin:/usr/bin:/bin", **environ}
+        super().__init__(self.variables, str(root))
+
+    def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:
+        program = str(self.tree) + argv[0] if argv[0].startswith("/") else argv[0]
+        return HostFacts(self.variables).run([program, *argv[1:]], timeout)
+
+    def write(self, path: str, text: str) -> None:
+        where = self.tree / path.lstrip("/")
+        where.parent.mkdir(parents=True, exist_ok=True)
+        where.write_text(text)
+
+    def tool(self, path: str, script: str) -> None:
+        """Install an executable shell script."""
+        self.write(path, "#!/bin/sh\n" + script)
+        os.chmod(self.tree / path.lstrip("/"), 0o755)
+
+    def lists(self, *chips: Any) -> None:
+        """Make ``neuron-ls`` list chips."""
+        self.tool(TOOL, f"cat <<'END'\n{json.dumps(chips)}\nEND\n")
+
+    def chip(self, index: int, name: str = "Trainium1", *, node: str | None = None) -> str:
+        """Add a chip: its node is a link to a character device of this machine; returns its sysfs directory."""
+        where = self.tree / (node or f"/dev/neuron{index}").lstrip("/")
+        where.parent.mkdir(parents=True, exist_ok=True)
+        where.symlink_to(CHARACTER_DEVICES[index])
+        numbers = os.stat(where).st_rdev
+        entry = f"/sys/class/neuron_device/neuron{index}"
+        self.write(f"{entry}/dev", f"{os.major(numbers)}:{os.minor(numbers)}\n")
+        self.write(f"{entry}/info/architecture/device_name", f"{name}\n")
+        return entry
+
+    def function(self, address: str, device: int, driver: str = "") -> None:
+        """Add a PCI function of Amazon's."""
+        folder = f"/sys/bus/pci/devices/{address}"
+        facts = {"vendor": "0x1d0f", "device": f"0x{device:04x}", "class": "0x088000", "numa_node": "-1"}
+        for name, value in facts.items():
+            self.write(f"{folder}/{name}", value + "\n")
+        if driver:
+            (self.tree / f"{folder}/driver".lstrip("/")).symlink_to(f"../../drivers/{driver}")
+
+    def context(self, seconds: float = 10.0) -> ProbeContext:
+        return ProbeContext(self, time.monotonic() + seconds)
+
+    def devices(self) -> tuple[Device, ...]:
+        found = plugin.anyaccel_detect(self.context())
+        return found.devices if found else ()
 
 
 @pytest.fixture
-def machine(tmp_path):
+def new_machine(tmp_path: Path) -> Callable[..., Machine]:
+    """Make machines without any Neuron device, by a name and the environment."""
+    return lambda name, **environ: Machine(tmp_path / name, **environ)
+
+
+@pytest.fixture
+def machine(new_machine: Callable[..., Machine]) -> Machine:
     """A machine without any Neuron device."""
-    return neuron_machine.Machine(tmp_path)
+    return new_machine("machine")

