@@ -24,12 +24,9 @@ from anyaccel.plugin import (
 from anyaccel_neuron import chips
 from anyaccel_neuron.chips import LNC_CONFIG, LNC_CONFIG_OLD, Chip
 from anyaccel_neuron.monitor import Use, cores_in_use
-from anyaccel_neuron.neuron_ls import Listed
+from anyaccel_neuron.neuron_ls import NO_CORE, Listed
 
 VISIBLE_CORES, NUM_CORES = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"
-
-HARDWARE_ERROR = re.compile(r"NEURON_HW_ERR=(\w+)[^\n]*?\bnd-id=(\d+)")
-"""What the driver writes into the kernel's log (Neuron problem detector)."""
 
 
 class CoreList(Mask):
@@ -98,7 +95,7 @@ class Neuron(Vendor):
     # rest on what it makes of an empty one. A core that no machine has it refuses.
     mask = CoreList(
         VISIBLE_CORES,
-        nothing="65535",
+        nothing=str(NO_CORE),
         entries="core ids and ranges such as 0,1 or 0-3, in one contiguous, increasing run",
         remedy=f"correct or unset {VISIBLE_CORES}",
     )
@@ -215,7 +212,8 @@ class Neuron(Vendor):
             if value and sizes and value not in sizes:
                 reason = f"{name}={value} and the cores here are of size {', '.join(sizes)}, so ids differ"
                 yield warn(reason, f"unset {name}, or configure the machine in {chips.LNC_FILE}")
-        for kind, chip in dict.fromkeys(HARDWARE_ERROR.findall(kernel_log(ctx))):
+        errors = re.findall(r"NEURON_HW_ERR=(\w+)[^\n]*?\bnd-id=(\d+)", kernel_log(ctx))  # Neuron problem detector
+        for kind, chip in dict.fromkeys(errors):
             yield fail(f"the driver reported {kind} on device {chip}", chips.REPLACE)
 
     def sized(self, device: Device) -> bool:

@@ -108,18 +108,24 @@ class Chip(Card):
 
         ``present`` is read: on idle hardware ``total`` was seen to be 0 whatever is held (lablup/all-smi#417).
         """
-        cores = physical(int(device.attributes.get("core", 0)), int(device.attributes.get("lnc", 0)))
-        used = [self.count(f"neuron_core{core}/stats/memory_usage/device_mem/present") for core in cores]
+        names = (part.rpartition("/")[2] for part in device.occupies)
+        used = [self.count(f"{name}/stats/memory_usage/device_mem/present") for name in names]
         return None if None in used or not used else sum(filter(None, used))
 
+    @property
+    def spans(self) -> list[range]:
+        """Physical cores of each logical one, as the driver numbers those of a chip: L of size 2 is 2L and 2L+1."""
+        size = self.lnc or 1
+        return [range(position * size, (position + 1) * size) for position in range(len(self.cores))]
+
+    @property
     def core_ids(self) -> list[str]:
         """Name the cores by their physical ones: users with other sizes of cores must not mean two by one name."""
-        spans = [physical(position, self.lnc or 1) for position in range(len(self.cores))]
-        return [f"{self.id}-nc{'-'.join(map(str, sorted({span[0], span[-1]})))}" for span in spans]
+        return [f"{self.id}-nc{'-'.join(map(str, sorted({span[0], span[-1]})))}" for span in self.spans]
 
     def devices(self) -> Iterator[Device]:
         """Make the cores, linked closely to each other and as the chip is to those of other chips."""
-        ids, known = self.core_ids(), self.entry.attributes if self.entry else {}
+        ids, known = self.core_ids, self.entry.attributes if self.entry else {}
         total = self.listed.memory_bytes
         if total is None and self.entry and self.entry.memory_bytes:
             total = self.entry.memory_bytes * known["cores_per_device"]
@@ -129,7 +135,7 @@ class Chip(Card):
             core.model = self.entry.model if self.entry else "NeuronDevice"  # what lspci prints for every chip
             core.memory_bytes = total // len(ids) if total else None
             core.links = {**self.links, **{other: SAME_CHIP for other in ids if other != core.id}}
-            core.occupies = tuple(f"{self.parts}{part}" for part in physical(position, self.lnc or 1) if self.parts)
+            core.occupies = tuple(f"{self.parts}{part}" for part in self.spans[position] if self.parts)
             core.attributes = {
                 **known,
                 "lnc": self.lnc,
@@ -139,11 +145,6 @@ class Chip(Card):
                 "instance_type": self.listed.instance_type,
             }
             yield core.device()
-
-
-def physical(position: int, lnc: int) -> range:
-    """The physical cores of a logical one, as the driver numbers those of a chip: L of size 2 is 2L and 2L+1."""
-    return range(position * lnc, (position + 1) * lnc)
 
 
 def configured_size(ctx: ProbeContext) -> int | None:
@@ -302,4 +303,4 @@ def connect(chips: Sequence[Chip]) -> None:
         return
     for index, chip in here.items():
         near = {other for other in here if other != index and (other in told[index] or index in told[other])}
-        chip.links = {core: LINKED_CHIP for other in sorted(near) for core in here[other].core_ids()}
+        chip.links = {core: LINKED_CHIP for other in sorted(near) for core in here[other].core_ids}

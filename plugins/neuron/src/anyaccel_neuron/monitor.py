@@ -10,6 +10,8 @@ from typing import Any
 
 from anyaccel.plugin import CommandTimeoutError, ProbeContext
 
+from anyaccel_neuron.neuron_ls import natural
+
 Use = dict[int, dict[str, float | None]]
 """Share of time that a core was busy, or None when unknown, by process id and id of the core."""
 
@@ -34,7 +36,7 @@ def cores_in_use(ctx: ProbeContext) -> Use | None:
     found: Use = {}
     for runtime in runtimes:
         pid, cores = _at(runtime, "pid"), _at(runtime, "report", "neuroncore_counters", "neuroncores_in_use")
-        if isinstance(pid, int) and not _at(runtime, "error"):
+        if natural(pid) and not _at(runtime, "error"):
             shares = cores.items() if isinstance(cores, dict) else ()
             found.setdefault(pid, {}).update({core: _share(counters) for core, counters in shares})
     return found

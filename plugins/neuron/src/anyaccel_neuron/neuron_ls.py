@@ -22,6 +22,10 @@ end of support for the JSON format). Trying the next form also repeats a call th
 which tools before SDK 2.28 cannot bear."""
 
 
+NO_CORE = 65535
+"""A core that no machine has."""
+
+
 class Listed(NamedTuple):
     """One chip as the tool lists it; without arguments, one that it does not list.
 
@@ -82,7 +86,7 @@ def parse(text: str) -> tuple[Mapping[int, Listed], str]:
     problem = ""
     for element in _elements(text):
         index = element.get("neuron_device") if isinstance(element, dict) else None
-        if not _natural(index):
+        if not natural(index):
             problem = f"neuron-ls lists something without a device index: {json.dumps(element)[:120]}"
             continue
         chip = _chip(index, element)
@@ -121,22 +125,22 @@ def _elements(text: str) -> list[Any]:
 
 def _chip(index: int, element: Mapping[str, Any]) -> Listed:
     count, cores, lnc = element.get("nc_count"), element.get("neuroncore_ids"), element.get("logical_neuroncore_config")
-    fault = ""
-    if not _natural(count) or count not in range(1, 1025):  # far above any chip
+    ids, fault = [core for core in _naturals(cores) if core < NO_CORE], ""
+    if not natural(count) or count not in range(1, 1025):  # far above any chip
         fault = f"nc_count must be the number of cores (got {count!r})"
-    elif cores is not None and not (isinstance(cores, list) and len(set(_naturals(cores))) == len(cores)):
+    elif cores is not None and (ids != cores or len(set(ids)) < len(ids)):
         fault = f"neuroncore_ids must be a list of core ids (got {cores!r})"
-    elif cores is not None and len(cores) != count:
-        fault = f"neuroncore_ids must name the {count} cores of nc_count (got {len(cores)})"
-    elif lnc is not None and not (_natural(lnc) and lnc in (0, 1, 2)):  # 0 where the chip knows no sizes
+    elif cores is not None and len(ids) != count:
+        fault = f"neuroncore_ids must name the {count} cores of nc_count (got {len(ids)})"
+    elif lnc is not None and not (natural(lnc) and lnc in (0, 1, 2)):  # 0 where the chip knows no sizes
         fault = f"logical_neuroncore_config must be 1 or 2 (got {lnc!r})"
     if fault:
         return Listed(fault=f"neuron-ls on device {index}: {fault}")
     memory = element.get("memory_size")
     return Listed(
         nc_count=count or 0,
-        cores=cores or (),
-        memory_bytes=memory or None if _natural(memory) else None,
+        cores=ids,
+        memory_bytes=memory or None if natural(memory) else None,
         function=_function(str(element.get("bdf")), str(element.get("numa_node"))),
         connected=_naturals(element.get("connected_to")),
         lnc=lnc or None,
@@ -153,8 +157,9 @@ def _function(address: str, numa_node: str) -> PciFunction | None:
     return PciFunction(address=full, vendor=0x1D0F, device=0, class_code=0, numa_node=numa) if full else None
 
 
-def _natural(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def natural(value: object) -> TypeGuard[int]:
+    """Whether something is a number that is not negative and that an inventory may hold."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
 def _list(value: object) -> list[Any]:
@@ -162,4 +167,4 @@ def _list(value: object) -> list[Any]:
 
 
 def _naturals(value: object) -> list[int]:
-    return list(filter(_natural, _list(value)))
+    return list(filter(natural, _list(value)))
