@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from anyaccel.plugin import CommandResult, Device, ProbeContext
+from anyaccel.probe.context import ask
 from anyaccel.probe.host import HostFacts
 from anyaccel_neuron import plugin
 
@@ -32,6 +33,9 @@ class Machine(HostFacts):
     def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:
         program = str(self.tree) + argv[0] if argv[0].startswith("/") else argv[0]
         return HostFacts(self.variables).run([program, *argv[1:]], timeout)
+
+    def query(self, name: str, fn: Callable[[], Any]) -> Any:
+        return ask(fn)
 
     def write(self, path: str, text: str) -> None:
         where = self.tree / path.lstrip("/")

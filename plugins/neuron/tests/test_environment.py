@@ -94,27 +94,14 @@ def test_a_mask_is_read_as_the_runtime_reads_it(value, expected):
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"),
+    "value",
     [
-        ("3,5,6", "contiguous"),
-        ("1,0", "increasing"),
-        ("0,0,1", "contiguous"),
-        ("0-3,2", "contiguous"),
-        ("3-1", "increasing"),
-        ("0,,1", "ids and ranges"),
-        ("0,", "ids and ranges"),
-        ("-1", "ids and ranges"),
-        ("NoDevFiles", "ids and ranges"),
-        ("neuron-test-0", "ids and ranges"),
-        ("0x1", "ids and ranges"),
-        ("\u0661", "ids and ranges"),
-        ("32", "names core 32"),
-        ("30-33", "names core 32"),
-        ("0-99999", "names core 32"),
+        *("3,5,6", "1,0", "0,0,1", "0-3,2", "3-1", "0,,1", "0,", "-1", "NoDevFiles", "neuron-test-0", "0x1", "\u0661"),
+        *("32", "30-33", "0-99999", "9" * 30),  # no such core
     ],
 )
-def test_a_mask_that_the_runtime_refuses_is_named(value, reason):
-    with pytest.raises(ValueError, match=reason):
+def test_a_mask_that_the_runtime_refuses_is_named(value):
+    with pytest.raises(ValueError, match=r"NEURON_RT_VISIBLE_CORES must be ids of cores.*contiguous, increasing"):
         visible(value)
 
 

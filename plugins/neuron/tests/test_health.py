@@ -236,6 +236,17 @@ def test_hardware_errors_in_the_kernels_log_are_found_once(machine):
     assert failed == ["the driver reported HBM_UNCORRECTABLE_ERROR on device 3"]
 
 
+def test_a_recording_of_the_findings_holds_no_other_line_of_the_kernels_log(machine):
+    machine.chip(0)
+    machine.tool("/bin/dmesg", "echo 'secret-host'; echo 'NEURON_HW_ERR=DMA_ERROR nd-id=3 nc-id=0'\n")
+    recorder = Recorder(machine)
+    found = plugin.anyaccel_diagnose(ProbeContext(recorder, time.monotonic() + 10))
+    recording = recorder.recording()
+    assert "DMA_ERROR" in found[-1].reason
+    assert "secret-host" not in json.dumps(recording)
+    assert plugin.anyaccel_diagnose(context(recording)) == found
+
+
 def test_a_recorded_machine_answers_like_the_real_one(machine):
     for index in range(2):
         machine.write(f"{machine.chip(index)}/connected_devices", f"{1 - index}\n")

@@ -6,20 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from anyaccel.kit import Fault, FaultError, Mask, Vendor, fail, kernel_log, warn
-from anyaccel.plugin import (
-    Detected,
-    Device,
-    DeviceProcess,
-    EnvContext,
-    EnvEdits,
-    Finding,
-    Health,
-    PciFunction,
-    ProbeContext,
-    Stats,
-    Term,
-)
+from anyaccel.kit import Fault, FaultError, Mask, Numbers, Vendor, condition, fail, kernel_log, warn
+from anyaccel.plugin import Detected, Device, DeviceProcess, EnvContext, EnvEdits, Finding, ProbeContext, Stats, Term
 
 from anyaccel_neuron import chips
 from anyaccel_neuron.chips import LNC_CONFIG, LNC_CONFIG_OLD, Chip
@@ -27,6 +15,7 @@ from anyaccel_neuron.monitor import Use, cores_in_use
 from anyaccel_neuron.neuron_ls import NO_CORE, Listed
 
 VISIBLE_CORES, NUM_CORES = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"
+HARDWARE_ERROR = r"NEURON_HW_ERR=(\w+)[^\n]*?\bnd-id=(\d+)"  # in the kernel's log: Neuron problem detector
 
 
 class CoreList(Mask):
@@ -50,23 +39,12 @@ class CoreList(Mask):
         The number leaves the choice to the runtime; the lowest cores stand for them. An empty list is read as "none":
         nobody documents what the runtime makes of it, and only narrowing is safe.
         """
-        by_index = {device.index: device for device in sorted(devices, key=lambda device: device.index)}
-        value = environ.get(VISIBLE_CORES)
-        if value is None:
-            return self._lowest(environ.get(NUM_CORES, "").strip(), list(by_index.values()))
-        if value.strip() in ("", self.nothing):
-            return []
-        cores: list[int] = []
-        for item in value.split(","):
-            match = re.fullmatch(r"([0-9]{1,5})(?:\s*-\s*([0-9]{1,5}))?", item.strip())
-            cores += range(int(match[1]), int(match[2] or match[1]) + 1) if match else ()
-            if match is None or int(match[2] or match[1]) < int(match[1]) or _gap(cores):
-                raise self.refusal(value)
-        unknown = next((core for core in cores if core not in by_index), None)
-        if unknown is not None:
-            reason = f"{VISIBLE_CORES}={value!r} names core {unknown}, and the cores here are {[*by_index]}"
-            raise FaultError(reason, f"correct or unset {VISIBLE_CORES}")
-        return [by_index[core] for core in cores]
+        if VISIBLE_CORES not in environ:
+            return self._lowest(environ.get(NUM_CORES, "").strip(), sorted(devices, key=lambda device: device.index))
+        found = super().read(environ, devices)
+        if _gap([device.index for device in found or ()]):
+            raise self.refusal(environ[VISIBLE_CORES])
+        return found
 
     def _lowest(self, told: str, in_order: list[Device]) -> list[Device] | None:
         """The lowest cores; a list gives the sizes of groups of cores (AWS note on parallel execution, Inf1)."""
@@ -88,26 +66,22 @@ class Neuron(Vendor):
 
     key, resource, kind, brand, driver = "neuron", "neuron_cores", "neuron", "Neuron", "neuron"
     url = "https://awsdocs-neuron.readthedocs-hosted.com"
-    pci_vendors = (0x1D0F,)
+    pci_vendors, pci_known = (0x1D0F,), True  # Amazon's network adapters and disks have that vendor id, too
     catalog = chips.CATALOG
     entry_attribute = "device_name"
     # The runtime documents no value for "none" and without a value takes every core of the machine, so hiding must not
     # rest on what it makes of an empty one. A core that no machine has it refuses.
     mask = CoreList(
         VISIBLE_CORES,
+        Numbers(ranges=True),
         nothing=str(NO_CORE),
-        entries="core ids and ranges such as 0,1 or 0-3, in one contiguous, increasing run",
+        unknown="error",
+        repeated="error",
+        entries="ids of cores that are here, or ranges such as 0-3, in one contiguous, increasing run",
         remedy=f"correct or unset {VISIBLE_CORES}",
     )
     variables = (NUM_CORES, LNC_CONFIG, LNC_CONFIG_OLD)
     exclusive = "a NeuronCore belongs to one process, and programs are compiled for whole cores"
-
-    def functions(self, ctx: ProbeContext) -> list[PciFunction]:
-        """The PCI functions that are chips: network adapters and disks of an instance have Amazon's vendor id, too.
-
-        They are in the order of addresses, which is not the order of indexes.
-        """
-        return [function for function in super().functions(ctx) if self.catalog.by_pci(function.device)]
 
     def detect(self, ctx: ProbeContext) -> Detected | None:
         """Find the logical cores, each with the chip it is a part of as its parent.
@@ -190,15 +164,12 @@ class Neuron(Vendor):
         for device in devices:
             chip = by_nodes.get(device.nodes)
             gone = Fault(device.health_reason or "its device node is gone", device.health_remedy or "reload the driver")
-            health, fault = self.judge(device, chip) if chip else (Health.UNHEALTHY, gone)
             shares = [cores.get(str(device.index)) for cores in (use or {}).values()]
             observed[device.id] = Stats(
                 memory_used_bytes=chip.memory_used(device) if chip else None,
                 utilization=next((share for share in shares if share is not None), None),
                 processes=_processes(chip, device, use),
-                health=health,
-                health_reason=fault.reason,
-                health_remedy=fault.remedy,
+                **condition(chip.fault if chip else gone, sound=chip is not None and chip.sound),
             )
         return observed
 
@@ -212,8 +183,7 @@ class Neuron(Vendor):
             if value and sizes and value not in sizes:
                 reason = f"{name}={value} and the cores here are of size {', '.join(sizes)}, so ids differ"
                 yield warn(reason, f"unset {name}, or configure the machine in {chips.LNC_FILE}")
-        errors = re.findall(r"NEURON_HW_ERR=(\w+)[^\n]*?\bnd-id=(\d+)", kernel_log(ctx))  # Neuron problem detector
-        for kind, chip in dict.fromkeys(errors):
+        for kind, chip in dict.fromkeys(re.findall(HARDWARE_ERROR, kernel_log(ctx, HARDWARE_ERROR))):
             yield fail(f"the driver reported {kind} on device {chip}", chips.REPLACE)
 
     def sized(self, device: Device) -> bool:

@@ -20,8 +20,7 @@ from anyaccel_neuron import neuron_ls
 CATALOG = Catalog(__file__)
 CLASS = "/sys/class/neuron_device"
 DEVICE_NAME = "info/architecture/device_name"
-PRODUCT_NAME = "/sys/devices/virtual/dmi/id/product_name"
-"""Instance type, as the firmware of EC2 instances on Nitro says it."""
+PRODUCT_NAME = "/sys/devices/virtual/dmi/id/product_name"  # instance type, by the firmware of EC2 on Nitro
 PCI_DRIVER = "neuron-driver"
 """Name of the PCI driver (``neuron_pci.c``); the module is called ``neuron``."""
 
@@ -235,8 +234,7 @@ def number_cores(chips: Sequence[Chip], problem: str) -> None:
         size = count
         if not count:  # like its siblings, and unusable: it must not shift the ids of the others
             chip.lnc, size = known.most_common(1)[0][0]
-            reason = f"neither neuron-ls nor sysfs tells the cores of device {chip.index}"
-            chip.blame(reason, "reset it", partial=True)
+            chip.blame("neither neuron-ls nor sysfs tells how many cores it has", "reset it", partial=True)
         start = chip.index * size
         if not taken.isdisjoint(range(start, start + size)):
             start = max(taken) + 1

@@ -22,8 +22,7 @@ end of support for the JSON format). Trying the next form also repeats a call th
 which tools before SDK 2.28 cannot bear."""
 
 
-NO_CORE = 65535
-"""A core that no machine has."""
+NO_CORE = 65535  # no machine has it
 
 
 class Listed(NamedTuple):
