@@ -18,7 +18,7 @@ Use = dict[int, dict[str, float | None]]
 SECONDS = 3.0
 # The first record comes at once, and no option ends the monitor after it. The shell waits for all that it started.
 FIRST_RECORD = (
-    "sh -c 'echo $$; PATH=/opt/aws/neuron/bin:$PATH exec neuron-monitor'"
+    "sh -c 'echo $$; PATH=/opt/aws/neuron/bin${PATH:+:$PATH} exec neuron-monitor'"
     ' | { read -r pid; head -n 1 | head -c 8388608; kill -9 "$pid"; }'
 )
 
