@@ -6,11 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import anyaccel_nvidia as plugin
 import pytest
 from anyaccel.model.wire import decode
 from anyaccel.plugin import Detected, Device, Health
 from anyaccel.testing import context, load_recording
+from anyaccel_nvidia import plugin
 
 HERE = Path(__file__).parent
 RECORDINGS = HERE.parent / "recordings"

@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
-import anyaccel_nvidia as plugin
 import pytest
 from anyaccel.plugin import Health
 from anyaccel.probe.context import ProbeContext
 from anyaccel.probe.host import HostFacts
 from anyaccel.testing import context, load_recording
-from anyaccel_nvidia import files
+from anyaccel_nvidia import plugin
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 UUID = "GPU-3291dfa4-fcc4-0110-615b-c894a0d7c689"
@@ -34,6 +33,14 @@ NO_LIBRARY = fault("NVMLError_LibraryNotFound", 12)
 NO_MODULE = fault("NVMLError_DriverNotLoaded", 9)
 ONE = "0000:70:00.0"
 NODE = {"/dev/nvidia0": {"char": [195, 0]}, "/dev/nvidiactl": {"char": [195, 255]}}
+
+
+def one_gpu(**facts):
+    """Answers of NVML about a machine with one GPU."""
+    names = ("memory", "compute_mode", "compute_capability", "fabric", "mig", "minor", "bus_id", "pci_device")
+    known = {"index": 0, "uuid": UUID, "name": "NVIDIA L4", "mig_devices": [], **facts}
+    system = {"driver": "550.54", "cuda": None, "count": 1}
+    return {"nvml/system": {"value": system}, "nvml/device/0": {"value": dict.fromkeys(names) | known}}
 
 
 def test_nothing_is_asked_where_no_nvidia_gpu_can_be(recorded):
@@ -102,26 +109,30 @@ def test_gpus_of_other_drivers_are_listed_unhealthy(devices_of):
     nouveau, vfio = devices_of("no-driver-vfio-and-nouveau")
     assert {nouveau.health, vfio.health} == {Health.UNHEALTHY}
     assert (nouveau.id, vfio.id) == ("nvidia-0000:01:00.0", "nvidia-0000:41:00.0")
+    assert "install NVIDIA's driver" in nouveau.health_remedy
     assert "nouveau" in nouveau.health_reason
     assert "vfio-pci" in vfio.health_reason
 
 
 def test_a_gpu_of_another_driver_beside_nvmls_comes_last(machine):
-    facts = dict.fromkeys(("memory", "compute_mode", "compute_capability", "fabric", "mig", "minor"))
-    facts |= {"index": 0, "uuid": UUID, "name": "NVIDIA L4", "bus_id": "00000000:70:00.0", "pci_device": "0x27b810de"}
-    queries = {
-        "nvml/system": {"value": {"driver": "550.54", "cuda": None, "count": 1}},
-        "nvml/device/0": {"value": {**facts, "mig_devices": []}},
-    }
     paths = card("0000:01:00.0", "vfio-pci") | card(ONE) | card("0000:90:00.0")  # the last: another container's
-    devices = plugin.anyaccel_detect(machine(paths, queries)).devices
+    devices = plugin.anyaccel_detect(machine(paths, one_gpu(bus_id=f"0000{ONE}"))).devices
     assert [(device.id, device.index) for device in devices] == [(UUID, 0), ("nvidia-0000:01:00.0", 1)]
 
 
-def test_an_excluded_gpu_is_no_device_and_is_reported(machine):
-    ctx = machine(card(ONE) | NODE | information(ONE, f"GPU UUID: {UUID}\nGPU Excluded: \t Yes\n"), NO_LIBRARY)
+@pytest.mark.parametrize("line", ["GPU Excluded: \t Yes", "GPU Blacklisted: Yes", "Blacklisted:\t Yes"])
+def test_an_excluded_gpu_is_no_device_and_is_reported(machine, line):
+    """Drivers before 470 call it blacklisted."""
+    ctx = machine(card(ONE) | NODE | information(ONE, f"GPU UUID: {UUID}\n{line}\n"), NO_LIBRARY)
     assert plugin.anyaccel_detect(ctx).devices == ()
-    assert any("NVreg_ExcludedGpus" in finding.remedy for finding in plugin.anyaccel_diagnose(ctx))
+    (finding,) = plugin.anyaccel_diagnose(ctx)
+    assert "NVreg_ExcludedGpus" in finding.remedy
+    assert UUID in finding.reason
+
+
+def test_a_gpu_that_is_not_blacklisted_is_a_device(machine):
+    ctx = machine(card(ONE) | NODE | information(ONE, f"GPU UUID: {UUID}\nBlacklisted:\t No\n"), NO_LIBRARY)
+    assert len(plugin.anyaccel_detect(ctx).devices) == 1
 
 
 def test_information_that_only_root_may_read_leaves_the_pci_address_as_identity(machine):
@@ -166,12 +177,12 @@ def test_malformed_information_is_an_error_that_names_file_and_value(machine, te
 
 def test_a_module_that_nvml_misses_while_it_is_there_is_an_error(machine):
     paths = card(ONE) | NODE | information(ONE, f"GPU UUID: {UUID}\nDevice Minor: 0\n")
-    with pytest.raises(RuntimeError, match="modprobe nvidia"):
+    with pytest.raises(ValueError, match="modprobe nvidia"):
         plugin.anyaccel_detect(machine(paths, NO_MODULE))
 
 
 def test_a_foreign_module_by_the_name_of_the_binding_is_an_error(machine):
-    with pytest.raises(RuntimeError, match="AttributeError"):
+    with pytest.raises(ValueError, match="AttributeError"):
         plugin.anyaccel_detect(machine(card(ONE) | NODE, fault("AttributeError")))
 
 
@@ -204,11 +215,7 @@ def test_a_missing_topology_is_no_fault(machine):
 
 
 def test_a_display_adapter_of_a_dgx_station_is_skipped(machine):
-    facts = dict.fromkeys(("memory", "compute_mode", "compute_capability", "fabric", "mig", "minor", "pci_device"))
-    facts |= {"index": 0, "uuid": UUID, "name": "NVIDIA DGX Display", "bus_id": "00000000:01:00.0", "mig_devices": []}
-    system = {"driver": "550.54", "cuda": None, "count": 1}
-    queries = {"nvml/system": {"value": system}, "nvml/device/0": {"value": facts}}
-    assert plugin.anyaccel_detect(machine(NODE, queries)).devices == ()
+    assert plugin.anyaccel_detect(machine(NODE, one_gpu(name="NVIDIA DGX Display"))).devices == ()
 
 
 def test_links_count_nvlinks_and_switches_but_no_path_through_the_host(devices_of):
@@ -234,13 +241,37 @@ def test_integrated_gpus_offer_the_hosts_memory_and_say_so(devices_of):
         ("00010000:01:00.0", "10000:01:00.0"),
     ],
 )
-def test_bus_ids_are_written_as_sysfs_writes_them(bus_id, address):
-    assert files.pci_address(bus_id) == address
+def test_bus_ids_are_written_as_sysfs_writes_them(machine, bus_id, address):
+    (device,) = plugin.anyaccel_detect(machine(NODE, one_gpu(bus_id=bus_id))).devices
+    assert device.pci_bus_id == address
 
 
-def test_a_malformed_bus_id_is_an_error():
+def test_a_malformed_bus_id_is_an_error(machine):
     with pytest.raises(ValueError, match=r"00000000:0C:00\.0 \(got 'PCI:1'\)"):
-        files.pci_address("PCI:1")
+        plugin.anyaccel_detect(machine(NODE, one_gpu(bus_id="PCI:1")))
+
+
+@pytest.mark.parametrize(
+    ("ids", "model"),
+    [
+        ({"device": "0x1b06"}, "NVIDIA GeForce GTX 1080 Ti"),
+        ({"device": "0x2684"}, "NVIDIA GeForce RTX 4090"),
+        ({"device": "0x1e30"}, "Quadro RTX 6000"),
+        ({"device": "0x1e30", "subsystem_vendor": "0x10de", "subsystem_device": "0x129e"}, "Quadro RTX 8000"),
+        ({"device": "0xfff0"}, "NVIDIA GeForce RTX 9090"),
+        ({"device": "0xfff1"}, "NVIDIA GB902GL"),
+        ({"device": "0xfff2"}, "NVIDIA Device fff2"),
+    ],
+)
+@pytest.mark.parametrize("name", [None, "NVIDIA Graphics Device", "nouveau"])
+def test_a_card_that_nobody_names_is_named_by_its_pci_id(machine, ids, model, name):
+    """By the list of NVIDIA's names first, and by the machine's own list of PCI ids."""
+    listed = {"pci.ids/10de:fff0": {"value": "GB902 [GeForce RTX 9090]"}, "pci.ids/10de:fff1": {"value": "GB902GL"}}
+    files = {f"/sys/bus/pci/devices/{ONE}/{file}": {"text": text} for file, text in ids.items()}
+    paths = card(ONE, "nouveau" if name == "nouveau" else "nvidia") | NODE | files
+    queries = NO_MODULE if name == "nouveau" else one_gpu(name=name, bus_id=f"0000{ONE}")
+    (device,) = plugin.anyaccel_detect(machine(paths, queries | listed)).devices
+    assert device.model == model
 
 
 def test_the_nodes_of_a_mig_device_are_its_gpus_and_two_capabilities(devices_of):

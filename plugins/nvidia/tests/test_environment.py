@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-import anyaccel_nvidia as plugin
 import pytest
 from anyaccel.plugin import Device, EnvContext, Fractional, Share, Term
-from anyaccel_nvidia.visibility import visible
+from anyaccel_nvidia import plugin
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,8 +60,9 @@ VECTORS = {
 
 
 @pytest.mark.parametrize(("value", "indexes"), VECTORS.items())
+@pytest.mark.filterwarnings("ignore:CUDA_VISIBLE_DEVICES:UserWarning")
 def test_a_mask_is_read_as_cuda_reads_it(value, indexes):
-    assert visible({"CUDA_VISIBLE_DEVICES": value}, FOUR) == [IDS[index] for index in indexes]
+    assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": value}, FOUR) == [IDS[index] for index in indexes]
 
 
 def test_an_unset_mask_hides_nothing_and_the_containers_variable_is_no_mask():
@@ -93,14 +93,16 @@ def test_numbers_are_nvmls_and_not_positions_in_our_list():
         ("MIG-GPU-7f57f032-34ab-a064-c37c-7a4f75601cc5/1/0", None),
     ],
 )
+@pytest.mark.filterwarnings("ignore:CUDA_VISIBLE_DEVICES:UserWarning")
 def test_one_process_sees_one_mig_device(devices_of, value, first):
     devices = devices_of("a100-2gpu-mig-mixed")
     expected = [] if first is None else [devices[first].id]
-    assert visible({"CUDA_VISIBLE_DEVICES": value}, devices) == expected
+    assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": value}, devices) == expected
 
 
+@pytest.mark.filterwarnings("ignore:CUDA_VISIBLE_DEVICES:UserWarning")
 def test_an_index_of_a_gpu_with_mig_and_no_mig_device_names_nothing(devices_of):
-    assert visible({"CUDA_VISIBLE_DEVICES": "0"}, devices_of("a100-1gpu-mig-empty")) == []
+    assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": "0"}, devices_of("a100-1gpu-mig-empty")) == []
 
 
 def test_indexes_on_a_mixed_machine_need_the_order_variable(devices_of):
@@ -114,6 +116,7 @@ def test_indexes_on_a_mixed_machine_need_the_order_variable(devices_of):
     assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": devices[2].id}, devices) == [devices[2].id]
 
 
+@pytest.mark.filterwarnings("ignore:CUDA_VISIBLE_DEVICES:UserWarning")
 def test_a_gpu_of_another_driver_has_no_cuda_index(machine):
     paths = {
         f"/sys/bus/pci/devices/0000:01:00.0/{name}": {"text": text}
@@ -122,8 +125,8 @@ def test_a_gpu_of_another_driver_has_no_cuda_index(machine):
     ctx = machine(paths, {"nvml/system": {"error": {"kind": "NVMLError_DriverNotLoaded", "message": "", "value": 9}}})
     devices = plugin.anyaccel_detect(ctx).devices
     assert len(devices) == 1
-    assert visible({"CUDA_VISIBLE_DEVICES": "0"}, devices) == []
-    assert "kernel driver" in plugin.anyaccel_validate(Term(names=("GPU",)), devices)
+    assert plugin.anyaccel_visible({"CUDA_VISIBLE_DEVICES": "0"}, devices) == []
+    assert "no driver is bound to it" in plugin.anyaccel_validate(Term(names=("GPU",)), devices)
     with pytest.raises(ValueError, match="modprobe nvidia"):
         plugin.anyaccel_env(devices, EnvContext(devices=devices))
 

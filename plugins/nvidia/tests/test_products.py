@@ -1,9 +1,9 @@
 """Products: simulated devices behave like detected ones."""
 
-import anyaccel_nvidia as plugin
 import pytest
 from anyaccel.plugin import EnvContext, Fractional
 from anyaccel.vendors.simulate import matching, simulate
+from anyaccel_nvidia import plugin
 
 PRODUCTS = plugin.anyaccel_products()
 RAY_CONSTANTS = {

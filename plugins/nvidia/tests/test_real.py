@@ -9,7 +9,7 @@ import pytest
 
 ASK = """
 import json, os, time
-import anyaccel_nvidia as plugin
+
 from anyaccel.model.wire import encode
 from anyaccel.probe.context import ProbeContext
 from anyaccel.probe.host import HostFacts

@@ -2,10 +2,9 @@
 
 import re
 
-import anyaccel_nvidia as plugin
 import pytest
 from anyaccel.plugin import Device
-from anyaccel_nvidia.tags import ray_tag
+from anyaccel_nvidia import plugin
 
 RAY = {
     "Tesla K80": "K80",
@@ -52,7 +51,7 @@ RAY = {
     "NVIDIA GeForce RTX 4090 D": "GeForce-RTX-4090-D",
     "NVIDIA GeForce RTX 5090": "GeForce-RTX-5090",
     "NVIDIA GeForce RTX 3090": "GeForce-RTX-3090",
-    "GeForce RTX 2080 Ti": "RTX-2080",
+    "GeForce RTX 2080 Ti": "GeForce-RTX-2080-Ti",
     "NVIDIA GeForce RTX 2080 Ti": "GeForce-RTX-2080-Ti",
     "NVIDIA RTX A6000": "RTX-A6000",
     "NVIDIA RTX 6000 Ada Generation": "RTX-6000",
@@ -63,7 +62,6 @@ RAY = {
     "NVIDIA RTX PRO 4500 Blackwell": "RTX-PRO-4500",
     "NVIDIA TITAN RTX": "TITAN-RTX",
     "NVIDIA TITAN V": "TITAN-V",
-    "NVIDIA A100-SXM4-40GB MIG 1g.5gb": "A100",
     "GRID T4-8Q": "T4",
     "NVIDIA A10-24Q": "A10",
     "NVIDIA Thor": "Thor",
@@ -72,16 +70,43 @@ RAY = {
 }
 
 
-@pytest.mark.parametrize(("name", "tag"), RAY.items())
-def test_the_type_is_rays(name, tag):
-    assert ray_tag(name) == tag
-
-
-@pytest.mark.parametrize("name", [name for name in RAY if " MIG " not in name])
-def test_the_first_tag_is_rays_and_all_are_legal(name):
+@pytest.mark.parametrize("name", RAY)
+def test_the_type_is_rays(name):
     tags = plugin.anyaccel_tags(Device(id="GPU-1", index=0, model=name))
     assert tags[0] == RAY[name]
     assert all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", tag) for tag in tags)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("GeForce GTX 1080 Ti", "NVIDIA GeForce GTX 1080 Ti"),
+        ("GeForce RTX 2070 SUPER", "NVIDIA GeForce RTX 2070 SUPER"),
+        ("TITAN Xp", "NVIDIA TITAN Xp"),
+        ("RTX A6000", "NVIDIA RTX A6000"),
+        ("Quadro RTX 6000", "NVIDIA Quadro RTX 6000"),
+        ("A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB"),
+        ("A100-SXM4-40GB MIG 1g.5gb", "NVIDIA A100-SXM4-40GB MIG 1g.5gb"),
+        ("Tesla V100-SXM2-16GB", "NVIDIA V100-SXM2-16GB"),
+        ("Tesla V100-SXM2-16GB", "NVIDIA Tesla V100-SXM2-16GB"),
+        ("Tesla T4", "NVIDIA T4"),
+    ],
+)
+def test_a_type_does_not_change_with_the_way_in_which_a_driver_writes_the_name(old, new):
+    kind = "MIG-1" if " MIG " in old else "GPU-1"
+    tags = [plugin.anyaccel_tags(Device(id=kind, index=0, model=name)) for name in (old, new)]
+    assert tags[0] == tags[1]
+
+
+@pytest.mark.parametrize("prefix", ["", "NVIDIA "])
+def test_a_card_never_goes_by_the_name_of_a_smaller_one(prefix):
+    """Ray takes an old driver's GTX 1080 Ti for a GTX-1080."""
+    for smaller, larger in (("GTX 1080", "GTX 1080 Ti"), ("RTX 2080", "RTX 2080 SUPER"), ("RTX 4090 D", "RTX 4090")):
+        tags = [
+            set(plugin.anyaccel_tags(Device(id="GPU-1", index=0, model=f"{prefix}GeForce {name}")))
+            for name in (smaller, larger)
+        ]
+        assert not tags[0] & tags[1]
 
 
 def test_models_of_one_type_are_told_apart_by_further_tags():

@@ -68,7 +68,7 @@ def device(index: int) -> Facts:
     return {
         "index": index,
         "uuid": _text(optional(nvml, "nvmlDeviceGetUUID", handle)),
-        "name": _text(nvml.nvmlDeviceGetName(handle)),
+        "name": _text(optional(nvml, "nvmlDeviceGetName", handle)),
         "bus_id": _text(pci.busId) if pci is not None else None,
         "pci_device": f"0x{pci.pciDeviceId:08x}" if pci is not None else None,
         "minor": optional(nvml, "nvmlDeviceGetMinorNumber", handle),
@@ -171,28 +171,17 @@ def _field(nvml: Any, handle: Any, number: int) -> int | None:
     return int(values[0].value.uiVal)
 
 
-class _FabricInfo(ctypes.Structure):
-    """``nvmlGpuFabricInfo_v2_t``. Bindings before 13.580 declare the cluster as text, and fail to decode it."""
-
-    _fields_ = (
-        ("version", ctypes.c_uint),
-        ("cluster", ctypes.c_uint8 * 16),
-        ("status", ctypes.c_uint),
-        ("clique", ctypes.c_uint32),
-        ("state", ctypes.c_uint),
-        ("health", ctypes.c_uint32),
-    )
-
-
 def _fabric(nvml: Any, handle: Any) -> Facts | None:
-    """The NVLink domain that spans machines, such as a GB200 NVL72 rack; None where there is none."""
-    info = _FabricInfo(version=_FABRIC_VERSION)
+    """The NVLink domain that spans machines, such as a GB200 NVL72 rack; None where there is none.
+
+    The words of ``nvmlGpuFabricInfo_v2_t`` are version, cluster (four), status, clique, state and health. Bindings
+    before 13.580 declare the cluster as text, and fail to decode it.
+    """
+    info = (ctypes.c_uint32 * 9)(_FABRIC_VERSION)
     if optional(nvml, "nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info)) is None:
         return None
-    cluster = bytes(info.cluster)
-    if info.state != _FABRIC_COMPLETED or not any(cluster):
-        return None
-    return {"cluster": cluster.hex(), "clique": info.clique}
+    cluster, clique, state = bytes(info)[4:20], info[6], info[7]
+    return {"cluster": cluster.hex(), "clique": clique} if state == _FABRIC_COMPLETED and any(cluster) else None
 
 
 def _mig_devices(nvml: Any, handle: Any) -> Iterator[Facts]:

@@ -8,11 +8,11 @@ import os
 import sys
 import time
 
-import anyaccel_nvidia as plugin
 from anyaccel.model.wire import encode
 from anyaccel.probe.context import ProbeContext, ask
 from anyaccel.probe.host import HostFacts
 from anyaccel.probe.recording import Recorder
+from anyaccel_nvidia import plugin
 
 
 class Overlay(HostFacts):

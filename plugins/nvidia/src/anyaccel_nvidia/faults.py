@@ -1,0 +1,91 @@
+"""What NVML's errors, health facts and XIDs mean, and the way out of each. ``faults.toml`` has the words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from anyaccel.kit import Catalog, Fault
+from anyaccel.plugin import QueryError
+
+TABLES = Catalog(__file__, "faults.toml")
+COMPUTE_MODES = {1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
+PROHIBITED = 2
+DRIVER_NOT_LOADED = 9
+DRIVER_ERRORS = {4, DRIVER_NOT_LOADED, 12, 13, 18}
+"""NVML errors that say something about the driver and nothing about one GPU."""
+
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]+:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\S*\): (\d+)")
+
+
+def _known(table: str, key: int | str | None) -> Fault | None:
+    words = TABLES.data[table].get(str(key))
+    return Fault(*words) if words else None
+
+
+def of_gpu(error: QueryError) -> Fault:
+    """Say why a GPU cannot be used, from the error that NVML gave when asked about it."""
+    return _known("gpu", error.value) or Fault(f"NVML answers {error} about it", "see 'dmesg | grep NVRM'")
+
+
+def of_driver(error: QueryError) -> Fault:
+    """Say why NVML as a whole does not answer."""
+    unknown = Fault(f"NVML does not answer ({error.kind}: {error})", "try 'nvidia-smi' and 'dmesg | grep NVRM'")
+    return _known("driver", error.value) or unknown
+
+
+def not_asked(error: QueryError) -> Fault | None:
+    """Say why NVML was not asked, where it is not there rather than at fault."""
+    return _known("not_asked", error.value or error.kind)
+
+
+def judge(facts: Mapping[str, Any]) -> Fault | None:
+    """Say why a GPU that answers cannot be used; None when it can."""
+    rows, action = facts.get("remapped_rows"), facts.get("recovery_action")
+    if facts.get("compute_mode") == PROHIBITED:
+        return Fault("its compute mode is PROHIBITED", "'nvidia-smi -c DEFAULT' as root allows work again")
+    if rows and rows[3]:
+        return Fault("it has no spare memory rows left (row remapping failed)", "have it replaced")
+    return _known("recovery", action) if action else None
+
+
+def remarks(facts: Mapping[str, Any]) -> Iterator[Fault]:
+    """What should be done about a GPU that is usable all the same."""
+    label = f"GPU {facts['index']} ({facts.get('uuid') or facts['name']})"
+    rows, mig = facts.get("remapped_rows"), facts.get("mig")
+    if (rows and rows[2] and not rows[3]) or facts.get("retired_pages_pending"):
+        reason = f"{label} has replaced bad memory, which takes effect at its next reset"
+        yield Fault(reason, "'nvidia-smi --gpu-reset'")
+    if mig and mig[0] != mig[1]:
+        yield Fault(f"{label} changes its MIG mode at its next reset", "'nvidia-smi --gpu-reset'")
+    if mig and mig[0] and not facts["mig_devices"]:
+        remedy = "create some with 'nvidia-smi mig -cgi PROFILE -C', or turn MIG off with 'nvidia-smi -mig 0'"
+        yield Fault(f"{label} has MIG on and no MIG device, so it offers nothing", remedy)
+
+
+def gaps(why: Fault, seen: int, hidden: int, *, tegra: bool) -> Iterator[Fault]:
+    """What is not known where files alone tell: of the GPUs that are seen, and of those that are not.
+
+    Args:
+        why: Why NVML was not asked.
+        seen: Number of GPUs that files show.
+        hidden: Number of those that were not given to this container.
+        tegra: Whether this is a Tegra board, whose GPU no file shows.
+    """
+    if seen:
+        reason = f"NVML could not be asked ({why.reason}), so memory, health, links and MIG are unknown"
+        yield Fault(reason, why.remedy)
+    if hidden:
+        reason = f"NVIDIA GPUs ({hidden}) are on the PCI bus without a device node here"
+        yield Fault(reason, "ask for them when starting the container, or let 'nvidia-modprobe -u -c=0' make the nodes")
+    if tegra and not (seen or hidden):
+        reason = f"this is a Tegra board and NVML could not be asked ({why.reason}), so its GPU is not listed"
+        yield Fault(reason, "update JetPack")
+
+
+def xids(log: str) -> list[tuple[str, int, str]]:
+    """The XIDs in a kernel log that are a GPU's fault: its PCI address without function, code, advice; each once."""
+    advice = {code: entry["advice"] for entry in TABLES.data["xids"] for code in entry["codes"]}
+    found = dict.fromkeys((address.lower(), int(code)) for address, code in _XID.findall(log))
+    return [(address, code, advice[code]) for address, code in found if code in advice]

@@ -1,0 +1,108 @@
+"""Which GPUs ``CUDA_VISIBLE_DEVICES`` shows, by CUDA's own rules, and how it is written.
+
+Source: CUDA C++ Programming Guide, "CUDA Environment Variables", and the parser of PyTorch, which was checked against
+the driver (pytorch/pytorch#92315). The list is read from the left; the first bad entry ends it; an entry that comes
+twice voids all of it; the first entry decides whether GPUs, MIG devices or numbers are named; one process sees one MIG
+device, the first that is named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from anyaccel.kit import Fault, FaultError, Ids, Mask, Numbers
+from anyaccel.kit.masks import Form
+from anyaccel.plugin import Device
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+ORDER = "CUDA_DEVICE_ORDER"
+PCI_ORDER = "PCI_BUS_ID"
+
+_CONTAINER_WORDS = ("all", "none", "void")
+_NOTHING = ("", "-1", "NoDevFiles")
+"""Values that hide every GPU on purpose."""
+
+
+def is_mig(device: Device) -> bool:
+    """Whether a device is a MIG device and not a whole GPU."""
+    return device.id.startswith("MIG-")
+
+
+def nvml_index(device: Device) -> int:
+    """Index that NVML, and CUDA in PCI order, give the GPU of a device."""
+    return int(device.attributes.get("nvml_index", device.index))
+
+
+def _strtoul(entry: str) -> int:
+    """CUDA reads a number as C's strtoul does: ``1gpu`` is 1."""
+    match = re.match(r"[+-]?\d+", entry, re.ASCII)
+    return int(match[0]) if match else -1
+
+
+def _legacy_id(device: Device) -> str:
+    """Id of a MIG device in drivers before 470.42."""
+    gpu, compute = (device.attributes.get(name) for name in ("gpu_instance", "compute_instance"))
+    return f"MIG-{device.parent}/{gpu}/{compute}"
+
+
+def _mask(*forms: Form) -> Mask:
+    return Mask(VARIABLE, *forms, malformed="stop", unknown="stop", repeated="void")
+
+
+GPUS = _mask(Ids(pattern="GPU-.*", shortest=1))
+MIGS = _mask(Ids(_legacy_id, pattern="MIG-GPU-.*"), Ids(pattern="MIG-.*", shortest=1))
+NUMBERS = _mask(Numbers(nvml_index, pattern=r"[+-]?\d.*", value=_strtoul))
+
+
+def read(environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] | None:
+    """The devices that an environment leaves visible, in CUDA's order; None when nothing is hidden.
+
+    A number of a GPU with MIG on means its first MIG device.
+
+    Raises:
+        FaultError: When GPUs of several models are named by number and CUDA's order is its default, fastest first:
+            then nobody can tell which ones are meant.
+    """
+    value = environ.get(VARIABLE, "").strip()
+    known = sorted(devices, key=lambda device: device.index)
+    if value.startswith("GPU-"):
+        return GPUS.read(environ, known)
+    if value.startswith("MIG-"):
+        return (MIGS.read(environ, known) or [])[:1]
+    found = NUMBERS.read(environ, known)
+    if not found:
+        return found
+    models = sorted({device.model.partition(" MIG ")[0] for device in known})
+    if len(models) > 1 and environ.get(ORDER) != PCI_ORDER and len(found) != len({*map(nvml_index, known)}):
+        reason = (
+            f"{VARIABLE}={environ[VARIABLE]!r} names GPUs by index, and this machine has different ones"
+            f" ({', '.join(models)}), which CUDA numbers fastest first, in an order that only CUDA knows"
+        )
+        raise FaultError(reason, f"set {ORDER}={PCI_ORDER}, or use UUIDs")
+    return found[:1] if is_mig(found[0]) else [device for device in found if not is_mig(device)]
+
+
+def oddity(value: str, shown: int) -> Fault | None:
+    """What is odd about a mask that CUDA takes without a word, and what to write instead; None when nothing is.
+
+    Args:
+        value: The mask.
+        shown: Number of devices that it leaves visible.
+    """
+    entries = [entry.strip() for entry in value.split(",")]
+    if value.strip() in _NOTHING:
+        return None
+    if value.strip() in _CONTAINER_WORDS:
+        return Fault(
+            f"{VARIABLE}={value} hides every GPU: that word belongs to NVIDIA_VISIBLE_DEVICES", f"unset {VARIABLE}"
+        )
+    if not shown and len({*entries}) < len(entries):
+        return Fault(f"{VARIABLE}={value!r} names a GPU twice, which hides every GPU", f"name each once in {VARIABLE}")
+    if shown < len(entries):
+        return Fault(
+            f"{VARIABLE}={value!r} leaves {shown} of its {len(entries)} entries visible: CUDA stops at the first one"
+            " that it does not know, and takes one MIG device",
+            f"write ids from 'nvidia-smi -L' into {VARIABLE}, or indexes with {ORDER}={PCI_ORDER}",
+        )
+    return None
