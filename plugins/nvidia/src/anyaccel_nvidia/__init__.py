@@ -46,14 +46,12 @@ from .masks import is_mig, nvml_index
 SHARED_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 WSL_LIBRARIES = "/usr/lib/wsl"
 UNITS_PER_PERCENT = 100
-GIB = 1 << 30
+A100_40G_AT_MOST = 60 << 30
 
 NO_NAME = ("", "NVIDIA Graphics Device", "Graphics Device")
 """What NVML and the driver's files call a GPU that the driver is too old to know."""
 NO_GPU = ("DGX Display", "NVIDIA DGX Display")
 """A display adapter that CUDA does not offer; NVIDIA's go-nvlib skips it likewise."""
-MEMORY_CLASSES = {"A100": (40, 80)}
-"""Families of which Ray knows names with the memory: ``A100-40G``, ``A100-80G``."""
 
 
 class Nvidia(Vendor):
@@ -89,7 +87,9 @@ class Nvidia(Vendor):
             suffixes = [f"MIG-{profile.replace('+', '.')}", "MIG"] if profile else ["MIG"]
             found = [f"{family}-{suffixes[0]}", f"{tag(name)}-{suffixes[0]}", *suffixes]
         else:
-            found = [family, tag(name), *_memory_class(family, device.memory_bytes), family.removeprefix("GeForce-")]
+            found = [family, tag(name), family.removeprefix("GeForce-")]
+            if family == "A100" and device.memory_bytes:  # Ray has a name for each of its two sizes
+                found.insert(2, "A100-40G" if device.memory_bytes <= A100_40G_AT_MOST else "A100-80G")
         return tuple(dict.fromkeys(filter(None, found))) or (self.brand,)
 
     def fractional(self, device: Device) -> Fractional:
@@ -123,9 +123,9 @@ class Nvidia(Vendor):
         detection.read_information(card)
         if function.driver != self.driver:
             card.attributes["driver"] = function.driver or "none"
-            if function.driver in ("nouveau", "nova"):
+            if function.driver == "nouveau":
                 remedy = "install NVIDIA's driver and bind the GPU to it"
-                card.blame(f"the driver {function.driver!r} has it, which CUDA cannot use", remedy)
+                card.blame("the driver 'nouveau' has it, which CUDA cannot use", remedy)
             self.bound(card)
         return card
 
@@ -235,8 +235,7 @@ class Nvidia(Vendor):
         share = ctx.shares.get(devices[0].id)
         if share is None or share.whole:
             return EnvEdits(set=values)
-        edits = shares.edits(devices[0], share, ctx.environ)
-        return EnvEdits(set=values | dict(edits.set), unset=edits.unset, enforced_by=edits.enforced_by)
+        return shares.edits(devices[0], share, ctx.environ, values)
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """Read the mask as CUDA does, with a warning about what CUDA takes without a word."""
@@ -321,13 +320,6 @@ def ray_type(name: str) -> str:
     match = re.match(r"(?:(?:Quadro|GRID)\s+)?((?:[A-Z]+\s+)*[A-Z0-9]*[0-9][A-Z0-9]*)", name)
     found = match[1] if match else ""
     return tag(found if len(found) > 1 else name)
-
-
-def _memory_class(family: str, memory_bytes: int | None) -> list[str]:
-    if memory_bytes is None or family not in MEMORY_CLASSES:
-        return []
-    nearest = min(MEMORY_CLASSES[family], key=lambda size: abs(size * GIB - memory_bytes))
-    return [f"{family}-{nearest}G"]
 
 
 def _have_uuids(devices: Sequence[Device]) -> bool:

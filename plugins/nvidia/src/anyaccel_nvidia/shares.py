@@ -36,8 +36,8 @@ def exclusive(device: Device) -> Fault | None:
     return None
 
 
-def edits(device: Device, share: Share, environ: Mapping[str, str]) -> EnvEdits:
-    """Hold a worker to its share of a GPU, the only one that it sees.
+def edits(device: Device, share: Share, environ: Mapping[str, str], mask: Mapping[str, str]) -> EnvEdits:
+    """Hold a worker to its share of a GPU, the only one that its mask shows.
 
     Frameworks that take nearly all memory at start get a cap: JAX a fraction, TensorFlow growth. JAX refuses to start
     when the new name of its variable is set beside the one that all versions know. Where an MPS daemon listens, it
@@ -47,7 +47,7 @@ def edits(device: Device, share: Share, environ: Mapping[str, str]) -> EnvEdits:
     part = share.memory_bytes / total if share.memory_bytes and total else share.units / 10_000
     for name in (JAX_MEMORY, JAX_MEMORY_RIVAL):
         part = min(part, _number(environ.get(name), 1) or part)
-    values = {JAX_MEMORY: f"{math.floor(part * 10_000) / 10_000:g}", TENSORFLOW_MEMORY: "true"}
+    values = {**mask, JAX_MEMORY: f"{math.floor(part * 10_000) / 10_000:g}", TENSORFLOW_MEMORY: "true"}
     pipe = device.attributes.get("mps_pipe")
     if pipe:
         threads = _number(environ.get(MPS_THREADS), 100) or 100  # a part of what we were given ourselves
