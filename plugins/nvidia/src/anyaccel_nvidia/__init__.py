@@ -101,11 +101,8 @@ class Nvidia(Vendor):
 
     def present(self, ctx: ProbeContext) -> bool:
         """Whether an NVIDIA GPU can be here without a PCI function. WSL and Tegra have none: there NVML decides."""
-        return (
-            any(map(ctx.exists, (DRIVER, "/dev/nvidiactl", WSL_NODE)))
-            or bool(ctx.glob("/dev/nvidia[0-9]*"))
-            or detection.is_tegra(ctx)
-        )
+        signs = (DRIVER, "/dev/nvidiactl", WSL_NODE)
+        return any(map(ctx.exists, signs)) or bool(ctx.glob("/dev/nvidia[0-9]*")) or detection.is_tegra(ctx)
 
     def driver_version(self, ctx: ProbeContext) -> str:
         """Version of the loaded kernel module; empty when unknown."""
@@ -175,9 +172,8 @@ class Nvidia(Vendor):
             self.check_nodes(card)
             if any(ctx.glob(f"{DRIVER}/capabilities/{gpu}/mig/gi[0-9]*") for gpu in detection.gpu_names(card.nodes)):
                 card.blame("MIG is on, and only NVML can name its MIG devices", "install libnvidia-ml.so.1")
-        hidden = len(cards) - len(foreign) - len(mine)
-        gaps = faults.gaps(why, len(mine), hidden, tegra=not cards and detection.is_tegra(ctx))
-        notes = [str(gap) for gap in gaps]
+        tegra = not cards and detection.is_tegra(ctx)
+        notes = [str(gap) for gap in faults.gaps(why, len(mine), len(cards) - len(foreign) - len(mine), tegra=tegra)]
         version = self.driver_version(ctx)
         if self.functions(ctx) or notes or version:
             return self._detected([*mine, *foreign], version, notes, partial=bool(mine))
@@ -243,7 +239,7 @@ class Nvidia(Vendor):
         if seen is None:
             return None
         if odd := masks.oddity(environ[masks.VARIABLE], len(seen)):
-            warnings.warn(str(odd), stacklevel=1)
+            warnings.warn(f"{odd.reason}. To mend it, {odd.remedy}.", stacklevel=1)
         return [device.id for device in seen]
 
     def container(self, devices: Sequence[Device]) -> ContainerEdits:
@@ -257,8 +253,7 @@ class Nvidia(Vendor):
         own = tuple(dict.fromkeys(node for device in devices for node in device.nodes))
         pipes = sorted({str(device.attributes["mps_pipe"]) for device in devices if "mps_pipe" in device.attributes})
         mounts = [Mount(source=pipe, target=pipe, read_only=False) for pipe in pipes]
-        wsl = WSL_NODE in own
-        if wsl:
+        if wsl := WSL_NODE in own:
             mounts.append(Mount(source=WSL_LIBRARIES, target=WSL_LIBRARIES))
         names = (self.mask if _have_uuids(devices) else masks.NUMBERS).write(devices)
         return ContainerEdits(
@@ -318,8 +313,7 @@ def ray_type(name: str) -> str:
             ``GeForce GTX 1080 Ti`` a ``GTX-1080``, which is a smaller card.
     """
     match = re.match(r"(?:(?:Quadro|GRID)\s+)?((?:[A-Z]+\s+)*[A-Z0-9]*[0-9][A-Z0-9]*)", name)
-    found = match[1] if match else ""
-    return tag(found if len(found) > 1 else name)
+    return tag(match[1] if match and len(match[1]) > 1 else name)
 
 
 def _have_uuids(devices: Sequence[Device]) -> bool:
@@ -382,10 +376,8 @@ def _settings(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]
     if any(facts["index"] in indexes and facts.get("persistence") == 0 for facts in found):
         reason = "persistence is off: idle GPUs are initialized at each start, 1 to 3 s each, and forget their settings"
         yield warn(reason, "systemctl enable --now nvidia-persistenced")
-    for device in devices:
-        fault = shares.exclusive(device)
-        if fault and device.usable:
-            yield warn(*fault)
+    for fault in filter(None, (shares.exclusive(device) for device in devices if device.usable)):
+        yield warn(*fault)
 
 
 def _binding(ctx: ProbeContext) -> Iterator[Finding]:
