@@ -140,19 +140,6 @@ def test_a_worker_sees_exactly_its_gpus_in_order(order, size, mask):
     assert set(edits.set) | edits.unset <= set(plugin.anyaccel_info().env_vars)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["a100-2gpu-mig-mixed", "h100-1gpu-mig", "mixed-3gpu-modes", "jetson-orin", "h100-8gpu-one-lost", "wsl2-1gpu"],
-)
-@pytest.mark.parametrize("mask", ["id", "index"])
-def test_each_device_of_a_recorded_machine_can_be_given_alone(devices_of, name, mask):
-    devices = devices_of(name)
-    for device in devices:
-        edits = plugin.anyaccel_env([device], EnvContext(devices=devices, mask=mask))
-        found = plugin.anyaccel_visible(edits.set, devices)
-        assert found == [device.id]
-
-
 @pytest.mark.parametrize("mask", ["id", "index"])
 def test_no_device_is_an_explicit_empty_mask(mask):
     edits = plugin.anyaccel_env((), EnvContext(devices=FOUR, mask=mask))

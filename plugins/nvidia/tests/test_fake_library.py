@@ -206,6 +206,12 @@ def test_what_a_gpu_does_not_offer_is_unknown_and_not_zero(live):
     assert answer["stats"][uuid(0)] == {"health": "healthy"}
 
 
+def test_a_gpu_without_a_name_is_named_by_its_pci_id(live):
+    live.card(address(0), minor=0)
+    (device,) = live.run(system(1) | gpu(0, name=None))["detected"].devices
+    assert (device.model, device.health) == ("NVIDIA H100 80GB HBM3", Health.HEALTHY)
+
+
 def test_failed_row_remapping_and_recovery_actions_make_a_gpu_unhealthy(live):
     for index in range(4):
         live.card(address(index), minor=index)

@@ -1,7 +1,7 @@
 """Products: simulated devices behave like detected ones."""
 
 import pytest
-from anyaccel.plugin import EnvContext, Fractional
+from anyaccel.plugin import Fractional
 from anyaccel.vendors.simulate import matching, simulate
 from anyaccel_nvidia import plugin
 
@@ -34,23 +34,3 @@ def test_names_and_aliases_mean_one_product_each():
     aliases = [alias for product in PRODUCTS for alias in product.aliases]
     assert len(set(aliases)) == len(aliases)
     assert not set(aliases) & {product.name for product in PRODUCTS}
-
-
-def test_a_simulated_mixed_machine_is_masked_like_a_real_one():
-    products = [(matching(name, PRODUCTS)[0], count) for name, count in {"H100": 3, "T4": 2, "A100-40G": 1}.items()]
-    devices = simulate("nvidia", products).devices
-    assert len({device.id for device in devices}) == 6
-    for mask in ("id", "index"):
-        for chosen in (devices[4:2:-1], devices, devices[5:]):
-            edits = plugin.anyaccel_env(chosen, EnvContext(devices=devices, mask=mask))
-            assert plugin.anyaccel_visible(edits.set, devices) == [device.id for device in chosen]
-
-
-def test_a_simulated_mig_device_is_given_alone():
-    devices = simulate("nvidia", [(matching("A100-MIG-1g.5gb", PRODUCTS)[0], 7)]).devices
-    for device in devices:
-        edits = plugin.anyaccel_env([device], EnvContext(devices=devices))
-        assert plugin.anyaccel_visible(edits.set, devices) == [device.id]
-    from anyaccel.plugin import Term
-
-    assert plugin.anyaccel_validate(Term(names=("GPU",), units=20_000), devices[:2])
