@@ -88,7 +88,18 @@ def error_classes() -> list[type[errors.AnyaccelError]]:
 
 
 VALUES = (
-    *("PluginInfo", "Detected", "Device", "EnvEdits", "EnvContext", "Share", "Term", "Stats", "DeviceProcess"),
+    *(
+        "PluginInfo",
+        "Detected",
+        "Device",
+        "VisiblePart",
+        "EnvEdits",
+        "EnvContext",
+        "Share",
+        "Term",
+        "Stats",
+        "DeviceProcess",
+    ),
     *("ContainerEdits", "Mount", "Finding", "Product", "PciFunction", "DeviceNode", "CommandResult"),
 )
 """The values that hooks take and return, in the order of the page."""

@@ -30,6 +30,8 @@ lanes = 8
 attributes = { family = "ONE" }
 constants = ["ACME_ONE"]
 instance_types = { "a1.large" = 1 }
+slots = 4
+parts = { Acme-One-Half = 2 }
 
 [[products]]
 like = "ONE"
@@ -75,6 +77,7 @@ def test_a_product_has_what_the_file_says_and_the_defaults(catalog):
     assert (one.counts, one.id_template, one.link) == ((1, 4), "acme-{pci}", 2)
     assert (one.constants, one.instance_types) == ({"ACME_ONE": "Acme-One"}, {"a1.large": 1})
     assert one.attributes == {"family": "ONE"}
+    assert (one.slots, one.parts) == (4, {"Acme-One-Half": 2})
 
 
 def test_what_is_not_listed_is_no_product_and_is_found_all_the_same(catalog):

@@ -317,7 +317,9 @@ def test_a_card_keeps_its_first_fault_and_leaves_unknown_facts_out(machine):
     card.blame("it is gone", "look for it")
     card.blame("it is hot", "cool it", partial=True)
 
+    card.slots = 4
     device = card.device()
+    assert device.slots == 4
     assert (device.health_reason, device.health_remedy, card.partial) == ("it is gone", "look for it", True)
     assert device.attributes == {"slot": 3}
 

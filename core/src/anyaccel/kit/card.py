@@ -29,6 +29,7 @@ class Card:
         memory_bytes: Memory, or None.
         nodes: Paths of its device nodes, the one that a holder opens first.
         parent: Id of the device that it is a part of, or None.
+        slots: Number of equal parts that shares of it consist of; see :class:`~anyaccel.plugin.Device`.
         links: Strength of the connections to other devices by id.
         occupies: Directories of the physical parts that it consists of.
         attributes: Further facts; those that are None are left out of the inventory.
@@ -66,6 +67,7 @@ class Card:
         self.memory_bytes: int | None = None
         self.nodes: tuple[str, ...] = ()
         self.parent: str | None = None
+        self.slots = 1
         self.links: Mapping[str, int] = {}
         self.occupies: tuple[str, ...] = ()
         self.attributes: dict[str, Attribute | None] = {}
@@ -125,6 +127,7 @@ class Card:
             pci_bus_id=self.address,
             numa_node=self.function.numa_node if self.function else None,
             parent=self.parent,
+            slots=self.slots,
             links=self.links,
             nodes=self.nodes,
             occupies=self.occupies,

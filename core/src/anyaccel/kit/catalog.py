@@ -14,7 +14,7 @@ PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids", "/var/lib/pci
 NOT_INHERITED = ("pci", "virtual", "revisions", "subsystems", "names", "listed", "constants", "instance_types")
 """What an entry does not take over from the one that it is ``like``."""
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_PRODUCT = ("id_template", "link", "attributes", "instance_types")
+_PRODUCT = ("id_template", "link", "attributes", "instance_types", "slots", "parts")
 
 
 class Entry(NamedTuple):

@@ -29,6 +29,7 @@ from anyaccel.plugin import (
     Product,
     Stats,
     Term,
+    VisiblePart,
     hookimpl,
 )
 
@@ -339,8 +340,16 @@ class Vendor:
             raise FaultError(*self._unmaskable(nameless))
         return (mask or self.mask).write(devices)
 
-    def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
-        """Say which devices an environment leaves visible; None when it hides none.
+    def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str | VisiblePart] | None:
+        """Say which devices an environment leaves visible, or which slots of them; None when it hides none.
+
+        Raises:
+            FaultError: When the runtime would refuse the value.
+        """
+        return self.masked(environ, devices)
+
+    def masked(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] | None:
+        """Ids of the devices that the mask leaves visible; None when it hides none.
 
         Raises:
             FaultError: When the runtime would refuse the value.
@@ -489,7 +498,9 @@ class Vendor:
         return self.env(devices, ctx)
 
     @hookimpl
-    def anyaccel_visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
+    def anyaccel_visible(
+        self, environ: Mapping[str, str], devices: Sequence[Device]
+    ) -> Sequence[str | VisiblePart] | None:
         """See :meth:`visible`."""
         return self.visible(environ, devices)
 

@@ -146,7 +146,7 @@ class Ascend(Vendor):
         Raises:
             FaultError: When the list of vNPUs is one at which Ascend Docker Runtime would refuse to start a container.
         """
-        seen = super().visible(environ, devices)
+        seen = self.masked(environ, devices)
         partitions = {number: device.id for device in devices if (number := _vnpu(device)) is not None}
         virtual = "VIRTUAL" in re.split(r"\s*,\s*", environ.get(CONTAINER_OPTIONS, "").strip())
         if not (partitions and virtual):

@@ -177,7 +177,7 @@ class Gaudi(Vendor):
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """A module id of the process itself narrows the list to that module."""
-        listed = super().visible(environ, devices)
+        listed = self.masked(environ, devices)
         own = OWN.read(environ, [device for device in devices if self.maskable(device)])
         if own is None:
             return listed
