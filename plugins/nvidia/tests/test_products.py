@@ -2,7 +2,7 @@
 
 import pytest
 from anyaccel.plugin import Fractional
-from anyaccel.vendors.simulate import matching, simulate
+from anyaccel.vendors.simulate import find, matching, simulate
 from anyaccel_nvidia import plugin
 
 PRODUCTS = plugin.anyaccel_products()
@@ -34,3 +34,12 @@ def test_names_and_aliases_mean_one_product_each():
     aliases = [alias for product in PRODUCTS for alias in product.aliases]
     assert len(set(aliases)) == len(aliases)
     assert not set(aliases) & {product.name for product in PRODUCTS}
+
+
+def test_a_simulated_card_can_be_divided_into_mig_devices():
+    cards = find("A100-40G/A100-MIG-2g.10gb", 2, PRODUCTS)
+    assert cards is not None
+    devices = simulate("nvidia", [cards]).devices
+    assert len(devices) == 6
+    assert len({device.parent for device in devices}) == 2
+    assert {plugin.anyaccel_tags(device)[0] for device in devices} == {"A100-MIG-2g.10gb"}
