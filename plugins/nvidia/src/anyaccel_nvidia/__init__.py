@@ -14,6 +14,7 @@ from anyaccel.kit import (
     Fault,
     FaultError,
     Vendor,
+    condition,
     fail,
     kernel_log,
     pci_name,
@@ -30,7 +31,6 @@ from anyaccel.plugin import (
     EnvEdits,
     Finding,
     Fractional,
-    Health,
     Mount,
     PciFunction,
     ProbeContext,
@@ -272,8 +272,7 @@ class Nvidia(Vendor):
                 facts = ctx.query(f"nvml/stats/{device.id}", partial(nvml.stats, device.id, nvml_index(device)))
             except QueryError as error:
                 if error.value is not None and error.value not in faults.DRIVER_ERRORS:
-                    reason, remedy = faults.of_gpu(error)
-                    found[device.id] = Stats(health=Health.UNHEALTHY, health_reason=reason, health_remedy=remedy)
+                    found[device.id] = Stats(**condition(faults.of_gpu(error)))
                 continue
             found[device.id] = _stats(ctx, device, facts)
         return found
@@ -353,16 +352,12 @@ def _stats(ctx: ProbeContext, device: Device, facts: Mapping[str, Any]) -> Stats
     if used is None and device.attributes.get("unified_memory"):
         total, available = detection.host_memory(ctx, "MemTotal"), detection.host_memory(ctx, "MemAvailable")
         used = total - available if total is not None and available is not None else None
-    fault = faults.judge(facts)
-    reason, remedy = fault or Fault("")
     return Stats(
         memory_used_bytes=used,
         utilization=None if busy is None else busy / 100,
         temperature_celsius=facts["temperature"],
         power_watts=None if milliwatts is None else milliwatts / 1000,
-        health=Health.UNHEALTHY if fault else Health.HEALTHY,
-        health_reason=reason,
-        health_remedy=remedy,
+        **condition(faults.judge(facts)),
         processes=None
         if processes is None
         else tuple(DeviceProcess(pid=pid, memory_bytes=memory) for pid, memory in processes),

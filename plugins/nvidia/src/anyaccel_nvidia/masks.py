@@ -70,11 +70,12 @@ def read(environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] 
         return GPUS.read(environ, known)
     if value.startswith("MIG-"):
         return (MIGS.read(environ, known) or [])[:1]
-    found = NUMBERS.read(environ, known)
+    numbered = {nvml_index(device): device for device in reversed(known)}
+    found = NUMBERS.read(environ, list(numbered.values()))
     if not found:
         return found
     models = sorted({device.model.partition(" MIG ")[0] for device in known})
-    if len(models) > 1 and environ.get(ORDER) != PCI_ORDER and len(found) != len({*map(nvml_index, known)}):
+    if len(models) > 1 and environ.get(ORDER) != PCI_ORDER and len(found) != len(numbered):
         reason = (
             f"{VARIABLE}={environ[VARIABLE]!r} names GPUs by index, and this machine has different ones"
             f" ({', '.join(models)}), which CUDA numbers fastest first, in an order that only CUDA knows"
