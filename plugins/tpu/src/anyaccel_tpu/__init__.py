@@ -1,4 +1,4 @@
-"""Google TPU chips, v2 to tpu7x, as a plug-in of anyaccel.
+"""Google TPU chips, v2 to tpu7x, for anyaccel.
 
 Nothing of Google's is loaded: not libtpu, JAX, torch_xla or tpu-info. Chips come from PCI and device nodes, what a
 host knows about its slice from GKE's variables and, on Google's machines, from the metadata server.
@@ -6,121 +6,369 @@ host knows about its slice from GKE's variables and, on Google's machines, from 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 
+from anyaccel.kit import Card, FaultError, Holders, Mask, Vendor, board_links, node_fault, text, warn
 from anyaccel.plugin import (
-    ContainerEdits,
     Detected,
     Device,
     EnvContext,
     EnvEdits,
     Finding,
-    Fractional,
-    PluginInfo,
+    Health,
+    PciFunction,
     ProbeContext,
-    Product,
     Stats,
     Term,
-    hookimpl,
 )
 
-from anyaccel_tpu import environment
-from anyaccel_tpu.products import GENERATIONS, by_key, products
-from anyaccel_tpu.slices import SliceShape, pod_type, ray_labels, ray_resources, slice_shape
+from anyaccel_tpu.slices import CATALOG, SKIP_METADATA, V2_OR_V3, Slice, SliceShape, pod_type, slice_shape
 
-__all__ = [
-    "GENERATIONS",
-    "SliceShape",
-    "pod_type",
-    "ray_labels",
-    "ray_resources",
-    "slice_shape",
-]
+__all__ = ["SliceShape", "plugin", "pod_type", "slice_shape"]
+
+GOOGLE = 0x1AE0
+VFIO = "/dev/vfio/vfio"
+"""The node without which no group of vfio can be opened."""
+IOMMU_GROUPS = "/sys/kernel/iommu_groups"
+HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+LOCK_FILE = "/tmp/libtpu_lockfile"  # noqa: S108 - the name is libtpu's
+
+# Both names of a pair are set to the same value: libtpu reads both, and a stale value under the other name would
+# survive otherwise.
+MASKS = tuple(
+    Mask(name, entries="chip numbers separated by commas, such as 0,1")
+    for name in ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
+)
+MASK_NAMES = tuple(mask.variable for mask in MASKS)
+PATHS = "TPU_VISIBLE_DEVICE_PATHS"
+CHIP_BOUNDS = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS")
+PROCESS_BOUNDS = ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS")
+ALONE = {"CLOUD_TPU_TASK_ID": "0", "TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"}
+PORTS = ("TPU_PROCESS_PORT", "TPU_PROCESS_ADDRESSES", "TPU_RUNTIME_METRICS_PORTS")
+RIVALS = (
+    "CHIPS_PER_HOST_BOUNDS",
+    "HOST_BOUNDS",
+    "MEGASCALE_COORDINATOR_ADDRESS",
+    "MEGASCALE_NUM_SLICES",
+    "MEGASCALE_PORT",
+    "MEGASCALE_SLICE_ID",
+)
+"""GKE's second spelling of the bounds, and what ties a host to other slices: a part of a host is in none."""
+SLICE = (*CHIP_BOUNDS, *PROCESS_BOUNDS, *ALONE, *PORTS, SKIP_METADATA)
+PROCESS_PORT = 8471
+"""First port of libtpu's processes, as Google's recipes have it; 8482 is JAX's and must stay free."""
+METRICS_PORT = 8431
+"""First port on which libtpu serves its metrics."""
+BOUNDS = {1: "1,1,1", 2: "1,2,1", 4: "1,4,1"}
+"""Those that Ray (``_private/accelerators/tpu.py``), JAX (``test_multiprocess.py``) and vLLM's tpu-inference use."""
 
 
-@hookimpl
-def anyaccel_info() -> PluginInfo:
-    """Resource ``TPU``, counted in chips: never in TensorCores, chiplets or devices of JAX."""
-    return PluginInfo(
-        vendor="tpu",
-        resource="TPU",
-        kind="tpu",
-        env_vars=environment.ENV_VARS,
-        url="https://pypi.org/project/anyaccel-tpu/",
+class Tpu(Vendor):
+    """TPU v2 to tpu7x, counted in chips: never in TensorCores, chiplets or devices of JAX.
+
+    Memory in use, load, temperature and power are known to libtpu inside the running workload alone, behind a gRPC
+    service of its own; without it they are unknown, and unknown they stay.
+    """
+
+    key, resource, kind, brand = "tpu", "TPU", "tpu", "TPU"
+    url = "https://pypi.org/project/anyaccel-tpu/"
+    pci_vendors = (GOOGLE,)
+    catalog = CATALOG
+    entry_attribute = "generation"
+    mask = MASKS[0]
+    variables = (MASK_NAMES[1], PATHS, *SLICE, *RIVALS)
+    counts = (1, 2, 4, 8)  # what forms a rectangle
+    exclusive = "a chip is opened by one process at a time and has no partitions"
+
+    def detect(self, ctx: ProbeContext) -> Detected | None:
+        """Find chips: PCI functions first, the device nodes to confirm them, IOMMU groups where PCI is hidden.
+
+        Raises:
+            ValueError: When sysfs shows a function of Google's with a device id that is no number.
+        """
+        notes: list[str] = []
+        cards = self._slots(ctx, ctx.pci(GOOGLE)) or self._slots(ctx, _behind_vfio(ctx, notes))
+        partial = bool(notes)
+        accel = [] if cards else [path for path in ctx.glob("/dev/accel[0-9]*") if _is_accel(ctx, path)]
+        hint = accel or notes or ctx.environ.get("TPU_ACCELERATOR_TYPE")
+        if not cards and (ctx.glob("/sys/bus/pci/devices/*") or not hint):
+            return None
+        facts = Slice(ctx, tpu_seen=bool(cards))
+        named = facts.generation
+        if not cards and named is not None:
+            # Others use the name /dev/accel<n> too: without PCI, only Google's word makes it a TPU.
+            for path in sorted(accel, key=lambda path: int(path.removeprefix("/dev/accel"))):
+                card = Card(ctx, f"tpu-{path.removeprefix('/dev/')}", entry=named)
+                card.nodes = (path,)
+                cards.append(card)
+        if not cards:
+            if facts.accelerator_type:
+                notes.append(
+                    f"the accelerator type is said to be {facts.accelerator_type}, and neither PCI nor a device node"
+                    " that sysfs vouches for shows a chip; pass the nodes and /sys of the host into the container"
+                )
+            return Detected(partial=partial, notes=tuple(notes)) if notes else None
+        attributes = facts.attributes(len(cards))
+        for index, card in enumerate(cards):
+            card.index = index
+            self._look(card)
+            if named and card.entry and card.entry.key == V2_OR_V3 and named.key in ("v2", "v3"):
+                card.entry = named  # the PCI id fits both
+            card.attributes = dict(attributes)
+            self.identify(card)
+        if named and cards[0].entry and cards[0].entry.key not in (named.key, V2_OR_V3):
+            notes.append(
+                f"the accelerator type is said to be {facts.accelerator_type}, and PCI shows {cards[0].model}; PCI was"
+                " believed"
+            )
+        # All chips of a host are wired to each other; pairs and quads are the rectangles that the runtime accepts.
+        for index, ranks in board_links(range(len(cards))).items():
+            cards[index].links = {cards[other].id: rank for other, rank in ranks.items()}
+        devices = tuple(card.device() for card in cards)
+        return Detected(devices=devices, partial=partial, notes=(*notes, *facts.notes))
+
+    def _slots(self, ctx: ProbeContext, functions: Iterable[PciFunction]) -> list[Card]:
+        """Make one card of all functions in one slot of which any has a TPU's id, in the order of ``tpu-info``.
+
+        A chip of tpu7x has two functions and two IOMMU groups; counting either finds eight chips where there are four.
+        Chips that are opened through vfio are in the order of the groups of their first functions: the minor number of
+        a group's node, and the order of a directory, say nothing. There is no public serial number; the PCI address is
+        the same after a reboot.
+        """
+        slots: dict[str, list[PciFunction]] = {}
+        for function in sorted(functions, key=lambda function: function.address):
+            slots.setdefault(function.address.rpartition(".")[0], []).append(function)
+        cards = []
+        for members in slots.values():
+            for member in members:
+                entry = CATALOG.by_pci(member.device, subsystem=member.subsystem_device)
+                if entry is not None:
+                    card = Card(ctx, f"tpu-{member.address}", member, entry=entry)
+                    nodes = dict.fromkeys(f"/dev/vfio/{each.iommu_group}" for each in members if each.iommu_group)
+                    card.nodes = tuple(nodes)
+                    cards.append(card)
+                    break
+        groups = {card.id: card.nodes[0].rpartition("/")[2] if card.nodes else "" for card in cards}
+        if all(groups[card.id].isdecimal() and card.entry and card.entry.facts["vfio"] for card in cards):
+            cards.sort(key=lambda card: int(groups[card.id]))
+        return cards
+
+    def _look(self, card: Card) -> None:
+        """Look at the nodes of a chip. Both families are looked at, whatever the generation."""
+        ctx, entry, function = card.ctx, card.entry, card.function
+        accel, expected = f"/dev/accel{card.index}", card.nodes
+        card.nodes = tuple(filter(ctx.node, expected))
+        if function is not None and not card.nodes and (ctx.node(accel) or not (entry and entry.facts["vfio"])):
+            expected, card.nodes = (accel,), tuple(filter(ctx.node, (accel,)))
+        card.sound = function is not None
+        if function is not None and function.driver is None and not card.nodes:
+            runtime = entry.facts.get("runtime") if entry else None
+            version = f" (for {entry.model}: {runtime})" if entry and runtime else ""
+            card.blame(
+                f"no driver is bound to {card.address} and it has no device node",
+                f"create the VM with the TPU software version of its generation{version}, or reinstall the driver after"
+                " a kernel upgrade",
+            )
+        if not expected:
+            card.blame("its device node is missing", "pass it into the container with --device, or restart the TPU VM")
+        control = (VFIO,) if any(path.startswith("/dev/vfio/") for path in card.nodes) else ()
+        for path in (*expected, *control):
+            closed = f"look at the owner with 'ls -l {path}' and join the group, or run as root"
+            if fault := node_fault(ctx, path, missing="restart the TPU VM", closed=closed):
+                card.blame(*fault)
+
+    def tags(self, device: Device) -> Sequence[str]:
+        """Ray's tag, other names of the generation, and the type of the slice such as ``v4-16``."""
+        entry = self.entry(device)
+        types = (device.attributes.get("pod_type"), device.attributes.get("accelerator_type"))
+        return tuple(dict.fromkeys((*(entry.tags if entry else ()), *(str(name) for name in types if name))))
+
+    def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
+        """Whole chips, in the numbers and rectangles that the runtime accepts.
+
+        The rules come from Ray (1, 2, 4 or 8 chips), JAX (pairs of a host of 4) and vLLM's tpu-inference (halves of 8).
+        """
+        # All chips of a host are linked to each other, so each one names the rest.
+        count, total = len(devices), max((len({device.id, *device.links}) for device in devices), default=0)
+        reason = super().validate(term, devices)
+        if reason or count == total:
+            return reason
+        entry = self.entry(devices[0])
+        if entry and "counts" not in entry.facts:
+            return f"the bounds of {entry.model} are not published: take all {total} chips of the host"
+        if count > 1 and (count, total) not in ((2, 4), (4, 8)):
+            legal = {2: "1 or 2 chips", 4: "1, 2 or 4 chips", 8: "1, 4 or 8 chips"}.get(total, "1 chip")
+            return f"a process takes {legal} of a TPU host with {total}, not {count}"
+        indexes = sorted(device.index for device in devices)
+        sets = [list(range(first, first + count)) for first in range(0, total, count)]
+        if indexes not in sets:
+            return (
+                f"{count} chips of a TPU host with {total} must be {' or '.join(map(_csv, sets))} (got {_csv(indexes)})"
+            )
+        return None
+
+    def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
+        """Make libtpu see exactly these chips: mask, bounds and ports for a part of the host; no restriction for all.
+
+        Chips are named in ascending order whatever the order of ``devices``: the runtime numbers them by their place in
+        the grid.
+
+        Raises:
+            FaultError: When no process can hold exactly these chips.
+        """
+        if not devices:
+            return EnvEdits(set=dict.fromkeys(MASK_NAMES, ""), unset=frozenset({PATHS}))
+        reason = self.validate(Term(names=(self.resource,)), devices)
+        if reason:
+            raise FaultError(reason)
+        if {device.id for device in devices} >= {device.id for device in ctx.devices}:
+            return _everything(len(devices), ctx.environ)
+        indexes = sorted(device.index for device in devices)
+        port = PROCESS_PORT + indexes[0]
+        variables = {
+            **dict.fromkeys(MASK_NAMES, _csv(indexes)),
+            **dict.fromkeys(CHIP_BOUNDS, BOUNDS[len(devices)]),
+            **dict.fromkeys(PROCESS_BOUNDS, "1,1,1"),
+            **ALONE,
+            "TPU_PROCESS_PORT": str(port),
+            "TPU_PROCESS_ADDRESSES": f"localhost:{port}",
+            "TPU_RUNTIME_METRICS_PORTS": str(METRICS_PORT + indexes[0]),
+        }
+        if devices[0].attributes.get("slice_hosts", 1) != 1:
+            # The metadata server would name the other hosts, and libtpu would wait for them (pytorch/xla#7714).
+            variables[SKIP_METADATA] = "1"
+        return EnvEdits(set=variables, unset=frozenset({PATHS, *RIVALS}))
+
+    def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
+        """Say which chips an environment leaves visible, in the order of their indexes.
+
+        Paths of nodes win over numbers, the newer name over the older one, and an empty value is as good as none where
+        the other name has one. Numbers are the host's own; a number without a chip shows nothing; the order of a mask
+        does not count.
+
+        Raises:
+            FaultError: When a mask holds something else than numbers.
+        """
+        chips = sorted(devices, key=lambda device: device.index)
+        paths = {path.strip() for path in environ.get(PATHS, "").split(",") if path.strip()}
+        if paths:
+            return [device.id for device in chips if paths & set(device.nodes)]
+        mask = next((mask for mask in MASKS if environ.get(mask.variable, "").strip()), None)
+        if mask is None:
+            return [] if any(name in environ for name in MASK_NAMES) else None
+        seen = mask.read(environ, chips) or []
+        return [device.id for device in chips if device in seen]
+
+    def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
+        """The node that opens all groups of vfio: passing the directory passes nothing."""
+        return [VFIO] if any(path.startswith("/dev/vfio/") for device in devices for path in device.nodes) else []
+
+    def stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
+        """Say who holds each chip and whether its nodes are still there: they go after a driver restart (jax#13260)."""
+        holders = _holders(ctx, devices)
+        found = {}
+        for device in devices:
+            gone = [path for path in device.nodes if ctx.node(path) is None]
+            found[device.id] = Stats(
+                health=Health.UNHEALTHY if gone else device.health,
+                health_reason=f"{' and '.join(gone)} is gone" if gone else device.health_reason,
+                health_remedy="restart the TPU VM" if gone else device.health_remedy,
+                processes=holders.of(device.nodes),
+            )
+        return found
+
+    def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
+        """Variables that contradict each other or the machine, a lock file left behind, small pages."""
+        environ, devices = ctx.environ, detected.devices
+        for newer, older in (MASK_NAMES, CHIP_BOUNDS, PROCESS_BOUNDS):
+            if environ.get(newer) and environ.get(older) and environ[newer] != environ[older]:
+                reason = f"{newer}={environ[newer]} and {older}={environ[older]} name one setting and differ"
+                yield warn(reason, f"unset {older}")
+        if environ.get(PATHS) and any(map(environ.get, MASK_NAMES)):
+            yield warn(f"{PATHS} is set beside {MASK_NAMES[0]} and wins over it", f"unset {PATHS}")
+        for name in CHIP_BOUNDS:
+            if _chips(environ.get(name, ""), 0) > len(devices):
+                reason = f"{name}={environ[name]} announces more chips than the {len(devices)} of this host"
+                yield warn(reason, f"replace the host if a chip is missing, else unset {name}")
+        names = [name for name in environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if name.strip()]
+        hosts = devices[0].attributes.get("slice_hosts") if devices else None
+        if hosts and names not in ([], ["localhost"]) and len(names) != hosts:
+            reason = f"the slice has {hosts} hosts and TPU_WORKER_HOSTNAMES names {len(names)}"
+            yield warn(reason, "start one worker on every host of the slice, all together")
+        yield from _lock(ctx, devices)
+        entry, pages = self.entry(devices[0]) if devices else None, text(ctx, HUGE_PAGES)
+        if entry and entry.facts["vfio"] and pages and "[always]" not in pages:
+            reason = f"transparent huge pages are not always on, which makes {entry.model} start slowly"
+            yield warn(reason, f"echo always | sudo tee {HUGE_PAGES}")
+
+
+def _behind_vfio(ctx: ProbeContext, notes: list[str]) -> list[PciFunction]:
+    """Functions of Google's behind the groups in /dev/vfio; a group that sysfs does not vouch for is no TPU."""
+    functions = []
+    for path in ctx.glob("/dev/vfio/[0-9]*"):
+        number = path.rpartition("/")[2]
+        if not number.isdecimal() or ctx.node(path) is None:
+            continue
+        try:
+            functions += [_function(ctx, device, number) for device in ctx.glob(f"{IOMMU_GROUPS}/{number}/devices/*")]
+        except OSError as error:
+            notes.append(f"{path} was left out: what is behind it cannot be read ({error})")
+    return [function for function in functions if function.vendor == GOOGLE]
+
+
+def _function(ctx: ProbeContext, path: str, group: str) -> PciFunction:
+    numa_node = ctx.read_int(f"{path}/numa_node")
+    return PciFunction(
+        address=path.rpartition("/")[2].lower(),
+        vendor=ctx.read_int(f"{path}/vendor") or 0,
+        device=ctx.read_int(f"{path}/device") or 0,
+        class_code=0,
+        subsystem_device=ctx.read_int(f"{path}/subsystem_device"),
+        numa_node=numa_node if numa_node is not None and numa_node >= 0 else None,
+        iommu_group=group,
     )
 
 
-@hookimpl
-def anyaccel_detect(ctx: ProbeContext) -> Detected | None:
-    """Find the chips of this host."""
-    from anyaccel_tpu import detection
-
-    return detection.detect(ctx)
+def _is_accel(ctx: ProbeContext, path: str) -> bool:
+    return re.fullmatch(r"/dev/accel\d+", path) is not None and ctx.node(path) is not None
 
 
-@hookimpl
-def anyaccel_fractional(device: Device) -> Fractional:  # noqa: ARG001 - the hook's signature
-    """A chip is opened by one process at a time; there are no partitions."""
-    return Fractional.NO
+def _everything(count: int, environ: Mapping[str, str]) -> EnvEdits:
+    """The whole host: nothing may restrict it, and what GKE says about the slice must stay.
+
+    Bounds of fewer chips than the host has are left-overs of a process with a part of it (Ray reuses workers); then
+    all that came with them goes too.
+    """
+    restricted = any(_chips(environ.get(name, ""), count) < count for name in CHIP_BOUNDS)
+    stale = (name for name in SLICE if restricted or name not in environ)
+    return EnvEdits(unset=frozenset({*MASK_NAMES, PATHS, *stale}))
 
 
-@hookimpl
-def anyaccel_tags(device: Device) -> Sequence[str]:
-    """Ray's tag, other names of the generation, and the type of the slice such as ``v4-16``."""
-    generation = by_key(device.attributes.get("generation"))
-    if generation is None:
-        return ()
-    slice_types = (device.attributes.get("pod_type"), device.attributes.get("accelerator_type"))
-    names = (generation.tag, *generation.aliases, *(str(name) for name in slice_types if name))
-    return tuple(dict.fromkeys(names))
+def _chips(bounds: str, unknown: int) -> int:
+    """Chips that bounds such as ``2,2,1`` announce; ``unknown`` when these are none."""
+    parts = [part.strip() for part in bounds.split(",")]
+    return prod(map(int, parts)) if all(part.isdecimal() for part in parts) else unknown
 
 
-@hookimpl
-def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-    """Mask, bounds and ports for a part of the host; no restriction for all of it."""
-    return environment.edits(devices, ctx)
+def _holders(ctx: ProbeContext, devices: Sequence[Device]) -> Holders:
+    return Holders(ctx, (path for device in devices for path in device.nodes))
 
 
-@hookimpl
-def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
-    """Read the mask under its newer and its older name."""
-    return environment.visible(environ, devices)
+def _lock(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
+    """A lock file without a holder keeps the next process out (jax#10192); with one, it does its work."""
+    if not ctx.exists(LOCK_FILE):
+        return
+    holders = _holders(ctx, devices)
+    if not holders:
+        nodes = " ".join(path for device in devices for path in device.nodes)
+        first = "" if holders.complete else f"if 'sudo fuser -v {nodes}' shows no holder: "
+        yield warn(f"{LOCK_FILE} was left behind and no process holds a chip", f"{first}rm {LOCK_FILE}")
 
 
-@hookimpl
-def anyaccel_validate(request: Term, devices: Sequence[Device]) -> str | None:
-    """Whole chips, in the numbers and rectangles that the runtime accepts."""
-    if request.fraction:
-        return "a TPU chip belongs to one process at a time: ask for whole chips, 1, 2, 4 or 8"
-    return environment.refusal(devices)
+def _csv(indexes: Iterable[int]) -> str:
+    return ",".join(map(str, indexes))
 
 
-@hookimpl
-def anyaccel_stats(devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
-    """Who holds each chip; everything else is known to the workload alone."""
-    from anyaccel_tpu import health
-
-    return health.stats(devices, ctx)
-
-
-@hookimpl
-def anyaccel_container(devices: Sequence[Device]) -> ContainerEdits:
-    """One entry per node, since a directory passes nothing, and the node that opens all vfio groups."""
-    nodes = list(dict.fromkeys(path for device in devices for path in device.nodes))
-    if any(path.startswith("/dev/vfio/") for path in nodes):
-        nodes.append("/dev/vfio/vfio")
-    return ContainerEdits(nodes=tuple(nodes))
-
-
-@hookimpl
-def anyaccel_diagnose(ctx: ProbeContext) -> Sequence[Finding]:
-    """Chips without driver or node, variables that contradict each other, a lock file left behind, maintenance."""
-    from anyaccel_tpu import health
-
-    return health.diagnose(ctx)
-
-
-@hookimpl
-def anyaccel_products() -> Sequence[Product]:
-    """The generations v2 to tpu7x."""
-    return products()
+plugin = Tpu()

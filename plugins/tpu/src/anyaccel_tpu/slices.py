@@ -1,40 +1,32 @@
-"""Slices: what an accelerator type such as ``v6e-16`` says about chips, hosts and topology.
+"""Slices: what an accelerator type such as ``v6e-16`` says, and what a host knows about the slice that it belongs to.
 
-The shapes are those of the Cloud TPU documentation. The number of a type counts TensorCores for v2, v3, v4, v5p and
-tpu7x, and chips for v5e and v6e.
+None of this counts chips: variables can say otherwise than the hardware (Colab announces four chips for one).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
-from anyaccel.plugin import Device
+from anyaccel.kit import Catalog, Entry, text
+from anyaccel.plugin import ProbeContext, QueryError
 
-from anyaccel_tpu.products import GENERATIONS, Generation
+from anyaccel_tpu import metadata
 
-_TYPE = re.compile(r"(v|tpu)(\d+[a-z]*)-([1-9]\d*)", re.IGNORECASE)
+CATALOG = Catalog(__file__)
+V2_OR_V3 = "v2-or-v3"
+SKIP_METADATA = "TPU_SKIP_MDS_QUERY"
+_TYPE = re.compile(r"(?:v|tpu)(\d+[a-z]*)-([1-9]\d*)", re.IGNORECASE)
 _TOPOLOGY = re.compile(r"[1-9]\d*(x[1-9]\d*){1,2}")
+_ENV_LINE = re.compile(r"\s*(\w+)\s*:\s*(?:'([^']*)'|\"([^\"]*)\"|(\S*))\s*")
+_NOT_SKIPPED = {"", "0", "false", "no"}
 _CHIPS_PER_VM = 4
+_VM_SIZES = (4, 8)
 _CUBE = 64
-_FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
-_FLAT_V3 = {512: "16x32", 1024: "32x32"}
-_SOLID = {
-    1: "1x1x1",
-    4: "2x2x1",
-    8: "2x2x2",
-    16: "2x2x4",
-    32: "2x4x4",
-    64: "4x4x4",
-    128: "4x4x8",
-    256: "4x8x8",
-    512: "8x8x8",
-}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SliceShape:
+class SliceShape(NamedTuple):
     """The shape of a slice.
 
     Attributes:
@@ -48,7 +40,7 @@ class SliceShape:
     topology: str | None
 
 
-def parse_type(text: str) -> tuple[Generation, int]:
+def parse_type(written: str) -> tuple[Entry, int]:
     """Split an accelerator type into its generation and the number behind the dash.
 
     Both ``tpu7x-8`` (Google) and ``v7x-8`` (Ray), both ``v5litepod-4`` and ``v5e-4`` are understood.
@@ -56,110 +48,183 @@ def parse_type(text: str) -> tuple[Generation, int]:
     Raises:
         ValueError: When it is no accelerator type of a known generation.
     """
-    match = _TYPE.fullmatch(text.strip())
-    key = f"v{match[2].lower()}" if match else ""
-    generation = GENERATIONS.get("v5litepod" if key == "v5e" else key)
-    if match is None or generation is None:
+    match = _TYPE.fullmatch(written.strip())
+    key = f"v{match[1].lower()}" if match else ""
+    entry = CATALOG.get("v5litepod" if key == "v5e" else key)
+    if match is None or entry is None:
+        keys = ", ".join(entry.key for entry in CATALOG.entries if entry.key != V2_OR_V3)
         raise ValueError(
-            f"a TPU accelerator type must be GENERATION-NUMBER with one of {', '.join(GENERATIONS)} (got {text!r});"
-            " write for example v4-8, v6e-16 or tpu7x-8"
+            f"a TPU accelerator type must be GENERATION-NUMBER with one of {keys} (got {written!r}); write for example"
+            " v4-8, v6e-16 or tpu7x-8"
         )
-    return generation, int(match[3])
+    return entry, int(match[2])
 
 
-def pod_type(text: str) -> str:
+def pod_type(accelerator_type: str) -> str:
     """Write an accelerator type as Ray does in its resources and labels: ``tpu7x-16`` becomes ``v7x-16``.
 
     Raises:
         ValueError: When it is no accelerator type of a known generation.
     """
-    generation, number = parse_type(text)
-    return f"{generation.key}-{number}"
+    entry, number = parse_type(accelerator_type)
+    return f"{entry.key}-{number}"
 
 
 def slice_shape(accelerator_type: str, chips_per_vm: int | None = None) -> SliceShape:
     """Work out chips, hosts and topology of an accelerator type.
 
     Args:
-        accelerator_type: For example ``v5p-128``.
+        accelerator_type: For example ``v5p-128``. The number counts TensorCores for v2, v3, v4, v5p and tpu7x, and
+            chips for v5e and v6e.
         chips_per_vm: Chips of one host where known. It decides between one host of 8 chips and two hosts of 4, which
             the type ``v6e-8`` leaves open; without it, 8 chips of v5e and v6e are one host.
 
     Raises:
         ValueError: When no slice of that type can exist; the message says which rule it breaks.
     """
-    generation, number = parse_type(accelerator_type)
-    if generation.cores is None or generation.max_chips is None:
-        raise ValueError(f"the slices of {generation.model} are not published (got {accelerator_type!r})")
-    chips, rest = divmod(number, generation.cores)
+    entry, number = parse_type(accelerator_type)
+    if "cores" not in entry.facts:
+        raise ValueError(f"the slices of {entry.model} are not published (got {accelerator_type!r})")
+    cores, counts, axes, most = (entry.facts[name] for name in ("cores", "counts", "dimensions", "max_chips"))
+    chips, rest = divmod(number, cores)
+    per_vm = chips_per_vm or (max(counts) if chips <= max(counts) else _CHIPS_PER_VM)
+    rule = ""
     if rest:
-        raise ValueError(
-            f"the number of a {generation.key} type counts TensorCores, {generation.cores} per chip, and must be a"
-            f" multiple of that (got {accelerator_type!r})"
-        )
-    _check_size(accelerator_type, generation, chips)
-    per_vm = chips_per_vm or max(generation.counts)
-    if chips > per_vm and chips_per_vm is None:
-        per_vm = _CHIPS_PER_VM
-    if chips > per_vm and chips % per_vm:
-        raise ValueError(
-            f"a slice of several hosts must have a multiple of {per_vm} chips (got {accelerator_type!r}: {chips})"
-        )
-    if chips <= per_vm and chips not in generation.counts:
-        raise ValueError(
-            f"one host of {generation.model} has {', '.join(map(str, generation.counts))} chips"
-            f" (got {accelerator_type!r}: {chips})"
-        )
-    return SliceShape(chips=chips, hosts=max(1, chips // per_vm), topology=_topology(generation, chips))
+        rule = f"the number of a {entry.key} type counts TensorCores, {cores} per chip, and must be a multiple of that"
+    elif chips > most:
+        rule = f"a slice of {entry.model} has at most {most} chips"
+    elif axes == 3 and chips > _CUBE and chips % _CUBE:  # noqa: PLR2004
+        rule = f"a slice of {entry.model} above 64 chips must be whole 4x4x4 cubes, a multiple of 64 chips"
+    elif chips > per_vm and chips % per_vm:
+        rule = f"a slice of several hosts must have a multiple of {per_vm} chips"
+    elif chips <= per_vm and chips not in counts:
+        rule = f"one host of {entry.model} has {', '.join(map(str, counts))} chips"
+    if rule:
+        raise ValueError(f"{rule} (got {accelerator_type!r}: {number / cores:g} chips)")
+    return SliceShape(chips, max(1, chips // per_vm), CATALOG.data["topologies"][str(axes)].get(str(chips)))
 
 
-def _check_size(accelerator_type: str, generation: Generation, chips: int) -> None:
-    if generation.max_chips is not None and chips > generation.max_chips:
-        raise ValueError(
-            f"a slice of {generation.model} has at most {generation.max_chips} chips"
-            f" (got {accelerator_type!r}: {chips})"
-        )
-    if generation.dimensions == 3 and chips > _CUBE and chips % _CUBE:  # noqa: PLR2004
-        raise ValueError(
-            f"a slice of {generation.model} above 64 chips must be whole 4x4x4 cubes, a multiple of 64 chips"
-            f" (got {accelerator_type!r}: {chips})"
-        )
+def _type(written: str) -> str:
+    parse_type(written)
+    return written
 
 
-def _topology(generation: Generation, chips: int) -> str | None:
-    if generation.dimensions == 3:  # noqa: PLR2004
-        return _SOLID.get(chips)
-    return (_FLAT | _FLAT_V3).get(chips) if generation.key == "v3" else _FLAT.get(chips)
+def _topology(written: str) -> str:
+    if not _TOPOLOGY.fullmatch(written.lower()):
+        raise ValueError(f"a TPU topology must be like 4x4 or 2x2x2 (got {written!r}); correct it")
+    return written.lower()
 
 
-def is_topology(text: str) -> bool:
-    """Whether a text is a grid of chips such as ``4x4`` or ``2x2x2``."""
-    return _TOPOLOGY.fullmatch(text) is not None
+def _worker_id(written: str) -> int:
+    if not written.isdecimal():
+        raise ValueError(f"a TPU worker id must be a whole number (got {written!r}); correct it")
+    return int(written)
 
 
-def ray_resources(devices: tuple[Device, ...]) -> Mapping[str, float]:
-    """Extra resources that Ray gives a host of a slice, beside ``TPU`` itself.
+class _Fact(NamedTuple):
+    """Where a fact stands: GKE's variable, the metadata server's key, lines of its ``tpu-env``; and what reads it."""
 
-    The slice's name counts 1 on every host, the head resource 1 on worker 0 alone. As in Ray, name, worker and type
-    must all be known; else there is none.
+    variable: str
+    key: str
+    lines: tuple[str, ...]
+    read: Callable[[str], str | int]
 
-    Args:
-        devices: The chips of this host.
+
+# Cloud TPU's own VMs write ACCELERATOR_TYPE and WORKER_ID into tpu-env, TPU machines of Compute Engine write the same
+# names with TPU_ before them (a KeyError in pytorch/xla).
+_TYPES, _GRIDS = ("ACCELERATOR_TYPE", "TPU_ACCELERATOR_TYPE"), ("TOPOLOGY", "TPU_TOPOLOGY")
+_FACTS = {
+    "accelerator_type": _Fact("TPU_ACCELERATOR_TYPE", "attributes/accelerator-type", _TYPES, _type),
+    "topology": _Fact("TPU_TOPOLOGY", "", _GRIDS, _topology),
+    "worker_id": _Fact("TPU_WORKER_ID", "attributes/agent-worker-number", ("WORKER_ID", "TPU_WORKER_ID"), _worker_id),
+    "slice_name": _Fact("TPU_NAME", "attributes/instance-id", (), str),
+}
+"""By the attribute that a fact becomes."""
+
+
+class Slice:
+    """What is known about the slice: from GKE's variables, then from the metadata server.
+
+    Attributes:
+        known: The facts, as attributes of chips.
+        notes: What could not be understood or asked, and announced maintenance, in sentences.
     """
-    facts = devices[0].attributes if devices else {}
-    if not {"slice_name", "worker_id", "pod_type"} <= facts.keys():
-        return {}
-    head = {f"TPU-{facts['pod_type']}-head": 1.0} if facts["worker_id"] == 0 else {}
-    return {str(facts["slice_name"]): 1.0, **head}
 
+    def __init__(self, ctx: ProbeContext, *, tpu_seen: bool) -> None:
+        """Gather the facts.
 
-def ray_labels(devices: tuple[Device, ...]) -> Mapping[str, str]:
-    """Labels that Ray gives the node of a TPU host, those of them that are known."""
-    facts = devices[0].attributes if devices else {}
-    names = {
-        "ray.io/tpu-slice-name": "slice_name",
-        "ray.io/tpu-worker-id": "worker_id",
-        "ray.io/tpu-topology": "topology",
-        "ray.io/tpu-pod-type": "pod_type",
-    }
-    return {label: str(facts[name]) for label, name in names.items() if name in facts}
+        Args:
+            ctx: The machine.
+            tpu_seen: Whether PCI shows a TPU. Without one, the metadata server is asked on Google's machines alone.
+        """
+        self.known: dict[str, str | int] = {}
+        self.notes: list[str] = []
+        self._take("the environment", {name: ctx.environ.get(fact.variable, "") for name, fact in _FACTS.items()})
+        skipped = ctx.environ.get(SKIP_METADATA, "").strip().lower() not in _NOT_SKIPPED
+        google = tpu_seen or text(ctx, "/sys/class/dmi/id/product_name").startswith("Google")
+        if skipped or not google or self.known.keys() == _FACTS.keys():
+            return
+        try:
+            answers = metadata.ask(ctx)
+        except QueryError as error:
+            self.notes.append(
+                f"the metadata server told nothing about the slice: {error};"
+                " set TPU_ACCELERATOR_TYPE, TPU_WORKER_ID and TPU_NAME where they matter"
+            )
+            return
+        lines = self._env_lines(answers.get("attributes/tpu-env", ""))
+        found = {
+            name: next(filter(None, (answers.get(fact.key), *map(lines.get, fact.lines))), "")
+            for name, fact in _FACTS.items()
+        }
+        self._take("the metadata server", found)
+        event = answers.get("maintenance-event", "NONE")
+        if event != "NONE":
+            self.notes.append(
+                f"Google announces maintenance of this host: {event}; save a checkpoint and take the host out of"
+                " service"
+            )
+
+    def _take(self, source: str, found: Mapping[str, str]) -> None:
+        """Keep what is new and well formed; what is not well formed becomes a note, since no chip depends on it."""
+        for name, written in found.items():
+            if written.strip() and name not in self.known:
+                try:
+                    self.known[name] = _FACTS[name].read(written.strip())
+                except ValueError as error:
+                    self.notes.append(f"{source}: {error}")
+
+    def _env_lines(self, written: str) -> dict[str, str]:
+        """Read the lines ``KEY: 'value'`` of the metadata key ``tpu-env``; a line of another form becomes a note."""
+        found = {}
+        for line in filter(str.strip, written.splitlines()):
+            match = _ENV_LINE.fullmatch(line)
+            if match:
+                found[match[1]] = match[2] or match[3] or match[4] or ""
+            else:
+                note = f"a line of the metadata key tpu-env must be KEY: 'value' (got {line!r}); it was left out"
+                self.notes.append(note)
+        return found
+
+    @property
+    def accelerator_type(self) -> str:
+        """Its type as Google writes it, such as ``tpu7x-16``; empty when unknown."""
+        return str(self.known.get("accelerator_type", ""))
+
+    @property
+    def generation(self) -> Entry | None:
+        """The generation that the type names."""
+        return parse_type(self.accelerator_type)[0] if self.accelerator_type else None
+
+    def attributes(self, chips_here: int) -> Mapping[str, str | int]:
+        """The facts as attributes of each chip of this host; what is unknown is left out."""
+        if not self.accelerator_type:
+            return self.known
+        found = {**self.known, "pod_type": pod_type(self.accelerator_type)}
+        try:
+            shape = slice_shape(self.accelerator_type, chips_here if chips_here in _VM_SIZES else None)
+        except ValueError as error:
+            self.notes.append(f"{error}; hosts and chips of the slice are unknown")
+            return found
+        grid = {"topology": shape.topology} if shape.topology else {}
+        return {**grid, **found, "slice_chips": shape.chips, "slice_hosts": shape.hosts}
