@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,12 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import anyaccel_tpu
 import pytest
 from anyaccel.plugin import Device, ProbeContext, Product
 from anyaccel.probe.context import Json, ask
 from anyaccel.probe.host import HostFacts
 from anyaccel.testing import context, load_recording
+from anyaccel_tpu import plugin
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 
@@ -79,7 +78,7 @@ class Tree:
         return ProbeContext(TreeFacts(environ or {}, str(self.root)), time.monotonic() + 10)
 
     def detect(self, environ: Mapping[str, str] | None = None) -> Any:
-        return anyaccel_tpu.anyaccel_detect(self.context({"TPU_SKIP_MDS_QUERY": "1"} if environ is None else environ))
+        return plugin.anyaccel_detect(self.context({"TPU_SKIP_MDS_QUERY": "1"} if environ is None else environ))
 
 
 @pytest.fixture
@@ -98,7 +97,7 @@ def recorded() -> Callable[..., ProbeContext]:
 @pytest.fixture
 def detected(recorded: Callable[..., ProbeContext]) -> Callable[[str], tuple[Device, ...]]:
     def make(name: str) -> tuple[Device, ...]:
-        found = anyaccel_tpu.anyaccel_detect(recorded(name))
+        found = plugin.anyaccel_detect(recorded(name))
         assert found is not None
         return found.devices
 
@@ -124,7 +123,7 @@ def simulate(product: Product, count: int) -> tuple[Device, ...]:
 
 @pytest.fixture
 def chips() -> Callable[..., tuple[Device, ...]]:
-    products = {product.name: product for product in anyaccel_tpu.anyaccel_products()}
+    products = {product.name: product for product in plugin.anyaccel_products()}
     return lambda tag, count: simulate(products[tag], count)
 
 
@@ -180,14 +179,3 @@ def metadata_server() -> Iterator[MetadataServer]:
         yield served
         served.server.shutdown()
         thread.join()
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "recording" in metafunc.fixturenames:
-        paths = sorted(path for path in RECORDINGS.iterdir() if path.is_dir())
-        metafunc.parametrize("recording", paths, ids=[path.name for path in paths])
-
-
-@pytest.fixture
-def expected(recording: Path) -> Any:
-    return json.loads((recording / "expected.json").read_text())

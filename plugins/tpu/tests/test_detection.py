@@ -67,7 +67,7 @@ def test_tpu7x_with_one_of_two_groups_missing_is_unhealthy_and_names_it(tree):
     tree.node("/dev/vfio/0", "/dev/vfio/vfio")
     (chip,) = tree.detect().devices
     assert chip.health is Health.UNHEALTHY
-    assert chip.health_reason.startswith("/dev/vfio/1 is missing; ")
+    assert chip.health_reason == "its device node /dev/vfio/1 is missing"
 
 
 def test_chips_are_numbered_by_group_not_by_address(tree):
@@ -103,7 +103,8 @@ def test_one_missing_node_does_not_hide_the_other_chips(tree):
     tree.node("/dev/accel0", "/dev/accel1", "/dev/accel3")
     found = tree.detect()
     assert _healths(found) == [Health.HEALTHY, Health.HEALTHY, Health.UNHEALTHY, Health.HEALTHY]
-    assert found.devices[2].health_reason.startswith("/dev/accel2 is missing; pass it into the container")
+    assert found.devices[2].health_reason == "its device node /dev/accel2 is missing"
+    assert found.devices[2].health_remedy == "pass it to this container, or restart the TPU VM"
 
 
 def test_a_chip_without_driver_says_which_software_version_to_use(tree):
@@ -111,14 +112,14 @@ def test_a_chip_without_driver_says_which_software_version_to_use(tree):
     (chip,) = tree.detect().devices
     assert chip.health is Health.UNHEALTHY
     assert "no driver is bound to 0000:00:04.0" in chip.health_reason
-    assert "v2-alpha-tpuv6e" in chip.health_reason
+    assert "v2-alpha-tpuv6e" in chip.health_remedy
 
 
 def test_groups_without_the_vfio_node_cannot_be_opened(tree):
     tree.pci("0000:00:04.0", "0x006f", group="0", driver="vfio-pci")
     tree.node("/dev/vfio/0")
     (chip,) = tree.detect().devices
-    assert chip.health_reason.startswith("/dev/vfio/vfio is missing")
+    assert chip.health_reason == "its device node /dev/vfio/vfio is missing"
 
 
 def test_a_pci_device_id_that_is_no_number_fails_and_says_so(tree):
@@ -179,10 +180,6 @@ def test_pci_is_believed_against_the_accelerator_type(tree):
     assert "PCI was believed" in found.notes[0]
 
 
-def test_bounds_do_not_change_the_number_of_chips(detected):
-    assert len(detected("v6e-1-colab")) == 1
-
-
 def test_the_accelerator_type_decides_between_v2_and_v3(tree):
     tree.pci("0000:00:04.0", "0x0027")
     tree.node("/dev/accel0")
@@ -206,18 +203,6 @@ def test_a_malformed_slice_fact_is_left_out_with_a_note(tree, variable, value, w
     assert set(found.devices[0].attributes) == {"generation"}
     assert words in found.notes[0]
     assert "the environment" in found.notes[0]
-
-
-def test_slice_of_gke_as_attributes(detected):
-    assert detected("v6e-16-gke-worker-0")[0].attributes == {
-        "generation": "v6e",
-        "accelerator_type": "v6e-16",
-        "pod_type": "v6e-16",
-        "topology": "4x4",
-        "worker_id": 0,
-        "slice_chips": 16,
-        "slice_hosts": 4,
-    }
 
 
 def test_hosts_of_v6e_8_follow_the_chips_of_this_host(tree):

@@ -4,11 +4,10 @@ from dataclasses import replace
 from itertools import combinations
 
 import anyaccel
-import anyaccel_tpu
 import pytest
 from anyaccel.model import Inventory
 from anyaccel.plugin import EnvContext, Term
-from anyaccel_tpu import environment
+from anyaccel_tpu import plugin
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +42,7 @@ def _apply(environ, edits):
 
 
 def _validate(devices):
-    return anyaccel_tpu.anyaccel_validate(Term(names=("TPU",), units=10_000 * len(devices)), devices)
+    return plugin.anyaccel_validate(Term(names=("TPU",), units=10_000 * len(devices)), devices)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ def _validate(devices):
 )
 def test_a_part_of_a_host_gets_mask_and_bounds_under_both_names(chips, host, indexes, mask, bounds):
     devices = chips(*host)
-    edits = anyaccel_tpu.anyaccel_env(_pick(devices, indexes), EnvContext(devices=devices))
+    edits = plugin.anyaccel_env(_pick(devices, indexes), EnvContext(devices=devices))
     port = str(8471 + indexes[0])
     assert edits.set == {
         "TPU_VISIBLE_CHIPS": mask,
@@ -84,25 +83,25 @@ def test_a_part_of_a_host_gets_mask_and_bounds_under_both_names(chips, host, ind
 @pytest.mark.parametrize(
     ("tag", "total", "indexes", "words"),
     [
-        ("TPU-V4", 4, [0, 1, 2], "a process takes 1, 2, 4 or 8 chips of a TPU host, never 3"),
-        ("TPU-V6E", 8, [0, 1, 2, 3, 4], "never 5"),
-        ("TPU-V6E", 8, [0, 1, 2, 3, 4, 5], "never 6"),
-        ("TPU-V6E", 8, [0, 1, 2, 3, 4, 5, 6], "never 7"),
+        ("TPU-V4", 4, [0, 1, 2], "one job can use 1, 2, 4 or 8 TPUs of a machine (got 3)"),
+        ("TPU-V6E", 8, [0, 1, 2, 3, 4], "(got 5)"),
+        ("TPU-V6E", 8, [0, 1, 2, 3, 4, 5], "(got 6)"),
+        ("TPU-V6E", 8, [0, 1, 2, 3, 4, 5, 6], "(got 7)"),
         ("TPU-V6E", 8, [0, 1], "a process takes 1, 4 or 8 chips of a TPU host with 8, not 2"),
         ("TPU-V4", 4, [1, 2], "2 chips of a TPU host with 4 must be 0,1 or 2,3 (got 1,2)"),
         ("TPU-V4", 4, [0, 3], "2 chips of a TPU host with 4 must be 0,1 or 2,3 (got 0,3)"),
         ("TPU-V6E", 8, [0, 2, 4, 6], "4 chips of a TPU host with 8 must be 0,1,2,3 or 4,5,6,7 (got 0,2,4,6)"),
         ("TPU-V6E", 8, [2, 3, 4, 5], "must be 0,1,2,3 or 4,5,6,7"),
         ("TPU-V4", 3, [0, 1], "a process takes 1 chip of a TPU host with 3, not 2"),
-        ("TPU-V4", 3, [0, 1, 2], "never 3"),
+        ("TPU-V4", 3, [0, 1, 2], "(got 3)"),
     ],
 )
 def test_other_sets_are_refused_with_the_rule(chips, tag, total, indexes, words):
     devices = chips(tag, total)
     picked = _pick(devices, indexes)
     assert words in _validate(picked)
-    with pytest.raises(ValueError, match="TPU host"):
-        anyaccel_tpu.anyaccel_env(picked, EnvContext(devices=devices))
+    with pytest.raises(ValueError, match="TPU"):
+        plugin.anyaccel_env(picked, EnvContext(devices=devices))
 
 
 @pytest.mark.parametrize(("tag", "total", "count"), [("TPU-V4", 4, 7), ("TPU-V6E", 8, 11)])
@@ -118,7 +117,7 @@ def test_number_of_legal_sets(chips, tag, total, count):
 def test_all_chips_remove_what_restricts(chips, tag, total):
     devices = chips(tag, total)
     environ = {"TPU_VISIBLE_CHIPS": "0", "TPU_VISIBLE_DEVICES": "0", "TPU_VISIBLE_DEVICE_PATHS": "/dev/accel0"}
-    edits = anyaccel_tpu.anyaccel_env(devices, EnvContext(devices=devices, environ=environ))
+    edits = plugin.anyaccel_env(devices, EnvContext(devices=devices, environ=environ))
     assert edits.set == {}
     assert _apply(environ, edits) == {}
 
@@ -126,29 +125,29 @@ def test_all_chips_remove_what_restricts(chips, tag, total):
 @pytest.mark.parametrize("bounds", ["1,1,1", "1,2,1"])
 def test_all_chips_after_a_part_leave_nothing_of_the_part(chips, bounds):
     devices = chips("TPU-V4", 4)
-    part = anyaccel_tpu.anyaccel_env(devices[:1], EnvContext(devices=devices))
+    part = plugin.anyaccel_env(devices[:1], EnvContext(devices=devices))
     environ = {"PATH": "/bin", **part.set, "TPU_CHIPS_PER_HOST_BOUNDS": bounds}
-    edits = anyaccel_tpu.anyaccel_env(devices, EnvContext(devices=devices, environ=environ))
+    edits = plugin.anyaccel_env(devices, EnvContext(devices=devices, environ=environ))
     assert _apply(environ, edits) == {"PATH": "/bin"}
 
 
 def test_all_chips_keep_what_gke_says_about_the_slice(chips):
     devices = chips("TPU-V6E", 4)
-    edits = anyaccel_tpu.anyaccel_env(devices, EnvContext(devices=devices, environ=GKE))
+    edits = plugin.anyaccel_env(devices, EnvContext(devices=devices, environ=GKE))
     assert _apply(GKE, edits) == GKE
 
 
 def test_four_chip_bounds_restrict_a_host_of_eight(chips):
     devices = chips("TPU-V5LITEPOD", 8)
     environ = {"TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1"}
-    edits = anyaccel_tpu.anyaccel_env(devices, EnvContext(devices=devices, environ=environ))
+    edits = plugin.anyaccel_env(devices, EnvContext(devices=devices, environ=environ))
     assert _apply(environ, edits) == {}
 
 
 def test_a_part_of_one_host_of_a_slice_leaves_the_slice(detected):
     devices = detected("v6e-16-gke-worker-0")
     environ = {**GKE, "MEGASCALE_COORDINATOR_ADDRESS": "job-0-0.svc", "HOST_BOUNDS": "2,2,1"}
-    edits = anyaccel_tpu.anyaccel_env(devices[:2], EnvContext(devices=devices, environ=environ))
+    edits = plugin.anyaccel_env(devices[:2], EnvContext(devices=devices, environ=environ))
     after = _apply(environ, edits)
     assert after["TPU_SKIP_MDS_QUERY"] == "1"
     assert after["TPU_WORKER_HOSTNAMES"] == "localhost"
@@ -161,7 +160,7 @@ def test_disjoint_parts_share_no_port(chips):
     devices = chips("TPU-V6E", 8)
     ports = set()
     for device in devices:
-        edits = anyaccel_tpu.anyaccel_env([device], EnvContext(devices=devices))
+        edits = plugin.anyaccel_env([device], EnvContext(devices=devices))
         ports |= {edits.set["TPU_PROCESS_PORT"], edits.set["TPU_RUNTIME_METRICS_PORTS"]}
     assert len(ports) == 16
     assert not ports & {"8081", "8482"}
@@ -169,9 +168,9 @@ def test_disjoint_parts_share_no_port(chips):
 
 def test_no_chips_hide_all(chips):
     devices = chips("TPU-V4", 4)
-    edits = anyaccel_tpu.anyaccel_env([], EnvContext(devices=devices))
+    edits = plugin.anyaccel_env([], EnvContext(devices=devices))
     assert edits.set == {"TPU_VISIBLE_CHIPS": "", "TPU_VISIBLE_DEVICES": ""}
-    assert anyaccel_tpu.anyaccel_visible(edits.set, devices) == []
+    assert plugin.anyaccel_visible(edits.set, devices) == []
 
 
 @pytest.mark.parametrize("tag", ["TPU8i", "TPU8t"])
@@ -185,9 +184,10 @@ def test_a_generation_without_published_bounds_goes_as_a_whole_host(tree, tag):
 
 
 def test_fractions_are_refused_with_the_reason(chips):
-    reason = anyaccel_tpu.anyaccel_validate(Term(names=("TPU",), units=5000), chips("TPU-V4", 4)[:1])
-    assert reason == "a TPU chip belongs to one process at a time: ask for whole chips, 1, 2, 4 or 8"
-    assert not anyaccel_tpu.anyaccel_fractional(chips("TPU-V4", 4)[0])
+    reason = plugin.anyaccel_validate(Term(names=("TPU",), units=5000), chips("TPU-V4", 4)[:1])
+    assert "a chip is opened by one process at a time" in reason
+    assert "1, 2, 4 or 8" in reason
+    assert not plugin.anyaccel_fractional(chips("TPU-V4", 4)[0])
 
 
 @pytest.mark.parametrize(
@@ -212,13 +212,13 @@ def test_fractions_are_refused_with_the_reason(chips):
 def test_visible_reads_masks_as_the_runtime_does(chips, environ, indexes):
     devices = chips("TPU-V4", 4)
     expected = None if indexes is None else [devices[index].id for index in indexes]
-    assert anyaccel_tpu.anyaccel_visible(environ, devices) == expected
+    assert plugin.anyaccel_visible(environ, devices) == expected
 
 
 @pytest.mark.parametrize("value", ["all", "0,,1", "0,", "-1", "0-3", "0.5", "²", "/dev/accel0"])
 def test_visible_refuses_what_is_no_list_of_numbers(chips, value):
     with pytest.raises(ValueError, match="TPU_VISIBLE_CHIPS must be chip numbers"):
-        anyaccel_tpu.anyaccel_visible({"TPU_VISIBLE_CHIPS": value}, chips("TPU-V4", 4))
+        plugin.anyaccel_visible({"TPU_VISIBLE_CHIPS": value}, chips("TPU-V4", 4))
 
 
 @pytest.mark.parametrize(("tag", "total"), HOSTS)
@@ -231,10 +231,10 @@ def test_reading_back_gives_exactly_the_chips_for_every_subset(chips, tag, total
 
 
 def _reads_back(devices, picked, environ):
-    edits = anyaccel_tpu.anyaccel_env(picked, EnvContext(devices=devices, environ=environ))
-    assert {*edits.set, *edits.unset} <= set(environment.ENV_VARS)
+    edits = plugin.anyaccel_env(picked, EnvContext(devices=devices, environ=environ))
+    assert {*edits.set, *edits.unset} <= set(plugin.anyaccel_info().env_vars)
     assert not set(edits.set) & edits.unset
-    seen = anyaccel_tpu.anyaccel_visible(_apply(environ, edits), devices)
+    seen = plugin.anyaccel_visible(_apply(environ, edits), devices)
     assert [device.id for device in devices if seen is None or device.id in seen] == [device.id for device in picked]
 
 
@@ -245,7 +245,7 @@ _VALUES = st.sampled_from(["", "0", "1,2", "1,1,1", "2,2,1", "/dev/accel0", "loc
 @given(
     host=st.sampled_from(HOSTS),
     bits=st.integers(min_value=0, max_value=255),
-    environ=st.dictionaries(st.sampled_from(environment.ENV_VARS), _VALUES),
+    environ=st.dictionaries(st.sampled_from(plugin.anyaccel_info().env_vars), _VALUES),
     backwards=st.booleans(),
 )
 def test_reading_back_works_on_top_of_any_environment(chips, host, bits, environ, backwards):
@@ -253,8 +253,8 @@ def test_reading_back_works_on_top_of_any_environment(chips, host, bits, environ
     picked = [device for device in devices if bits >> device.index & 1]
     if _validate(picked) is not None:
         return
-    edits = anyaccel_tpu.anyaccel_env(picked[::-1] if backwards else picked, EnvContext(devices=devices))
-    assert edits == anyaccel_tpu.anyaccel_env(picked, EnvContext(devices=devices))
+    edits = plugin.anyaccel_env(picked[::-1] if backwards else picked, EnvContext(devices=devices))
+    assert edits == plugin.anyaccel_env(picked, EnvContext(devices=devices))
     _reads_back(devices, picked, environ)
 
 
@@ -266,12 +266,12 @@ def _scheduler(devices):
             vendor="tpu",
             resource="TPU",
             kind="tpu",
-            tags=tuple(anyaccel_tpu.anyaccel_tags(device)),
+            tags=tuple(plugin.anyaccel_tags(device)),
             order=device.index,
         )
         for device in devices
     )
-    return anyaccel.Scheduler(Inventory(machine="test", devices=named), anyaccel_tpu.anyaccel_validate)
+    return anyaccel.Scheduler(Inventory(machine="test", devices=named), plugin.anyaccel_validate)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,10 @@
 import socket
 import time
 
-import anyaccel_tpu
 import pytest
 from anyaccel.plugin import ProbeContext, QueryError
 from anyaccel.probe.host import HostFacts
-from anyaccel_tpu import metadata
+from anyaccel_tpu import metadata, plugin
 
 V4 = {
     "attributes/accelerator-type": "v4-16",
@@ -139,7 +138,7 @@ def test_diagnosis_asks_a_silent_server_once(tree):
     _v4(tree)
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         hanging.setblocking(False)
-        anyaccel_tpu.anyaccel_diagnose(tree.context({"GCE_METADATA_HOST": f"127.0.0.1:{hanging.getsockname()[1]}"}))
+        plugin.anyaccel_diagnose(tree.context({"GCE_METADATA_HOST": f"127.0.0.1:{hanging.getsockname()[1]}"}))
         hanging.accept()[0].close()
         with pytest.raises(BlockingIOError):
             hanging.accept()

@@ -1,8 +1,7 @@
 """Accelerator types, the shapes of their slices, and Ray's names for them."""
 
-import anyaccel_tpu
 import pytest
-from anyaccel_tpu import pod_type, ray_labels, ray_resources, slice_shape
+from anyaccel_tpu import plugin, pod_type, slice_shape
 
 
 @pytest.mark.parametrize(
@@ -79,36 +78,6 @@ def test_pod_type_is_written_as_ray_does(accelerator_type, written):
     assert pod_type(accelerator_type) == written
 
 
-def _host(tree, worker, name="slice-a"):
-    for index in range(4):
-        tree.pci(f"0000:00:0{index + 4}.0", "0x005e")
-        tree.node(f"/dev/accel{index}")
-    environ = {"TPU_ACCELERATOR_TYPE": "v4-16", "TPU_WORKER_ID": worker, "TPU_SKIP_MDS_QUERY": "1"}
-    return tree.detect({**environ, "TPU_NAME": name} if name else environ).devices
-
-
-def test_head_resource_is_on_worker_0(tree):
-    assert ray_resources(_host(tree, "0")) == {"slice-a": 1.0, "TPU-v4-16-head": 1.0}
-
-
-def test_head_resource_is_on_no_other_worker(tree):
-    assert ray_resources(_host(tree, "1")) == {"slice-a": 1.0}
-
-
-def test_no_slice_resource_where_a_fact_is_missing(tree):
-    assert ray_resources(_host(tree, "0", name=None)) == {}
-    assert ray_resources(()) == {}
-
-
-def test_labels_are_those_of_ray(detected):
-    assert ray_labels(detected("tpu7x-16-gke-worker-1")) == {
-        "ray.io/tpu-worker-id": "1",
-        "ray.io/tpu-topology": "2x2x2",
-        "ray.io/tpu-pod-type": "v7x-16",
-    }
-    assert ray_labels(()) == {}
-
-
 @pytest.mark.parametrize(
     ("machine_type", "expected"),
     [
@@ -122,6 +91,6 @@ def test_labels_are_those_of_ray(detected):
     ],
 )
 def test_machine_types_name_tag_and_chips(machine_type, expected):
-    products = anyaccel_tpu.anyaccel_products()
+    products = plugin.anyaccel_products()
     known = {name: (each.name, count) for each in products for name, count in each.instance_types.items()}
     assert known[machine_type] == expected

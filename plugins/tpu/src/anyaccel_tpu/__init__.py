@@ -37,24 +37,15 @@ LOCK_FILE = "/tmp/libtpu_lockfile"  # noqa: S108 - the name is libtpu's
 
 # Both names of a pair are set to the same value: libtpu reads both, and a stale value under the other name would
 # survive otherwise.
-MASKS = tuple(
-    Mask(name, entries="chip numbers separated by commas, such as 0,1")
-    for name in ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
-)
-MASK_NAMES = tuple(mask.variable for mask in MASKS)
+MASK_NAMES = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
+MASKS = [Mask(name, entries="chip numbers separated by commas, such as 0,1") for name in MASK_NAMES]
 PATHS = "TPU_VISIBLE_DEVICE_PATHS"
 CHIP_BOUNDS = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS")
 PROCESS_BOUNDS = ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS")
 ALONE = {"CLOUD_TPU_TASK_ID": "0", "TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"}
 PORTS = ("TPU_PROCESS_PORT", "TPU_PROCESS_ADDRESSES", "TPU_RUNTIME_METRICS_PORTS")
-RIVALS = (
-    "CHIPS_PER_HOST_BOUNDS",
-    "HOST_BOUNDS",
-    "MEGASCALE_COORDINATOR_ADDRESS",
-    "MEGASCALE_NUM_SLICES",
-    "MEGASCALE_PORT",
-    "MEGASCALE_SLICE_ID",
-)
+MEGASCALE = tuple(f"MEGASCALE_{name}" for name in ("COORDINATOR_ADDRESS", "NUM_SLICES", "PORT", "SLICE_ID"))
+RIVALS = ("CHIPS_PER_HOST_BOUNDS", "HOST_BOUNDS", *MEGASCALE)
 """GKE's second spelling of the bounds, and what ties a host to other slices: a part of a host is in none."""
 SLICE = (*CHIP_BOUNDS, *PROCESS_BOUNDS, *ALONE, *PORTS, SKIP_METADATA)
 PROCESS_PORT = 8471

@@ -7,7 +7,7 @@ jax-ml/jax#40854), so everything here has one deadline that includes name look-u
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anyaccel.plugin import ProbeContext
 
@@ -62,7 +62,9 @@ def fetch(host: str, seconds: float) -> dict[str, str]:
         OSError, http.client.HTTPException: When the server cannot be reached or speaks no HTTP.
         RuntimeError: When the answer is not that of a metadata server.
     """
+    import contextlib
     import http.client
+    import socket
     import threading
 
     connection = http.client.HTTPConnection(host, timeout=seconds)
@@ -81,7 +83,9 @@ def fetch(host: str, seconds: float) -> dict[str, str]:
     thread.start()
     thread.join(seconds)
     if not outcome or isinstance(outcome[0], TimeoutError):
-        _abort(connection)
+        sock = connection.sock  # shutting it down wakes the thread that still waits, so that it ends
+        with contextlib.suppress(AttributeError, OSError):
+            sock.shutdown(socket.SHUT_RDWR)
         raise TimeoutError(f"the metadata server {host} did not answer within {seconds:.1f} s")
     if isinstance(outcome[0], Exception):
         raise outcome[0]
@@ -101,15 +105,3 @@ def _get(connection: http.client.HTTPConnection, host: str, key: str) -> str | N
     if key.endswith("tpu-env"):
         return "".join(line for line in text.splitlines(keepends=True) if _TPU_ENV_KEYS.match(line))
     return text.strip()
-
-
-def _abort(connection: http.client.HTTPConnection) -> None:
-    """Wake the thread that still waits for the server, so that it ends."""
-    import socket
-
-    sock: Any = connection.sock
-    try:
-        if sock is not None:
-            sock.shutdown(socket.SHUT_RDWR)
-    except OSError:  # it is not connected, or already closed
-        return
