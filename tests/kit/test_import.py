@@ -22,7 +22,7 @@ def test_nothing_is_loaded_that_the_contract_does_not_load_but_the_kit_itself():
 
 
 def test_what_is_public_is_named_and_described():
-    import anyaccel.kit as kit
+    from anyaccel import kit
 
     assert kit.__all__ == sorted(kit.__all__, key=lambda name: (not name.isupper(), not name[0].isupper(), name))
     constants = {name for name in kit.__all__ if name.isupper()}

@@ -218,6 +218,20 @@ def test_a_tool_that_cannot_be_understood_costs_only_what_it_knows(vendor, machi
     assert [device.attributes.get("serial") for device in detected.devices] == ["A1", None]
 
 
+def test_a_vendor_may_have_several_pci_ids_and_share_them_with_other_things(vendor, machine):
+    vendor.pci_vendors = (0xACE1, 0xACE2)
+    paths = pci("0000:03:00.0", slot="1") | pci("0000:02:00.0", slot="0") | pci("0000:04:00.0", device="0x7777")
+    paths["/sys/bus/pci/devices/0000:02:00.0/vendor"] = {"text": "0xace2\n"}
+    paths |= {f"/sys/bus/pci/devices/0000:01:00.0/{name}": {"text": "0x1200\n"} for name in ("vendor", "device")}
+    paths["/sys/bus/pci/devices/0000:01:00.0/class"] = {"text": "0x120000\n"}
+
+    found = [function.address for function in vendor.functions(machine(paths))]
+    assert found == ["0000:02:00.0", "0000:03:00.0", "0000:04:00.0"]
+
+    vendor.pci_known = True
+    assert [function.address for function in vendor.functions(machine(paths))] == found[:2]
+
+
 def test_functions_that_are_no_devices_are_noted(vendor, machine):
     detected = vendor.anyaccel_detect(machine(pci("0000:01:00.0", device="0x0001")))
 

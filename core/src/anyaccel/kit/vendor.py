@@ -136,8 +136,14 @@ class Vendor:
 
     def functions(self, ctx: ProbeContext) -> list[PciFunction]:
         """List the PCI functions that may be devices of this vendor."""
-        found = [function for vendor in self.pci_vendors for function in ctx.pci(vendor, self.pci_classes)]
-        return [function for function in found if not self.pci_known or self.catalog.knows(function.device)]
+        # One look at the bus, whose every function is read; where classes tell nothing, only ours are read whole.
+        vendors = [None] if len(self.pci_vendors) > 1 and self.pci_classes else self.pci_vendors
+        found = [function for vendor in vendors for function in ctx.pci(vendor, self.pci_classes)]
+        return [
+            function
+            for function in found
+            if function.vendor in self.pci_vendors and (not self.pci_known or self.catalog.knows(function.device))
+        ]
 
     def present(self, ctx: ProbeContext) -> bool:
         """Whether the vendor's driver is on a machine that shows none of its devices."""
@@ -171,9 +177,10 @@ class Vendor:
     def notes(self, ctx: ProbeContext) -> Iterable[str]:
         """Say what people should know beside the devices: by default, which functions are no devices of ours."""
         ignored = self.catalog.ignored if self.pci_vendors else {}
+        functions = self.functions(ctx) if ignored else []
         return [
             f"{ignored[function.device]} at {function.address} is no {self.resource} and left out"
-            for function in self.functions(ctx)
+            for function in functions
             if function.device in ignored
         ]
 
