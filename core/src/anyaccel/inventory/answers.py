@@ -86,7 +86,7 @@ def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Devi
         data = answer.get("detected")
         detected = decode(Detected, data) if data is not None else None
         faults = [*contract.info_faults(info, source.vendor)] if info else []
-        faults += contract.detected_faults(detected) if detected else []
+        faults += contract.device_faults(detected.devices) if detected else []
         faults += [
             f"Device.id must not begin with the vendor and a slash (got {device.id!r})"
             for device in (detected.devices if detected else ())

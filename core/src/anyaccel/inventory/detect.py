@@ -82,7 +82,9 @@ def _ask(
     from anyaccel.vendors.process import ask
 
     enough = None if request is None else answers.enough_for(request, present, sources)
-    outcomes, _ = ask("detect", machine, timeout=timeout, environ=environ, vendors=present, enough=enough)
+    outcomes, _ = ask(
+        "detect", machine, timeout=timeout, environ=environ, vendors=present, sources=sources, enough=enough
+    )
     if machine.simulated:
         answers.check_products(machine, outcomes)
     reports = []

@@ -43,12 +43,30 @@ _KINDS = (
 )
 
 
+KEPT = 8
+"""Recordings that are kept in memory."""
+_loaded: dict[tuple[str, int, int, int], dict[str, Any]] = {}
+
+
 def load(path: str) -> dict[str, Any]:
-    """Read the file of a recording.
+    """Read the file of a recording; the last few are kept as long as they do not change, so do not change them either.
 
     Raises:
         MachineError: When it cannot be read, or is no recording.
     """
+    try:
+        status = os.stat(path)
+        key = (path, status.st_ino, status.st_size, status.st_mtime_ns)
+    except OSError:  # reading it says why
+        return _load(path)
+    if key not in _loaded:
+        while len(_loaded) >= KEPT:
+            _loaded.pop(next(iter(_loaded)))
+        _loaded[key] = _load(path)
+    return _loaded[key]
+
+
+def _load(path: str) -> dict[str, Any]:
     recording = read_json(path, WAY_OUT)
     found = recording.get("schema") if isinstance(recording, dict) else None
     if found != SCHEMA:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from anyaccel.probe.recording import RecordedFacts
 
 
 def load_recording(directory: Path) -> dict[str, Any]:
-    """Read the ``machine.json`` of a recording."""
-    return load(str(directory / FILE_NAME))
+    """Read the ``machine.json`` of a recording; it may be changed."""
+    return deepcopy(load(str(directory / FILE_NAME)))
 
 
 def context(

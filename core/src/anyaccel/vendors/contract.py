@@ -75,7 +75,11 @@ def detected_faults(value: Any) -> Iterator[str]:
     yield from shape
     if shape:
         return
-    devices: tuple[Device, ...] = value.devices
+    yield from device_faults(value.devices)
+
+
+def device_faults(devices: tuple[Device, ...]) -> Iterator[str]:
+    """Faults of detected devices whose fields are of the kinds that they must be."""
     yield from _mismatches(DEVICE_ID, "Device.id", (device.id for device in devices))
     yield from _mismatches(
         PCI_ADDRESS, "Device.pci_bus_id", (d.pci_bus_id for d in devices if d.pci_bus_id is not None)

@@ -15,6 +15,7 @@ file, a file that is not understood, a machine whose PCI functions cannot be lis
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -56,6 +57,15 @@ def presence(source: Source) -> Presence | None:
         ValueError: When the file is not understood; names every fault.
     """
     path = file_of(source)
+    try:
+        changed = os.stat(path).st_mtime_ns
+    except OSError:
+        return None
+    return _read(path, changed)
+
+
+@functools.lru_cache(maxsize=128)
+def _read(path: str, _: int) -> Presence | None:
     try:
         with open(path, "rb") as file:
             data = json.loads(file.read(1 << 16))

@@ -336,6 +336,7 @@ def ask(
     timeout: float = DEADLINE_SECONDS,
     environ: Mapping[str, str] | None = None,
     vendors: Iterable[str] | None = None,
+    sources: Sequence[Source] | None = None,
     devices: Mapping[str, Sequence[Device]] | None = None,
     enough: Callable[[Mapping[GuardedProcess, Outcome]], float | None] | None = None,
 ) -> tuple[Answers, list[Problem]]:
@@ -347,6 +348,7 @@ def ask(
         timeout: Seconds that each vendor may take.
         environ: The environment that detection sees; that of this process when None.
         vendors: Vendors to ask; all when None.
+        sources: The plug-ins of which these are chosen; those that are installed when None.
         devices: Devices that it is about, by vendor.
         enough: As of :func:`anyaccel.probe.guard.call_all`.
 
@@ -357,7 +359,9 @@ def ask(
         UsageError: When ``ANYACCEL_PLUGINS`` names a vendor that has no plug-in.
     """
     environ = dict(os.environ if environ is None else environ)
-    sources, problems = installed(environ)
+    problems: list[Problem] = []
+    if sources is None:
+        sources, problems = installed(environ)
     wanted = None if vendors is None else set(vendors)
     chosen = [process_of(source) for source in sources if wanted is None or source.vendor in wanted]
     shared = {"machine": encode(machine), "environ": environ, "adopt": True, "seconds": timeout}
