@@ -46,7 +46,8 @@ def address(index):
 
 def test_one_gpu_with_all_its_facts(live):
     live.card(address(0), minor=0)
-    answer = live.run(system(1) | gpu(0, fabric="3 7"))
+    measured = {"clock.1": 1980, "clock.2": 2619, "ecc.0.0": 5, "ecc.1.0": 1, "ecc.0.1": 77}
+    answer = live.run(system(1) | gpu(0, fabric="3 7", **measured))
     (device,) = answer["detected"].devices
     assert answer["detected"].driver_version == "590.48.01"
     assert (device.id, device.index, device.model) == (uuid(0), 0, "NVIDIA H100 80GB HBM3")
@@ -65,6 +66,10 @@ def test_one_gpu_with_all_its_facts(live):
         "utilization": 0.25,
         "temperature_celsius": 41,
         "power_watts": 69.85,
+        "clock_hz": 1_980_000_000,
+        "memory_clock_hz": 2_619_000_000,
+        "ecc_errors_corrected": 5,
+        "ecc_errors_uncorrected": 1,
         "health": "healthy",
         "processes": [{"pid": 4242, "memory_bytes": 2 * GIB}, {"pid": 4343, "memory_bytes": 0}],
     }
@@ -99,7 +104,10 @@ def test_mig_devices_replace_their_gpu(live):
     live.card(address(0), minor=0)
     live.card(address(1), minor=1)
     live.card(address(2), minor=2)
-    answers = system(3) | gpu(0, mig="1 1", slots=7, util=None, procs=None) | gpu(1) | gpu(2, mig="1 0", slots=7)
+    measured = {"clock.1": 1980, "ecc.0.0": 5}
+    answers = (
+        system(3) | gpu(0, mig="1 1", slots=7, util=None, procs=None, **measured) | gpu(1) | gpu(2, mig="1 0", slots=7)
+    )
     for slot, (profile, instance) in {0: ("2g.20gb", 3), 3: ("1g.10gb", 9)}.items():  # slots are sparse
         answers |= {
             f"gpu.0.{slot}.uuid": f"MIG-{slot:08x}-1111-2222-3333-444444444444",
@@ -124,7 +132,8 @@ def test_mig_devices_replace_their_gpu(live):
     stats = answer["stats"][devices[0].id]
     assert stats["processes"] == [{"pid": 77, "memory_bytes": GIB}]
     assert stats["temperature_celsius"] == 41, "the GPU's"
-    assert not {"power_watts", "utilization"} & set(stats), "a MIG device has none of its own"
+    assert stats["clock_hz"] == 1_980_000_000, "likewise"
+    assert not {"power_watts", "utilization", "ecc_errors_corrected"} & set(stats), "a MIG device has none of its own"
 
 
 def test_a_lost_gpu_hides_no_other(live):
@@ -200,6 +209,7 @@ def test_an_old_driver_answers_by_old_functions(live):
 def test_what_a_gpu_does_not_offer_is_unknown_and_not_zero(live):
     live.card(address(0), minor=0)
     nothing = dict.fromkeys(("memory", "mode", "cc", "mig", "rows", "persistence", "util", "temp", "power", "procs"))
+    nothing["ecc.0.0"] = "!22"  # a virtual GPU
     answer = live.run(system(1, cuda="!3") | gpu(0, name="NVIDIA GB10", **nothing))
     (device,) = answer["detected"].devices
     assert device.memory_bytes is None

@@ -84,7 +84,7 @@ class Nvidia(Vendor):
         name = re.sub(r"^(NVIDIA\s+)?(Tesla\s+)?", "", name.strip())
         family = ray_type(name)
         if is_mig(device):
-            suffixes = [f"MIG-{profile.replace('+', '.')}", "MIG"] if profile else ["MIG"]
+            suffixes = [f"MIG-{tag(profile.replace('+', '.'))}", "MIG"] if profile else ["MIG"]
             found = [f"{family}-{suffixes[0]}", f"{tag(name)}-{suffixes[0]}", *suffixes]
         else:
             found = [family, tag(name), family.removeprefix("GeForce-")]
@@ -170,7 +170,7 @@ class Nvidia(Vendor):
         for index, card in enumerate(mine):  # both count in the order of PCI addresses
             card.attributes["nvml_index"] = index
             self.check_nodes(card)
-            if any(ctx.glob(f"{DRIVER}/capabilities/{gpu}/mig/gi[0-9]*") for gpu in detection.gpu_names(card.nodes)):
+            if ctx.glob(f"{DRIVER}/capabilities/{detection.driver_name(card.nodes)}/mig/gi[0-9]*"):
                 card.blame("MIG is on, and only NVML can name its MIG devices", "install libnvidia-ml.so.1")
         tegra = not cards and detection.is_tegra(ctx)
         notes = [str(gap) for gap in faults.gaps(why, len(mine), len(cards) - len(foreign) - len(mine), tegra=tegra)]
@@ -265,7 +265,7 @@ class Nvidia(Vendor):
     # How it is now.
 
     def stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
-        """Ask NVML for memory, load, temperature, power, processes and health of each device by itself."""
+        """Ask NVML how each device is by itself: those of which it does not know are left out."""
         found = {}
         for device in filter(self.maskable, devices):
             try:
@@ -352,15 +352,20 @@ def _stats(ctx: ProbeContext, device: Device, facts: Mapping[str, Any]) -> Stats
     if used is None and device.attributes.get("unified_memory"):
         total, available = detection.host_memory(ctx, "MemTotal"), detection.host_memory(ctx, "MemAvailable")
         used = total - available if total is not None and available is not None else None
+    clock, memory_clock = (mhz and mhz * 1_000_000 for mhz in facts.get("clocks", (None, None)))
+    corrected, uncorrected = facts.get("ecc_errors", (None, None))
+    holders = None if processes is None else tuple(DeviceProcess(pid=pid, memory_bytes=size) for pid, size in processes)
     return Stats(
         memory_used_bytes=used,
         utilization=None if busy is None else busy / 100,
         temperature_celsius=facts["temperature"],
         power_watts=None if milliwatts is None else milliwatts / 1000,
+        clock_hz=clock,
+        memory_clock_hz=memory_clock,
+        ecc_errors_corrected=corrected,
+        ecc_errors_uncorrected=uncorrected,
         **condition(faults.judge(facts)),
-        processes=None
-        if processes is None
-        else tuple(DeviceProcess(pid=pid, memory_bytes=memory) for pid, memory in processes),
+        processes=holders,
     )
 
 
@@ -387,8 +392,8 @@ def _binding(ctx: ProbeContext) -> Iterator[Finding]:
 
 def _kernel_log(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
     for address, code, advice in faults.xids(kernel_log(ctx)):
-        names = "".join(f" ({device.id})" for device in devices if (device.pci_bus_id or "").startswith(address))
-        yield fail(f"the kernel log shows XID {code} for the GPU at {address}{names}", advice)
+        names = [address, *(device.id for device in devices if (device.pci_bus_id or "").startswith(address))]
+        yield fail(f"the kernel log shows XID {code} for the GPU at {', '.join(names)}", advice)
 
 
 plugin = Nvidia()

@@ -111,7 +111,8 @@ def gpu_cards(ctx: ProbeContext, facts: Facts, system: Facts, known: Mapping[str
     name = facts["name"] or ""
     whole = facts["uuid"] or f"nvidia-{address or name.replace(' ', '-') or facts['index']}"
     if not has_mig(facts):
-        return [make(whole, name, memory, mps_pipe=_mps_pipe(ctx))]
+        pipe = ctx.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPE  # where a control daemon of MPS listens
+        return [make(whole, name, memory, mps_pipe=pipe if ctx.exists(f"{pipe}/control") else None)]
     cards = []
     capabilities = _mig_capabilities(ctx)
     for mig in facts["mig_devices"]:
@@ -121,11 +122,16 @@ def gpu_cards(ctx: ProbeContext, facts: Facts, system: Facts, known: Mapping[str
             mig["uuid"], mig["name"], mig["memory"], mig_profile=profile, gpu_instance=gpu, compute_instance=compute
         )
         card.parent = whole
-        instances = [f"{name}/gi{gpu}" for name in gpu_names(nodes)]
-        paths = [path for each in instances for path in (f"{each}/access", f"{each}/ci{compute}/access")]
+        instance = f"{driver_name(nodes)}/gi{gpu}"
+        paths = (f"{instance}/access", f"{instance}/ci{compute}/access")
         card.nodes += tuple(capabilities[path] for path in paths if path in capabilities)
         cards.append(card)
     return cards
+
+
+def driver_name(nodes: Sequence[str]) -> str:
+    """What the driver's files about capabilities call the GPU of a device node: ``gpu0`` for ``/dev/nvidia0``."""
+    return "".join(nodes).replace("/dev/nvidia", "gpu")
 
 
 def has_mig(facts: Facts) -> bool:
@@ -152,17 +158,6 @@ def host_memory(ctx: ProbeContext, key: str) -> int | None:
     """A line of ``/proc/meminfo`` in bytes, or None."""
     match = re.search(rf"^{key}:\s*(\d+) kB", text(ctx, "/proc/meminfo"), re.MULTILINE)
     return int(match[1]) * 1024 if match else None
-
-
-def _mps_pipe(ctx: ProbeContext) -> str | None:
-    """Directory in which an MPS control daemon listens, or None."""
-    directory = ctx.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPE
-    return directory if ctx.exists(f"{directory}/control") else None
-
-
-def gpu_names(nodes: Sequence[str]) -> list[str]:
-    """What the driver's files about capabilities call a GPU: ``gpu0`` for ``/dev/nvidia0``."""
-    return [node.replace("/dev/nvidia", "gpu") for node in nodes]
 
 
 def _mig_capabilities(ctx: ProbeContext) -> dict[str, str]:

@@ -15,14 +15,16 @@ Facts = dict[str, Any]
 
 NOT_FOUND = 6
 NO_PERMISSION = 4
-UNSUPPORTED = {3, 13, 21, 25}
-"""NotSupported, FunctionNotFound, NoData, ArgumentVersionMismatch: this GPU or this driver does not offer the fact."""
+UNSUPPORTED = {3, 13, 21, 22, 25}
+"""NotSupported, FunctionNotFound, NoData, VgpuEccNotSupported, ArgumentVersionMismatch: the fact is not offered."""
 
 _RECOVERY_ACTION = 230
 """``NVML_FI_DEV_GET_GPU_RECOVERY_ACTION``, which bindings before 12.570 do not name."""
 _FABRIC_VERSION = 2 << 24 | 36
 _FABRIC_COMPLETED = 3
 _NVLINK_TO_SWITCH = 2
+_CLOCKS = 1, 2  # NVML_CLOCK_SM, NVML_CLOCK_MEM
+_ECC = (0, 0), (1, 0)  # NVML_MEMORY_ERROR_TYPE_CORRECTED and _UNCORRECTED, both NVML_VOLATILE_ECC
 
 _initialized_in: set[int] = set()
 
@@ -103,10 +105,11 @@ def topology(indexes: list[int]) -> Facts:
 
 
 def stats(device_id: str, index: int) -> Facts:
-    """Ask how one GPU or MIG device is doing now. Percent, degrees Celsius, milliwatts, bytes.
+    """Ask how one GPU or MIG device is doing now. Percent, degrees Celsius, milliwatts, bytes, megahertz.
 
-    A MIG device has no utilization, temperature and power of its own (NVIDIA MIG User Guide); the temperature is its
-    GPU's.
+    A MIG device has no utilization, temperature, power and clocks of its own (NVIDIA MIG User Guide); temperature and
+    clocks (of its multiprocessors and its memory) are its GPU's. Memory errors are counted since the driver was loaded:
+    those that were corrected, and the others.
 
     Args:
         device_id: UUID of the GPU or MIG device, or another id where it has none.
@@ -126,6 +129,8 @@ def stats(device_id: str, index: int) -> Facts:
         "utilization": utilization.gpu if utilization is not None else None,
         "temperature": optional(nvml, "nvmlDeviceGetTemperature", card, nvml.NVML_TEMPERATURE_GPU),
         "power": None if is_mig else optional(nvml, "nvmlDeviceGetPowerUsage", card),
+        "clocks": [optional(nvml, "nvmlDeviceGetClockInfo", card, kind) for kind in _CLOCKS],
+        "ecc_errors": [None if is_mig else optional(nvml, "nvmlDeviceGetTotalEccErrors", card, *kind) for kind in _ECC],
         "processes": _processes(nvml, handle),
         "compute_mode": optional(nvml, "nvmlDeviceGetComputeMode", card),
         **_health(nvml, card),

@@ -4,7 +4,7 @@
  * Keys: init, hang (seconds), driver, cuda, count, and for GPU I, or MIG device I.J:
  *   gpu.I.handle, .uuid, .name, .bus, .pci, .minor, .memory (total/used), .mode, .cc (major minor), .mig (current
  *   pending), .slots, .gi, .ci, .rows (4 numbers), .retired, .recovery, .persistence, .util, .temp, .power,
- *   .procs (pid:bytes ...), .link.L (switch, or a bus id), .fabric (state clique); ancestor.I.J
+ *   .clock.KIND, .ecc.KIND.COUNTER, .procs (pid:bytes ...), .link.L (switch, or a bus id), .fabric (state clique); ancestor.I.J
  * Every call of nvmlInitWithFlags and nvmlShutdown is noted in the file that FAKE_NVML_LOG names.
  */
 #include <stdarg.h>
@@ -116,6 +116,12 @@ int nvmlDeviceGetPersistenceMode(Handle *h, unsigned *to) { return number(get("%
 int nvmlDeviceGetRetiredPagesPendingStatus(Handle *h, unsigned *to) { return number(get("%s.retired", h->key), to); }
 int nvmlDeviceGetTemperature(Handle *h, unsigned sensor, unsigned *to) { (void)sensor; return number(get("%s.temp", h->key), to); }
 int nvmlDeviceGetPowerUsage(Handle *h, unsigned *to) { return number(get("%s.power", h->key), to); }
+int nvmlDeviceGetClockInfo(Handle *h, unsigned kind, unsigned *to) { return number(get("%s.clock.%u", h->key, kind), to); }
+int nvmlDeviceGetTotalEccErrors(Handle *h, unsigned kind, unsigned counter, unsigned long long *to) {
+    char *value = get("%s.ecc.%u.%u", h->key, kind, counter);
+    if (!check(value)) *to = strtoull(value, NULL, 0);
+    return check(value);
+}
 int nvmlDeviceGetMaxMigDeviceCount(Handle *h, unsigned *to) { return number(get("%s.slots", h->key), to); }
 int nvmlDeviceGetGpuInstanceId(Handle *h, unsigned *to) { return number(get("%s.gi", h->key), to); }
 int nvmlDeviceGetComputeInstanceId(Handle *h, unsigned *to) { return number(get("%s.ci", h->key), to); }
