@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
-from anyaccel.kit import Card, FaultError, Holders, Mask, Vendor, board_links, node_fault, text, warn
+from anyaccel.kit import Card, Fault, FaultError, Holders, Mask, Vendor, board_links, condition, node_fault, text, warn
 from anyaccel.plugin import (
     Detected,
     Device,
@@ -38,7 +38,7 @@ LOCK_FILE = "/tmp/libtpu_lockfile"  # noqa: S108 - the name is libtpu's
 # Both names of a pair are set to the same value: libtpu reads both, and a stale value under the other name would
 # survive otherwise.
 MASK_NAMES = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
-MASKS = [Mask(name, entries="chip numbers separated by commas, such as 0,1") for name in MASK_NAMES]
+MASKS = [Mask(name, ordered=False, entries="chip numbers separated by commas, such as 0,1") for name in MASK_NAMES]
 PATHS = "TPU_VISIBLE_DEVICE_PATHS"
 CHIP_BOUNDS = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS")
 PROCESS_BOUNDS = ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS")
@@ -249,8 +249,7 @@ class Tpu(Vendor):
         mask = next((mask for mask in MASKS if environ.get(mask.variable, "").strip()), None)
         if mask is None:
             return [] if any(name in environ for name in MASK_NAMES) else None
-        seen = mask.read(environ, chips) or []
-        return [device.id for device in chips if device in seen]
+        return [device.id for device in mask.read(environ, chips) or ()]
 
     def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
         """The node that opens all groups of vfio: passing the directory passes nothing."""
@@ -262,12 +261,11 @@ class Tpu(Vendor):
         found = {}
         for device in devices:
             gone = [path for path in device.nodes if ctx.node(path) is None]
-            found[device.id] = Stats(
-                health=Health.UNHEALTHY if gone else device.health,
-                health_reason=f"{' and '.join(gone)} is gone" if gone else device.health_reason,
-                health_remedy="restart the TPU VM" if gone else device.health_remedy,
-                processes=holders.of(device.nodes),
-            )
+            fault = Fault(device.health_reason, device.health_remedy) if device.health is Health.UNHEALTHY else None
+            if gone:
+                fault = Fault(f"{' and '.join(gone)} is gone", "restart the TPU VM")
+            state = condition(fault, sound=device.health is Health.HEALTHY)
+            found[device.id] = Stats(**state, processes=holders.of(device.nodes))
         return found
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
