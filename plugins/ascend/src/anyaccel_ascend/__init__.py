@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from anyaccel.kit import Fault, FaultError, Mask, Vendor, fail, in_container, warn
+from anyaccel.kit import Fault, FaultError, Mask, Vendor, condition, fail, in_container, warn
 from anyaccel.plugin import (
     Detected,
     Device,
@@ -13,7 +13,6 @@ from anyaccel.plugin import (
     EnvEdits,
     Finding,
     Fractional,
-    Health,
     Mount,
     ProbeContext,
     Stats,
@@ -40,12 +39,8 @@ class LogicIds(Mask):
 
     Read as torch_npu's ``_parse_visible_devices`` and ``_device_count_ascend_hal`` do: only digits and commas are read,
     whatever else ends the list, as does an empty item. A number that is not greater than the one before it leaves no
-    device at all; one that is too large ends the list.
+    device at all, so the list is written in the runtime's order; one that is too large ends it.
     """
-
-    def write(self, devices: Sequence[Device]) -> str:
-        """Write the ids in ascending order: the runtime takes any other for no device at all."""
-        return super().write(sorted(devices, key=lambda device: device.index))
 
     def read(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] | None:
         """Say which of the runtime's devices the variable leaves visible, in the runtime's order."""
@@ -82,7 +77,7 @@ class LogicIds(Mask):
         )
 
 
-MASK = LogicIds("ASCEND_RT_VISIBLE_DEVICES")
+MASK = LogicIds("ASCEND_RT_VISIBLE_DEVICES", ordered=False)
 
 
 class Ascend(Vendor):
@@ -199,14 +194,8 @@ class Ascend(Vendor):
         for device in devices:
             place = device.attributes.get("card"), device.attributes.get("chip")
             if self.maskable(device) and (chip := table.chips.get(place)):
-                reason, remedy = chip.fault or Fault("")
-                found[device.id] = Stats(
-                    **chip.measures,
-                    health=Health.UNHEALTHY if reason else Health.HEALTHY,
-                    health_reason=reason,
-                    health_remedy=remedy,
-                    processes=None if table.processes is None else tuple(table.processes.get(place, ())),
-                )
+                held = None if table.processes is None else tuple(table.processes.get(place, ()))
+                found[device.id] = Stats(**chip.measures, **condition(chip.fault), processes=held)
         return found
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:

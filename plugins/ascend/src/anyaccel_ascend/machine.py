@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from anyaccel.kit import Card, Fault, FaultError, in_container, node_fault, number, text
+from anyaccel.kit import PCI_DEVICES, Card, Fault, FaultError, in_container, node_fault, number, physical_function, text
 from anyaccel.plugin import Detected, PciFunction, ProbeContext
 
 from anyaccel_ascend import npu_smi
 from anyaccel_ascend.chips import Generation, by_pci, identify, template_memory
 from anyaccel_ascend.npu_smi import Mapped, Shown, Table
 
-PCI = "/sys/bus/pci/devices"
 PCI_CLASS = 0x1200
 """Processing accelerator."""
 VENDORS = (0x19E5, 0x20C6, 0x203F, 0x20E9)
@@ -61,7 +60,7 @@ class Machine:
         virtual = [
             function
             for function in found
-            if function.device == VIRTUAL_FUNCTION or ctx.readlink(f"{PCI}/{function.address}/physfn")
+            if function.device == VIRTUAL_FUNCTION or physical_function(ctx, function.address)
         ]
         passed = [function for function in virtual if function.driver == PASSED_ON]
         cards = [function for function in found if function not in virtual]
@@ -189,28 +188,30 @@ class Machine:
         known = {by_pci(function.device) for function in self.functions.values()}
         return known.pop() if len(known) == 1 else None
 
-    def _idle(self, function: PciFunction, index: int, fault: Fault) -> Card:
-        """A card to which the runtime gives no number."""
-        card = self._card(index, function.address)
-        card.attributes["addressable"] = False
-        if function.driver == PASSED_ON:
-            card.blame(f"it is bound to {PASSED_ON}, for a virtual machine", "unbind it there to use it here")
-        card.blame(*fault)
-        return card
+    def _idle(self, functions: Iterable[PciFunction], fault: Fault, first: int = 0) -> list[Card]:
+        """Cards to which the runtime gives no number; ``first`` is a label that no other device has."""
+        cards = []
+        for index, function in enumerate(functions, first):
+            card = self._card(index, function.address)
+            card.attributes["addressable"] = False
+            if function.driver == PASSED_ON:
+                card.blame(f"it is bound to {PASSED_ON}, for a virtual machine", "unbind it there to use it here")
+            card.blame(*fault)
+            cards.append(card)
+        return cards
 
     def _without_nodes(self) -> list[Card]:
         """NPUs on the PCI bus without a single node: not mounted into a container, or without a driver."""
         if self.container:
             self.notes.append(NO_NODES.format(len(self.functions)))
             return []
-        fault = Fault("the Ascend driver is not loaded", "install it, or see dmesg")
-        return [self._idle(function, index, fault) for index, function in enumerate(self.functions.values())]
+        return self._idle(self.functions.values(), Fault("the Ascend driver is not loaded", "install it, or see dmesg"))
 
     def _untold(self, fault: Fault) -> list[Card]:
         """NPUs of which npu-smi says that it cannot tell: listed, and not given out."""
         self.partial = True
         if self.functions and not self.container:  # PCI shows the whole host there
-            return [self._idle(function, index, fault) for index, function in enumerate(self.functions.values())]
+            return self._idle(self.functions.values(), fault)
         cards = [self._card(index, node=node) for index, node in enumerate(self.numbers)]
         for card in cards:
             card.fault = fault
@@ -231,9 +232,9 @@ class Machine:
 
     def _kernel_number(self, address: str) -> int | None:
         """The number in ``/dev/davinci<N>`` of a PCI function that has a single chip; only root may read it."""
-        if number(self.ctx, f"{PCI}/{address}/davinci_dev_num") != 1:
+        if number(self.ctx, f"{PCI_DEVICES}/{address}/davinci_dev_num") != 1:
             return None
-        return number(self.ctx, f"{PCI}/{address}/dev_id")
+        return number(self.ctx, f"{PCI_DEVICES}/{address}/dev_id")
 
     def _by_tool(self, chips: Sequence[Mapped], table: Table) -> list[Card]:
         rows = [table.chips.get((chip.card, chip.chip)) for chip in chips]
@@ -257,7 +258,7 @@ class Machine:
         if not self.container:
             lost = [function for function in unclaimed if function.driver == PASSED_ON or len(missing) > unread]
             fault = Fault("it is on the PCI bus and the driver has lost it", "see dmesg, and power-cycle the machine")
-            cards += [self._idle(function, len(cards) + place, fault) for place, function in enumerate(lost)]
+            cards += self._idle(lost, fault, len(cards))
         return cards + self._partitions(cards)
 
     def _physical(self, place: int, chip: Mapped, row: Shown | None, count: int) -> int | None:

@@ -146,38 +146,34 @@ def parse_mapping(text: str) -> tuple[list[Mapped], int]:
         ValueError: When a row does not fit its header, or two chips have one number.
     """
     labels: list[str] = []
-    rows: list[tuple[dict[str, str], dict[str, int]]] = []
+    rows: list[Mapped] = []
     for line in map(str.strip, text.splitlines()):
         if line.startswith("NPU ID"):
             labels = re.split(r"\s{2,}", line)
         elif labels and re.match(r"-?\d+(\s|$)", line):
-            row = dict(zip(labels, line.split(None, len(labels) - 1), strict=False))
-            if row.get("Chip Logic ID") != "-" and row.get("Chip Name") not in ("Mcu", "3559"):
-                numbers = {"Chip ID", *labels} - {"Chip Name"}
-                rows.append((row, {label: _number(row, label, line) for label in numbers}))
-    order = ("Chip Logic ID", "Chip Phy-ID", "NPU ID", "Chip ID")
-    rows.sort(key=lambda pair: [pair[1].get(label, 0) for label in order])
+            words = dict(zip(labels, line.split(None, len(labels) - 1), strict=False))
+            name = words.get("Chip Name", "").strip()
+            if words.get("Chip Logic ID") == "-" or name in ("Mcu", "3559"):
+                continue
+            try:
+                ids = {label: int(words[label]) for label in {"Chip ID", *labels} - {"Chip Name"}}
+            except (KeyError, ValueError):
+                raise _row_error("info -m", line, "have a number in each column before the name") from None
+            rows.append(
+                Mapped(ids["NPU ID"], ids["Chip ID"], ids.get("Chip Logic ID", -1), ids.get("Chip Phy-ID"), name)
+            )
+    cards = sorted((row for row in rows if row.card >= 0), key=lambda row: (row.logic_id, row.phy_id or 0, row[:2]))
     found: dict[int, Mapped] = {}
-    cards = [pair for pair in rows if pair[1]["NPU ID"] >= 0]
-    for row, number in cards:
-        logic_id = number.get("Chip Logic ID", len(found))
-        phy_id, name = number.get("Chip Phy-ID"), row.get("Chip Name", "").strip()
-        chip = Mapped(number["NPU ID"], number["Chip ID"], logic_id, phy_id, name)
-        other = found.setdefault(logic_id, chip)
+    for row in cards:
+        chip = row if row.logic_id >= 0 else row._replace(logic_id=len(found))
+        other = found.setdefault(chip.logic_id, chip)
         # Of an A3 package of which a container has but one die, npu-smi shows that one twice.
-        if other is not chip and (phy_id is None or (other.card, other.phy_id) != (chip.card, phy_id)):
+        if other is not chip and (chip.phy_id is None or (other.card, other.phy_id) != (chip.card, chip.phy_id)):
             raise ValueError(
-                f"'npu-smi info -m' must give each chip a number of its own (got {logic_id} for chip {other.chip} of"
-                f" card {other.card} and chip {chip.chip} of card {chip.card}); restart the driver"
+                f"'npu-smi info -m' must give each chip a number of its own (got {chip.logic_id} for chip {other.chip}"
+                f" of card {other.card} and chip {chip.chip} of card {chip.card}); restart the driver"
             )
     return list(found.values()), len(rows) - len(cards)
-
-
-def _number(row: Mapping[str, str], label: str, line: str) -> int:
-    value = row.get(label, "")
-    if not re.fullmatch(r"-?\d+", value, re.ASCII):
-        raise _row_error("info -m", line, "have a number in each column before the name")
-    return int(value)
 
 
 def _row_error(command: str, row: str, rule: str) -> ValueError:
@@ -259,8 +255,10 @@ def _process(cells: Sequence[str], found: dict[tuple[object, object], list[Devic
 
 def _values(header: Sequence[Sequence[str]], cells: Sequence[str]) -> dict[str, str]:
     """The values of a row, by the labels of the header."""
+    if len(cells) != len(header):
+        raise _row_error("info", " | ".join(cells), f"have {len(header)} columns")
     values: dict[str, str] = {}
-    for labels, cell in zip(header, cells, strict=False):
+    for labels, cell in zip(header, cells, strict=True):
         words = _VALUE.findall(cell)
         if labels[-1:] == ["Name"]:
             words = [*words[: len(labels) - 1], " ".join(words[len(labels) - 1 :])]
@@ -270,8 +268,6 @@ def _values(header: Sequence[Sequence[str]], cells: Sequence[str]) -> dict[str, 
         if len(words) != len(labels) or any("/" not in word and word not in ("NA", "-") for word in usages):
             raise _row_error("info", " | ".join(cells), f"have one value for each of {', '.join(labels)}")
         values.update(zip(labels, words, strict=True))
-    if len(cells) != len(header):
-        raise _row_error("info", " | ".join(cells), f"have {len(header)} columns")
     return values
 
 
