@@ -108,15 +108,21 @@ class Machine:
         )
 
     def _cards(self) -> list[Card]:
+        outside = [] if self.container else list(self.functions.values())  # inside, PCI shows the whole host
         if not self.numbers:
-            return self._without_nodes()
+            if self.container:
+                self.notes.append(NO_NODES.format(len(self.functions)))
+            return self._idle(outside, Fault("the Ascend driver is not loaded", "install it, or see dmesg"))
         try:
             mapping = npu_smi.ask(self.ctx, "NPU ID", "info", "-m")
             shown = npu_smi.ask(self.ctx, "Bus-Id", "info") if mapping else None
         except FaultError as error:
-            return self._untold(error.fault)
+            self.partial = True
+            return self._idle(outside, error.fault) if outside else self._by_nodes(error.fault)
         if mapping is None or shown is None:
-            return self._by_files()
+            self.partial = True
+            self.notes.append(NO_TOOL)
+            return self._by_nodes()
         table = npu_smi.parse_table(shown.stdout)
         chips, unavailable = npu_smi.parse_mapping(mapping.stdout)
         cards = self._by_tool(chips, table)
@@ -153,14 +159,15 @@ class Machine:
             chip: Number of the chip on its card.
             told: Its generation, where PCI does not tell.
         """
-        known = identify(name, self._generation(address) or told)
+        function = self.functions.get(address or "")
+        behind = {by_pci(each.device) for each in ([function] if function else self.functions.values())}
+        known = identify(name, (behind.pop() if len(behind) == 1 else None) or told)
         partition = node is not None and node >= FIRST_VNPU
         place = index if node is None else (node - FIRST_VNPU) // VNPUS_PER_DEVICE if partition else node
         whole = f"ascend-davinci{place}"
         if address is not None:
             whole = f"ascend-{address}-{chip}" if known.generation.family == "310p" else f"ascend-{address}"
         parent = whole if known.template or partition else None
-        function = self.functions.get(address or "")
         if address is not None and function is None:  # npu-smi shows it, and sysfs does not
             function = PciFunction(address=address, vendor=VENDORS[0], device=0, class_code=PCI_CLASS)
         card = Card(self.ctx, f"{whole}-vnpu{node if partition else ''}" if parent else whole, function)
@@ -180,14 +187,6 @@ class Machine:
                 card.blame(*fault)
         return card
 
-    def _generation(self, address: str | None) -> Generation | None:
-        """Generation of a function, or the one that all functions have; None when unknown."""
-        function = self.functions.get(address or "")
-        if function:
-            return by_pci(function.device)
-        known = {by_pci(function.device) for function in self.functions.values()}
-        return known.pop() if len(known) == 1 else None
-
     def _idle(self, functions: Iterable[PciFunction], fault: Fault, first: int = 0) -> list[Card]:
         """Cards to which the runtime gives no number; ``first`` is a label that no other device has."""
         cards = []
@@ -200,35 +199,19 @@ class Machine:
             cards.append(card)
         return cards
 
-    def _without_nodes(self) -> list[Card]:
-        """NPUs on the PCI bus without a single node: not mounted into a container, or without a driver."""
-        if self.container:
-            self.notes.append(NO_NODES.format(len(self.functions)))
-            return []
-        return self._idle(self.functions.values(), Fault("the Ascend driver is not loaded", "install it, or see dmesg"))
-
-    def _untold(self, fault: Fault) -> list[Card]:
-        """NPUs of which npu-smi says that it cannot tell: listed, and not given out."""
-        self.partial = True
-        if self.functions and not self.container:  # PCI shows the whole host there
-            return self._idle(self.functions.values(), fault)
-        cards = [self._card(index, node=node) for index, node in enumerate(self.numbers)]
-        for card in cards:
-            card.fault = fault
-        return cards
-
-    def _by_files(self) -> list[Card]:
-        """NPUs of a machine without npu-smi: as many as there are nodes, numbered in the order of the nodes.
+    def _by_nodes(self, fault: Fault | None = None) -> list[Card]:
+        """As many NPUs as there are nodes, numbered in the order of the nodes, where npu-smi tells nothing.
 
         Which node belongs to which PCI function is known to root alone, or where there is one function; elsewhere the
-        node has to serve as identity.
+        node has to serve as identity, as it has where there is a fault.
         """
-        self.partial = True
-        self.notes.append(NO_TOOL)
-        addresses = {self._kernel_number(address): address for address in self.functions}
-        if len(self.functions) == len(self.numbers) == 1:
+        addresses = {} if fault else {self._kernel_number(address): address for address in self.functions}
+        if not fault and len(self.functions) == len(self.numbers) == 1:
             addresses = {self.numbers[0]: next(iter(self.functions))}
-        return [self._card(index, addresses.get(node), node) for index, node in enumerate(self.numbers)]
+        cards = [self._card(index, addresses.get(node), node) for index, node in enumerate(self.numbers)]
+        for card in cards:
+            card.fault = fault or card.fault
+        return cards
 
     def _kernel_number(self, address: str) -> int | None:
         """The number in ``/dev/davinci<N>`` of a PCI function that has a single chip; only root may read it."""
