@@ -196,3 +196,36 @@ def test_a_wrong_name_in_the_list_of_plugins_is_an_error(acme, anyaccel):
     assert done.returncode == 2
     assert "ANYACCEL_PLUGINS must name vendors whose plug-ins are installed (got 'acm'; " in done.stderr
     assert "did you mean acme" in done.stderr
+
+
+EVERYTHING = """
+import json, sys, anyaccel as aa
+from anyaccel.cli import main
+machine, loaded = sys.argv[1], {}
+
+def note(what):
+    loaded[what] = sorted(name for name in sys.modules if name.startswith(("plug_", "anyaccel_")))
+
+aa.detect(machine)
+note("detect")
+aa.run("APU:1", ["true"], machine=machine)
+note("run")
+with aa.Pool("APU:1", machine=machine) as pool:
+    inside = pool.submit(eval, "sorted(__import__('sys').modules)").result()
+    loaded["a worker"] = [name for name in inside if name.startswith(("plug_", "anyaccel_"))]
+note("Pool")
+aa.why("APU:9", machine=machine)
+note("why")
+sys.stdout = open("/dev/null", "w")
+main(["export", "docker", "--machine", machine])
+note("export")
+print(json.dumps(loaded), file=sys.__stdout__)
+"""
+
+
+def test_no_plugin_is_imported_by_what_schedules(acme, record):
+    done = subprocess.run(
+        [sys.executable, "-c", EVERYTHING, record({}, {})], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {what: [] for what in ("detect", "run", "a worker", "Pool", "why", "export")}
