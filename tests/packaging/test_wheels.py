@@ -1,5 +1,6 @@
 """The distributions as a user gets them: built, looked into, and installed into an empty environment."""
 
+import json
 import os
 import subprocess
 import sys
@@ -76,7 +77,9 @@ def test_a_wheel_holds_the_package_and_nothing_else(dist, name):
     wanted = {str(path.relative_to(source)) for path in source.rglob("*") if path.suffix in {".py", ".pyi"}}
     assert {part for part in inside if part.endswith((".py", ".pyi"))} == wanted
     own = [part for part in inside if "/scaffold/" not in part]  # the template of a project has tests of its own
-    assert not [part for part in own if "tests/" in part or "recordings/" in part]
+    assert not [part for part in own if "tests/" in part]
+    recordings = {f"{name}/{path.relative_to(FOLDERS[name])}" for path in FOLDERS[name].glob("recordings/*/*.json")}
+    assert {part for part in own if "recordings/" in part} == recordings
 
 
 @pytest.mark.parametrize("vendor", VENDORS)
@@ -94,6 +97,12 @@ def test_extras_bring_the_plugins_that_were_asked_for(bare):
         ["nvidia", "ok", "GPU", "anyaccel-nvidia", "0.1.0"],
         ["tpu", "ok", "TPU", "anyaccel-tpu", "0.1.0"],
     ]
+
+
+def test_an_installed_plugin_is_checked_on_the_recordings_that_it_brings(bare):
+    document = json.loads(bare("anyaccel", "check", "tpu", "--json"))
+    machines = {result["machine"] for result in document["results"] if result["check"] == "C07"}
+    assert (document["passed"], machines) == (True, {path.name for path in ROOT.glob("plugins/tpu/recordings/*")})
 
 
 def test_the_installed_command_gives_devices_to_a_program(bare):

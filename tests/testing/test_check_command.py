@@ -49,6 +49,29 @@ def test_recordings_are_found_beside_the_source(anyaccel, install, recordings):
     assert states(anyaccel("check", "acme").stdout)["C07"] == "ok"
 
 
+def test_one_recording_alone(anyaccel, install, recordings):
+    install("acme", ACME)
+    results = json.loads(anyaccel("check", "acme", "--recordings", f"{recordings(ACME)}/quad", "--json").stdout)[
+        "results"
+    ]
+    assert {result["machine"] for result in results if result["check"] == "C08"} == {"quad"}
+
+
+def test_the_projects_recordings_win_over_the_copy_of_an_editable_install(
+    anyaccel, install, recordings, tmp_path, monkeypatch
+):
+    """An editable install puts the recordings of that day into site-packages, and a path to the source beside them."""
+    install("acme", ACME, entry="anyaccel_acme_editable")
+    project = recordings(ACME).parent
+    package = project / "src" / "anyaccel_acme_editable"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(ACME)
+    (tmp_path / "site" / "anyaccel_acme_editable" / "recordings" / "old").mkdir(parents=True)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'site'}:{package.parent}")
+    results = json.loads(anyaccel("check", "acme", "--json").stdout)["results"]
+    assert {result["machine"] for result in results if result["check"] == "C08"} == {"driver-only", "pair", "quad"}
+
+
 def test_this_host(anyaccel, install):
     here = """
     @hookimpl

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--recordings",
         type=Path,
         metavar="DIR",
-        help="directory of recorded machines (default: 'recordings' beside the plug-in's source, where there is one)",
+        help="directory of recorded machines, or one of them (default: those that the plug-in was installed with)",
     )
     parser.add_argument("--real", action="store_true", help="check on this host instead of recordings")
 

@@ -39,7 +39,7 @@ def run_checks(
 
     Args:
         vendor: Key of the vendor.
-        recordings: Directory whose sub-directories are recordings.
+        recordings: Directory whose sub-directories are recordings, or a recording.
         real: Whether this host is the machine, instead of recordings.
         only: Ids of checks; all when empty.
         seconds: Time that each check may take.
@@ -81,11 +81,13 @@ def find(vendor: str) -> tuple[Source | None, str]:
 
 
 def list_recordings(directory: str | Path | None) -> dict[str, str]:
-    """The recordings in a directory, by name: those of its sub-directories that hold a ``machine.json``."""
+    """The recordings in a directory by name: its sub-directories that hold a ``machine.json``, or itself if it does."""
     if directory is None or not os.path.isdir(directory):
         return {}
-    names = sorted(os.listdir(directory))
-    paths = {name: os.path.join(os.path.abspath(directory), name) for name in names}
+    path = os.path.abspath(directory)
+    if os.path.lexists(os.path.join(path, FILE_NAME)):
+        return {os.path.basename(path): path}
+    paths = {name: os.path.join(path, name) for name in sorted(os.listdir(path))}
     return {name: path for name, path in paths.items() if os.path.lexists(os.path.join(path, FILE_NAME))}
 
 
