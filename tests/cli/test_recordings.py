@@ -48,12 +48,12 @@ def damaged(tmp_path, kind):
     return machine, message
 
 
-def assert_refused(done, message, start):
+def assert_refused(done, message, start, way_out="record the machine again, into a new directory: anyaccel record DIR"):
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     said = done.stderr.splitlines()
     assert len(said) == 2
     assert message in said[0]
-    assert said[1] == "anyaccel: record the machine again: anyaccel record DIR"
+    assert said[1] == f"anyaccel: {way_out}"
     assert time.monotonic() - start < 30
 
 
@@ -86,7 +86,21 @@ def test_verify_refuses_either_file(kind, name, acme, anyaccel, tmp_path):
         if kind in ("commands", "entries", "escaping"):
             message = 'must say "schema": "anyaccel.expected/1"'
     start = time.monotonic()
-    assert_refused(anyaccel("record", "--verify", str(machine)), message, start)
+    way_out = {}
+    if name == "expected.json":
+        way_out = {"way_out": "write a new one: anyaccel check VENDOR --recordings DIR --write-expected --force"}
+    assert_refused(anyaccel("record", "--verify", str(machine)), message, start, **way_out)
+
+
+def test_verify_says_how_to_get_an_inventory_that_is_missing(acme, anyaccel, tmp_path):
+    (tmp_path / "machine.json").write_text(json.dumps(SCHEMA))
+    done = anyaccel("record", "--verify", str(tmp_path))
+    assert done.stderr.splitlines()[1] == (
+        "anyaccel: write a new one: anyaccel check VENDOR --recordings DIR --write-expected"
+    )
+    done = anyaccel("check", "acme", "--recordings", str(tmp_path), "--write-expected")
+    assert "expected.json: no trace of acme" in done.stdout
+    assert anyaccel("record", "--verify", str(tmp_path)).returncode == 0
 
 
 def test_json_has_one_document_with_the_way_out(acme, anyaccel, tmp_path):
@@ -94,7 +108,10 @@ def test_json_has_one_document_with_the_way_out(acme, anyaccel, tmp_path):
     done = anyaccel("--machine", str(machine), "doctor", "--json")
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, done.stderr) == (2, "")
-    assert (error["code"], error["hint"]) == ("machine", "record the machine again: anyaccel record DIR")
+    assert (error["code"], error["hint"]) == (
+        "machine",
+        "record the machine again, into a new directory: anyaccel record DIR",
+    )
     assert message in error["message"]
 
 

@@ -106,7 +106,7 @@ def test_what_is_wrong_is_named_with_its_place_and_value(content, message, tmp_p
         load(path)
     assert path in str(caught.value)
     assert len(str(caught.value)) < 500
-    assert caught.value.hint == "record the machine again: anyaccel record DIR"
+    assert caught.value.hint == "record the machine again, into a new directory: anyaccel record DIR"
 
 
 def fifo(path):

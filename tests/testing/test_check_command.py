@@ -122,6 +122,9 @@ def test_this_host_where_detection_dies(anyaccel, install):
         (("other",), "no plug-in for 'other' is installed (installed: acme)"),
         (("acme", "--real", "--recordings", "/"), "--real checks on this host, --recordings on recorded machines"),
         (("acme", "--recordings", "/dev"), "/dev must hold recordings, one directory with a machine.json each"),
+        (("acme", "--force"), "--force goes with --write-expected"),
+        (("acme", "--real", "--write-expected"), "--write-expected is for recordings; record this host"),
+        (("acme", "--write-expected"), "no recording of acme is found; name their directory with --recordings DIR"),
         (("acme", "--machine", "sim:Acme-One:2"), "takes --recordings DIR or --real instead of --machine"),
     ],
 )
@@ -129,3 +132,48 @@ def test_arguments_that_make_no_sense(anyaccel, acme, arguments, said):
     done = anyaccel("check", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
+
+
+def test_an_inventory_is_written_for_recordings_that_have_none(anyaccel, install, recordings):
+    install("acme", ACME)
+    directory = recordings(ACME)
+    before = (directory / "quad" / "expected.json").read_text()
+    for name in ("pair", "driver-only"):
+        (directory / name / "expected.json").unlink()
+    done = anyaccel("check", "acme", "--write-expected", env={"ACME_VISIBLE": "0"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        f"{directory}/driver-only/expected.json: no device",
+        f"{directory}/pair/expected.json: 2 Acme One",
+    ]
+    assert "1 of 3 have one already, which --force replaces" in done.stderr
+    assert (directory / "quad" / "expected.json").read_text() == before
+    written = json.loads((directory / "pair" / "expected.json").read_text())
+    assert written["visible"] == {"acme": ["acme-s0", "acme-s1"]}
+    assert states(anyaccel("check", "acme").stdout)["C07"] == "ok"
+    assert anyaccel("record", "--verify", str(directory / "pair")).returncode == 0
+
+
+def test_an_inventory_is_replaced_by_force_and_keeps_its_form_and_other_vendors(anyaccel, install, recordings):
+    install("acme", ACME)
+    directory = recordings(ACME)
+    pair, quad = (directory / name / "expected.json" for name in ("pair", "quad"))
+    right = json.loads(pair.read_text())
+    pair.write_text("null")
+    quad.write_text(
+        json.dumps(
+            {"schema": "anyaccel.expected/1", "vendors": {"acme": None, "zeta": None}, "visible": {}, "failed": {}}
+        )
+    )
+    done = anyaccel("check", "acme", "--write-expected", "--force", "--json")
+    document = json.loads(done.stdout)
+    assert (document["kept"], document["written"][str(quad)]) == ([], "4 Acme One")
+    assert json.loads(pair.read_text()) == right
+    assert json.loads(quad.read_text())["vendors"].keys() == {"acme", "zeta"}
+
+
+def test_an_inventory_says_what_fails(anyaccel, install, recordings):
+    install("acme", ACME.replace('id=f"acme-{facts[', 'id=f"acme {facts['))
+    (recordings(ACME) / "pair" / "expected.json").unlink()
+    done = anyaccel("check", "acme", "--write-expected")
+    assert "pair/expected.json: detection fails: anyaccel_detect: Device.id must" in done.stdout

@@ -1,8 +1,14 @@
-"""Check that a plug-in keeps the contract, on recorded machines or on this host, without pytest."""
+"""Check that a plug-in keeps the contract, on recorded machines or on this host, without pytest.
+
+With --write-expected nothing is checked: recordings without expected.json, such as those that were written by hand, get
+one that says what they replay to now. Compare it with what the vendor's own tool says of that machine.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from anyaccel.cli import output
@@ -11,6 +17,7 @@ from anyaccel.errors import UsageError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from typing import Any
 
     from anyaccel.testing import Check, Result
 
@@ -25,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="directory of recorded machines, or one of them (default: those that the plug-in was installed with)",
     )
     parser.add_argument("--real", action="store_true", help="check on this host instead of recordings")
+    parser.add_argument(
+        "--write-expected",
+        action="store_true",
+        help="check nothing; write the expected.json of recordings that have none, and say what it says",
+    )
+    parser.add_argument("--force", action="store_true", help="with --write-expected: also of those that have one")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -34,6 +47,10 @@ def main(args: argparse.Namespace) -> int:
 
     if args.real and args.recordings:
         raise UsageError("--real checks on this host, --recordings on recorded machines: choose one")
+    if args.real and args.write_expected:
+        raise UsageError("--write-expected is for recordings; record this host: anyaccel record DIR")
+    if args.force and not args.write_expected:
+        raise UsageError("--force goes with --write-expected")
     if args.machine:
         raise UsageError(f"'anyaccel check' takes --recordings DIR or --real instead of --machine {args.machine}")
     source, reason = find(args.vendor)
@@ -42,6 +59,8 @@ def main(args: argparse.Namespace) -> int:
     directory = None if args.real else args.recordings or _beside_source(source.target)
     if args.recordings and not list_recordings(directory):
         raise UsageError(f"{args.recordings} must hold recordings, one directory with a machine.json each")
+    if args.write_expected:
+        return _write_expected(args, list_recordings(directory))
     results = run_checks(args.vendor, directory, real=args.real)
     failed = any(result.state.value == "failed" for result in results)
     if args.json:
@@ -51,6 +70,45 @@ def main(args: argparse.Namespace) -> int:
     output.print_lines(_line(check, [result for result in results if result.check == check.id]) for check in CHECKS)
     output.say(_summary(results))
     return int(failed)
+
+
+def _write_expected(args: argparse.Namespace, recordings: Mapping[str, str]) -> int:
+    """Write the files that are missing, and say what they say."""
+    from anyaccel.inventory.record import EXPECTED, write_expected
+
+    if not recordings:
+        raise UsageError(f"no recording of {args.vendor} is found; name their directory with --recordings DIR")
+    written: dict[str, str] = {}
+    kept: list[str] = []
+    for directory in recordings.values():
+        path = os.path.join(directory, EXPECTED)
+        if os.path.lexists(path) and not args.force:
+            kept.append(path)
+            continue
+        written[path] = _told(write_expected(directory, args.vendor, timeout=args.probe_timeout), args.vendor)
+    if args.json:
+        output.print_json("check/1", {"vendor": args.vendor, "written": written, "kept": kept})
+        return 0
+    output.print_lines(f"{path}: {said}" for path, said in written.items())
+    if kept:
+        output.say(f"{len(kept)} of {len(recordings)} have one already, which --force replaces")
+    if written:
+        output.say("compare what was written with what the vendor's own tool says of these machines")
+    return 0
+
+
+def _told(expected: Mapping[str, Any], vendor: str) -> str:
+    """What an inventory says, in a line."""
+    if vendor in expected["failed"]:
+        return f"detection fails: {expected['failed'][vendor]}"
+    found = expected["vendors"][vendor]
+    if found is None:
+        return f"no trace of {vendor}"
+    devices = found.get("devices", [])
+    models = Counter(device["model"] for device in devices)
+    unhealthy = sum(device.get("health") == "unhealthy" for device in devices)
+    said = ", ".join(f"{count} {model}" for model, count in models.items()) or "no device"
+    return said + f", {unhealthy} of them unhealthy" * bool(unhealthy)
 
 
 def _line(check: Check, results: list[Result]) -> str:

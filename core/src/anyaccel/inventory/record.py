@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from anyaccel.errors import MachineError, UsageError
 from anyaccel.model import Detected, Device, Problem, Value, replace
 from anyaccel.model.wire import decode, encode
-from anyaccel.probe.loading import FILE_NAME, WAY_OUT, read_json
+from anyaccel.probe.loading import FILE_NAME, read_json
 from anyaccel.probe.machine import HOST, Machine, parse_machine
 from anyaccel.probe.private import Names
 from anyaccel.probe.recording import merge
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "anyaccel.expected/1"
 EXPECTED = "expected.json"
+PARTS = ("vendors", "visible", "failed")
 PERSONS = range(1000, 65_534)
 """User ids that belong to people."""
 
@@ -105,18 +106,62 @@ def record(
 
 
 def expect(
-    directory: str, *, timeout: float = DEADLINE_SECONDS, environ: Mapping[str, str] | None = None
+    directory: str,
+    *,
+    timeout: float = DEADLINE_SECONDS,
+    environ: Mapping[str, str] | None = None,
+    vendors: Iterable[str] | None = None,
 ) -> dict[str, Any]:
-    """Replay a recording, whatever masks this process has, and say what is found, as the data of ``expected.json``."""
+    """Replay a recording, whatever masks this process has, and say what is found, as the data of ``expected.json``.
+
+    Args:
+        directory: Where the recording is.
+        timeout: Seconds that each vendor may take.
+        environ: The environment that the plug-ins see, their own variables apart; that of this process when None.
+        vendors: Vendors to ask; all when None.
+    """
     environ = dict(os.environ if environ is None else environ)
     machine = parse_machine(directory, environ)
-    answers, _ = ask("describe", machine, timeout=timeout, environ=environ)
+    chosen = None if vendors is None else list(vendors)
+    answers, _ = ask("describe", machine, timeout=timeout, environ=environ, vendors=chosen)
     owned = {
         name for _, outcome in answers.values() for name in (outcome.value or {}).get("info", {}).get("env_vars", ())
     }
     environ = {name: text for name, text in environ.items() if name not in owned}
-    answers, _ = ask("detect", machine, timeout=timeout, environ=environ)
+    answers, _ = ask("detect", machine, timeout=timeout, environ=environ, vendors=chosen)
     return _expected(answers)
+
+
+def write_expected(directory: str, vendor: str, *, timeout: float = DEADLINE_SECONDS) -> dict[str, Any]:
+    """Write what ``expected.json`` says of one vendor, and keep what it says of others.
+
+    A file that holds the vendor's inventory without the keys around it stays like that, unless detection fails.
+
+    Returns:
+        What is found, as :func:`expect` says it.
+
+    Raises:
+        MachineError: When the directory holds no recording.
+        UsageError: When the file cannot be written.
+    """
+    path = os.path.join(directory, EXPECTED)
+    found = expect(directory, timeout=timeout, vendors=[vendor])
+    try:
+        before = read_json(path, "")
+    except MachineError:
+        before = found
+    content: Any = found
+    if isinstance(before, dict) and "vendors" in before:
+        content = {"schema": SCHEMA} | {part: _others(before.get(part), vendor) | found[part] for part in PARTS}
+    elif vendor in found["vendors"]:
+        content = found["vendors"][vendor]
+    _write(path, content)
+    return found
+
+
+def _others(part: Any, vendor: str) -> dict[str, Any]:
+    """What a part of ``expected.json`` says of the other vendors."""
+    return {name: said for name, said in part.items() if name != vendor} if isinstance(part, dict) else {}
 
 
 def verify(
@@ -131,13 +176,15 @@ def verify(
         MachineError: When the directory holds no such recording.
     """
     path = os.path.join(directory, EXPECTED)
-    expected = read_json(path, WAY_OUT)
+    replace_it = " --force" if os.path.lexists(path) else ""
+    way_out = f"write a new one: anyaccel check VENDOR --recordings DIR --write-expected{replace_it}"
+    expected = read_json(path, way_out)
     schema = expected.get("schema") if isinstance(expected, dict) else None
     if schema != SCHEMA:
-        raise MachineError(f'{path} must say "schema": "{SCHEMA}" (got {shown(schema)})', hint=WAY_OUT)
-    for part in ("vendors", "visible", "failed"):
+        raise MachineError(f'{path} must say "schema": "{SCHEMA}" (got {shown(schema)})', hint=way_out)
+    for part in PARTS:
         if not isinstance(expected.get(part), dict):
-            raise MachineError(f"{path}: {part!r} must be an object (got {shown(expected.get(part))})", hint=WAY_OUT)
+            raise MachineError(f"{path}: {part!r} must be an object (got {shown(expected.get(part))})", hint=way_out)
     return tuple(_differences(expected, expect(directory, timeout=timeout, environ=environ), {}))
 
 
@@ -200,7 +247,7 @@ def _vendors(expected: Mapping[str, Any]) -> set[str]:
     return {*expected["vendors"], *expected["failed"]}
 
 
-def _write(path: str, data: Mapping[str, Any]) -> int:
+def _write(path: str, data: Any) -> int:
     whole = json.loads(json.dumps(data, ensure_ascii=False).encode(errors="replace"))  # halves of characters become "?"
     text = json.dumps(whole, indent=1) + "\n"
     try:

@@ -22,7 +22,7 @@ from anyaccel.text import shown
 SCHEMA = "anyaccel.recording/1"
 FILE_NAME = "machine.json"
 PARTS: dict[str, type] = {"environ": dict, "paths": dict, "commands": list, "queries": dict}
-WAY_OUT = "record the machine again: anyaccel record DIR"
+WAY_OUT = "record the machine again, into a new directory: anyaccel record DIR"
 
 LARGEST = 32 << 20
 """Bytes of a file. The recordings that come with the plug-ins have 6 KB to 140 KB."""
