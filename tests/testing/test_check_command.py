@@ -177,3 +177,38 @@ def test_an_inventory_says_what_fails(anyaccel, install, recordings):
     (recordings(ACME) / "pair" / "expected.json").unlink()
     done = anyaccel("check", "acme", "--write-expected")
     assert "pair/expected.json: detection fails: anyaccel_detect: Device.id must" in done.stdout
+
+
+HIDES_NOTHING = ACME.replace(
+    "    names = [", "    if not devices:\n        return EnvEdits(unset=frozenset({'ACME_VISIBLE'}))\n    names = ["
+)
+
+
+def declare(recordings, declared):
+    directory = recordings(ACME)
+    (directory / "expected_failures.json").write_text(json.dumps(declared))
+    return str(directory)
+
+
+def test_a_known_failure_is_declared_beside_the_recordings(anyaccel, install, recordings):
+    install("acme", HIDES_NOTHING)
+    done = anyaccel("check", "acme", "--recordings", declare(recordings, {"C17": "no value for none, acme/runtime#7"}))
+    assert done.returncode == 0, done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("C17")]
+    assert line.startswith("C17  expected pair: no value for none, acme/runtime#7 (anyaccel_env for no device must")
+    assert "0 failed, 1 failed as expected, 2 skipped" in done.stderr
+
+
+def test_a_known_failure_that_is_gone_is_to_be_taken_out(anyaccel, install, recordings):
+    install("acme", ACME)
+    done = anyaccel("check", "acme", "--recordings", declare(recordings, {"C17": "acme/runtime#7"}))
+    assert done.returncode == 1
+    assert "C17 no longer fails: take it out of the expected failures" in done.stdout
+
+
+@pytest.mark.parametrize("declared", [[], {"C99": "why"}, {"C17": " "}, {"C17": 7}])
+def test_a_declaration_without_check_or_reason_is_refused(anyaccel, install, recordings, declared):
+    install("acme", ACME)
+    done = anyaccel("check", "acme", "--recordings", declare(recordings, declared))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "expected_failures.json: expected failures must map ids of checks" in done.stderr

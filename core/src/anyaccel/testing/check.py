@@ -25,6 +25,7 @@ class State(Enum):
 
     OK = "ok"
     FAILED = "failed"
+    EXPECTED = "expected"  # it failed, as the author has declared, with the reason
     SKIPPED = "skipped"
 
 
@@ -62,7 +63,7 @@ class Result(Value):
         check: Id of the check.
         state: How it ended.
         machine: Name of the recording, ``products`` for all simulated machines, or empty for the plug-in as such.
-        message: Why it failed or was skipped; empty when it passed.
+        message: Why it failed, was expected to, or was skipped; empty when it passed.
         details: Traceback or captured output, where there is any.
     """
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import pytest
 
 from anyaccel.testing.check import Check, Result, State
-from anyaccel.testing.suite import list_recordings, machines_of, run_checks
+from anyaccel.testing.suite import declaration_faults, declared_failures, list_recordings, machines_of, run_checks
 from anyaccel.testing.table import CHECKS
 
 SETTINGS = ("vendor", "recordings", "expected_failures")
@@ -34,7 +34,8 @@ class AcceleratorPluginTests:
     Attributes:
         vendor: Key of the vendor, whose plug-in must be installed (``pip install -e .``).
         recordings: Directory whose sub-directories are recorded machines, each with the expected inventory.
-        expected_failures: Why a check fails, by its id: ``{"C12": "the tool has no time-out, acme/tool#7"}``.
+        expected_failures: Why a check fails, by its id: ``{"C12": "the tool has no time-out, acme/tool#7"}``. What
+            ``expected_failures.json`` in the directory of recordings says counts too, also for ``anyaccel check``.
     """
 
     vendor: ClassVar[str] = ""
@@ -52,13 +53,8 @@ class AcceleratorPluginTests:
                     " Remove it; a check that the plug-in cannot pass is declared with its reason:"
                     ' expected_failures = {"C12": "why"}'
                 )
-        known = {check.id for check in CHECKS}
-        for check, reason in cls.expected_failures.items():
-            if check not in known or not str(reason).strip():
-                raise TypeError(
-                    f"{OVERRIDES}: expected_failures of {cls.__name__} must map ids of checks (C01 to {max(known)}) to"
-                    f" reasons (got {check!r}: {reason!r})"
-                )
+        for fault in declaration_faults(cls.expected_failures):
+            raise TypeError(f"{OVERRIDES}: {cls.__name__}: {fault}")
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Make one test per check, and per recording where a check is about a machine."""
@@ -79,17 +75,11 @@ class AcceleratorPluginTests:
         cls = type(self)
         if check.id == OVERRIDES:
             return  # the class could be made, so it overrides nothing
-        results = _results(cls)
-        result = results[check.id, machine]
+        result = _results(cls)[check.id, machine]
         if check.id == NEEDS_RECORDINGS and not machine:
             pytest.fail(_without_recordings(cls), pytrace=False)
-        reason = cls.expected_failures.get(check.id)
-        if reason is not None:
-            ends = {each.state for (name, _), each in results.items() if name == check.id}
-            if State.FAILED not in ends:
-                pytest.fail(f"{check.id} no longer fails: take it out of expected_failures", pytrace=False)
-            if result.state is State.FAILED:
-                pytest.xfail(reason)
+        if result.state is State.EXPECTED:
+            pytest.xfail(result.message)
         if result.state is State.FAILED:
             details = f"\n\n{result.details}" if result.details else ""
             pytest.fail(f"{check.id} {check.title}\n{result.message}{details}", pytrace=False)
@@ -102,7 +92,7 @@ def _results(cls: type[AcceleratorPluginTests]) -> dict[tuple[str, str], Result]
     known: dict[tuple[str, str], Result] | None = cls.__dict__.get("_known_results")
     if known is None:
         recordings = list_recordings(cls.recordings)
-        known = {(result.check, result.machine): result for result in run_checks(cls.vendor, cls.recordings)}
+        known = {(result.check, result.machine): result for result in _run(cls)}
         for check in CHECKS:
             anywhere = known.get((check.id, ""))  # what is said of the plug-in as such is said of every machine
             for machine in machines_of(check, recordings):
@@ -110,6 +100,11 @@ def _results(cls: type[AcceleratorPluginTests]) -> dict[tuple[str, str], Result]
                     known.setdefault((check.id, machine), anywhere)
         cls._known_results = known  # type: ignore[attr-defined] # it is no setting of the author's
     return known
+
+
+def _run(cls: type[AcceleratorPluginTests]) -> list[Result]:
+    declared = {**declared_failures(cls.recordings), **cls.expected_failures}
+    return run_checks(cls.vendor, cls.recordings, expected_failures=declared)
 
 
 def _without_recordings(cls: type[AcceleratorPluginTests]) -> str:

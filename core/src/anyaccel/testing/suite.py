@@ -7,13 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from anyaccel.errors import UsageError
+from anyaccel.model import replace
 from anyaccel.model.wire import encode
 from anyaccel.probe.guard import GuardedProcess, Outcome, call_all
-from anyaccel.probe.loading import FILE_NAME, load
+from anyaccel.probe.loading import FILE_NAME, load, read_json
 from anyaccel.probe.machine import Machine
 from anyaccel.testing.check import Check, Result, State
 from anyaccel.testing.subject import HOST, LIVE, PRODUCTS
 from anyaccel.testing.table import CHECKS
+from anyaccel.text import shown
 from anyaccel.vendors.discovery import Source, installed
 from anyaccel.vendors.process import ask
 
@@ -23,6 +26,8 @@ SECONDS_TO_RECORD = 30.0
 LOADS = "C01"
 DETECTS = "C07"
 NEEDS_PYTEST = "C23"
+EXPECTED_FAILURES = "expected_failures.json"
+WAY_OUT = f"expected failures must map ids of checks ({CHECKS[0].id} to {CHECKS[-1].id}) to reasons"
 
 
 def run_checks(
@@ -31,6 +36,7 @@ def run_checks(
     *,
     real: bool = False,
     only: Iterable[str] = (),
+    expected_failures: Mapping[str, str] | None = None,
     seconds: float = SECONDS,
 ) -> list[Result]:
     """Check an installed plug-in.
@@ -42,6 +48,8 @@ def run_checks(
         recordings: Directory whose sub-directories are recordings, or a recording.
         real: Whether this host is the machine, instead of recordings.
         only: Ids of checks; all when empty.
+        expected_failures: Why a check fails, by its id; what ``expected_failures.json`` in the directory of recordings
+            says when None. One that fails on no recording is reported as failed, so that its entry is taken out.
         seconds: Time that each check may take.
 
     Returns:
@@ -49,18 +57,49 @@ def run_checks(
 
     Raises:
         MachineError: When a recording is damaged: that is no fault of the plug-in.
+        UsageError: When the expected failures are not ids of checks with reasons.
     """
+    declared = dict(declared_failures(recordings) if expected_failures is None else expected_failures)
+    for fault in declaration_faults(declared):
+        raise UsageError(fault)
     chosen = [check for check in CHECKS if not only or check.id in set(only)]
     source, reason = find(vendor)
     if source is None:
         first = Result(check=LOADS, state=State.FAILED, message=reason)
         return [first, *(_skipped(check, "the plug-in is not installed") for check in chosen if check.id != LOADS)]
     if real:
-        return _run_real(source, chosen, seconds)
+        return list(_as_declared(_run_real(source, chosen, seconds), declared))
     machines = list_recordings(recordings)
     for path in machines.values():
         load(os.path.join(path, FILE_NAME))
-    return _run(source, machines, chosen, seconds, live=False)
+    results = list(_as_declared(_run(source, machines, chosen, seconds, live=False), declared))
+    return [_no_longer(result, declared, results) for result in results]
+
+
+def declared_failures(recordings: str | Path | None) -> dict[str, str]:
+    """What ``expected_failures.json`` in a directory of recordings says; nothing where there is no such file.
+
+    Raises:
+        MachineError: When the file cannot be read.
+        UsageError: When it does not map ids of checks to reasons.
+    """
+    path = os.path.join(recordings or "", EXPECTED_FAILURES)
+    if recordings is None or not os.path.lexists(path):
+        return {}
+    declared = read_json(path, WAY_OUT)
+    for fault in declaration_faults(declared):
+        raise UsageError(f"{path}: {fault}")
+    return dict(declared)
+
+
+def declaration_faults(declared: object) -> Iterator[str]:
+    """What is wrong with expected failures."""
+    if not isinstance(declared, Mapping):
+        yield f"{WAY_OUT} (got a {type(declared).__name__})"
+        return
+    for check, reason in declared.items():
+        if check not in {known.id for known in CHECKS} or not isinstance(reason, str) or not reason.strip():
+            yield f"{WAY_OUT} (got {shown(check)}: {shown(reason)})"
 
 
 def find(vendor: str) -> tuple[Source | None, str]:
@@ -96,6 +135,26 @@ def machines_of(check: Check, recordings: Iterable[str]) -> list[str]:
     if not check.per_machine:
         return [""]
     return [*recordings, *([PRODUCTS] if check.simulated else [])] or [""]
+
+
+def _as_declared(results: Iterable[Result], declared: Mapping[str, str]) -> Iterator[Result]:
+    """Results of which failures that were expected say so, with the reason."""
+    for result in results:
+        if result.state is State.FAILED and result.check in declared:
+            message = f"{declared[result.check]} ({result.message})"
+            yield replace(result, state=State.EXPECTED, message=message)
+        else:
+            yield result
+
+
+def _no_longer(result: Result, declared: Mapping[str, str], results: list[Result]) -> Result:
+    """A result, failed when it was declared to fail and does so nowhere."""
+    if result.check not in declared or any(
+        each.check == result.check and each.state is State.EXPECTED for each in results
+    ):
+        return result
+    message = f"{result.check} no longer fails: take it out of the expected failures"
+    return replace(result, state=State.FAILED, message=message)
 
 
 def _run(

@@ -100,8 +100,8 @@ def _wanted(subject: Subject, machine: TestedMachine) -> tuple[Any, bool]:
         wanted = read_json(path, "")
     except MachineError as error:
         raise CheckFailed(
-            f"{error}: write it with 'anyaccel check {subject.source.vendor} --write-expected', and compare what it says"
-            " with what the vendor's own tool says of that machine"
+            f"{error}: write it with 'anyaccel check {subject.source.vendor} --write-expected', and compare what it"
+            " says with what the vendor's own tool says of that machine"
         ) from error
     if not isinstance(wanted, dict) or "vendors" not in wanted:
         return wanted, False
