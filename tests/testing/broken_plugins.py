@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PRESENCE = '{"resource": "APU", "paths": ["/sys/class/acme"]}'
+
 
 @dataclass(frozen=True)
 class Broken:
@@ -15,6 +17,8 @@ class Broken:
         message: Part of what the check must say.
         inventory: Whether it is the inventories that differ, so that its author would have expected others.
         seconds: Time for each check.
+        timeout: Time for each hook that touches the machine.
+        presence: What the data beside the plug-in says.
     """
 
     check: str
@@ -22,6 +26,8 @@ class Broken:
     message: str
     inventory: bool = False
     seconds: float = 60.0
+    timeout: float = 10.0
+    presence: str = PRESENCE
 
     def source(self, acme: str) -> str:
         for old, new in self.edits:
@@ -57,6 +63,11 @@ FACTS = '(facts := json.loads(ctx.read(path) or "{}"))'
 MASK = 'environ.get("ACME_VISIBLE")'
 TAGS = '(device.model.replace(" ", "-"), *(("A1",) if device.model == "Acme One" else ()), "ACME")'
 
+FAILS = """from anyaccel.plugin import hookimpl
+@hookimpl
+def anyaccel_diagnose(ctx):
+    raise RuntimeError('no log')
+"""
 DIAGNOSE = """from anyaccel.plugin import Finding, Severity, hookimpl
 @hookimpl
 def anyaccel_diagnose(ctx):
@@ -126,7 +137,7 @@ BROKEN = {
     "hangs": Broken(
         "C07",
         (detecting("while True: pass"),),
-        "did not survive the check: it did not answer within 5 s",
+        "did not survive the check: it did not answer within 5 s (it was at ",
         seconds=5,
     ),
     "finds something else the second time": Broken(
@@ -321,6 +332,40 @@ BROKEN = {
         "C25",
         (("", DIAGNOSE),),
         "anyaccel_diagnose finds 'it is broken' without a way out",
+    ),
+    "never has stats": Broken(
+        "C26",
+        (body("stats", "if devices: raise OSError('no sensors')"),),
+        "anyaccel_stats fails on every recorded machine with devices, on pair: it raised OSError: no sensors",
+    ),
+    "never diagnoses": Broken(
+        "C26", (("", FAILS),), "anyaccel_diagnose fails on every recorded machine with devices, on pair: it raised"
+    ),
+    "takes longer than it may": Broken(
+        "C27",
+        (detecting("import time; time.sleep(0.15)"),),
+        "anyaccel_detect takes longer than its deadline of 0.1 s (it was at ",
+        timeout=0.1,
+    ),
+    "hangs longer than the suite waits": Broken(
+        "C27",
+        (detecting("while True: pass"),),
+        "in anyaccel_detect), so it always fails on such a machine",
+        seconds=3,
+        timeout=0.3,
+    ),
+    "says junk of its presence": Broken("C28", (), "it must not have 'path'", presence='{"path": ["/dev/acme"]}'),
+    "is present by another resource": Broken(
+        "C28",
+        (),
+        "'resource' of presence.json must be 'APU', as in PluginInfo (got 'GPU')",
+        presence=PRESENCE.replace("APU", "GPU"),
+    ),
+    "rules out where it is": Broken(
+        "C28",
+        (),
+        "presence.json says that the vendor is certainly not on driver-only, where it is found",
+        presence='{"paths": ["/dev/acme*"]}',
     ),
 }
 """By what is wrong with them."""

@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.recordings} must hold recordings, one directory with a machine.json each")
     if args.write_expected:
         return _write_expected(args, list_recordings(directory))
-    results = run_checks(args.vendor, directory, real=args.real)
+    results = run_checks(args.vendor, directory, real=args.real, timeout=args.probe_timeout)
     failed = any(result.state.value == "failed" for result in results)
     if args.json:
         content = {"vendor": args.vendor, "passed": not failed, "results": [result.to_json() for result in results]}

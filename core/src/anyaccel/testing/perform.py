@@ -25,7 +25,12 @@ Answer = dict[str, str]
 def perform(payload: Mapping[str, Any]) -> list[Answer]:
     """Make one check; what it says of each machine, as the fields of :class:`~anyaccel.testing.Result`."""
     check = next(check for check in CHECKS if check.id == payload["check"])
-    subject = Subject(decode(Source, payload["source"]), tuple(payload["recordings"]), live=payload["live"])
+    subject = Subject(
+        decode(Source, payload["source"]),
+        tuple(payload["recordings"]),
+        live=payload["live"],
+        timeout=payload["timeout"],
+    )
     with _output_in_a_file():
         return list(_answers(check, subject))
 

@@ -39,11 +39,19 @@ class Subject:
         source: Where it comes from.
         recordings: Directories of recorded machines.
         live: Whether the recordings are of this host, just made, so that detection may be tried on it as well.
+        timeout: Seconds that a hook may take that touches the machine.
+
+    Attributes:
+        too_slow: The machine on which a hook has taken longer; empty while none has.
     """
 
-    def __init__(self, source: Source, recordings: tuple[str, ...], *, live: bool = False) -> None:
+    def __init__(
+        self, source: Source, recordings: tuple[str, ...], *, live: bool = False, timeout: float = SECONDS
+    ) -> None:
         self.source = source
         self.live = live
+        self.timeout = timeout
+        self.too_slow = ""
         self._recordings = recordings
 
     @cached_property

@@ -17,6 +17,7 @@ from anyaccel.testing.check import Check, Result, State
 from anyaccel.testing.subject import HOST, LIVE, PRODUCTS
 from anyaccel.testing.table import CHECKS
 from anyaccel.text import shown
+from anyaccel.vendors import DEADLINE_SECONDS
 from anyaccel.vendors.discovery import Source, installed
 from anyaccel.vendors.process import ask
 
@@ -26,6 +27,7 @@ SECONDS_TO_RECORD = 30.0
 LOADS = "C01"
 DETECTS = "C07"
 NEEDS_PYTEST = "C23"
+SLOW = "C27"
 EXPECTED_FAILURES = "expected_failures.json"
 WAY_OUT = f"expected failures must map ids of checks ({CHECKS[0].id} to {CHECKS[-1].id}) to reasons"
 
@@ -38,6 +40,7 @@ def run_checks(
     only: Iterable[str] = (),
     expected_failures: Mapping[str, str] | None = None,
     seconds: float = SECONDS,
+    timeout: float = DEADLINE_SECONDS,
 ) -> list[Result]:
     """Check an installed plug-in.
 
@@ -51,6 +54,7 @@ def run_checks(
         expected_failures: Why a check fails, by its id; what ``expected_failures.json`` in the directory of recordings
             says when None. One that fails on no recording is reported as failed, so that its entry is taken out.
         seconds: Time that each check may take.
+        timeout: Seconds that a hook may take that touches the machine.
 
     Returns:
         One result per check and machine, in the order of the table.
@@ -68,11 +72,11 @@ def run_checks(
         first = Result(check=LOADS, state=State.FAILED, message=reason)
         return [first, *(_skipped(check, "the plug-in is not installed") for check in chosen if check.id != LOADS)]
     if real:
-        return list(_as_declared(_run_real(source, chosen, seconds), declared))
+        return list(_as_declared(_run_real(source, chosen, seconds, timeout), declared))
     machines = list_recordings(recordings)
     for path in machines.values():
         load(os.path.join(path, FILE_NAME))
-    results = list(_as_declared(_run(source, machines, chosen, seconds, live=False), declared))
+    results = list(_as_declared(_run(source, machines, chosen, seconds, timeout, live=False), declared))
     return [_no_longer(result, declared, results) for result in results]
 
 
@@ -158,21 +162,30 @@ def _no_longer(result: Result, declared: Mapping[str, str], results: list[Result
 
 
 def _run(
-    source: Source, recordings: Mapping[str, str], chosen: Iterable[Check], seconds: float, *, live: bool
+    source: Source,
+    recordings: Mapping[str, str],
+    chosen: Iterable[Check],
+    seconds: float,
+    timeout: float,
+    *,
+    live: bool,
 ) -> list[Result]:
     performed = {check.id: check for check in chosen if check.id != NEEDS_PYTEST}
-    shared = {"source": encode(source), "recordings": list(recordings.values()), "live": live}
+    shared = {"source": encode(source), "recordings": list(recordings.values()), "live": live, "timeout": timeout}
     processes = {GuardedProcess(PERFORM): key for key in performed}
     calls = {process: (f"{PERFORM}:perform", {**shared, "check": key}) for process, key in processes.items()}
     outcomes = {processes[process]: outcome for process, outcome in call_all(calls, seconds).items()}
     for process in processes:
         process.close()
+    slow = SLOW in outcomes and any(answer["state"] == "failed" for answer in outcomes[SLOW].value or ())
     deadly = next((key for key in (LOADS, DETECTS) if key in outcomes and outcomes[key].fault), None)
     results: list[Result] = []
     for check in chosen:
         names = machines_of(check, recordings)
         if check.id not in performed:
             results.append(_skipped(check, "it is about test classes; see anyaccel.testing.AcceleratorPluginTests"))
+        elif slow and outcomes[check.id].fault == "timeout":
+            results.append(_skipped(check, f"the plug-in is too slow; see {SLOW}"))
         elif deadly and check.id != deadly and outcomes[check.id].fault:
             results.append(_skipped(check, f"the plug-in does not survive; see {deadly}"))
         else:
@@ -192,7 +205,7 @@ def _collect(check: Check, names: list[str], outcome: Outcome) -> Iterator[Resul
         yield Result(check=check.id, **{**answer, "state": State(answer["state"])})
 
 
-def _run_real(source: Source, chosen: list[Check], seconds: float) -> list[Result]:
+def _run_real(source: Source, chosen: list[Check], seconds: float, timeout: float) -> list[Result]:
     """Record this host once, in a guarded process, and check the plug-in on the recording and on the host."""
     import json
     import tempfile
@@ -206,7 +219,7 @@ def _run_real(source: Source, chosen: list[Check], seconds: float) -> list[Resul
         os.mkdir(recordings[HOST])
         for name, content in ((FILE_NAME, answer.get("recording")), (LIVE, answer.get("detected"))):
             Path(recordings[HOST], name).write_text(json.dumps(content), encoding="utf-8")
-        results = _run(source, {} if reason else recordings, chosen, seconds, live=True)
+        results = _run(source, {} if reason else recordings, chosen, seconds, timeout, live=True)
     if not reason:
         return results
     failure = Result(check=DETECTS, state=State.FAILED, machine=HOST, message=reason, details=outcome.details)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anyaccel.testing.check import Check, NotApplicable
-from anyaccel.testing.checks import detection, environment, faults, loading, placing, process
+from anyaccel.testing.checks import detection, environment, faults, loading, observation, placing, process
 from anyaccel.testing.subject import Subject
 
 VISIBLE = "anyaccel_visible"
@@ -191,5 +191,24 @@ CHECKS: tuple[Check, ...] = (
         title="What products, stats, diagnose and container say keeps the contract.",
         function=process.observed,
         per_machine=True,
+    ),
+    Check(
+        id="C26",
+        name="answers",
+        title="Stats and diagnose answer where there are devices: neither fails on every such machine.",
+        function=observation.answering,
+    ),
+    Check(
+        id="C27",
+        name="deadline",
+        title="Detection, stats and diagnose are done before their deadline.",
+        function=observation.in_time,
+        per_machine=True,
+    ),
+    Check(
+        id="C28",
+        name="presence",
+        title="The data beside the plug-in is understood, names its resource, and rules out no machine that has it.",
+        function=observation.present,
     ),
 )
