@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from anyaccel import hookspecs
+from anyaccel import hookspecs, plugin
 from anyaccel.plugin import ProbeContext
 from anyaccel.scheduler.reasons import ReasonCode
 from anyaccel.vendors.plugin import REQUIRED
@@ -30,6 +30,13 @@ def test_what_is_written_by_the_script_is_what_it_writes():
     spec.loader.exec_module(script)
     stale = [str(path) for path, text in script.pages().items() if path.read_text(encoding="utf-8") != text]
     assert stale == [], "run: python scripts/write_reference.py"
+
+
+def test_help_of_what_authors_import_names_all_of_it_and_every_hook():
+    text = inspect.getdoc(plugin)
+    missing = [name for name in [*plugin.__all__, *HOOKS] if not re.search(rf"\b{name}\b", text)]
+    assert missing == []
+    assert all(text.index(name) < text.index("These five are required") for name in REQUIRED)
 
 
 @pytest.mark.parametrize("name", HOOKS)

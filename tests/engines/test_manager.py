@@ -11,6 +11,7 @@ import pytest
 from anyaccel.engines.ray import accelerator_manager
 from anyaccel.engines.ray.manager import METHODS
 from anyaccel.errors import MachineError, PluginError, UnknownNameError
+from anyaccel.vendors.process import vendor_process
 from ray_nodes import environment, needs_ray, run_program, short_directory, uses_ray
 
 ROOT = Path(__file__).parents[2]
@@ -111,9 +112,8 @@ def test_quantities_that_exist_are_judged_as_by_ray(quantity, pair):
 def test_every_recorded_type_is_the_one_that_ray_tells():
     rays = pytest.importorskip("ray._private.accelerators.nvidia_gpu", reason="needs Ray").NvidiaGPUAcceleratorManager
     pytest.importorskip("anyaccel_nvidia", reason="needs the plug-in anyaccel-nvidia")
-    from anyaccel.vendors.registry import plugin
-
-    names = {product.name: rays._gpu_name_to_accelerator_type(product.model) for product in plugin("nvidia").products()}
+    products = vendor_process("nvidia").products()
+    names = {product.name: rays._gpu_name_to_accelerator_type(product.model) for product in products}
     # Where one of Ray's strings means cards of different kinds, or cannot be a label, ours says more.
     assert {name: ray for name, ray in names.items() if name != ray and not name.startswith(ray or "")} == {}
 

@@ -1,11 +1,14 @@
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 from anyaccel.exports.hyperqueue import export
 from anyaccel.model import EnvEdits
 from export_machines import device, machines, source
 from hypothesis import given, settings
+
+ACME = (Path(__file__).parent.parent / "vendors" / "acme.py").read_text()
 
 # HyperQueue is distributed as a binary outside of PyPI, and its Python package starts workers without options. This is
 # what its manual says of --resource: names of letters, digits and slashes that begin with a letter; values in brackets,
@@ -66,12 +69,20 @@ def test_numa_nodes_are_groups():
         ({"ACME_VISIBLE": "1.0"}, "acme-1"),
         ({}, "acme-1"),
         ({"ACME_VISIBLE": "acme-1", "ACME_RANK": "1"}, "acme-1"),
+        ({"ACME_VISIBLE": "1", "ANYACCEL_DEVICES": "acme-1"}, "1"),
+        ({"ACME_VISIBLE": "1", "ACME_RANK": "acme-1"}, "1"),
     ],
 )
 def test_a_value_is_what_the_vendors_mask_calls_the_device(mask, value):
     """HyperQueue itself puts it into the mask of vendors that it knows."""
     exported = export(source(device(1), environments={"acme-1": EnvEdits(set=mask)}))
     assert read(exported.text) == {"gpus/acme": [[value]]}
+
+
+def test_the_command_prints_indexes_where_the_mask_takes_nothing_else(anyaccel, install):
+    install("acme", ACME.replace('if ctx.mask == "index" else device.id', "if True else ''"))
+    done = anyaccel("--machine", "sim:Acme-One:2", "export", "hyperqueue")
+    assert [value for group in read(done.stdout)["apus/acme"] for value in group] == ["0", "1"], done.stderr
 
 
 def test_values_with_brackets_are_quoted():

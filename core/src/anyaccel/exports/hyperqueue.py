@@ -7,6 +7,8 @@ its index. Tasks find the values of every resource in ``HQ_RESOURCE_VALUES_KINDs
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from anyaccel.exports.source import Export, Source
 from anyaccel.exports.text import slug
 from anyaccel.model import Device, EnvEdits
@@ -16,8 +18,9 @@ from anyaccel.text import shell_join
 def export(source: Source) -> Export:
     """Write the command, on one line."""
     groups: dict[str, dict[int | None, list[str]]] = {}
+    owned = {report.vendor: report.env_vars for report in source.inventory.vendors}
     for device in source.devices:
-        label = _label(device, source.environments[device.id])
+        label = _label(device, source.environments[device.id], owned.get(device.vendor, ()))
         groups.setdefault(_name(device), {}).setdefault(device.numa_node, []).append(_quoted(label))
     words = ["hq", "worker", "start", "--detect-resources=cpus,mem"]
     notes: list[str] = []
@@ -39,10 +42,11 @@ def _name(device: Device) -> str:
     return f"{kind}s/{vendor}"
 
 
-def _label(device: Device, edits: EnvEdits) -> str:
-    """What the vendor's mask calls the device."""
-    values = set(edits.set.values())
-    return str(device.index) if device.id not in values and str(device.index) in values else device.id
+def _label(device: Device, edits: EnvEdits, owned: Collection[str]) -> str:
+    """What the vendor's mask calls the device. Only variables that the plug-in owns are masks: ours name ids, too."""
+    values = {value for name, value in edits.set.items() if name in owned}
+    names = (device.id, device.id.removeprefix(f"{device.vendor}/"), str(device.index))
+    return next((name for name in names if name in values), device.id)
 
 
 def _quoted(label: str) -> str:

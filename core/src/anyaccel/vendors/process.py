@@ -97,7 +97,9 @@ class VendorProcess:
         if not self.implements("anyaccel_validate"):
             return None
         key = term, tuple(device.id for device in devices)
-        if key not in self._reasons:
+        with self.process:
+            known = all(self._is_known(device) for device in devices)
+        if not known or key not in self._reasons:
             reason = self.call("validate", {"term": encode(term)}, devices=devices)
             if reason is not None:
                 self._check(contract.reason_faults(reason), "anyaccel_validate")
@@ -161,11 +163,16 @@ class VendorProcess:
             self._known.clear()
             full["load"] = {"source": encode(self.source), "path": self._path}
         new = {raw_id(each): each for each in devices if self._known.get(raw_id(each)) is not each}
-        unknown = {name: device for name, device in new.items() if self._known.get(name) != device}
+        unknown = {name: device for name, device in new.items() if not self._is_known(device)}
         if unknown:
+            self._reasons.clear()  # other devices may go by the same ids, such as those of another simulation
             full["introduce"] = [encode(_raw(device)) for device in unknown.values()]
         self._known |= new
         return full
+
+    def _is_known(self, device: Device) -> bool:
+        known = self._known.get(raw_id(device))
+        return known is device or known == device
 
     def heard(self, task: str, outcome: Outcome) -> None:
         """Take notice of what came of a call."""
