@@ -1,8 +1,8 @@
 """Everything that the author of a plug-in imports, in one module.
 
 A plug-in is a module, or an object of a class, whose functions are named as the hooks and marked with ``@hookimpl``.
-Most are an object of a subclass of ``anyaccel.kit.Vendor``, which brings the hooks along; ``anyaccel new VENDOR``
-writes such a project. A hook may leave out arguments that it does not need.
+Most are an object of a subclass of ``anyaccel.kit.Vendor``, which brings the hooks; ``anyaccel new VENDOR`` writes
+such a project. A hook may leave out arguments that it does not need.
 
 What an author needs, in the order in which a plug-in is written:
 
