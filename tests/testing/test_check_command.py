@@ -206,6 +206,13 @@ def test_a_known_failure_that_is_gone_is_to_be_taken_out(anyaccel, install, reco
     assert "C17 no longer fails: take it out of the expected failures" in done.stdout
 
 
+def test_a_known_failure_that_cannot_be_looked_at_is_skipped(anyaccel, install, recordings):
+    install("acme", "import no_such_library\n" + ACME)
+    done = anyaccel("check", "acme", "--recordings", declare(recordings, {"C17": "acme/runtime#7"}))
+    found = states(done.stdout)
+    assert (done.returncode, found["C01"], found["C17"]) == (1, "failed", "skipped")
+
+
 @pytest.mark.parametrize("declared", [[], {"C99": "why"}, {"C17": " "}, {"C17": 7}])
 def test_a_declaration_without_check_or_reason_is_refused(anyaccel, install, recordings, declared):
     install("acme", ACME)
