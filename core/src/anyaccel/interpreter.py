@@ -57,7 +57,8 @@ def start(
         pass_fds=pass_fds,
         start_new_session=True,  # Ctrl-C at the terminal is the caller's business
     )
-    tell(process, [sys.path, module, config])
+    path: list[object] = [*sys.path]
+    tell(process, [[entry for entry in path if isinstance(entry, str)], module, config])
     return process
 
 

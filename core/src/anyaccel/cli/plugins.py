@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _printed(source: Source) -> str:
     """What a plug-in has printed while it was asked."""
-    return process_of(source).printed()
+    return process_of(source).process.printed()
 
 
 def _entry(source: Source, answer: dict[str, Any], problem: Problem | None, printed: str = "") -> dict[str, Any]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from anyaccel.errors import AnyaccelError, EnvConflictError
 from anyaccel.exports.source import Export, Source, groups, merge_env, own_nodes
 from anyaccel.exports.text import slug, unique_names
-from anyaccel.model import ContainerEdits, Device
+from anyaccel.model import ContainerEdits, Device, replace
 
 KIND = "anyaccel/device"
 _NAME = "A-Za-z0-9_.:-"

@@ -114,11 +114,11 @@ def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Devi
         notes=detected.notes if detected else (),
         problem=problem,
         hidden=None if faults else hidden,
-        seconds=seconds if isinstance(seconds, float) else 0.0,
+        seconds=seconds if isinstance(seconds, float) and seconds >= 0 else 0.0,
     )
     if detected is None:
         return report, []
-    process_of(source).learn(detected.devices)
+    process_of(source).learn(outcome, detected.devices)
     return report, list(detected.devices)
 
 
@@ -132,10 +132,14 @@ def told_apart(found: Mapping[str, list[Device]]) -> list[Device]:
     ]
 
 
+def _texts(value: Any) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
 def check_products(machine: Machine, answers: Answers) -> None:
     """Refuse a simulation of something that no plug-in knows, or that several know under one name."""
     known = {
-        vendor: [str(name) for name in (outcome.value if isinstance(outcome.value, dict) else {}).get("products", [])]
+        vendor: _texts(outcome.value.get("products")) if isinstance(outcome.value, dict) else []
         for vendor, (_, outcome) in answers.items()
     }
     for name in (item.product for item in machine.products):

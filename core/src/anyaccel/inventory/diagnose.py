@@ -15,6 +15,7 @@ from anyaccel.model import (
     Health,
     Inventory,
     Problem,
+    ProblemKind,
     Severity,
     Stats,
     Value,
@@ -28,6 +29,7 @@ from anyaccel.probe.loading import load
 from anyaccel.probe.machine import HOST, Machine, parse_machine
 from anyaccel.probe.recording import RecordedFacts
 from anyaccel.vendors import DEADLINE_SECONDS
+from anyaccel.vendors.discovery import problem_of
 from anyaccel.vendors.process import ask, problem_in
 
 ORPHANED_SHARE = 0.05
@@ -107,7 +109,11 @@ def _ask_vendors(machine: Machine, inventory: Inventory, timeout: float, environ
         if problem is not None:
             found.append(_of_problem(problem))
             continue
-        findings = [decode(Finding, data, f"{vendor} finding") for data in outcome.value["findings"]]
+        try:
+            findings = [decode(Finding, data, f"{vendor} finding") for data in outcome.value.get("findings") or ()]
+        except (TypeError, ValueError) as error:
+            found.append(_of_problem(problem_of(source, ProblemKind.CONTRACT, f"{error}.", "anyaccel_diagnose")))
+            continue
         found += [Diagnosis(vendor=vendor, finding=finding) for finding in findings]
     return found
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from anyaccel.model import Device, Inventory, Problem, Stats
+from anyaccel.model import Device, Inventory, Problem, ProblemKind, Stats
 from anyaccel.model.wire import decode
 from anyaccel.probe.machine import parse_machine
 from anyaccel.vendors import DEADLINE_SECONDS
-from anyaccel.vendors.discovery import Source
+from anyaccel.vendors.discovery import Source, problem_of
 
 
 def stats(
@@ -40,12 +40,17 @@ def stats(
         if problem is not None:
             problems.append(problem)
         else:
-            observed |= _decoded(source, outcome.value["stats"], devices[source.vendor])
+            try:
+                observed |= _decoded(source, outcome.value.get("stats"), devices[source.vendor])
+            except ValueError as error:
+                problems.append(problem_of(source, ProblemKind.CONTRACT, f"{error}.", "anyaccel_stats"))
     return observed, tuple(problems)
 
 
-def _decoded(source: Source, answer: Mapping[str, object], devices: Sequence[Device]) -> dict[str, Stats]:
+def _decoded(source: Source, answer: object, devices: Sequence[Device]) -> dict[str, Stats]:
     from anyaccel.vendors.process import raw_id
 
+    if not isinstance(answer, dict):
+        raise ValueError("its process sent what is no answer")  # noqa: TRY004 - as decode() below says it
     ids = {raw_id(device): device.id for device in devices}
     return {ids[each]: decode(Stats, data, f"{source.vendor} stats") for each, data in answer.items() if each in ids}

@@ -41,6 +41,7 @@ def main(config: dict[str, Any]) -> None:
     """
     for module in config["preload"]:
         importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     gc.collect()
     gc.freeze()  # the collector would write to every page that the processes share
     Server(socket.socket(fileno=config["control"])).serve()
@@ -73,7 +74,10 @@ class Child:
     def drain(self) -> None:
         """Take what it has printed out of the pipe."""
         with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self.output, 1 << 16):
+            for _ in range(16):
+                chunk = os.read(self.output, 1 << 16)
+                if not chunk:
+                    return
                 self.printed += chunk
                 del self.printed[:-PRINTED_LIMIT]
 
@@ -81,8 +85,8 @@ class Child:
         """Let it print where it is, which is how a hang is found."""
         with contextlib.suppress(OSError):
             os.kill(self.pid, TRACE)
-            patience = TRACE_SECONDS
-            while select.select([self.output], [], [], patience)[0]:
+            patience, deadline = TRACE_SECONDS, time.monotonic() + TRACE_SECONDS
+            while time.monotonic() < deadline and select.select([self.output], [], [], patience)[0]:
                 self.drain()
                 patience = TRACE_SECONDS / 10
 
@@ -136,10 +140,8 @@ class Server:
             return False
         message = json.loads(data)
         if "start" in message:
-            child = self.children[message["start"]] = Child(message["start"], socket.socket(fileno=descriptors[0]))
-            for descriptor in (child.output, child.ended):
-                self.owners[descriptor] = child
-                self.poll.register(descriptor, select.POLLIN)
+            os.set_inheritable(descriptors[0], False)
+            self._on_start(message["start"], socket.socket(fileno=descriptors[0]))
         elif "end" in message and message["end"] in self.children:
             if message["trace"]:
                 self.children[message["end"]].trace()
@@ -150,6 +152,17 @@ class Server:
             self._say({"told": child.number, "printed": child.printed.decode(errors="replace")})
         return True
 
+    def _on_start(self, number: int, calls: socket.socket) -> None:
+        try:
+            child = self.children[number] = Child(number, calls)
+        except OSError as error:  # no process or descriptor is left
+            calls.close()
+            self._say({"ended": number, "status": None, "printed": f"no process can be started: {error}\n"})
+            return
+        for descriptor in (child.output, child.ended):
+            self.owners[descriptor] = child
+            self.poll.register(descriptor, select.POLLIN)
+
     def _on_output(self, child: Child) -> None:
         before = len(child.printed)
         child.drain()
@@ -159,8 +172,9 @@ class Server:
                     self.poll.unregister(child.output)
 
     def _on_end(self, child: Child) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(child.pid, signal.SIGKILL)  # before its number can be another's
         _, status = os.waitpid(child.pid, 0)
-        child.kill()
         self._kill_orphans()
         child.drain()
         for descriptor in (child.output, child.ended):
@@ -178,7 +192,8 @@ class Server:
         deadline = time.monotonic() + REAP_SECONDS
         while (orphans := _children() - known) and time.monotonic() < deadline:
             for pid in orphans:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(PermissionError):
+                    os.kill(pid, signal.SIGKILL)
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
             time.sleep(0.001)
@@ -243,7 +258,10 @@ def _answer_calls(calls: socket.socket) -> None:
         _, size = HEADER.unpack(_read(calls, HEADER.size))
         call = json.loads(_read(calls, size))
         calls.sendall(HEADER.pack(BEGUN, 0))
+        me = os.getpid()
         answer = _answer(call)
+        if os.getpid() != me:  # a hook forked and returned twice
+            os._exit(0)
         with contextlib.suppress(Exception):  # a plug-in may have closed or replaced them
             sys.stdout.flush()
             sys.stderr.flush()

@@ -154,7 +154,7 @@ class Guard:
                 if not _readable(self._control, deadline - time.monotonic()):
                     return
                 data = self._control.recv(PACKET_LIMIT)
-            except OSError:
+            except (OSError, ValueError):  # it has ended, or we have given it up
                 return
             if not data:
                 return
@@ -179,6 +179,7 @@ class GuardedProcess:
 
     def __init__(self, *preload: str) -> None:
         self.starts = 0
+        self.fresh = False
         self._preload = preload
         self._guard: Guard | None = None
         self._lock = threading.RLock()
@@ -228,6 +229,7 @@ class GuardedProcess:
             self._number, self._calls = self._guard.fork()
         self._used = time.monotonic()
         self.starts += 1
+        self.fresh = True
 
     def send(self, data: bytes, seconds: float) -> None:
         """Send a call.
@@ -290,6 +292,7 @@ def call_all(
     *,
     limit: int = ANSWER_LIMIT,
     enough: Callable[[Mapping[GuardedProcess, Outcome]], float | None] | None = None,
+    came: Callable[[GuardedProcess, Outcome], object] = lambda *_: None,
 ) -> dict[GuardedProcess, Outcome]:
     """Call functions in several processes at once.
 
@@ -297,6 +300,7 @@ def call_all(
         calls: By process, the function as ``module:name`` and the JSON data that it is called with.
         seconds: Time that each may take, from when it begins.
         limit: Bytes that an answer may have.
+        came: Called with each outcome when it is in, before others may use the process.
         enough: Told what has come in, after each answer; returns seconds after which the others are given up, or None
             when all of the time is theirs.
 
@@ -304,16 +308,28 @@ def call_all(
         One outcome per process.
     """
     outcomes: dict[GuardedProcess, Outcome] = {}
-    with contextlib.ExitStack() as entered:
-        for process in sorted(calls, key=id):  # in one order for all threads
-            entered.enter_context(process)
+    with contextlib.ExitStack() as rest:
+        held = {process: contextlib.ExitStack() for process in sorted(calls, key=id)}  # in one order for all threads
+        for process, entered in held.items():
+            rest.enter_context(entered).enter_context(process)
         exchange = _Exchange(calls, seconds, limit)
-        outcomes |= exchange.begin()
-        while exchange.waiting:
-            came = exchange.step()
-            outcomes |= came
-            if enough is not None and came and (patience := enough(outcomes)) is not None:
-                exchange.give_up_after(patience)
+        try:
+            more = exchange.begin()
+            while True:
+                outcomes |= more
+                for process, outcome in more.items():
+                    came(process, outcome)
+                    held[process].close()  # others need not wait for those that are slow
+                if not exchange.waiting:
+                    break
+                if enough is not None and (patience := enough(outcomes)) is not None:
+                    exchange.give_up_after(patience)
+                more = exchange.step()
+        except BaseException:
+            for process in calls:  # an answer that comes yet must not be taken for that of the next call
+                if process not in outcomes:
+                    process.close()
+            raise
     return outcomes
 
 
@@ -332,13 +348,13 @@ class _Exchange:
 
     def begin(self) -> dict[GuardedProcess, Outcome]:
         """Start the processes, and send each its call; the outcomes of those that are gone already."""
-        until = self._began + START_SECONDS
         outcomes = {}
         for process in self._calls:
             process.start()
         for process, (function, payload) in self._calls.items():
             data = json.dumps({"function": function, "payload": payload, "seconds": self._seconds}).encode()
             descriptor = process.fileno()
+            until = self._began + (START_SECONDS if process.fresh else self._seconds)
             try:
                 process.send(data, max(0.1, until - time.monotonic()))
             except OSError:
@@ -383,6 +399,7 @@ class _Exchange:
             kind, size = HEADER.unpack_from(data)
             if (kind, size) == (BEGUN, 0):
                 del data[: HEADER.size]
+                process.fresh = False
                 self._deadlines[descriptor] = time.monotonic() + self._seconds
             elif kind != ANSWER or size > self._limit:
                 return self._refused(process, kind, size)
@@ -413,7 +430,7 @@ def _understood(process: GuardedProcess, data: bytes | bytearray) -> Outcome:
         if "fault" not in answer:
             return Outcome(value=answer["value"])
         fault = answer["fault"]
-        return Outcome(fault=fault["kind"], reason=fault["reason"], details=fault["details"] + process.printed())
+        return Outcome(fault="raised", reason=str(fault["reason"]), details=fault["details"] + process.printed())
     except (ValueError, LookupError, TypeError, RecursionError):
         return _nonsense(process)
 
@@ -428,12 +445,19 @@ def _died(process: GuardedProcess) -> Outcome:
     if status is None:
         end = "ended"
     elif status < 0:
-        end = f"was killed by {signal.Signals(-status).name}"
+        end = f"was killed by {_signal(-status)}"
     else:
         end = f"ended with exit status {status}"
     where = _line(printed)
     reason = f"its process {end} before it answered" + (f" (it was at {where})" if where else "")
     return Outcome(fault="died", reason=reason, details=printed)
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # of real time
+        return f"signal {number}"
 
 
 def _line(printed: str) -> str:
@@ -469,8 +493,8 @@ def guard(*preload: str) -> Guard:
         if preload not in _guards:
             _guards[preload] = Guard(preload)
             if not at_exit:
-                at_exit.append(close_all)
-                atexit.register(close_all)
+                at_exit.append(_end)
+                atexit.register(_end)
         return _guards[preload]
 
 
@@ -496,6 +520,11 @@ def close_all(*, wait: bool = True) -> None:
         _guards.clear()
     for each in guards:
         each.close(wait=wait)
+
+
+def _end() -> None:
+    for each in list(_guards.values()):  # a call of another thread is not waited for
+        each.close()
 
 
 def _forget_all() -> None:

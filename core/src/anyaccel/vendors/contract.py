@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.model import (
@@ -40,6 +42,8 @@ MOST_GROUP = (1 << 32) - 2
 """Highest number of a group that Linux gives."""
 SLOTS = tuple(count for count in range(1, MOST_SLOTS + 1) if UNITS_PER_DEVICE % count == 0)
 """Numbers of slots that a device may have: each slot is a whole number of 1/10000."""
+MOST_VALUE = 64 << 10
+"""Bytes that the value of a variable may have; the kernel takes twice as many."""
 NOT_A_VENDORS = re.compile(r"PATH|HOME|USER|SHELL|IFS|LD_.*|PYTHON.*|ANYACCEL_.*")
 """Variables that no plug-in may own: who sets them decides what code runs."""
 
@@ -141,9 +145,7 @@ def env_faults(value: Any, owned: Sequence[str]) -> Iterator[str]:
         yield f"it may only touch variables that PluginInfo.env_vars lists (got {name!r}); add it there"
     for name in sorted(value.unset & set(value.set)):
         yield f"it must not set and unset {name!r} at once"
-    for name, content in value.set.items():
-        if "\0" in content:
-            yield f"the value of {name!r} must not hold a NUL character"
+    yield from _value_faults(value.set)
 
 
 def visible_faults(value: Any, devices: Sequence[Device]) -> Iterator[str]:
@@ -193,9 +195,7 @@ def container_faults(value: Any) -> Iterator[str]:
     if shape:
         return
     yield from _mismatches(VARIABLE, "a variable of ContainerEdits.env", value.env)
-    for name, content in value.env.items():
-        if "\0" in content:
-            yield f"the value of {name!r} must not hold a NUL character"
+    yield from _value_faults(value.env)
     for group in value.groups:
         if not 0 <= group <= MOST_GROUP:
             yield f"ContainerEdits.groups must be numbers of groups, from 0 to {MOST_GROUP} (got {group})"
@@ -247,6 +247,21 @@ def _mismatches(pattern: re.Pattern[str], what: str, values: Iterable[Any]) -> I
             yield f"{what} must match {pattern.pattern} (got {value!r})"
 
 
+def _value_faults(values: Mapping[str, str]) -> Iterator[str]:
+    """What the kernel would not take as the value of a variable."""
+    for name, content in values.items():
+        if "\0" in content:
+            yield f"the value of {name!r} must not hold a NUL character"
+        try:
+            size = len(os.fsencode(content))
+        except UnicodeEncodeError:
+            yield f"the value of {name!r} must be text that can be encoded (got {content!r:.60})"
+            continue
+        if size > MOST_VALUE:
+            yield f"the value of {name!r} must have at most {MOST_VALUE} bytes (got {size})"
+
+
 def _repeated(what: str, values: list[Any]) -> Iterator[str]:
-    for value in sorted({repr(value) for value in values if values.count(value) > 1}):
+    counts = Counter(map(repr, values))
+    for value in sorted(value for value, count in counts.items() if count > 1):
         yield f"{what} must be unique (got {value} more than once)"

@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -58,10 +59,10 @@ def presence(source: Source) -> Presence | None:
     """
     path = file_of(source)
     try:
-        changed = os.stat(path).st_mtime_ns
+        status = os.stat(path)
     except OSError:
         return None
-    return _read(path, changed)
+    return _read(path, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 
 @functools.lru_cache(maxsize=128)

@@ -65,13 +65,15 @@ class VendorProcess:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.process = GuardedProcess(TASKS)
-        self._path = list(sys.path)
+        path: list[object] = [*sys.path]
+        self._path = [entry for entry in path if isinstance(entry, str)]
         self._starts = 0
-        self._deaths = 0
+        self._deaths: dict[str, int] = {}
+        self._detected: Outcome | None = None
         self._last_words: Outcome | None = None
         self._known: dict[str, Device] = {}
         self._said: dict[str, Any] = {}
-        self._reasons: dict[tuple[Term, tuple[str, ...]], str | None] = {}
+        self._reasons: dict[tuple[Term, tuple[str, ...]], tuple[tuple[Device, ...], str | None]] = {}
 
     @property
     def info(self) -> PluginInfo:
@@ -97,14 +99,13 @@ class VendorProcess:
         if not self.implements("anyaccel_validate"):
             return None
         key = term, tuple(device.id for device in devices)
-        with self.process:
-            known = all(self._is_known(device) for device in devices)
-        if not known or key not in self._reasons:
+        kept = self._reasons.get(key)
+        if kept is None or kept[0] != tuple(devices):
             reason = self.call("validate", {"term": encode(term)}, devices=devices)
             if reason is not None:
                 self._check(contract.reason_faults(reason), "anyaccel_validate")
-            self._reasons[key] = reason
-        return self._reasons[key]
+            kept = self._reasons[key] = tuple(devices), reason
+        return kept[1]
 
     def fractional(self, device: Device) -> Fractional:
         """Whether several holders may share the device."""
@@ -148,11 +149,9 @@ class VendorProcess:
         problem = problem_in(self.source, outcome, f"anyaccel_{task}")
         if problem is not None:
             raise PluginError(problem)
+        if "value" not in outcome.value:
+            self._refuse("its process sent what is no answer", f"anyaccel_{task}")
         return outcome.value["value"]
-
-    def printed(self) -> str:
-        """The end of what the plug-in has printed since its process was started."""
-        return self.process.printed()
 
     def completed(self, payload: Mapping[str, Any], devices: Iterable[Device]) -> dict[str, Any]:
         """A payload with what the process does not know yet; called with the process entered, which starts it."""
@@ -163,48 +162,47 @@ class VendorProcess:
             self._known.clear()
             full["load"] = {"source": encode(self.source), "path": self._path}
         new = {raw_id(each): each for each in devices if self._known.get(raw_id(each)) is not each}
-        unknown = {name: device for name, device in new.items() if not self._is_known(device)}
+        unknown = {name: device for name, device in new.items() if self._known.get(name) != device}
         if unknown:
-            self._reasons.clear()  # other devices may go by the same ids, such as those of another simulation
             full["introduce"] = [encode(_raw(device)) for device in unknown.values()]
         self._known |= new
         return full
 
-    def _is_known(self, device: Device) -> bool:
-        known = self._known.get(raw_id(device))
-        return known is device or known == device
-
     def heard(self, task: str, outcome: Outcome) -> None:
         """Take notice of what came of a call."""
         if outcome.fault in {"died", "timeout"}:
-            self._deaths += 1
+            self._deaths[task] = self._deaths.get(task, 0) + 1
             self._last_words = outcome
-        elif isinstance(outcome.value, dict) and "info" in outcome.value:
+        else:
+            self._deaths.pop(task, None)
+        if isinstance(outcome.value, dict) and outcome.value.keys() >= {"info", "hooks"}:
             self._said = {name: outcome.value[name] for name in ("info", "hooks")}
         if task == "detect":
             self._reasons.clear()
             self._known.clear()
-            self._deaths *= bool(outcome.fault)
+            self._detected = outcome
 
-    def learn(self, devices: Iterable[Device]) -> None:
+    def learn(self, outcome: Outcome, devices: Iterable[Device]) -> None:
         """Take notice of the devices that the process has just detected."""
         with self.process:
-            if self.process.starts == self._starts:
-                self._known = {raw_id(device): device for device in devices}
+            if self._detected is outcome and self.process.starts == self._starts:
+                self._known = {raw_id(device): device for device in devices} | self._known
 
     def refusal(self, task: str) -> Outcome | None:
         """The outcome of a call that is not made, since the process has died too often; None when it is made."""
         if task == "detect":
-            self._deaths = 0
-        return self._last_words if self._deaths >= MOST_DEATHS else None
+            self._deaths.clear()
+        return self._last_words if self._deaths.get(task, 0) >= MOST_DEATHS else None
 
-    def may_try_again(self, outcome: Outcome) -> bool:
+    def may_try_again(self, task: str, outcome: Outcome) -> bool:
         """Whether a call is made once more, in a new process."""
-        return outcome.fault == "died" and 0 < self._deaths < MOST_DEATHS
+        return outcome.fault == "died" and self._deaths.get(task, 0) < MOST_DEATHS
 
     def _hello(self) -> dict[str, Any]:
         if not self._said:
             self.call("hello", {}, DEADLINE_SECONDS)
+        if not self._said:
+            self._refuse("its process sent what is no answer", "anyaccel_info")
         return self._said
 
     def _decoded(self, kind: type[T], data: Any, hook: str) -> T:
@@ -222,7 +220,7 @@ class VendorProcess:
         raise PluginError(problem_of(self.source, ProblemKind.CONTRACT, f"{reason}.", hook))
 
 
-def call_vendors(
+def call_vendors(  # noqa: C901 - who waits, who has answered and who is tried again, told in one place
     calls: Mapping[VendorProcess, tuple[str, Mapping[str, Any], Sequence[Device]]],
     seconds: float,
     *,
@@ -239,24 +237,48 @@ def call_vendors(
         enough: As of :func:`anyaccel.probe.guard.call_all`.
     """
     began = time.monotonic()
-    with contextlib.ExitStack() as entered:
-        for vendor in sorted(calls, key=lambda vendor: id(vendor.process)):  # in one order for all threads
-            entered.enter_context(vendor.process)
-        outcomes = {vendor: refusal for vendor, (task, *_) in calls.items() if (refusal := vendor.refusal(task))}
+    outcomes: dict[VendorProcess, Outcome] = {}
+    owners = {vendor.process: vendor for vendor in calls}
+    with contextlib.ExitStack() as rest:
+        held = {vendor: contextlib.ExitStack() for vendor in sorted(calls, key=lambda vendor: id(vendor.process))}
+        for vendor, entered in held.items():
+            rest.enter_context(entered).enter_context(vendor.process)
+        waiting = set(calls)
+
+        def done(vendor: VendorProcess, outcome: Outcome) -> None:
+            outcomes[vendor] = outcome
+            waiting.discard(vendor)
+            held[vendor].close()
+
+        def came(process: GuardedProcess, outcome: Outcome) -> None:
+            vendor = owners[process]
+            vendor.heard(calls[vendor][0], outcome)
+            outcomes[vendor] = outcome
+            if not vendor.may_try_again(calls[vendor][0], outcome):
+                done(vendor, outcome)
+
+        def all_enough(_: object) -> float | None:
+            return enough and enough(
+                {vendor.process: each for vendor, each in outcomes.items() if vendor not in waiting}
+            )
+
+        for vendor, (task, *_) in calls.items():
+            if (refusal := vendor.refusal(task)) is not None:
+                done(vendor, refusal)
         left = seconds
-        waiting = [vendor for vendor in calls if vendor not in outcomes]
-        while waiting:
-            owners = {vendor.process: vendor for vendor in waiting}
-            payloads = {
-                vendor.process: (f"{TASKS}:{calls[vendor][0]}", vendor.completed(*calls[vendor][1:]))
-                for vendor in waiting
-            }
-            for process, outcome in call_all(payloads, left, limit=limit, enough=enough).items():
-                vendor = owners[process]
-                vendor.heard(calls[vendor][0], outcome)
-                outcomes[vendor] = outcome
+        while waiting and left > 0:
+            try:
+                payloads = {
+                    vendor.process: (f"{TASKS}:{calls[vendor][0]}", vendor.completed(*calls[vendor][1:]))
+                    for vendor in calls
+                    if vendor in waiting
+                }
+                call_all(payloads, left, limit=limit, enough=enough and all_enough, came=came)
+            except BaseException:
+                for vendor in waiting:
+                    vendor.process.close()  # it has not heard of what it is told once
+                raise
             left = seconds - (time.monotonic() - began)
-            waiting = [vendor for vendor in waiting if left > 0 and vendor.may_try_again(outcomes[vendor])]
     return outcomes
 
 
@@ -387,3 +409,11 @@ def close() -> None:
     _find.cache_clear()
     with _lock:
         _vendors.clear()
+
+
+def _renew_lock() -> None:
+    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
