@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import anyaccel as aa
@@ -16,6 +18,7 @@ from lengths import length
 
 BAD = """
 import os
+import signal
 from anyaccel.plugin import *
 
 def misbehave(hook):
@@ -229,3 +232,72 @@ def test_no_plugin_is_imported_by_what_schedules(acme, record):
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {what: [] for what in ("detect", "run", "a worker", "Pool", "why", "export")}
+
+
+def test_a_plugin_that_prints_without_end_holds_nobody_up(install, acme, record):
+    install("bad", BAD.format(hook="anyaccel_detect", fault="os.system('yes')"))
+    inventory = aa.detect(record({}), timeout=1)
+    assert "it did not answer within 1 s" in inventory.report("bad").problem.reason
+    start = time.monotonic()
+    assert aa.prepare("APU:1", inventory=inventory).environment.values["ACME_VISIBLE"] == "acme-s0"
+    assert time.monotonic() - start < 5
+    close()
+    assert [process for process in psutil.process_iter() if _command(process) == ["yes"]] == []
+
+
+def test_an_interrupted_call_leaves_no_answer_for_the_next(install, acme, record):
+    install("bad", BAD.format(hook="anyaccel_stats", fault="__import__('time').sleep(0.5)"))
+    inventory = aa.detect(record({}))
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        stats(inventory)
+    timer.join()
+    assert aa.prepare("bad:1", inventory=inventory).environment.values["BAD_VISIBLE"] == "0"
+
+
+def test_a_hook_that_forks_and_returns_twice_answers_once(install, acme, record):
+    install("bad", BAD.format(hook="anyaccel_stats", fault="os.fork()"))
+    inventory = aa.detect(record({}))
+    for _ in range(3):
+        assert set(stats(inventory)[0]) == {"acme-s0", "b0"}
+        assert aa.prepare("bad:1", inventory=inventory).environment.values["BAD_VISIBLE"] == "0"
+
+
+def test_threads_that_look_at_different_machines_get_their_own_masks(acme, record):
+    machines = [record({"serial": name}, name=name) for name in ("one", "two")]
+    wrong = []
+
+    def look(machine, serial):
+        for _ in range(30):
+            inventory = aa.detect(machine)
+            value = aa.prepare("APU:1", inventory=inventory).environment.values["ACME_VISIBLE"]
+            wrong.extend([value] * (value != f"acme-{serial}"))
+
+    threads = [threading.Thread(target=look, args=pair) for pair in zip(machines, ("one", "two"), strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_when_the_interpreter_is_killed_all_vendors_are_started_again(install, acme, record):
+    install("bad", BAD.format(hook="", fault="pass"))
+    machine = record({})
+    aa.detect(machine)
+    for child in psutil.Process().children(recursive=True):
+        child.kill()
+    psutil.wait_procs(psutil.Process().children(recursive=True), timeout=5)
+    for _ in range(2):
+        inventory = aa.detect(machine)
+        assert [report.problem for report in inventory.vendors] == [None, None]
+
+
+@pytest.mark.parametrize("value", ["'\\ud800'", "'x' * 200_000", "'a\\0b'"])
+def test_a_value_that_the_kernel_would_not_take_costs_its_vendor(value, install, acme, record):
+    source = BAD.format(hook="", fault="pass").replace('",".join(str(device.index) for device in devices)', value)
+    install("bad", source)
+    inventory = aa.detect(record({}))
+    assert "anyaccel_env" in str(inventory.report("bad").problem)
+    assert aa.prepare("APU:1", inventory=inventory).environment.values["ACME_VISIBLE"] == "acme-s0"
