@@ -10,8 +10,8 @@ from anyaccel.inventory.current import narrow
 from anyaccel.model import Device, Inventory, Problem, Request, VendorReport, VendorState
 from anyaccel.probe.context import Facts
 from anyaccel.probe.host import HostFacts
-from anyaccel.probe.machine import Machine, parse_machine
-from anyaccel.vendors import DEADLINE_SECONDS
+from anyaccel.probe.machine import HOST, Machine, parse_machine
+from anyaccel.vendors import DEADLINE_SECONDS, begin
 from anyaccel.vendors.discovery import Source, installed
 from anyaccel.vendors.presence import Presence, possible
 
@@ -46,6 +46,8 @@ def detect(
     """
     environ = os.environ if environ is None else environ
     where = machine if isinstance(machine, Machine) else parse_machine(machine, environ)
+    if where.text != HOST:  # somebody is to be asked there
+        begin()
     sources, problems = installed(environ)
     present: dict[str, Presence | None] = {source.vendor: None for source in sources}
     if not everybody and not where.simulated:

@@ -257,7 +257,8 @@ def _answer_calls(calls: socket.socket) -> None:
             os._exit(0)
         _, size = HEADER.unpack(_read(calls, HEADER.size))
         call = json.loads(_read(calls, size))
-        calls.sendall(HEADER.pack(BEGUN, 0))
+        if call["begun"]:  # it took a while to get here, and the time that it may take begins now
+            calls.sendall(HEADER.pack(BEGUN, 0))
         me = os.getpid()
         answer = _answer(call)
         if os.getpid() != me:  # a hook forked and returned twice

@@ -240,8 +240,7 @@ class GuardedProcess:
         assert self._calls is not None  # noqa: S101
         self._used = time.monotonic()
         self._calls.settimeout(seconds)
-        self._calls.sendall(HEADER.pack(CALL, len(data)))
-        self._calls.sendall(data)
+        self._calls.sendall(HEADER.pack(CALL, len(data)) + data)
 
     def fileno(self) -> int:
         """Descriptor of the socket on which it answers."""
@@ -352,7 +351,8 @@ class _Exchange:
         for process in self._calls:
             process.start()
         for process, (function, payload) in self._calls.items():
-            data = json.dumps({"function": function, "payload": payload, "seconds": self._seconds}).encode()
+            call = {"function": function, "payload": payload, "begun": process.fresh}
+            data = json.dumps(call).encode()
             descriptor = process.fileno()
             until = self._began + (START_SECONDS if process.fresh else self._seconds)
             try:
@@ -397,7 +397,7 @@ class _Exchange:
         data += chunk
         while len(data) >= HEADER.size:
             kind, size = HEADER.unpack_from(data)
-            if (kind, size) == (BEGUN, 0):
+            if (kind, size) == (BEGUN, 0) and process.fresh:
                 del data[: HEADER.size]
                 process.fresh = False
                 self._deadlines[descriptor] = time.monotonic() + self._seconds

@@ -34,11 +34,9 @@ from anyaccel.model import (
 from anyaccel.model.wire import decode, encode
 from anyaccel.probe.guard import ANSWER_LIMIT, GuardedProcess, Outcome, call_all, close_all
 from anyaccel.probe.machine import Machine
-from anyaccel.vendors import DEADLINE_SECONDS, contract
+from anyaccel.vendors import DEADLINE_SECONDS, TASKS, contract
 from anyaccel.vendors.discovery import ALLOW_VARIABLE, DENY_VARIABLE, Source, installed, problem_of
 
-TASKS = "anyaccel.vendors.tasks"
-"""The module that runs in a vendor's process; named, since nobody else must import it."""
 ANSWER_SECONDS = 5.0
 """Time for a pure hook."""
 SIMULATION_LIMIT = 256 << 20
@@ -73,12 +71,16 @@ class VendorProcess:
         self._last_words: Outcome | None = None
         self._known: dict[str, Device] = {}
         self._said: dict[str, Any] = {}
+        self._info: tuple[Any, PluginInfo] | None = None
         self._reasons: dict[tuple[Term, tuple[str, ...]], tuple[tuple[Device, ...], str | None]] = {}
 
     @property
     def info(self) -> PluginInfo:
         """What the plug-in says about itself."""
-        return self._decoded(PluginInfo, self._hello()["info"], "anyaccel_info")
+        said = self._hello()["info"]
+        if self._info is None or self._info[0] != said:
+            self._info = said, self._decoded(PluginInfo, said, "anyaccel_info")
+        return self._info[1]
 
     def implements(self, hook: str) -> bool:
         """Whether the plug-in has a hook of this name."""
@@ -200,7 +202,7 @@ class VendorProcess:
 
     def _hello(self) -> dict[str, Any]:
         if not self._said:
-            self.call("hello", {}, DEADLINE_SECONDS)
+            self.call("hello", {"machine": None}, DEADLINE_SECONDS)
         if not self._said:
             self._refuse("its process sent what is no answer", "anyaccel_info")
         return self._said

@@ -143,8 +143,9 @@ def _guard(payload: Payload, answer: Callable[[Loaded], dict[str, Any]]) -> dict
     known: dict[str, Any] = {}
     try:
         loaded = _load(payload)
-        known["info"] = encode(loaded.plugin.info)
-        known["hooks"] = [name for name in HOOKS if loaded.plugin.implements(name)]
+        if "load" in payload or "machine" in payload:  # a pure hook is asked by somebody who has heard it
+            known["info"] = encode(loaded.plugin.info)
+            known["hooks"] = [name for name in HOOKS if loaded.plugin.implements(name)]
         for data in payload.get("introduce", ()):
             device = decode(Device, data)
             loaded.devices[device.id] = device
