@@ -18,9 +18,12 @@ def by_importlib():
 
 @pytest.fixture(autouse=True)
 def usual(monkeypatch):
-    """Only Python's own finder: others, which some packages add when they are imported, are left to importlib."""
+    """Only Python's own finder, as where nobody has imported the package importlib_metadata, which swaps it."""
     own = [each for each in sys.meta_path if each is PathFinder or not hasattr(each, "find_distributions")]
     monkeypatch.setattr(sys, "meta_path", own)
+    if not hasattr(PathFinder, "find_distributions"):
+        find = staticmethod(importlib.metadata.MetadataPathFinder.find_distributions)
+        monkeypatch.setattr(PathFinder, "find_distributions", find, raising=False)
 
 
 @pytest.fixture
