@@ -1,7 +1,9 @@
 """A plug-in that misbehaves in any of its hooks costs nobody else anything."""
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from lengths import length
 
 BAD = """
 import os
+import resource
 import signal
 from anyaccel.plugin import *
 
@@ -302,3 +305,24 @@ def test_a_value_that_the_kernel_would_not_take_costs_its_vendor(value, install,
     inventory = aa.detect(record({}))
     assert "anyaccel_env" in str(inventory.report("bad").problem)
     assert aa.prepare("APU:1", inventory=inventory).environment.values["ACME_VISIBLE"] == "acme-s0"
+
+
+def test_without_descriptors_the_vendors_fail_and_come_back(acme, record):
+    machine = record({})
+    aa.detect(machine)
+    close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 8, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        os.close(taken.pop())
+        report = aa.detect(machine).report("acme")
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "cannot be started: [Errno 24] Too many open files" in report.problem.reason
+    assert aa.detect(machine).report("acme").problem is None

@@ -270,11 +270,15 @@ def call_vendors(  # noqa: C901 - who waits, who has answered and who is tried a
         left = seconds
         while waiting and left > 0:
             try:
-                payloads = {
-                    vendor.process: (f"{TASKS}:{calls[vendor][0]}", vendor.completed(*calls[vendor][1:]))
-                    for vendor in calls
-                    if vendor in waiting
-                }
+                payloads = {}
+                for vendor in sorted(waiting, key=lambda vendor: vendor.source.vendor):
+                    try:
+                        full = vendor.completed(*calls[vendor][1:])
+                    except OSError as error:  # no descriptor or no process is left
+                        reason = f"its process cannot be started: {error}"
+                        done(vendor, Outcome(fault="died", reason=reason))
+                    else:
+                        payloads[vendor.process] = (f"{TASKS}:{calls[vendor][0]}", full)
                 call_all(payloads, left, limit=limit, enough=enough and all_enough, came=came)
             except BaseException:
                 for vendor in waiting:
