@@ -99,7 +99,7 @@ def machines(draw):
             tags=tuple(draw(st.lists(tag, max_size=1))),
             numa_node=draw(st.sampled_from([None, 0, 1])),
             memory_bytes=draw(st.sampled_from([None, 1, 1 << 50])),
-            parent=draw(st.one_of(st.none(), _anything)),
+            parent=draw(st.one_of(st.none(), _anything.map("whole of {}".format))),
             links={peer: draw(st.integers(-3, 100)) for peer in ids if peer != found},
             nodes=tuple(draw(st.lists(st.sampled_from([*NODES, "/dev/with blank", "/dev/a,b[1]#"]), unique=True))),
             attributes=draw(
