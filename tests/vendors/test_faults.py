@@ -73,7 +73,7 @@ def anyaccel_products():
     misbehave("anyaccel_products")
     return ()
 """
-MARK = "anyaccel-test-stray"
+MARK = f"anyaccel-test-stray-{os.getpid()}"
 FAULTS = {
     "sleeps": "__import__('time').sleep(1000)",
     "prints": "print('{\"noise\": 1}', flush=True)",
