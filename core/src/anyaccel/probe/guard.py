@@ -523,7 +523,10 @@ def close_all(*, wait: bool = True) -> None:
 
 
 def _end() -> None:
-    for each in list(_guards.values()):  # a call of another thread is not waited for
+    """End everything at exit, without waiting for the calls of other threads."""
+    for process in list(_processes):
+        process.forget()
+    for each in list(_guards.values()):
         each.close()
 
 
