@@ -31,8 +31,6 @@ COMMANDS = {
     "ray": "make this machine a node of a Ray cluster",
 }
 DEFAULT = "status"
-DETECTING = frozenset({"status", "run", "hold", "select", "why", "env", "doctor", "export"})
-"""Commands that look for devices first of all."""
 EPILOG = """exit status: 0 done, 1 failed, 2 the request or an argument is wrong, 3 the request can never fit on this
 machine, 4 not free now, 126 the command cannot be run, 127 it was not found; 'run' returns the command's own"""
 
@@ -43,7 +41,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     as_json = "--json" in own or "-j" in own
     try:
         name, rest = _find_command(own)
-        return _call(name, rest, command)
+        return _perform(name, rest, command)
     except AnyaccelError as error:
         output.report_error(error, as_json=as_json)
         return error.exit_code
@@ -51,10 +49,6 @@ def dispatch(arguments: Sequence[str]) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
-
-
-def _call(name: str, arguments: list[str], command: list[str] | None) -> int:
-    return _perform(name, arguments, command)
 
 
 def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:

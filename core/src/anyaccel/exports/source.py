@@ -129,8 +129,3 @@ def by_resource(devices: Iterable[Device]) -> dict[str, list[Device]]:
     for device in devices:
         found.setdefault(device.resource, []).append(device)
     return found
-
-
-def count_types(devices: Iterable[Device]) -> dict[str, int]:
-    """The number of devices of each accelerator type, in order."""
-    return dict(Counter(device.type for device in devices))

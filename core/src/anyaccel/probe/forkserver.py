@@ -71,15 +71,20 @@ class Child:
         os.close(output)
         calls.close()
 
-    def drain(self) -> None:
-        """Take what it has printed out of the pipe."""
+    def drain(self) -> bool:
+        """Take what it has printed out of the pipe, a part of it where it prints without end.
+
+        Returns:
+            False once nothing more can come, since nobody has the pipe's other end.
+        """
         with contextlib.suppress(BlockingIOError):
             for _ in range(16):
                 chunk = os.read(self.output, 1 << 16)
                 if not chunk:
-                    return
+                    return False
                 self.printed += chunk
                 del self.printed[:-PRINTED_LIMIT]
+        return True
 
     def trace(self) -> None:
         """Let it print where it is, which is how a hang is found."""
@@ -164,12 +169,8 @@ class Server:
             self.poll.register(descriptor, select.POLLIN)
 
     def _on_output(self, child: Child) -> None:
-        before = len(child.printed)
-        child.drain()
-        if len(child.printed) == before:  # every writing end is closed: nothing more comes, and poll would not wait
-            with contextlib.suppress(BlockingIOError):
-                if not os.read(child.output, 1):
-                    self.poll.unregister(child.output)
+        if not child.drain():  # poll would tell of the end again and again
+            self.poll.unregister(child.output)
 
     def _on_end(self, child: Child) -> None:
         with contextlib.suppress(OSError):

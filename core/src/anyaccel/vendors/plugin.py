@@ -205,7 +205,7 @@ def _unless_none(check: Check) -> Check:
 
 def _registration_faults(plugin: object) -> Iterator[str]:
     """What is wrong with a plug-in's functions, before any of them is called."""
-    specs = [name for name in vars(hookspecs) if name.startswith(PREFIX)]
+    specs = hookspecs.HOOKS
     where = plugin.__name__ if isinstance(plugin, ModuleType) else repr(plugin)
     names = [name for name in dir(plugin) if name.startswith(PREFIX) and callable(getattr(plugin, name))]
     for name in names:

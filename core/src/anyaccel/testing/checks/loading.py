@@ -19,7 +19,6 @@ from anyaccel.testing.check import CheckFailed, NotApplicable, demand
 from anyaccel.testing.subject import Subject
 from anyaccel.testing.watch import Watch, foreign_modules
 from anyaccel.vendors.discovery import GROUP
-from anyaccel.vendors.plugin import PREFIX
 
 IMPORT_SECONDS = 60.0
 MODULES = 60
@@ -159,7 +158,7 @@ def _target(subject: Subject) -> Any:
 
 def _hooks(subject: Subject) -> list[str]:
     plugin = subject.plugin
-    return [name for name in vars(hookspecs) if name.startswith(PREFIX) and plugin.implements(name)]
+    return [name for name in hookspecs.HOOKS if plugin.implements(name)]
 
 
 def _info(subject: Subject) -> Any:
