@@ -23,6 +23,40 @@ def test_every_printable_id_can_be_written_and_read(device, extent):
     assert (lease.device, lease.extent, lease.understood) == (device, extent, True)
 
 
+VENDORS = st.from_regex(r"[a-z][a-z0-9_]{0,31}", fullmatch=True)
+
+
+@given(VENDORS, PRINTABLE, st.sampled_from(["", "89abcdef|0123456789ab|"]))
+def test_every_device_of_every_vendor_has_a_name_that_a_file_can_have(vendor, device, scope):
+    named = names.device_name(vendor, device, scope)
+    assert names.device_name(vendor, f"{vendor}/{device}", scope) == named
+    name = names.lease_name(named, Extent(9999, (1 << 32) - 1), names.new_nonce(), (4_194_304, 10**15), (1, 2, 3))
+    assert len(name) <= 255
+    lease = names.parse_lease(name)
+    assert (lease.device, lease.vendor, lease.understood) == (named, vendor, True)
+
+
+def test_long_ids_of_one_vendor_have_different_names():
+    one, other = (names.device_name("acme", "x" * 127 + last, "89abcdef|") for last in "ab")
+    assert one != other
+
+
+def test_whoever_says_no_vendor_means_the_device_of_each():
+    devices = frozenset({"one/a", "two/a", "two/b"})
+    nonce = names.new_nonce()
+    written = {device: names.parse_lease(names.lease_name(device, Extent(), nonce)) for device in ("a", "b", "two/a")}
+    means = {device: lease.means(devices) for device, lease in written.items()}
+    assert means == {"a": {"one/a", "two/a"}, "b": {"two/b"}, "two/a": {"two/a"}}
+
+
+def test_older_versions_read_the_id_and_count_the_whole_device():
+    """They look for the second part of a name that they do not understand, as this version does."""
+    name = names.lease_name("acme/GPU-0", Extent(2500), names.new_nonce())
+    assert name.startswith("v2.GPU-0.acme.2500.")
+    newer = names.parse_lease(name.replace("v2.", "v9.", 1))
+    assert (newer.device, newer.vendor, newer.extent, newer.understood) == ("GPU-0", "", Extent(), False)
+
+
 @given(PRINTABLE, PRINTABLE)
 def test_two_ids_are_never_written_alike(one, other):
     assert (names.encode(one) == names.encode(other)) == (one == other)

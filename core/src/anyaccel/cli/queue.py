@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from anyaccel.cli import output
 from anyaccel.ledger import Ledger
+from anyaccel.ledger.names import vendor_and_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def main(args: argparse.Namespace) -> int:
         ended = [
             {
                 "lease": lease.id,
-                "device": lease.device,
+                "vendor": vendor_and_id(lease.device)[0] or None,
+                "device": vendor_and_id(lease.device)[1],
                 "user": lease.user,
                 "carriers": list(lease.carriers),
                 "reason": lease.reason,
@@ -66,6 +68,8 @@ def main(args: argparse.Namespace) -> int:
         output.print_line("Nobody waits.")
     if not args.json:
         for lease in kept:
-            device = lease.device.rpartition("|")[2]  # before that it says of which machine, where that is not the host
+            device = vendor_and_id(lease.device)[1].rpartition("|")[
+                2
+            ]  # before that it says of which machine, where that is not the host
             output.say(f"{device} is {lease.reason}; {lease.hint}")
     return 0

@@ -45,7 +45,7 @@ def _name(device: Device) -> str:
 def _label(device: Device, edits: EnvEdits, owned: Collection[str]) -> str:
     """What the vendor's mask calls the device. Only variables that the plug-in owns are masks: ours name ids, too."""
     values = {value for name, value in edits.set.items() if name in owned}
-    names = (device.id, device.id.removeprefix(f"{device.vendor}/"), str(device.index))
+    names = (device.id, device.raw_id, str(device.index))
     return next((name for name in names if name in values), device.id)
 
 

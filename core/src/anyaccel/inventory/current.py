@@ -77,11 +77,10 @@ def narrow(devices: Sequence[Device], machine: Machine, environ: Mapping[str, st
     held = current(environ) if machine.text == environ.get(MACHINE_VARIABLE, HOST) else None
     if held is None:
         return list(devices)
-    shares = held.by_device
-    return [
-        _narrow(device, shares[device.id]) if device.id in shares else replace(device, visible=False)
-        for device in devices
-    ]
+    # Whoever started us may have seen more vendors than we do, or fewer, and so named a device with its vendor or not.
+    shares = {(share.device.vendor, share.device.raw_id): share for share in held.by_device.values()}
+    found = [(device, shares.get((device.vendor, device.raw_id))) for device in devices]
+    return [_narrow(device, share) if share else replace(device, visible=False) for device, share in found]
 
 
 def _narrow(device: Device, share: Share) -> Device:

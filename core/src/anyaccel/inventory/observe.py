@@ -48,9 +48,8 @@ def stats(
 
 
 def _decoded(source: Source, answer: object, devices: Sequence[Device]) -> dict[str, Stats]:
-    from anyaccel.vendors.process import raw_id
 
     if not isinstance(answer, dict):
         raise ValueError("its process sent what is no answer")  # noqa: TRY004 - as decode() below says it
-    ids = {raw_id(device): device.id for device in devices}
+    ids = {device.raw_id: device.id for device in devices}
     return {ids[each]: decode(Stats, data, f"{source.vendor} stats") for each, data in answer.items() if each in ids}

@@ -18,6 +18,7 @@ from anyaccel.launcher.start import start
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, OnWait, Want
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.lockfile import Life
+from anyaccel.ledger.names import device_name, vendor_and_id
 from anyaccel.model import (
     ANY_SLOTS,
     DIVIDED,
@@ -232,12 +233,13 @@ async def acquire_async(
 class Scope(Value):
     """Under which names the ledger counts the devices of a machine.
 
-    A host's devices go by their ids. Those of another machine, recorded or simulated, have names of their own. Inside
-    a worker that holds a lease, what it holds is a machine of its own, whose devices are what it holds of them. A
-    device that says which physical parts it occupies goes by these: others may see the same parts as other devices.
+    A host's devices go by their vendors and ids, as :func:`anyaccel.ledger.names.device_name` writes them. Those of
+    another machine, recorded or simulated, have names of their own. Inside a worker that holds a lease, what it holds
+    is a machine of its own, whose devices are what it holds of them. A device that says which physical parts it
+    occupies goes by these: others may see the same parts as other devices.
 
     Attributes:
-        prefix: What all names begin with.
+        prefix: What all ids and parts begin with.
         units: Units that are all of a device in this scope, by device id.
         names: The names of each device, by device id.
         ids: The device that goes by a name; the inverse.
@@ -262,7 +264,9 @@ class Scope(Value):
         if leased:
             prefix += f"{leased}|"
         names = {
-            device.id: tuple(prefix + name for name in device.occupies or (device.id,)) for device in inventory.devices
+            device.id: tuple(prefix + part for part in device.occupies)
+            or (device_name(device.vendor, device.id, prefix),)
+            for device in inventory.devices
         }
         ids = {name: device_id for device_id, own in names.items() for name in own}
         units = {
@@ -276,17 +280,16 @@ class Scope(Value):
                 key
                 for whole in _wholes(device, devices)
                 if not device.occupies or (whole in devices and not devices[whole].occupies)
-                for key in names.get(whole, (prefix + whole,))
+                for key in names.get(whole, (device_name(device.vendor, whole, prefix),))
             ]
             if keys:
                 wholes[device.id] = tuple(keys)
         parts = parts_of(inventory.devices)
         return cls(prefix=prefix, units=units, names=names, ids=ids, parts=parts, wholes=wholes)
 
-    @property
-    def nested(self) -> bool:
-        """Whether the devices are not those of this host as everybody sees them."""
-        return bool(self.prefix)
+    def leases(self, ledger: Ledger) -> tuple[LeaseRecord, ...]:
+        """The leases of our devices that a ledger keeps; see :meth:`ours`."""
+        return self.ours(ledger.leases(frozenset(self.ids).union(*self.wholes.values())))
 
     def keys(self, device_ids: Iterable[str]) -> frozenset[str]:
         """Names of devices in the ledger."""
@@ -350,6 +353,25 @@ class Scope(Value):
                 found[device_id] = Extent()
         return found
 
+    def witnesses(self, inventory: Inventory, devices: Sequence[Device]) -> dict[str, tuple[str, ...]]:
+        """Inodes of this host, by name: a device's parts, or its PCI function, if no other device has it.
+
+        Who holds a part of a device locks the function of that one, as far as it is listed, like who holds a share of
+        it. Devices that are not those of this host as everybody sees them have none.
+        """
+        if self.prefix:
+            return {}
+        parts: dict[str, tuple[str, ...]] = {part: (part,) for device in devices for part in device.occupies}
+        functions = Counter(device.pci_bus_id for device in inventory.devices if device.parent is None)
+        concerned = {device.id for device in devices} | {device.parent for device in devices}
+        return parts | {
+            name: (f"{SYSFS_PCI}/{device.pci_bus_id}",)
+            for device in inventory.devices
+            if device.id in concerned and device.pci_bus_id and device.parent is None
+            if functions[device.pci_bus_id] == 1 and not device.occupies
+            for name in self.names[device.id]
+        }
+
     def _ours(self, device_id: str, units: int) -> int:
         """Units of a device of which the ledger counts parts of what is ours."""
         return -(-units * self.units[device_id] // UNITS_PER_DEVICE)
@@ -369,7 +391,7 @@ class Scope(Value):
             elif device_id is not None:
                 further.append((device_id, record))
             if record.units:
-                whole = replace(record, through=device_id or record.device.removeprefix(self.prefix))
+                whole = replace(record, through=device_id or vendor_and_id(record.device)[1].removeprefix(self.prefix))
                 further += [(part, whole) for part, names in self.wholes.items() if record.device in names]
         for device_id, record in further:
             held = (part for part in sorted(self.parts.get(device_id, ())) if (record.id, part) in found)
@@ -422,7 +444,7 @@ class _Wish:
         candidates = self._choice.candidates
         self.want = self._scope.want(
             [device.id for device in candidates],
-            witnesses={} if self._scope.nested else witnesses(self.inventory, candidates),
+            witnesses=self._scope.witnesses(self.inventory, candidates),
             request=str(self.request),
             confined=confined,
             mark=mark,
@@ -497,13 +519,13 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
         StateDirectoryError: When the ledger cannot be read.
     """
     environ = os.environ if environ is None else environ
-    return Scope.of(inventory, environ).ours(Ledger.open(environ).leases())
+    return Scope.of(inventory, environ).leases(Ledger.open(environ))
 
 
 def _verdict(inventory: Inventory, request: Request, ledger: Ledger, environ: Mapping[str, str]) -> Verdict:
     scheduler = open_scheduler(inventory)
     by_lease: dict[str, list[LeaseRecord]] = {}
-    for record in Scope.of(inventory, environ).ours(ledger.leases()):
+    for record in Scope.of(inventory, environ).leases(ledger):
         by_lease.setdefault(record.id or f"unknown-{len(by_lease)}", []).append(record)
     listed = {device.id for device in inventory.devices}
     for lease, records in by_lease.items():
@@ -537,18 +559,3 @@ def written(seconds: float) -> str:
         if whole >= size:
             return f"{whole // size}{name}{whole % size // smaller:02d}{below}"
     return f"{whole}s"
-
-
-def witnesses(inventory: Inventory, devices: Sequence[Device]) -> dict[str, tuple[str, ...]]:
-    """Inodes of this host, by name in the ledger: a device's parts, or its PCI function, if no other device has it.
-
-    Who holds a part of a device locks the function of that one, as far as it is listed, like who holds a share of it.
-    """
-    parts: dict[str, tuple[str, ...]] = {part: (part,) for device in devices for part in device.occupies}
-    functions = Counter(device.pci_bus_id for device in inventory.devices if device.parent is None)
-    concerned = {device.id for device in devices} | {device.parent for device in devices}
-    return parts | {
-        device.id: (f"{SYSFS_PCI}/{device.pci_bus_id}",)
-        for device in inventory.devices
-        if device.id in concerned and device.pci_bus_id and device.parent is None and functions[device.pci_bus_id] == 1
-    }

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
-"""Chooses how much of which device to hold, by device id, given what is taken; None when what is left does not do.
-Nothing is a choice."""
+"""Chooses how much of which device to hold, by the device's name, given what is taken; None when what is left does not
+do. Nothing is a choice."""
 
 OnWait = Callable[[int, tuple[LeaseRecord, ...]], None]
 """Told the place in line, 1 for the next to be served, and who holds devices that would do; at first and on change."""
@@ -77,6 +77,7 @@ class Acquisition:
     ) -> None:
         self._state = state
         self._want = want
+        self._concerned = want.concerned
         self._choose = choose
         self._note = note
         self._on_wait = on_wait
@@ -190,7 +191,7 @@ class Acquisition:
 
     def _try(self, directory: int) -> tuple[Lease | None, bool]:
         """Look, choose and publish once; the second value says that it may be worth doing it again at once."""
-        listing = listings.read(directory)
+        listing = listings.read(directory, self._concerned)
         standing = self.waiter.stand(directory, listing)
         if listing.hidden and not self.waiter.waits:
             listings.sweep(directory, listings.debris(directory, listing.hidden[:_SWEPT]))
@@ -271,7 +272,7 @@ class Acquisition:
 
     def _follow(self, lease: LeaseName, pid: int) -> None:
         """Look again when a process has left the kernel that keeps a lease of a device that would do."""
-        if lease.device in self._want.candidates or lease.device in self._want.wholes:
+        if lease.device in self._concerned:
             self.waiter.follow(pid)
 
     def _ask(self, taken: dict[str, Extent]) -> dict[str, Extent] | None:
@@ -310,7 +311,7 @@ class Acquisition:
             if not self._lock(directory):
                 return None
             try:
-                listing = listings.read(directory)
+                listing = listings.read(directory, self._concerned)
                 if not self._still_free(directory, listing, choice, standing) or not self._attest():
                     return None
                 mark = self._want.mark(listing.marks) if self._want.mark else ()
@@ -370,13 +371,12 @@ class Acquisition:
 
     def _holders(self, directory: int) -> tuple[LeaseRecord, ...]:
         """Who holds devices that would have served."""
-        found = record.records(directory, listings.read(directory))
+        found = record.records(directory, listings.read(directory, self._concerned))
         outside = (
             LeaseRecord(id="", device=device, units=UNITS_PER_DEVICE, state="outside", reason=reason)
             for device, reason in self._contradicted.items()
         )
-        concerned = self._want.candidates | self._want.wholes
-        return (*(each for each in found if each.units and each.device in concerned), *outside)
+        return (*(each for each in found if each.units and each.device in self._concerned), *outside)
 
     def _sorry(self, directory: int) -> DevicesBusyError:
         holders = self._holders(directory)

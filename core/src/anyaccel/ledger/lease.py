@@ -28,11 +28,11 @@ class Want(Value):
     """What somebody wants from the ledger.
 
     Attributes:
-        candidates: Ids of all devices that could serve the request: whoever waits for one of them is a rival. Nothing
-            else is given.
-        wholes: Ids of devices that candidates are parts of. Whoever chooses a part chooses ``DIVIDED`` of each device
+        candidates: Names of all devices that could serve the request, as :func:`anyaccel.ledger.names.device_name`
+            gives them: whoever waits for one of them is a rival. Nothing else is given.
+        wholes: Names of devices that candidates are parts of. Whoever chooses a part chooses ``DIVIDED`` of each device
             that it is a part of, so that nobody gets that one.
-        witnesses: Paths of inodes that stand for a device on this host, by device id, such as its directory in sysfs;
+        witnesses: Paths of inodes that stand for a device on this host, by its name, such as its directory in sysfs;
             they are locked, too, where they exist. A path of a device node is opened, which may start the device.
         request: What was asked for, for people to read.
         confined: Whether the holder will be confined to its devices, for people to read.
@@ -47,6 +47,11 @@ class Want(Value):
     confined: bool = False
     mark: Callable[[Collection[Mark]], Mark] | None = None
 
+    @property
+    def concerned(self) -> frozenset[str]:
+        """Names of all devices of which a lease matters."""
+        return self.candidates | self.wholes if self.wholes else self.candidates
+
 
 class Lease:
     """Devices that are held.
@@ -58,7 +63,7 @@ class Lease:
     Attributes:
         mark: Mark of what is started with it; empty where there is none.
         id: Identity, as ``anyaccel status`` shows it.
-        devices: What is held of each device, by its id.
+        devices: What is held of each device, by its name.
     """
 
     def __init__(

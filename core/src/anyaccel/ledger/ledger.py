@@ -93,9 +93,9 @@ class Ledger:
 
         Args:
             want: What is wanted.
-            choose: Called with what is taken, an :class:`~anyaccel.model.Extent` by device id; returns what to hold,
-                likewise, or None when what is left does not do. Without any lock, often, and by this thread. An empty
-                choice gives a lease of nothing.
+            choose: Called with what is taken, an :class:`~anyaccel.model.Extent` by the device's name; returns what to
+                hold, likewise, or None when what is left does not do. Without any lock, often, and by this thread. An
+                empty choice gives a lease of nothing.
             wait: Seconds to wait; 0 to take what is free now or nothing, None to wait for as long as it takes.
             priority: The higher, the earlier; by agreement among users.
             note: What it is for, for people to read.
@@ -154,9 +154,14 @@ class Ledger:
             raise
         return lease
 
-    def leases(self) -> tuple[LeaseRecord, ...]:
-        """The leases that are in force: one record for each device of each."""
-        return self._looked(records)
+    def leases(self, devices: frozenset[str] = frozenset()) -> tuple[LeaseRecord, ...]:
+        """The leases that are in force: one record for each device of each.
+
+        Args:
+            devices: Names of the devices that matter. A lease of an older version, which says no vendor, is shown as
+                one of each of these that has its id.
+        """
+        return self._looked(records, devices)
 
     def tickets(self) -> tuple[TicketRecord, ...]:
         """Those who wait, first to be served first."""
@@ -170,14 +175,16 @@ class Ledger:
 
         return frozenset(self._looked(lambda directory, listing: wanted_by_others(directory, listing, devices)))
 
-    def _looked(self, look: Callable[[int, Listing], Iterable[_Found]]) -> tuple[_Found, ...]:
+    def _looked(
+        self, look: Callable[[int, Listing], Iterable[_Found]], devices: frozenset[str] = frozenset()
+    ) -> tuple[_Found, ...]:
         """What is found in the state directory, given its descriptor and what is in it; nothing where there is none."""
         try:
             directory = self._state.open()
         except NoStateDirectoryError:
             return ()
         try:
-            return tuple(look(directory, read(directory)))
+            return tuple(look(directory, read(directory, devices)))
         except OSError as error:
             raise self._state.fault(error) from error
         finally:

@@ -22,30 +22,32 @@ class Listing(Value):
         named: Those of leases, also of dead ones and such as are not understood.
         tickets: Names of tickets, in the order of service.
         hidden: Names of what is being made, or was left behind.
+        devices: Names of devices. A lease that says no vendor is one of each of these that has its id.
     """
 
     named: tuple[str, ...]
     tickets: tuple[str, ...]
     hidden: tuple[str, ...]
+    devices: frozenset[str] = frozenset()
 
     @property
     def leases(self) -> tuple[LeaseName, ...]:
         """What the names of leases say; most of those who wait in line need not know."""
-        return _summary(self.named).leases
+        return _summary(self.named, self.devices).leases
 
     @property
     def pids(self) -> frozenset[int]:
         """Processes that took them."""
-        return _summary(self.named).pids
+        return _summary(self.named, self.devices).pids
 
     @property
     def marks(self) -> frozenset[marks.Mark]:
         """Marks that they name."""
-        return _summary(self.named).marks
+        return _summary(self.named, self.devices).marks
 
     def taken(self, over: Collection[str] = ()) -> dict[str, Extent]:
-        """What is taken, by device id; what some names say left out."""
-        return _taken(self.leases, over) if over else dict(_summary(self.named).taken)
+        """What is taken, by the device's name; what some names say left out."""
+        return _taken(self.leases, over) if over else dict(_summary(self.named, self.devices).taken)
 
 
 class _Summary(NamedTuple):
@@ -56,11 +58,18 @@ class _Summary(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _summary(named: tuple[str, ...]) -> _Summary:
+def _summary(named: tuple[str, ...], devices: frozenset[str]) -> _Summary:
     """What some names say in all. Who takes devices lists the directory twice, and mostly finds the same leases."""
-    leases = tuple(filter(None, map(parse_lease, named)))
+    leases = tuple(each for lease in map(parse_lease, named) if lease for each in _of_devices(lease, devices))
     pids = frozenset(lease.pid for lease in leases)
     return _Summary(leases, pids, frozenset(lease.mark for lease in leases), _taken(leases))
+
+
+def _of_devices(lease: LeaseName, devices: frozenset[str]) -> Iterable[LeaseName]:
+    """A lease as those of some devices that it takes, if it takes any of them."""
+    if lease.vendor or not devices:
+        return (lease,)
+    return [lease._replace(device=name) for name in sorted(lease.means(devices))] or (lease,)
 
 
 def _taken(leases: Iterable[LeaseName], over: Collection[str] = ()) -> dict[str, Extent]:
@@ -71,8 +80,13 @@ def _taken(leases: Iterable[LeaseName], over: Collection[str] = ()) -> dict[str,
     return taken
 
 
-def read(directory: int) -> Listing:
-    """List the state directory."""
+def read(directory: int, devices: frozenset[str] = frozenset()) -> Listing:
+    """List the state directory.
+
+    Args:
+        directory: Its descriptor.
+        devices: Names of the devices that matter, to which leases of older versions are counted; see :class:`Listing`.
+    """
     named, tickets, hidden = [], [], []
     for name in os.listdir(directory):
         first = name[0]
@@ -83,7 +97,7 @@ def read(directory: int) -> Listing:
         elif first == ".":
             hidden.append(name)
     tickets.sort()
-    return Listing(named=tuple(named), tickets=tuple(tickets), hidden=tuple(hidden))
+    return Listing(named=tuple(named), tickets=tuple(tickets), hidden=tuple(hidden), devices=devices)
 
 
 class LeaseState(NamedTuple):

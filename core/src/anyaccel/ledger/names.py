@@ -1,14 +1,17 @@
 """What the names of files in the state directory say, and how device ids are written in them.
 
-A lease is ``v2.<device>.<extent>.<pid>.<starttime>.<mark>.<nonce>``: whoever counts what is taken needs nothing but
-names. The extent is a number of units, in 1/10000 of the device; where the device has slots, a hyphen and these slots
-follow, as a bit mask in hexadecimal digits. No units are held of a device by who holds a part of it that is a device of
-its own, and then the device itself is nobody's. The mark is the one that all carry which was started with the lease, as
-16 hexadecimal digits of :func:`anyaccel.ledger.mark.limit`, zeros for none; a process id of 0 says that no process
-matters but those that carry the mark. ``v1`` is the same without slots and mark, as version 0.1 writes it. A ticket of
-a waiter is ``t1.<rank>.<number>.<pid>.<starttime>.<nonce>.<wanted>``, in which the numbers have leading zeros, so that
-the order of the names is the order of service. What is being made is hidden: ``.<pid>.<starttime>.<nonce>``. A nonce
-starts with the tag of the boot, so that files that outlived a boot say so.
+A lease is ``v2.<id>.<vendor>.<extent>.<pid>.<starttime>.<mark>.<nonce>``: whoever counts what is taken needs nothing
+but names. Ids belong to their vendors, so the ledger names a device ``vendor/id``. A physical part is the same whoever
+drives it: it goes by its path, and the vendor is left out. It is left out by older versions, too: such a lease takes
+the devices with its id, of whichever vendor. The extent is a number of units, in 1/10000 of the device; where the
+device has slots, a hyphen and these slots follow, as a bit mask in hexadecimal digits. No units are held of a device by
+who holds a part of it that is a device of its own, and then the device itself is nobody's. The mark is the one that all
+carry which was started with the lease, as 16 hexadecimal digits of :func:`anyaccel.ledger.mark.limit`, zeros for none;
+a process id of 0 says that no process matters but those that carry the mark. ``v1`` is the same without vendor, slots
+and mark, as version 0.1 writes it. A ticket of a waiter is
+``t1.<rank>.<number>.<pid>.<starttime>.<nonce>.<wanted>``, in which the numbers have leading zeros, so that the order of
+the names is the order of service. What is being made is hidden: ``.<pid>.<starttime>.<nonce>``. A nonce starts with the
+tag of the boot, so that files that outlived a boot say so.
 
 Names come from other processes, possibly of another version or with bad intent; nothing here raises on them.
 """
@@ -19,7 +22,7 @@ import os
 import re
 import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -31,18 +34,23 @@ from anyaccel.model.extent import ANY_SLOTS, DIVIDED, Extent
 MAX_PRIORITY = 1_000_000
 _RANK_OF_PRIORITY_0 = 5_000_000
 _MAX_NUMBER = 10**16 - 1
+_LONGEST = 128
 _ESCAPED_LENGTH = 150
 _LISTED_IN_NAME = 32
 _IN_BODY = "+"
 _NUMBER = slice(11, 27)
 
-_DEVICE = re.compile(r"[ -~]{1,128}")
+_DEVICE = re.compile(rf"[ -~]{{1,{_LONGEST}}}")
+_VENDOR = r"(?P<vendor>[a-z][a-z0-9_]{0,31})"
+_OF_VENDOR = re.compile(rf"{_VENDOR}/(?P<id>.+)")
 _PLAIN = re.compile(r"[0-9A-Za-z:@+_-]")
 _OWNER, _NONCE = r"(?P<pid>[0-9]{1,10})\.(?P<start>[0-9]{1,20})", r"(?P<boot>[0-9a-f]{8})(?P<id>[0-9a-f]{12})"
 _UNITS, _SLOTS = r"(?P<units>[0-9]{1,5})", r"(-(?P<slots>[0-9a-f]{1,8}))?"
 _LEASES = {
-    "v1": re.compile(rf"v1\.(?P<device>[^.]+)\.{_UNITS}(?P<slots>)\.{_OWNER}\.{_NONCE}(?P<mark>)"),
-    "v2": re.compile(rf"v2\.(?P<device>[^.]+)\.{_UNITS}{_SLOTS}\.{_OWNER}\.(?P<mark>[0-9a-f]{{16}})\.{_NONCE}"),
+    "v1": re.compile(rf"v1\.(?P<device>[^.]+)(?P<vendor>)\.{_UNITS}(?P<slots>)\.{_OWNER}\.{_NONCE}(?P<mark>)"),
+    "v2": re.compile(
+        rf"v2\.(?P<device>[^.]+)(\.{_VENDOR})?\.{_UNITS}{_SLOTS}\.{_OWNER}\.(?P<mark>[0-9a-f]{{16}})\.{_NONCE}"
+    ),
 }
 _ANY_LEASE = re.compile(r"v[0-9]+\.(?P<device>[^.]+)(\..*)?")
 _TICKET = re.compile(
@@ -56,7 +64,7 @@ class LeaseName(NamedTuple):
 
     Attributes:
         name: The name.
-        device: Id of the device.
+        device: Name of the device in the ledger, ``vendor/id``; the id alone where the file's name says no vendor.
         extent: How much of it is held, and where; all of it where the rest is not understood.
         pid: Process that took the lease; 0 where it is not understood, or only those matter that carry the mark.
         start: Start time of that process, in ticks since the boot; 0 when unknown.
@@ -64,6 +72,7 @@ class LeaseName(NamedTuple):
         id: Identity of the lease, the same for all devices of one request.
         mark: Mark of all that was started with the lease; empty where there is none.
         understood: Whether this version knows what the name says.
+        vendor: Key of the device's vendor; empty where the file's name says none.
     """
 
     name: str
@@ -75,6 +84,12 @@ class LeaseName(NamedTuple):
     id: str = ""
     mark: marks.Mark = ()
     understood: bool = False
+    vendor: str = ""
+
+    def means(self, devices: frozenset[str]) -> frozenset[str]:
+        """Which of some devices, by name, it is a lease of: all with its id where the file's name says no vendor."""
+        own = frozenset((self.device,)) & devices
+        return own if self.vendor else own | by_id(devices).get(self.device, own)
 
 
 class TicketName(NamedTuple):
@@ -112,30 +127,71 @@ def boot() -> str:
     return tag if re.fullmatch("[0-9a-f]{8}", tag) else "0" * 8
 
 
+def device_name(vendor: str, device: str, scope: str = "") -> str:
+    """Name a device in the ledger: ``vendor/id``, whatever other vendors' devices are seen.
+
+    Args:
+        vendor: Key of its vendor; empty for none.
+        device: Its id, which may begin with the vendor already.
+        scope: What comes before the id where the device is not one of this host as everybody sees it.
+
+    Returns:
+        The name. A hash stands for an id that makes it longer than the name of a file has room for.
+    """
+    of_vendor = f"{vendor}/" if vendor else ""
+    own = device.removeprefix(of_vendor)
+    name = f"{of_vendor}{scope}{own}"
+    if len(name) <= _LONGEST:
+        return name
+    import hashlib
+
+    return f"{of_vendor}{scope}{hashlib.sha256(own.encode()).hexdigest()}"
+
+
 @lru_cache(maxsize=4096)
-def encode(device: str) -> str:
+def vendor_and_id(name: str) -> tuple[str, str]:
+    """Read the name of a device in the ledger: its vendor, empty where it says none, and by what older versions go."""
+    match = _OF_VENDOR.fullmatch(name)
+    return (match["vendor"], match["id"]) if match else ("", name)
+
+
+@lru_cache(maxsize=64)
+def by_id(devices: frozenset[str]) -> Mapping[str, frozenset[str]]:
+    """The names of some devices, by what older versions call them: ids alone, which several vendors may use."""
+    found: dict[str, set[str]] = {}
+    for name in devices:
+        found.setdefault(vendor_and_id(name)[1], set()).add(name)
+    return {own: frozenset(names) for own, names in found.items()}
+
+
+@lru_cache(maxsize=4096)
+def encode(device: str, room: int = _ESCAPED_LENGTH) -> str:
     """Write a device id as a part of a file name, reversibly: letters, digits and ``:@+-_`` stay as they are.
+
+    Args:
+        device: The id.
+        room: How many characters it may have then; what would have more is written in base64.
 
     Raises:
         ValueError: When it is not 1 to 128 printable ASCII characters.
     """
     if not _DEVICE.fullmatch(device):
-        raise ValueError(f"a device id must be 1 to 128 printable ASCII characters (got {device!r})")
+        raise ValueError(f"a device id must be 1 to {_LONGEST} printable ASCII characters (got {device!r})")
     escaped = "".join(char if _PLAIN.fullmatch(char) else f"%{ord(char):02X}" for char in device)
-    if len(escaped) <= _ESCAPED_LENGTH:
+    if len(escaped) <= room:
         return escaped
     return "=" + urlsafe_b64encode(device.encode()).decode().rstrip("=")  # "=" is escaped above: no id starts with it
 
 
 @lru_cache(maxsize=4096)
-def decode(text: str) -> str | None:
+def decode(text: str, room: int = _ESCAPED_LENGTH) -> str | None:
     """Read what :func:`encode` wrote; None when it did not write this."""
     try:
         if text.startswith("="):
             device = urlsafe_b64decode(text[1:] + "=" * (-len(text[1:]) % 4)).decode("ascii")
         else:
             device = re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), text)
-        return device if encode(device) == text else None
+        return device if encode(device, room) == text else None
     except ValueError:
         return None
 
@@ -156,8 +212,10 @@ def lease_name(
 ) -> str:
     """Name a lease of this process, or of the one whose process id and start time are given."""
     pid, start = owner or me()
+    vendor, own = vendor_and_id(device)
+    named = f"{encode(own, _room(vendor))}.{vendor}" if vendor else encode(own)
     slots = "" if extent.divided or extent.slots == ANY_SLOTS else f"-{extent.slots:x}"
-    return f"v2.{encode(device)}.{extent.units}{slots}.{pid}.{start}.{marks.limit(mark) if mark else 0:016x}.{nonce}"
+    return f"v2.{named}.{extent.units}{slots}.{pid}.{start}.{marks.limit(mark) if mark else 0:016x}.{nonce}"
 
 
 def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[str]) -> str:
@@ -177,6 +235,11 @@ def ticket_suffix(candidates: frozenset[str]) -> str:
     return f".{_write_wanted(candidates)}"
 
 
+def _room(vendor: str) -> int:
+    """Characters that an id may have beside its vendor in the name of a lease."""
+    return _ESCAPED_LENGTH - len(vendor) - 1 if vendor else _ESCAPED_LENGTH
+
+
 def _ticket_prefix(priority: int) -> str:
     return f"t1.{_RANK_OF_PRIORITY_0 - priority:07}."
 
@@ -185,18 +248,22 @@ def _ticket_prefix(priority: int) -> str:
 def parse_lease(name: str) -> LeaseName | None:
     """Read a lease's name; None when it is none, or says of which device in no way that we know."""
     version = _LEASES.get(name[:2])
-    match = (version.fullmatch(name) if version else None) or _ANY_LEASE.fullmatch(name)
-    device = decode(match["device"]) if match else None
-    if match is None or device is None:
-        return None
-    value = int(match["mark"] or "0", 16) if match.re is version else -1
+    match = version.fullmatch(name) if version else None
+    if match is None:
+        return _not_understood(name)
+    vendor = match["vendor"] or ""
+    device = decode(match["device"], _room(vendor))
+    if device is None:
+        return _not_understood(name)
+    named = f"{vendor}/{device}" if vendor else device
+    value = int(match["mark"] or "0", 16)
     mark = marks.parse(value) or None if value else ()
     extent = None if mark is None else _read_extent(match["units"], match["slots"] or "", version="v" + name[1])
     if mark is None or extent is None:
-        return LeaseName(name=name, device=device)
+        return LeaseName(name=name, device=named, vendor=vendor)
     return LeaseName(
         name=name,
-        device=device,
+        device=named,
         extent=extent,
         pid=int(match["pid"]),
         start=int(match["start"]),
@@ -204,7 +271,15 @@ def parse_lease(name: str) -> LeaseName | None:
         id=match["id"],
         mark=mark,
         understood=True,
+        vendor=vendor,
     )
+
+
+def _not_understood(name: str) -> LeaseName | None:
+    """Read of which device a lease is that another version wrote: its id, of whichever vendor."""
+    match = _ANY_LEASE.fullmatch(name)
+    device = decode(match["device"]) if match else None
+    return None if device is None else LeaseName(name=name, device=device)
 
 
 def _read_extent(units: str, slots: str, *, version: str) -> Extent | None:
@@ -249,6 +324,12 @@ def parse_hidden(name: str) -> tuple[int, int, str] | None:
 def hashes(candidates: frozenset[str]) -> frozenset[int]:
     """The devices of a request as the numbers that tickets compare."""
     return frozenset(zlib.crc32(device.encode()) for device in candidates)
+
+
+@lru_cache(maxsize=256)
+def rival_hashes(candidates: frozenset[str]) -> frozenset[int]:
+    """The same with the numbers by which tickets of older versions, which name no vendor, mean these devices."""
+    return hashes(frozenset(name for device in candidates for name in (device, vendor_and_id(device)[1])))
 
 
 def listed_in_name(candidates: frozenset[str]) -> bool:

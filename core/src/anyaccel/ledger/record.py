@@ -32,7 +32,7 @@ class LeaseRecord(Value):
 
     Attributes:
         id: Identity of the lease, the same for all of its devices; empty where it is not understood.
-        device: Id of the device.
+        device: Name of the device in the ledger, ``vendor/id``; the id alone, and where the lease says no vendor.
         units: Units of it that are held, in 1/10000; 0 where a part of it is held that is a device of its own.
         slots: Which of its slots are held; empty for all of them, and where nobody says which.
         state: ``held``; ``aside`` when its holder keeps it although nobody uses it any more; ``leaving`` when its

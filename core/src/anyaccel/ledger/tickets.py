@@ -23,6 +23,7 @@ from anyaccel.ledger.names import (
     listed_in_name,
     new_nonce,
     parse_ticket,
+    rival_hashes,
     ticket_name,
     ticket_suffix,
 )
@@ -112,7 +113,7 @@ class Line:
             if name not in self._in_bodies:
                 self._in_bodies[name] = _read_wanted(directory, name)
             wanted = self._in_bodies[name]
-        return wanted is None or not hashes(self._candidates).isdisjoint(wanted)
+        return wanted is None or not rival_hashes(self._candidates).isdisjoint(wanted)
 
 
 class Ticket:
@@ -194,7 +195,7 @@ def wanted_by_others(directory: int, listing: Listing, devices: frozenset[str]) 
         if ticket.pid == os.getpid():
             continue
         wanted = ticket.wanted if ticket.wanted is not None else _read_wanted(directory, ticket.name)
-        numbers = {device: hashes(frozenset({device})) for device in devices - found}
+        numbers = {device: rival_hashes(frozenset({device})) for device in devices - found}
         more = {device for device, number in numbers.items() if wanted is None or not number.isdisjoint(wanted)}
         if more and look(directory, ticket.name)[0] is not Life.OVER:
             found |= more

@@ -228,7 +228,7 @@ class Waiter:
         worth = False
         for name, removed in self._watch.events():
             lease = parse_lease(name) if name else None
-            if name and (lease is None or lease.device not in self._want.candidates or name in self._removed):
+            if name and (lease is None or name in self._removed or not lease.means(self._want.candidates)):
                 continue
             worth = True
             if removed:

@@ -27,8 +27,8 @@ class Witnesses:
         """Open them.
 
         Args:
-            choice: What is wanted of each device, by its id.
-            paths: Paths of inodes by device id, such as the device's directory in sysfs.
+            choice: What is wanted of each device, by its name.
+            paths: Paths of inodes by the device's name, such as the device's directory in sysfs.
         """
         for device, extent in choice.items():
             kind = fcntl.LOCK_EX if extent.units == UNITS_PER_DEVICE else fcntl.LOCK_SH
@@ -46,7 +46,7 @@ class Witnesses:
         """Lock all.
 
         Returns:
-            None, or the device id and the path that somebody else has locked; nothing is locked then.
+            None, or the device's name and the path that somebody else has locked; nothing is locked then.
         """
         for device, path, kind, fd in self._opened:
             try:

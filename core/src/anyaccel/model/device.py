@@ -136,6 +136,11 @@ class Device(Value):
         return self.tags[0] if self.tags else self.model
 
     @property
+    def raw_id(self) -> str:
+        """The id as its vendor knows it: :attr:`id` begins with ``vendor/`` where two vendors use the same one."""
+        return self.id.removeprefix(f"{self.vendor}/")
+
+    @property
     def usable(self) -> bool:
         """Whether the device may be given out: visible to us and not known to be broken."""
         return self.visible and self.health is not Health.UNHEALTHY

@@ -145,8 +145,8 @@ class VendorProcess:
             devices: The devices that it is about.
             everything: All devices of the vendor, where it needs them.
         """
-        full = {**payload, "devices": [raw_id(each) for each in devices]}
-        full["everything"] = [raw_id(each) for each in everything]
+        full = {**payload, "devices": [each.raw_id for each in devices]}
+        full["everything"] = [each.raw_id for each in everything]
         outcome = call_vendors({self: (task, full, (*devices, *everything))}, seconds)[self]
         problem = problem_in(self.source, outcome, f"anyaccel_{task}")
         if problem is not None:
@@ -163,7 +163,7 @@ class VendorProcess:
             self._starts = self.process.starts
             self._known.clear()
             full["load"] = {"source": encode(self.source), "path": self._path}
-        new = {raw_id(each): each for each in devices if self._known.get(raw_id(each)) is not each}
+        new = {each.raw_id: each for each in devices if self._known.get(each.raw_id) is not each}
         unknown = {name: device for name, device in new.items() if self._known.get(name) != device}
         if unknown:
             full["introduce"] = [encode(_raw(device)) for device in unknown.values()]
@@ -188,7 +188,7 @@ class VendorProcess:
         """Take notice of the devices that the process has just detected."""
         with self.process:
             if self._detected is outcome and self.process.starts == self._starts:
-                self._known = {raw_id(device): device for device in devices} | self._known
+                self._known = {device.raw_id: device for device in devices} | self._known
 
     def refusal(self, task: str) -> Outcome | None:
         """The outcome of a call that is not made, since the process has died too often; None when it is made."""
@@ -302,11 +302,6 @@ def problem_in(source: Source, outcome: Outcome, hook: str) -> Problem | None:
     return None
 
 
-def raw_id(device: Device) -> str:
-    """The id by which a device's own vendor knows it; the core's begins with the vendor where two use the same one."""
-    return device.id.removeprefix(f"{device.vendor}/")
-
-
 def qualified(device: Device) -> Device:
     """The device with ids that begin with its vendor."""
     return _renamed(device, lambda name: f"{device.vendor}/{name}")
@@ -314,7 +309,7 @@ def qualified(device: Device) -> Device:
 
 def _raw(device: Device) -> Device:
     """The device with ids as its vendor knows them."""
-    if raw_id(device) == device.id:
+    if device.raw_id == device.id:
         return device
     return _renamed(device, lambda name: name.removeprefix(f"{device.vendor}/"))
 
@@ -326,7 +321,7 @@ def _renamed(device: Device, name: Callable[[str], str]) -> Device:
 
 def _encode_share(share: Share) -> Any:
     """A share of a device that is named by its id alone, since the process knows it."""
-    return encode(replace(share, device=Device(id=raw_id(share.device), index=0, model="")))
+    return encode(replace(share, device=Device(id=share.device.raw_id, index=0, model="")))
 
 
 _vendors: dict[tuple[Source, tuple[str, ...]], VendorProcess] = {}
@@ -403,7 +398,7 @@ def ask(
     calls: dict[VendorProcess, tuple[str, Mapping[str, Any], Sequence[Device]]] = {}
     for each in chosen:
         about = (devices or {}).get(each.source.vendor, ())
-        calls[each] = task, {**shared, "devices": [raw_id(device) for device in about]}, about
+        calls[each] = task, {**shared, "devices": [device.raw_id for device in about]}, about
     limit = SIMULATION_LIMIT if machine.simulated else ANSWER_LIMIT
     outcomes = call_vendors(calls, timeout, limit=limit, enough=enough)
     return {each.source.vendor: (each.source, outcomes[each]) for each in chosen}, problems

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LeaseCancelledError, LedgerError
-from anyaccel.launcher.hold import why, witnesses
+from anyaccel.launcher.hold import why
 from anyaccel.ledger import Lease
 from anyaccel.ledger import mark as marks
 from anyaccel.model import Allocation, Extent, Grant, Request
@@ -91,7 +91,7 @@ class SharedClaim:
         self.ids = leases.scope.with_parts(wanted)
         self._want = leases.scope.want(
             wanted,
-            witnesses={} if leases.scope.nested else witnesses(leases.inventory, candidates),
+            witnesses=leases.scope.witnesses(leases.inventory, candidates),
             request=str(request),
             confined=confined,
             mark=marks.draw,
