@@ -40,6 +40,8 @@ from anyaccel.plugin import (
 )
 from anyaccel.probe.recording import Recorder
 from anyaccel.testing import context
+from anyaccel.vendors.discovery import Source
+from anyaccel.vendors.plugin import VendorPlugin
 
 PRODUCTS = """
 [[products]]
@@ -187,7 +189,7 @@ def test_devices_that_no_mask_can_name_are_listed_with_numbers_that_no_other_has
     assert detected.partial
     nameless = detected.devices[1]
     assert vendor.anyaccel_visible({"ACME_VISIBLE": "10"}, detected.devices) == []
-    assert reason in vendor.anyaccel_validate(Term(names=("APU",)), [nameless])
+    assert reason in vendor.validate(Term(names=("APU",)), [nameless])
     with pytest.raises(FaultError, match="its slot 0 is that of 2 devices"):
         vendor.anyaccel_env([nameless], EnvContext(devices=detected.devices))
 
@@ -269,10 +271,37 @@ def test_a_mask_is_written_and_read(vendor):
 def test_what_the_hardware_cannot_serve_is_refused_with_the_rule(vendor, units, count, reason):
     devices = [Device(id=f"acme-{n}", index=n, model="Acme One") for n in range(count)]
 
-    said = vendor.anyaccel_validate(Term(names=("APU",), units=units), devices)
+    said = vendor.validate(Term(names=("APU",), units=units), devices)
 
     assert said is None if reason is None else said.startswith(reason)
     assert vendor.anyaccel_fractional(devices[0]) is Fractional.NO
+
+
+def test_a_vendor_whose_numbers_say_it_all_has_no_rule_to_ask(vendor):
+    class Ruled(type(vendor)):
+        def validate(self, term, devices):
+            return super().validate(term, devices) or "the moon is full"
+
+    class Named(type(vendor)):
+        def maskable(self, device):
+            return True
+
+    class Further(Ruled):
+        pass
+
+    def loaded(plugin):
+        return VendorPlugin(Source(vendor=plugin.key, target="acme"), plugin)
+
+    kinds = (type(vendor), Ruled, Named, Further)
+    assert [loaded(kind()).implements("anyaccel_validate") for kind in kinds] == [False, True, True, True]
+    devices = [Device(id=f"acme-{n}", index=n, model="Acme One") for n in range(3)]
+    term = Term(names=("APU",), units=30_000)
+    assert loaded(vendor).info.counts == (1, 2, 4)
+    assert {loaded(kind()).validate(term, devices) for kind in kinds} == {
+        "one job can use 1, 2 or 4 APUs of a machine (got 3); ask for one of these numbers"
+    }
+    assert loaded(Further()).validate(term, devices[:2]) == "the moon is full"
+    assert loaded(vendor).validate(term, devices[:2]) is None
 
 
 def command(text: str, returncode: int = 0) -> dict[str, Any]:

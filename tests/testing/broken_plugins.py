@@ -304,7 +304,7 @@ BROKEN = {
     "refuses everything": Broken(
         "C21",
         (body("validate", "return 'an Acme device is never given to anybody'"),),
-        "accepts none of the sets",
+        "accept none of the sets",
     ),
     "opens a file in a pure hook": Broken(
         "C22",

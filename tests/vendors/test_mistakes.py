@@ -61,6 +61,28 @@ def test_a_correct_plugin_loads():
     assert not plugin.implements("anyaccel_stats")
 
 
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        (
+            {"counts": (2, 1)},
+            "PluginInfo.counts must be numbers of devices from 1 on, in ascending order (got (2, 1)).",
+        ),
+        (
+            {"counts": (1, 1)},
+            "PluginInfo.counts must be numbers of devices from 1 on, in ascending order (got (1, 1)).",
+        ),
+        ({"counts": (0,)}, "PluginInfo.counts must be numbers of devices from 1 on, in ascending order (got (0,))."),
+        ({"exclusive": "so\nit is"}, "PluginInfo.exclusive must be printable text (got 'so\\nit is')."),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(said, fault):
+    info = PluginInfo(vendor="acme", resource="APU", kind="apu", env_vars=("ACME",), **said)
+    with pytest.raises(PluginError) as caught:
+        load(module(anyaccel_info=lambda: info))
+    assert reason(caught) == fault
+
+
 def test_what_was_raised_with_a_remedy_is_told_in_the_plug_ins_own_words():
     def detect(ctx):
         raise FaultError("the driver does not answer", "reload it")

@@ -84,9 +84,10 @@ def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:  # typ
     """Make a worker see exactly ``devices``, in this order.
 
     Called: after detection for no devices, and before each launch that gives some. Required. Pure, and total over all
-    subsets of the vendor's devices that ``anyaccel_validate`` accepts; the empty one hides every device. Only variables
-    in ``PluginInfo.env_vars`` may be touched. Write absolute values: a worker's mask replaces the launcher's. Unset
-    only what would harm the worker: where another vendor whose devices the worker has sets it, the launch is refused.
+    subsets of the vendor's devices that ``PluginInfo.counts`` and ``anyaccel_validate`` accept; the empty one hides
+    every device. Only variables in ``PluginInfo.env_vars`` may be touched. Write absolute values: a worker's mask
+    replaces the launcher's. Unset only what would harm the worker: where another vendor whose devices the worker has
+    sets it, the launch is refused.
     On error: for no devices, the vendor is reported as failed. For some, the launch is refused, since a missing mask
     is a hole in the isolation.
     """
@@ -111,7 +112,9 @@ def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> S
 def anyaccel_validate(request: Term, devices: Sequence[Device]) -> str | None:
     """Say why the hardware cannot serve this term with exactly these devices.
 
-    Called: once for each set of devices that placement considers; answers are kept. Optional. Pure.
+    Called: once for each set of devices that placement considers; answers are kept. Sets of another size than
+    ``PluginInfo.counts`` allows are refused without a call, so leave the hook out where numbers say it all. Optional.
+    Pure.
 
     Returns:
         One sentence that states the rule and the quantities allowed, or None when the set is fine.

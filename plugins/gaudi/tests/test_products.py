@@ -61,7 +61,7 @@ def test_cloud_instances_name_known_products() -> None:
 
 @pytest.mark.parametrize("count", range(1, 9))
 def test_one_job_has_one_two_four_or_eight_devices(count: int, simulate) -> None:
-    reason = plugin.anyaccel_validate(Term(names=("HPU",), units=count * 10_000), simulate(PRODUCTS[1], count))
+    reason = plugin.validate(Term(names=("HPU",), units=count * 10_000), simulate(PRODUCTS[1], count))
 
     if count in (1, 2, 4, 8):
         assert reason is None
@@ -70,7 +70,7 @@ def test_one_job_has_one_two_four_or_eight_devices(count: int, simulate) -> None
 
 
 def test_a_fraction_is_refused_with_the_drivers_reason(simulate) -> None:
-    reason = plugin.anyaccel_validate(Term(names=("HPU",), units=5_000), simulate(PRODUCTS[1], 1))
+    reason = plugin.validate(Term(names=("HPU",), units=5_000), simulate(PRODUCTS[1], 1))
 
     assert reason is not None
     assert "EBUSY" in reason
@@ -80,4 +80,4 @@ def test_a_fraction_is_refused_with_the_drivers_reason(simulate) -> None:
 def test_a_device_whose_module_is_unknown_is_refused() -> None:
     device = Device(id="gaudi-0000:19:00.0", index=8, model="HL-225", attributes={"module_unknown": True})
 
-    assert "its module id is unknown" in (plugin.anyaccel_validate(HPU, [device]) or "")
+    assert "its module id is unknown" in (plugin.validate(HPU, [device]) or "")

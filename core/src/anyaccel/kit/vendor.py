@@ -33,6 +33,10 @@ from anyaccel.plugin import (
     hookimpl,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 class Vendor:
     """A plug-in. An instance of a subclass is what the entry point names: ``acme = "anyaccel_acme:plugin"``.
@@ -60,7 +64,7 @@ class Vendor:
         number_name: What the mask takes where that is no position but a number that the machine must tell: ``module
             id``. A device without it, or that shares it, is listed and cannot be given out.
         number_remedy: What to do when that number is unknown.
-        nameless: Attribute that marks a device which no mask can name.
+        nameless: Attribute that marks a device which no mask can name; such a card is to be blamed, too.
         state_file: File of a card in which the driver says how it is; empty where there is none.
         states: Every state that the driver knows, in lower case, with the remedy; empty where the device works.
         unreadable: What to do when a file of a card is there and cannot be read; :attr:`log_hint` when empty.
@@ -97,6 +101,12 @@ class Vendor:
     node_closed: str = ""
     tool: Tool | None = None
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Leave the hook out whose default says nothing that the core does not know of a usable device."""
+        super().__init_subclass__(**options)
+        asked = cls.validate is not Vendor.validate or cls.maskable is not Vendor.maskable
+        cls.anyaccel_validate = Vendor.anyaccel_validate if asked else None  # type: ignore[method-assign,assignment]
+
     # Who the vendor is.
 
     def info(self) -> PluginInfo:
@@ -107,6 +117,8 @@ class Vendor:
             kind=self.kind,
             env_vars=(self.mask.variable, *self.variables),
             url=self.url,
+            counts=tuple(self.counts),
+            exclusive=self.exclusive,
         )
 
     def products(self) -> Sequence[Product]:
@@ -308,21 +320,14 @@ class Vendor:
         return not device.attributes.get(self.nameless)
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
-        """Say why one job cannot use exactly these devices; None when it can."""
-        numbers = _listed(self.counts)
-        if term.fraction and self.exclusive:
-            whole = f": {numbers}" if numbers else ""
-            return (
-                f"one {self.resource} cannot be divided or shared: {self.exclusive}; ask for a whole number of devices"
-                f"{whole}"
-            )
-        if self.counts and devices and len(devices) not in self.counts:
-            return (
-                f"one job can use {numbers} {self.resource}s of a machine (got {len(devices)}); ask for one of these"
-                " numbers"
-            )
+        """Say why one job cannot use exactly these devices; None when it can.
+
+        The default is what :attr:`counts` and :attr:`exclusive` say, which the core knows already, and that a device
+        must have a name. So there is no hook, and no call, unless a subclass overrides this method or :meth:`maskable`.
+        """
+        reason = self.info().refusal(term, devices)
         nameless = next((device for device in devices if not self.maskable(device)), None)
-        return None if nameless is None else str(self._unmaskable(nameless))
+        return reason or (None if nameless is None else str(self._unmaskable(nameless)))
 
     def _unmaskable(self, device: Device) -> Fault:
         why = device.health_reason or f"its {self.number_name or 'number'} is unknown"
@@ -535,9 +540,3 @@ class Vendor:
     def anyaccel_products(self) -> Sequence[Product]:
         """See :meth:`products`."""
         return self.products()
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    """Write numbers for people: ``1, 2, 4 or 8``."""
-    words = [str(number) for number in numbers]
-    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words)

@@ -62,6 +62,10 @@ def info_faults(value: Any, vendor: str) -> Iterator[str]:
     yield from _mismatches(VENDOR, "PluginInfo.vendor", [value.vendor])
     yield from _mismatches(RESOURCE, "PluginInfo.resource", [value.resource])
     yield from _mismatches(VARIABLE, "PluginInfo.env_vars", value.env_vars)
+    if any(count < 1 for count in value.counts) or list(value.counts) != sorted(set(value.counts)):
+        yield f"PluginInfo.counts must be numbers of devices from 1 on, in ascending order (got {value.counts})"
+    if not value.exclusive.isprintable():
+        yield f"PluginInfo.exclusive must be printable text (got {value.exclusive!r:.80})"
     for name in value.env_vars:
         if NOT_A_VENDORS.fullmatch(name):
             yield f"PluginInfo.env_vars must not hold {name!r}: that variable belongs to the system"

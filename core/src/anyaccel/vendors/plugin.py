@@ -122,7 +122,9 @@ class VendorPlugin:
     def validate(self, request: Term, devices: Sequence[Device]) -> str | None:
         """Why the hardware cannot serve a term with exactly these devices; None when it can."""
         check = _unless_none(contract.reason_faults)
-        return self._call("anyaccel_validate", check, default=None, request=request, devices=devices)  # type: ignore[no-any-return]
+        return self.info.refusal(request, devices) or self._call(
+            "anyaccel_validate", check, default=None, request=request, devices=devices
+        )
 
     def stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
         """Stats by device id. Touches the machine."""

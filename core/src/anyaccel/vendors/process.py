@@ -97,9 +97,13 @@ class VendorProcess:
         return edits
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
-        """Why the hardware cannot serve a term with exactly these devices; None when it can. Answers are kept."""
-        if not self.implements("anyaccel_validate"):
-            return None
+        """Why the hardware cannot serve a term with exactly these devices; None when it can. Answers are kept.
+
+        What the vendor said of its numbers is looked at first, so that placement asks for sets of these numbers only.
+        """
+        refused = self.info.refusal(term, devices)
+        if refused or not self.implements("anyaccel_validate"):
+            return refused
         key = term, tuple(device.id for device in devices)
         kept = self._reasons.get(key)
         if kept is None or kept[0] != tuple(devices):

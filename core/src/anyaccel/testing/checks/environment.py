@@ -52,8 +52,8 @@ def subsets(devices: Devices) -> list[Devices]:
 
 
 def accepted(subject: Subject, devices: Devices) -> Iterator[Devices]:
-    """Those of the sets that the plug-in's validate lets be given out."""
-    for chosen in subsets(devices):
+    """Sets of the usable devices that the plug-in's counts and its validate let be given out."""
+    for chosen in subsets(tuple(device for device in devices if device.usable)):
         term = Term(names=(subject.plugin.info.resource,), units=len(chosen) * UNITS_PER_DEVICE)
         try:
             if subject.plugin.validate(term, chosen) is None:

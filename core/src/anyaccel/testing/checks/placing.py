@@ -49,13 +49,13 @@ def named(subject: Subject, machine: TestedMachine) -> None:  # noqa: ARG001 - a
 
 
 def refusals(subject: Subject, machine: TestedMachine) -> None:
-    """C21: validate answers with a sentence or None, and accepts some set of the devices."""
+    """C21: validate answers with a sentence or None, and it and the counts accept some set of the devices."""
     devices = tuple(device for device in machine.devices if device.usable)
     demand(_bad_reasons(subject, devices))
     if devices and next(accepted(subject, devices), None) is None:
         raise CheckFailed(
-            f"anyaccel_validate accepts none of the sets of the {len(devices)} usable devices that were tried, so"
-            " nobody ever gets one"
+            f"PluginInfo.counts and anyaccel_validate accept none of the sets of the {len(devices)} usable devices that"
+            " were tried, so nobody ever gets one"
         )
 
 
