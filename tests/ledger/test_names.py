@@ -49,6 +49,12 @@ def test_whoever_says_no_vendor_means_the_device_of_each():
     assert means == {"a": {"one/a", "two/a"}, "b": {"two/b"}, "two/a": {"two/a"}}
 
 
+def test_tickets_of_older_versions_that_want_the_id_are_rivals_and_those_of_another_vendor_are_not():
+    rivals = names.rival_hashes(frozenset({"one/a"}))
+    assert rivals >= names.hashes(frozenset({"a"})) | names.hashes(frozenset({"one/a"}))
+    assert rivals.isdisjoint(names.hashes(frozenset({"two/a", "b"})))
+
+
 def test_older_versions_read_the_id_and_count_the_whole_device():
     """They look for the second part of a name that they do not understand, as this version does."""
     name = names.lease_name("acme/GPU-0", Extent(2500), names.new_nonce())
