@@ -119,7 +119,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         id="C16",
         name="env",
-        title="There is an environment for every accepted set of devices and for shares, another one for other slots.",
+        title="There is an environment for each accepted set of usable devices and for shares, others for other slots.",
         function=environment.total,
         per_machine=True,
         simulated=True,
