@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from anyaccel.kit import Catalog, pci_name, tag
+from anyaccel.kit import Catalog, Fault, pci_name, tag
 from anyaccel.kit.catalog import look_up
 
 TEXT = """
@@ -61,6 +61,9 @@ pci = [0x1002]
 
 [ignored]
 0x0001 = "an audio function"
+
+[resets]
+2 = ["its state is invalid", "restart it"]
 """
 
 
@@ -90,6 +93,10 @@ def test_what_is_not_listed_is_no_product_and_is_found_all_the_same(catalog):
         8,
     )
     assert catalog.get("ONE").model == "Acme One"
+
+
+def test_a_table_of_faults_is_one_of_reasons_and_remedies(catalog):
+    assert catalog.faults("resets") == {"2": Fault("its state is invalid", "restart it")}
 
 
 def test_constants_may_be_named_one_by_one(catalog):

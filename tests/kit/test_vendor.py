@@ -17,14 +17,18 @@ from anyaccel.kit import (
     Mask,
     Tool,
     Vendor,
+    asked,
     board_links,
     condition,
     in_container,
+    inventory,
     kernel_log,
     node_fault,
     number,
+    numbered,
     physical_function,
     text,
+    total,
 )
 from anyaccel.kit.processes import scan
 from anyaccel.plugin import (
@@ -372,6 +376,34 @@ def test_what_cannot_be_read_is_unknown(machine):
 
     assert [text(ctx, path) for path in ("/a", "/b", "/none")] == ["0x10", "", ""]
     assert [number(ctx, path) for path in ("/a", "/b", "/c", "/none")] == [16, None, None, None]
+
+
+def test_numbers_in_files_are_added_up_where_all_are_known(machine):
+    ctx = machine({"/a": {"text": "0x10\n"}, "/b": {"text": "4"}, "/c": {"text": "ten"}})
+
+    assert [total(ctx, paths) for paths in (["/a", "/b"], ["/a", "/c"], ["/a", "/none"], [])] == [20, None, None, None]
+
+
+def test_numbered_paths_are_listed_in_the_order_of_their_numbers(machine):
+    ctx = machine({f"/dev/acme{end}": {"char": [1, 1]} for end in ("10", "2", "2_control", "_3")})
+
+    assert list(numbered(ctx, "/dev/acme").items()) == [(2, "/dev/acme2"), (10, "/dev/acme10")]
+
+
+def test_a_question_that_fails_has_no_answer(machine):
+    ctx = machine(queries={"acme/load": {"value": [1]}, "acme/heat": {"error": {"kind": "OSError", "message": "x"}}})
+
+    assert [asked(ctx, f"acme/{name}", list) for name in ("load", "heat", "never recorded")] == [[1], None, None]
+
+
+def test_an_inventory_says_when_facts_of_a_card_are_missing(machine):
+    card = Card(machine(), "acme-x")
+    card.check_node("/dev/acme0", missing="reboot", partial=True)
+    found = inventory([card], "1.2", ["look"])
+
+    assert (found.driver_version, found.notes, found.partial) == ("1.2", ("look",), True)
+    assert found.devices[0].health_remedy == "pass it to this container, or reboot"
+    assert not inventory([], "").partial
 
 
 def test_a_container_is_told_by_its_files_and_variables(machine):

@@ -8,11 +8,22 @@ plug-in may use single parts of the kit, or none.
 from anyaccel.kit.card import Card, board_links
 from anyaccel.kit.catalog import Catalog, Entry, pci_name, tag
 from anyaccel.kit.fault import Condition, Fault, FaultError, condition, fail, warn
-from anyaccel.kit.files import PCI_DEVICES, in_container, kernel_log, node_fault, number, physical_function, text
+from anyaccel.kit.files import (
+    PCI_DEVICES,
+    asked,
+    in_container,
+    kernel_log,
+    node_fault,
+    number,
+    numbered,
+    physical_function,
+    text,
+    total,
+)
 from anyaccel.kit.masks import DECIMAL, SIGNED, Ids, Mask, Numbers
 from anyaccel.kit.processes import Holders
 from anyaccel.kit.tools import Measures, Row, Tool
-from anyaccel.kit.vendor import Vendor
+from anyaccel.kit.vendor import Vendor, inventory
 
 __all__ = [
     "DECIMAL",
@@ -32,16 +43,20 @@ __all__ = [
     "Row",
     "Tool",
     "Vendor",
+    "asked",
     "board_links",
     "condition",
     "fail",
     "in_container",
+    "inventory",
     "kernel_log",
     "node_fault",
     "number",
+    "numbered",
     "pci_name",
     "physical_function",
     "tag",
     "text",
+    "total",
     "warn",
 ]

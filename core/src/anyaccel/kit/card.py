@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from anyaccel.kit.catalog import Entry
 from anyaccel.kit.fault import Fault, condition
-from anyaccel.kit.files import PCI_DEVICES
+from anyaccel.kit.files import PCI_DEVICES, node_fault
 from anyaccel.plugin import Device, Health, PciFunction, ProbeContext
 
 Attribute = str | int | float | bool
@@ -111,6 +111,12 @@ class Card:
         self.partial |= partial
         if self.fault is None:
             self.fault = Fault(reason, remedy)
+
+    def check_node(self, path: str, *, missing: str = "", closed: str = "", partial: bool = False) -> None:
+        """Blame the device when one of its nodes is not there, or may not be opened; see :func:`node_fault`."""
+        fault = node_fault(self.ctx, path, missing=missing, closed=closed)
+        if fault is not None:
+            self.blame(*fault, partial=partial)
 
     @property
     def health(self) -> Health:

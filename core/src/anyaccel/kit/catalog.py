@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from anyaccel.plugin import ProbeContext, Product, QueryError
+from anyaccel.kit.fault import Fault
+from anyaccel.kit.files import asked
+from anyaccel.plugin import ProbeContext, Product
 
 PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids", "/var/lib/pciutils/pci.ids")
 NOT_INHERITED = ("pci", "virtual", "revisions", "subsystems", "names", "listed", "constants", "instance_types")
@@ -101,6 +103,10 @@ class Catalog:
         """Names of PCI device ids that are no accelerators of this plug-in, though vendor and class are the same."""
         return {int(device, 16): name for device, name in self.data.get("ignored", {}).items()}
 
+    def faults(self, table: str) -> Mapping[str, Fault]:
+        """Read a table of faults: ``[reason, remedy]`` by whatever the vendor's driver or tool says."""
+        return {key: Fault(*words) for key, words in self.data[table].items()}
+
     def get(self, key: object) -> Entry | None:
         """The first entry with a key, or None."""
         return next((entry for entry in self.entries if entry.key == key), None)
@@ -186,10 +192,7 @@ def pci_name(ctx: ProbeContext, vendor: int, device: int) -> str:
         The product in the brackets behind a chip's name, as in ``AC102 [Acme One]``, else the whole name; empty where
         there is no list, or no such id.
     """
-    try:
-        name = str(ctx.query(f"pci.ids/{vendor:04x}:{device:04x}", lambda: look_up(vendor, device)))
-    except QueryError:
-        return ""
+    name = str(asked(ctx, f"pci.ids/{vendor:04x}:{device:04x}", lambda: look_up(vendor, device)) or "")
     match = re.search(r"\[(.+)\]\s*$", name)
     return match[1] if match else name
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from anyaccel.kit.fault import Fault
 from anyaccel.plugin import CommandTimeoutError, ProbeContext, QueryError
@@ -28,6 +30,35 @@ def number(ctx: ProbeContext, path: str) -> int | None:
     try:
         return ctx.read_int(path)
     except OSError:
+        return None
+
+
+def total(ctx: ProbeContext, paths: Iterable[str]) -> int | None:
+    """Add up the numbers in some files; None where there are no files, or one of them holds none."""
+    found = [number(ctx, path) for path in paths]
+    return sum(filter(None, found)) if found and None not in found else None
+
+
+def numbered(ctx: ProbeContext, start: str) -> dict[int, str]:
+    """List the paths that consist of a beginning and a number, by that number, ascending.
+
+    ``/dev/acme`` lists ``/dev/acme0`` and ``/dev/acme10``, and leaves out ``/dev/acme0_control``.
+    """
+    found = ((path.removeprefix(start), path) for path in ctx.glob(f"{start}[0-9]*"))
+    return {int(end): path for end, path in found if re.fullmatch("[0-9]+", end)}
+
+
+def asked(ctx: ProbeContext, name: str, fn: Callable[[], Any]) -> Any | None:
+    """Ask what detection can do without; None where the question fails, or the machine is not this one.
+
+    Args:
+        ctx: The machine.
+        name: Name of the question in recordings.
+        fn: What asks it on this machine; answers in plain JSON data.
+    """
+    try:
+        return ctx.query(name, fn)
+    except QueryError:
         return None
 
 

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from anyaccel.plugin import DeviceProcess, ProbeContext, QueryError
+from anyaccel.kit.files import asked
+from anyaccel.plugin import DeviceProcess, ProbeContext
 
 QUESTION = "proc/holders"
 FIRST_PID_NAMESPACE = "pid:[4026531836]"
@@ -27,10 +28,7 @@ class Holders:
             nodes: Paths of the nodes that count.
         """
         wanted = frozenset(nodes)
-        try:
-            answer: Mapping[str, Any] = ctx.query(QUESTION, lambda: scan(wanted))
-        except QueryError:
-            answer = {}
+        answer: Mapping[str, Any] = asked(ctx, QUESTION, lambda: scan(wanted)) or {}
         self._pids: Mapping[str, list[int]] = answer.get("holders", {})
         self.complete: bool = answer.get("complete") is True
         """Whether every process of the machine could be looked at."""

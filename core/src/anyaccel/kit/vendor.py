@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from anyaccel.kit.card import Card
 from anyaccel.kit.catalog import Catalog, Entry, pci_name, tag
 from anyaccel.kit.fault import Fault, FaultError, fail, warn
-from anyaccel.kit.files import node_fault, text
+from anyaccel.kit.files import text
 from anyaccel.kit.masks import Mask
 from anyaccel.kit.processes import Holders
 from anyaccel.kit.tools import Measures, Tool
@@ -179,12 +179,7 @@ class Vendor:
             self.identify(card)
         self.arrange(cards)
         self.connect(ctx, cards)
-        return Detected(
-            devices=tuple(card.device() for card in cards),
-            driver_version=self.driver_version(ctx),
-            partial=any(card.partial for card in cards),
-            notes=tuple(notes),
-        )
+        return inventory(cards, self.driver_version(ctx), notes)
 
     def notes(self, ctx: ProbeContext) -> Iterable[str]:
         """Say what people should know beside the devices: by default, which functions are no devices of ours."""
@@ -251,9 +246,7 @@ class Vendor:
             if self.registered:
                 card.blame("the driver has not registered it", f"{self.log_hint}, then reload the driver")
             return
-        fault = node_fault(card.ctx, card.nodes[0], missing=self.node_missing, closed=self.node_closed)
-        if fault is not None:
-            card.blame(*fault)
+        card.check_node(card.nodes[0], missing=self.node_missing, closed=self.node_closed)
         card.nodes = (card.nodes[0], *filter(card.ctx.exists, card.nodes[1:]))
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
@@ -540,3 +533,20 @@ class Vendor:
     def anyaccel_products(self) -> Sequence[Product]:
         """See :meth:`products`."""
         return self.products()
+
+
+def inventory(cards: Sequence[Card], version: str, notes: Iterable[str] = (), *, partial: bool = False) -> Detected:
+    """Make the inventory of cards.
+
+    Args:
+        cards: The cards, in their order.
+        version: Version of the driver; empty when unknown.
+        notes: What people should know beside the devices.
+        partial: Whether something is missing that no card says itself.
+    """
+    return Detected(
+        devices=tuple(card.device() for card in cards),
+        driver_version=version,
+        partial=partial or any(card.partial for card in cards),
+        notes=tuple(notes),
+    )
