@@ -45,7 +45,7 @@ def numbered(ctx: ProbeContext, start: str) -> dict[int, str]:
     ``/dev/acme`` lists ``/dev/acme0`` and ``/dev/acme10``, and leaves out ``/dev/acme0_control``.
     """
     found = ((path.removeprefix(start), path) for path in ctx.glob(f"{start}[0-9]*"))
-    return {int(end): path for end, path in found if re.fullmatch("[0-9]+", end)}
+    return dict(sorted((int(end), path) for end, path in found if re.fullmatch("[0-9]+", end)))
 
 
 def asked(ctx: ProbeContext, name: str, fn: Callable[[], Any]) -> Any | None:

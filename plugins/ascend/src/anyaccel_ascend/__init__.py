@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from anyaccel.kit import Fault, FaultError, Mask, Vendor, condition, fail, in_container, warn
+from anyaccel.kit import Fault, Mask, Numbers, Vendor, condition, fail, in_container, warn
 from anyaccel.plugin import (
     Detected,
     Device,
@@ -29,7 +29,6 @@ CONTAINER_OPTIONS = "ASCEND_RUNTIME_OPTIONS"
 """``VIRTUAL`` makes the ids in ``ASCEND_VISIBLE_DEVICES`` those of vNPUs."""
 SINGLE = "ASCEND_DEVICE_ID"
 """Older rival of the mask: a global number that a framework would take for one behind the mask."""
-RANGE_LIMIT = 128
 NO_DVPP = ("950",)
 """Families without ``/dev/dvpp_cmdlist``."""
 
@@ -47,37 +46,50 @@ class LogicIds(Mask):
         if self.variable not in environ:
             return None
         known = {device.index: device for device in devices}
-        numbers = self.numbers(environ[self.variable], max(known, default=-1) + 1)
+        numbers: list[int] = []
+        for item in re.split("[^0-9,]", environ[self.variable], maxsplit=1)[0].split(","):
+            if item and numbers and int(item) <= numbers[-1]:
+                return []
+            if not item or int(item) > max(known, default=-1):
+                break
+            numbers.append(int(item))
         return [known[number] for number in numbers if number in known]
 
-    def numbers(self, value: str, count: int) -> list[int]:
-        """Logic ids in a value, for a process that could see ``count`` NPUs without it."""
-        numbers: list[int] = []
-        for item in re.split("[^0-9,]", value, maxsplit=1)[0].split(","):
-            if not item:
-                break
-            number = int(item)
-            if numbers and number <= numbers[-1]:
-                return []
-            if number >= count:
-                break
-            numbers.append(number)
-        return numbers
-
-    def fault(self, value: str, count: int) -> Fault | None:
+    def fault(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Fault | None:
         """Say what is wrong with a value that does not show what it seems to ask for, or None."""
-        wanted, seen = sum(bool(item.strip()) for item in value.split(",")), len(self.numbers(value, count))
+        value, seen = environ.get(self.variable, ""), len(self.read(environ, devices) or ())
+        wanted = sum(bool(item.strip()) for item in value.split(","))
         if seen == wanted:
             return None
         return Fault(
             f"{self.variable}={value!r} shows {seen} NPUs to the runtime instead of {wanted}: it takes ids below"
-            f" {count}, the number of NPUs here (inside a container they begin at 0), in ascending order, with nothing"
-            " but commas between",
+            f" {len(devices)}, the number of NPUs here (inside a container they begin at 0), in ascending order, with"
+            " nothing but commas between",
             f"write it like {self.variable}=0,1 before anything imports torch_npu or CANN",
         )
 
 
+def _vnpu(device: Device) -> int | None:
+    """The number of a vNPU that this host can only give to a container; None for whatever a process can use."""
+    value = device.attributes.get("vnpu_id")
+    return value if isinstance(value, int) else None
+
+
 MASK = LogicIds("ASCEND_RT_VISIBLE_DEVICES", ordered=False)
+VNPUS = Mask(
+    CONTAINER,
+    Numbers(lambda device: _vnpu(device) or 0, ranges=True),
+    Numbers(
+        lambda device: _vnpu(device) or 0,
+        pattern=r"[A-Za-z][A-Za-z0-9]*-\d+",
+        value=lambda entry: int(entry.rpartition("-")[2]),
+    ),
+    nothing="void",
+    unknown="error",
+    ordered=False,
+    entries="numbers of vNPUs that are here, ascending ranges such as 100-103, or names such as Ascend910-100",
+)
+"""The same list where ``VIRTUAL`` is set; of a value that it refuses, Ascend Docker Runtime starts no container."""
 
 
 class Ascend(Vendor):
@@ -142,13 +154,13 @@ class Ascend(Vendor):
             FaultError: When the list of vNPUs is one at which Ascend Docker Runtime would refuse to start a container.
         """
         seen = self.masked(environ, devices)
-        partitions = {number: device.id for device in devices if (number := _vnpu(device)) is not None}
+        partitions = [device for device in devices if _vnpu(device) is not None]
         virtual = "VIRTUAL" in re.split(r"\s*,\s*", environ.get(CONTAINER_OPTIONS, "").strip())
         if not (partitions and virtual):
             return seen
         whole = [device.id for device in sorted(devices, key=lambda each: each.index) if self.maskable(device)]
-        listed = container_ids(environ.get(CONTAINER, ""))
-        return [*(whole if seen is None else seen), *(partitions[number] for number in listed if number in partitions)]
+        listed = VNPUS.read(environ, partitions) or ()
+        return [*(whole if seen is None else seen), *(device.id for device in listed)]
 
     def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
         """The control nodes that the host has; those of its family where nothing was detected."""
@@ -200,44 +212,16 @@ class Ascend(Vendor):
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
         """Variables that do not do what people think."""
-        mask = ctx.environ.get(MASK.variable)
-        count = sum(map(self.maskable, detected.devices))
-        if mask is not None and (fault := MASK.fault(mask, count)):
+        if fault := MASK.fault(ctx.environ, [*filter(self.maskable, detected.devices)]):
             yield fail(*fault)
-        if mask is None and CONTAINER in ctx.environ and not in_container(ctx):
+        if MASK.variable not in ctx.environ and CONTAINER in ctx.environ and not in_container(ctx):
             reason = f"{CONTAINER} hides nothing from processes: Ascend Docker Runtime alone reads it"
             yield warn(reason, f"set {MASK.variable} for processes")
-
-
-def _vnpu(device: Device) -> int | None:
-    """The number of a vNPU that this host can only give to a container; None for whatever a process can use."""
-    value = device.attributes.get("vnpu_id")
-    return value if isinstance(value, int) else None
 
 
 def _listed(device: Device, name: str) -> list[str]:
     """The paths in an attribute."""
     return [path for path in str(device.attributes.get(name, "")).split(",") if path]
-
-
-def container_ids(value: str) -> list[int]:
-    """Read the ids in ``ASCEND_VISIBLE_DEVICES``: numbers, ranges such as ``0-3``, or names such as ``Ascend910-1``.
-
-    Raises:
-        FaultError: For what Ascend Docker Runtime refuses.
-    """
-    numbers: set[int] = set()
-    for item in [] if value.strip() in ("", "void") else value.split(","):
-        match = re.fullmatch(r"\s*(?:[A-Za-z][A-Za-z0-9]*-(\d+)|(\d+)(?:-(\d+))?)\s*", item, re.ASCII)
-        first, last = (int(match[1] or match[2]), int(match[3] or match[1] or match[2])) if match else (0, -1)
-        if not 0 <= last - first < RANGE_LIMIT:
-            raise FaultError(
-                f"{CONTAINER} must hold numbers, ranges such as 0-3 that ascend over at most {RANGE_LIMIT} of them, or"
-                f" names such as Ascend910-1, with commas between (got {value!r})",
-                f"unset {CONTAINER}",
-            )
-        numbers.update(range(first, last + 1))
-    return sorted(numbers)
 
 
 plugin = Ascend()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from typing import NamedTuple
 
-from anyaccel.kit import Catalog
+from anyaccel.kit import Catalog, Entry
 from anyaccel.plugin import Device
 
 CATALOG = Catalog(__file__)
+"""Its products that are not listed are the families, whose keys the others have."""
 GIB, MIB = 1 << 30, 1 << 20
 _TEMPLATE = re.compile(r"[ -]?(vir\d+\w*)$")
 _CHINA = ((r"^A2G(\d)", r"910B\1"), (r"^I2(\d?)", r"310P\1"), (r"^MiniD$", "310"))
@@ -18,42 +18,16 @@ _AI_CORES = {"310p": 8, "910": 32}
 """Of the families whose templates name nothing else."""
 
 
-class Generation(NamedTuple):
-    """One generation of chips; ``products.toml`` says what its fields mean."""
-
-    tag: str
-    family: str = ""
-    pci: tuple[int, ...] = ()
-    names: str = "(?!)"
-    socs: str = "(?!)"
-
-
 class Chip(NamedTuple):
-    """What the name of a chip says.
+    """What the name of a chip says."""
 
-    Attributes:
-        soc: SoC version as ``acl.get_soc_name()`` spells it, such as ``Ascend910B3``.
-        generation: The generation.
-        template: vNPU template when the chip is a partition, or empty.
-    """
-
-    soc: str
-    generation: Generation
-    template: str
+    soc: str  # as acl.get_soc_name() spells it, such as Ascend910B3
+    family: str  # as CANN packages name it; empty when unknown
+    tag: str  # of the family
+    template: str  # of the vNPU, when the chip is a partition
 
 
-@cache
-def generations() -> tuple[Generation, ...]:
-    """Every generation; the last is that of a chip of which nothing is known."""
-    return tuple(Generation(**{**written, "pci": tuple(written["pci"])}) for written in CATALOG.data["generations"])
-
-
-def by_pci(device: int) -> Generation | None:
-    """The generation of a PCI device id; None when it is no NPU."""
-    return next((generation for generation in generations() if device in generation.pci), None)
-
-
-def identify(name: str, told: Generation | None = None) -> Chip:
+def identify(name: str, told: Entry | None = None) -> Chip:
     """Say what chip goes by a name.
 
     The same text stands for several chips, so what PCI says comes first: a bare ``Ascend910`` is a chip of 2019 or
@@ -61,17 +35,17 @@ def identify(name: str, told: Generation | None = None) -> Chip:
 
     Args:
         name: Name that npu-smi shows: ``910B3``, ``Ascend 910B3``, ``Ascend910``, ``310Pvir04``, ``A2G3`` ...
-        told: What the PCI id says, or None when unknown.
+        told: The family that the PCI id says, or None when unknown.
     """
     text = re.sub(r"^((Ascend|Alan)\s*)+", "", name.strip())
     template = match[1] if (match := _TEMPLATE.search(text)) else ""
     text = _TEMPLATE.sub("", text)
     for pattern, replacement in _CHINA:
         text = re.sub(pattern, replacement, text)
-    named = next((generation for generation in generations() if re.match(generation.names, text)), None)
-    generation = told if told and told.family else named or generations()[-1]
-    soc = f"Ascend{text}" if re.fullmatch(generation.socs, text, re.ASCII) else generation.tag
-    return Chip(soc, generation, template)
+    named = told if told and told.key else CATALOG.by_name(text)
+    family = next(entry for entry in CATALOG.entries if entry.key == (named.key if named else ""))
+    soc = f"Ascend{text}" if re.fullmatch(family.facts.get("socs", "(?!)"), text, re.ASCII) else family.model
+    return Chip(soc, family.key, family.model, template)
 
 
 def tags(device: Device) -> tuple[str, ...]:
@@ -83,7 +57,7 @@ def tags(device: Device) -> tuple[str, ...]:
     """
     attributes = device.attributes
     chip = identify(device.model)
-    soc, family = str(attributes.get("soc", chip.soc)), str(attributes.get("family_tag", chip.generation.tag))
+    soc, family = str(attributes.get("soc", chip.soc)), str(attributes.get("family_tag", chip.tag))
     template = str(attributes.get("template", ""))
     if template:
         return tuple(dict.fromkeys((f"{soc}-{template}", f"{family}-{template}", f"{family}-vnpu", "vnpu")))
@@ -95,18 +69,10 @@ def tags(device: Device) -> tuple[str, ...]:
 
 
 def template_memory(template: str, family: str, whole: int | None) -> int | None:
-    """Memory of a vNPU, from its template.
+    """Memory of a vNPU in bytes, from its template and the memory of the chip; None when the template does not tell.
 
     Names such as ``vir10_3c_16g`` say it. Those of 310P and 910A name AI cores only, and the driver gives each the
     same share of the memory: ``vir04`` on a 310P with 21527 MB shows 10763 MB.
-
-    Args:
-        template: The template.
-        family: Family of the chip.
-        whole: Memory of the chip in bytes, or None.
-
-    Returns:
-        Bytes, or None when the template does not tell.
     """
     if match := re.search(r"_(\d+)g(_|$)", template):
         return int(match[1]) * GIB

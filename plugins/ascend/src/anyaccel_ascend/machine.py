@@ -6,11 +6,23 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from anyaccel.kit import PCI_DEVICES, Card, Fault, FaultError, in_container, node_fault, number, physical_function, text
+from anyaccel.kit import (
+    PCI_DEVICES,
+    Card,
+    Entry,
+    Fault,
+    FaultError,
+    in_container,
+    inventory,
+    number,
+    numbered,
+    physical_function,
+    text,
+)
 from anyaccel.plugin import Detected, PciFunction, ProbeContext
 
 from anyaccel_ascend import npu_smi
-from anyaccel_ascend.chips import Generation, by_pci, identify, template_memory
+from anyaccel_ascend.chips import CATALOG, identify, template_memory
 from anyaccel_ascend.npu_smi import Mapped, Shown, Table
 
 PCI_CLASS = 0x1200
@@ -55,7 +67,7 @@ class Machine:
         found = [
             function
             for function in ctx.pci(classes=(PCI_CLASS,))
-            if function.vendor in VENDORS and by_pci(function.device) is not None
+            if function.vendor in VENDORS and CATALOG.knows(function.device)
         ]
         virtual = [
             function
@@ -72,7 +84,7 @@ class Machine:
             self.notes.append(
                 f"Virtual functions that are handed to virtual machines ({PASSED_ON}), not to us: {which}."
             )
-        self.numbers = self._nodes("davinci")
+        self.numbers = [*numbered(ctx, "/dev/davinci")]
         self.container = in_container(ctx)
         self.version = self._version()
         self.common = {
@@ -80,11 +92,6 @@ class Machine:
             "host_paths": ",".join(path for path in HOST_PATHS if ctx.exists(path)),
         }
         self.partial = False
-
-    def _nodes(self, stem: str) -> list[int]:
-        """The numbers in ``/dev/davinci<N>``, ascending as numbers; ``davinci_manager`` is none of them."""
-        paths = self.ctx.glob(f"/dev/{stem}[0-9]*")
-        return sorted(int(match[1]) for path in paths if (match := re.fullmatch(rf"/dev/{stem}(\d+)", path)))
 
     def _version(self) -> str:
         """Version of the driver package, or an empty string."""
@@ -100,12 +107,7 @@ class Machine:
         cards = self._cards() if self.functions or self.numbers else []
         if not (cards or self.notes or any(map(self.ctx.exists, (MANAGER, PACKAGE)))):
             return None
-        return Detected(
-            devices=tuple(card.device() for card in cards),
-            driver_version=self.version,
-            partial=self.partial,
-            notes=tuple(self.notes),
-        )
+        return inventory(cards, self.version, self.notes, partial=self.partial)
 
     def _cards(self) -> list[Card]:
         outside = [] if self.container else list(self.functions.values())  # inside, PCI shows the whole host
@@ -143,7 +145,7 @@ class Machine:
         *,
         name: str = "",
         chip: int = 0,
-        told: Generation | None = None,
+        told: Entry | None = None,
     ) -> Card:
         """Begin a card.
 
@@ -160,31 +162,30 @@ class Machine:
             told: Its generation, where PCI does not tell.
         """
         function = self.functions.get(address or "")
-        behind = {by_pci(each.device) for each in ([function] if function else self.functions.values())}
-        known = identify(name, (behind.pop() if len(behind) == 1 else None) or told)
+        behind = [CATALOG.by_pci(each.device) for each in ([function] if function else self.functions.values())]
+        known = identify(name, behind[0] if behind and behind.count(behind[0]) == len(behind) else told)
         partition = node is not None and node >= FIRST_VNPU
         place = index if node is None else (node - FIRST_VNPU) // VNPUS_PER_DEVICE if partition else node
         whole = f"ascend-davinci{place}"
         if address is not None:
-            whole = f"ascend-{address}-{chip}" if known.generation.family == "310p" else f"ascend-{address}"
+            whole = f"ascend-{address}-{chip}" if known.family == "310p" else f"ascend-{address}"
         parent = whole if known.template or partition else None
         if address is not None and function is None:  # npu-smi shows it, and sysfs does not
             function = PciFunction(address=address, vendor=VENDORS[0], device=0, class_code=PCI_CLASS)
         card = Card(self.ctx, f"{whole}-vnpu{node if partition else ''}" if parent else whole, function)
-        card.index, card.model, card.parent = index, name or known.generation.tag, parent
+        card.index, card.model, card.parent = index, name or known.tag, parent
         card.attributes = {
             **self.common,
             "soc": known.soc,
-            "family": known.generation.family,
-            "family_tag": known.generation.tag,
+            "family": known.family,
+            "family_tag": known.tag,
             "phy_id": node,
             "template": known.template or None,
         }
         if node is not None:
             path = f"/dev/davinci{node}"
             card.nodes = (path,) if node in self.numbers else ()
-            if fault := node_fault(self.ctx, path, missing="restart the driver", closed=GROUP):
-                card.blame(*fault)
+            card.check_node(path, missing="restart the driver", closed=GROUP)
         return card
 
     def _idle(self, functions: Iterable[PciFunction], fault: Fault, first: int = 0) -> list[Card]:
@@ -259,7 +260,7 @@ class Machine:
 
     def _chip(self, chip: Mapped, row: Shown | None, node: int | None, address: str | None) -> Card:
         # Only A3 prints physical ids under the name of a chip of 2019.
-        told = identify("910C").generation if chip.phy_id is not None and chip.name == "Ascend910" else None
+        told = CATALOG.get("a3") if chip.phy_id is not None and chip.name == "Ascend910" else None
         name = row.name if row else chip.name
         card = self._card(chip.logic_id, address, node, name=name, chip=chip.chip, told=told)
         card.attributes |= {"card": chip.card, "chip": chip.chip}
@@ -298,7 +299,7 @@ class Machine:
         A vNPU is ``/dev/vdavinci<N>`` here and ``/dev/davinci<N>`` in the container that it is given to, where the
         runtime numbers it like a whole NPU.
         """
-        numbers = [node for node in self._nodes("vdavinci") if node >= FIRST_VNPU]
+        numbers = [node for node in numbered(self.ctx, "/dev/vdavinci") if node >= FIRST_VNPU]
         found: list[Card] = []
         for card in cards:
             physical = card.attributes.get("phy_id")

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from anyaccel.kit import Fault, FaultError, Measures, Tool
 from anyaccel.plugin import CommandResult, DeviceProcess, ProbeContext
 
+from anyaccel_ascend.chips import CATALOG
+
 PATH = "/usr/local/bin/npu-smi"
 TOOL = Tool(
     "npu-smi",
@@ -23,28 +25,6 @@ TOOL = Tool(
 )
 NO_CARD = "There is no NPU card on this server"
 INCOMPLETE = "The driver package may not be completely installed"
-CAUSES = {
-    -8002: Fault("this user may not ask the driver", "add the user to the group HwHiAiUser"),
-    -8005: Fault("the driver did not initialize", "see dmesg, and reload or reinstall the Ascend driver"),
-    -8012: Fault("the NPUs are not ready, as during a reset", "try again in a minute"),
-    -8017: Fault("the firmware is being upgraded", "try again when that has ended"),
-    -8020: Fault(
-        "the NPUs are occupied by another container or another process that asks the driver",
-        "stop it, or mount other NPUs into this container",
-    ),
-    -9005: Fault("the driver does not answer", "see dmesg, and reload or reinstall the Ascend driver"),
-    -9013: Fault("the driver does not allow this inside a container", "ask on the host"),
-}
-"""Return codes of the driver's management interface (DCMI) and of npu-smi; the exit status is the code modulo 256."""
-HEALTH = {
-    "OK": "",
-    "Warning": "",  # a minor fault
-    "Alarm": "npu-smi reports a major fault (Alarm)",
-    "Critical": "npu-smi reports a critical fault",
-    "UNKNOWN": "npu-smi cannot read its health",
-}
-LINKS = {"SIO": 3, "HCCS": 2, "XLink": 2, "UB": 2, "HCCS_SW": 1}
-"""Strength of connections between dies by npu-smi's names; those through PCIe or the host count as none."""
 INVALID_CELSIUS = 0x7FFD
 """From here up a temperature is an error code of the sensor."""
 _LABEL = re.compile(r"NPU ID|NPU Util\(%\)|Process id in container|Process \S+|\S+")
@@ -54,20 +34,12 @@ _CHIP = re.compile(r"(NPU|Phy-ID)\d+")
 
 
 class Mapped(NamedTuple):
-    """A chip in ``npu-smi info -m``.
+    """A chip in ``npu-smi info -m``."""
 
-    Attributes:
-        card: Number of the card in npu-smi, which may have holes and differs between host and container.
-        chip: Number of the chip on its card.
-        logic_id: Number that the runtime gives to the chip.
-        phy_id: Number in ``/dev/davinci<N>``, or None where the release does not print it.
-        name: Name of the chip.
-    """
-
-    card: int
-    chip: int
-    logic_id: int
-    phy_id: int | None
+    card: int  # its number in npu-smi, which may have holes and differs between host and container
+    chip: int  # its number on the card
+    logic_id: int  # the runtime's number
+    phy_id: int | None  # number in /dev/davinci<N>; None where the release does not print it
     name: str
 
 
@@ -82,22 +54,18 @@ class Shown(NamedTuple):
     fault: Fault | None
 
 
+Place = tuple[object, object]
+"""Number of a card, and of a chip on it."""
+
+
 class Table(NamedTuple):
-    """What ``npu-smi info`` shows.
+    """What ``npu-smi info`` shows."""
 
-    Attributes:
-        chips: By card and chip, those that could be read.
-        version: Version of the driver.
-        processes: Processes by card and chip; None when the table has no such part.
-        partial: Whether some chips could not be read.
-        incomplete: Whether the tool warns of an incomplete driver package.
-    """
-
-    chips: Mapping[tuple[object, object], Shown]
-    version: str
-    processes: Mapping[tuple[object, object], Sequence[DeviceProcess]] | None
-    partial: bool
-    incomplete: bool
+    chips: Mapping[Place, Shown]  # those that could be read
+    version: str  # of the driver
+    processes: Mapping[Place, Sequence[DeviceProcess]] | None  # None when the table has no such part
+    partial: bool  # some chips could not be read
+    incomplete: bool  # the tool warns of an incomplete driver package
 
 
 def ask(ctx: ProbeContext, marker: str, *arguments: str) -> CommandResult | None:
@@ -119,11 +87,12 @@ def ask(ctx: ProbeContext, marker: str, *arguments: str) -> CommandResult | None
     if result is None or marker in result.stdout or NO_CARD in result.stdout:
         return result
     command, text = " ".join((TOOL.name, *arguments)), f"{result.stdout}\n{result.stderr}"
-    codes = [int(code) for code in re.findall(r"ret(?:urn code)? is (-\d+)", text)]
-    codes += [code for code in CAUSES if result.returncode == code % 256]
+    causes = CATALOG.faults("causes")
+    codes = re.findall(r"ret(?:urn code)? is (-\d+)", text)
+    codes += [code for code in causes if result.returncode == int(code) % 256]
     said = next((line.strip() for line in text.splitlines() if line.strip()), "nothing")[:160]
     if codes:
-        cause = next((CAUSES[code] for code in codes if code in CAUSES), Fault(f"it said {said!r}", "see dmesg"))
+        cause = next((causes[code] for code in codes if code in causes), Fault(f"it said {said!r}", "see dmesg"))
         raise FaultError(f"'{command}' failed with {codes[0]}: {cause.reason}", cause.remedy)
     if result.returncode:
         reason = f"'{command}' ended with status {result.returncode} and said {said!r}"
@@ -185,9 +154,9 @@ def parse_topology(text: str) -> dict[str, dict[str, int]]:
     rows = [words for line in text.splitlines() if (words := line.split()) and _CHIP.fullmatch(words[0])]
     if not rows:
         return {}
-    columns = [word for word in rows[0] if _CHIP.fullmatch(word)]
+    columns, links = [word for word in rows[0] if _CHIP.fullmatch(word)], CATALOG.data["links"]
     return {
-        words[0]: {other: LINKS[kind] for other, kind in zip(columns, words[1:], strict=False) if kind in LINKS}
+        words[0]: {other: links[kind] for other, kind in zip(columns, words[1:], strict=False) if kind in links}
         for words in rows[1:]
     }
 
@@ -213,8 +182,8 @@ def parse_table(text: str) -> Table:
     upper: list[list[str]] = []
     lower: list[list[str]] = []
     first: Mapping[str, str] | None = None
-    chips: dict[tuple[object, object], Shown] = {}
-    processes: dict[tuple[object, object], list[DeviceProcess]] | None = None
+    chips: dict[Place, Shown] = {}
+    processes: dict[Place, list[DeviceProcess]] | None = None
     partial = False
     for cells in _rows(text):
         labels = [_LABEL.findall(cell) for cell in cells]
@@ -242,7 +211,7 @@ def parse_table(text: str) -> Table:
     return Table(chips, version[1] if version else "", processes, partial, INCOMPLETE in text)
 
 
-def _process(cells: Sequence[str], found: dict[tuple[object, object], list[DeviceProcess]]) -> None:
+def _process(cells: Sequence[str], found: dict[Place, list[DeviceProcess]]) -> None:
     if len(cells) < 4:  # noqa: PLR2004 - "No running processes found in NPU 0"
         return
     where = [int(word) for word in cells[0].split() if word.isdecimal()]
@@ -281,7 +250,7 @@ def _chip(upper: Mapping[str, str], lower: Mapping[str, str], row: str) -> tuple
         used, total = _pair(lower.get("Memory-Usage(MB)"))
     busy = _float(lower.get("AICore(%)", lower.get("NPU Util(%)")))
     celsius = _float(upper.get("Temp(C)"))
-    reason = HEALTH.get(health, f"npu-smi reports the health {health!r}")
+    reason = CATALOG.data["health"].get(health, f"npu-smi reports the health {health!r}")
     return (int(card), int(chip)), Shown(
         name=upper["Name"],
         health=health,
