@@ -21,7 +21,7 @@ from anyaccel.plugin import (
 
 from anyaccel_ascend import npu_smi
 from anyaccel_ascend.chips import CATALOG, tags
-from anyaccel_ascend.machine import CONTROL_NODES, HOST_PATHS, VENDORS, Machine
+from anyaccel_ascend.machine import CONTROL_NODES, HOST_PATHS, PCI_CLASS, VENDORS, Machine
 
 CONTAINER = "ASCEND_VISIBLE_DEVICES"
 """Physical ids, or vNPU ids, that Ascend Docker Runtime mounts into a container; no process reads it."""
@@ -103,13 +103,13 @@ class Ascend(Vendor):
 
     key, resource, kind, brand, driver = "ascend", "NPU", "npu", "Ascend", "devdrv_device_driver"
     url = "https://pypi.org/project/anyaccel-ascend/"
-    pci_vendors = VENDORS
+    pci_vendors, pci_classes, pci_known = VENDORS, (PCI_CLASS,), True  # the vendor ids are also on network cards
     catalog = CATALOG
     mask, variables = MASK, (CONTAINER, CONTAINER_OPTIONS, SINGLE)
 
     def detect(self, ctx: ProbeContext) -> Detected | None:
         """Find NPUs: device nodes and PCI first, then npu-smi."""
-        return Machine(ctx).inventory()
+        return Machine(ctx, self.functions(ctx)).inventory()
 
     def fractional(self, device: Device) -> Fractional:
         """Whole NPUs are shared by agreement; a split one through its vNPUs; those are given out whole."""
@@ -148,11 +148,7 @@ class Ascend(Vendor):
         return EnvEdits(set=wanted, unset=frozenset({SINGLE, *((CONTAINER, CONTAINER_OPTIONS) if split else ())}))
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
-        """Read the mask, and where there are vNPUs the list of a container.
-
-        Raises:
-            FaultError: When the list of vNPUs is one at which Ascend Docker Runtime would refuse to start a container.
-        """
+        """Read the mask, and where there are vNPUs the list of a container."""
         seen = self.masked(environ, devices)
         partitions = [device for device in devices if _vnpu(device) is not None]
         virtual = "VIRTUAL" in re.split(r"\s*,\s*", environ.get(CONTAINER_OPTIONS, "").strip())
@@ -177,10 +173,9 @@ class Ascend(Vendor):
         return [Mount(source=path, target=path) for path in paths]
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
-        """Physical or vNPU numbers for Ascend Docker Runtime, which mounts what they name, and none for ``void``.
+        """Physical or vNPU numbers for Ascend Docker Runtime; other runtimes go by the nodes.
 
-        Other runtimes ignore it and go by the nodes. ``ASCEND_RT_VISIBLE_DEVICES`` is left out on purpose: inside, the
-        runtime numbers what is mounted from 0, and sees all of it.
+        ``ASCEND_RT_VISIBLE_DEVICES`` is left out on purpose: inside, what is mounted is numbered from 0, and all seen.
         """
         partitions = sorted(number for device in devices if (number := _vnpu(device)) is not None)
         numbers = partitions or sorted({int(device.attributes.get("phy_id", device.index)) for device in devices})
@@ -188,15 +183,10 @@ class Ascend(Vendor):
         return {CONTAINER: ",".join(map(str, numbers)) or "void", **options}
 
     def stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
-        """Observe the NPUs with one call of npu-smi.
+        """Observe the NPUs with one call of npu-smi, which shows at most eight processes per chip.
 
         The power of an A3 package stands with its first die; that of the second is unknown. A vNPU is left out: npu-smi
-        shows the whole chip. Processes are those that npu-smi can see, at most eight per chip; their ids are the host's
-        on a host.
-
-        Raises:
-            FaultError: When npu-smi says that it cannot tell.
-            ValueError: When what it prints cannot be understood.
+        shows the whole chip.
         """
         answer = npu_smi.ask(ctx, "Bus-Id", "info")
         if answer is None:

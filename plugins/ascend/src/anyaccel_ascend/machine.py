@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 
 from anyaccel.kit import (
     PCI_DEVICES,
     Card,
-    Entry,
     Fault,
     FaultError,
     in_container,
@@ -25,8 +25,7 @@ from anyaccel_ascend import npu_smi
 from anyaccel_ascend.chips import CATALOG, identify, template_memory
 from anyaccel_ascend.npu_smi import Mapped, Shown, Table
 
-PCI_CLASS = 0x1200
-"""Processing accelerator."""
+PCI_CLASS = 0x1200  # processing accelerator
 VENDORS = (0x19E5, 0x20C6, 0x203F, 0x20E9)
 """Huawei, and the partners that sell the same chips under their own vendor id.
 
@@ -57,46 +56,30 @@ NO_TOOL = (
 class Machine:
     """A machine as its files show it, from which the inventory is made."""
 
-    def __init__(self, ctx: ProbeContext) -> None:
+    def __init__(self, ctx: ProbeContext, found: Sequence[PciFunction]) -> None:
         """Read the files.
 
-        Virtual functions that are set aside for virtual machines are not ours, and others count only where there are
-        no cards, as inside such a machine.
+        Of the PCI functions, those that are set aside for virtual machines are not ours, and other virtual ones count
+        only where there are no cards, as inside such a machine.
         """
         self.ctx = ctx
-        found = [
-            function
-            for function in ctx.pci(classes=(PCI_CLASS,))
-            if function.vendor in VENDORS and CATALOG.knows(function.device)
-        ]
-        virtual = [
-            function
-            for function in found
-            if function.device == VIRTUAL_FUNCTION or physical_function(ctx, function.address)
-        ]
+        virtual = [each for each in found if each.device == VIRTUAL_FUNCTION or physical_function(ctx, each.address)]
         passed = [function for function in virtual if function.driver == PASSED_ON]
         cards = [function for function in found if function not in virtual]
         cards = cards or [function for function in virtual if function not in passed]
         self.functions: Mapping[str, PciFunction] = {function.address: function for function in cards}
-        self.notes: list[str] = []
-        if passed:
-            which = ", ".join(function.address for function in passed)
-            self.notes.append(
-                f"Virtual functions that are handed to virtual machines ({PASSED_ON}), not to us: {which}."
-            )
+        which = ", ".join(function.address for function in passed)
+        note = f"Virtual functions that are handed to virtual machines ({PASSED_ON}), not to us: {which}."
+        self.notes = [note] if passed else []
         self.numbers = [*numbered(ctx, "/dev/davinci")]
         self.container = in_container(ctx)
-        self.version = self._version()
+        versions = re.findall(r"^(package_version|Version)=(\S+)", text(ctx, PACKAGE), re.MULTILINE)
+        self.version = max(versions)[1] if versions else ""  # "package_version" comes after "Version"
         self.common = {
             "control_nodes": ",".join(path for path in CONTROL_NODES if ctx.exists(path)),
             "host_paths": ",".join(path for path in HOST_PATHS if ctx.exists(path)),
         }
         self.partial = False
-
-    def _version(self) -> str:
-        """Version of the driver package, or an empty string."""
-        found = re.findall(r"^(package_version|Version)=(\S+)", text(self.ctx, PACKAGE), re.MULTILINE)
-        return max(found)[1] if found else ""  # "package_version" comes after "Version"
 
     def inventory(self) -> Detected | None:
         """Find the NPUs; None when neither hardware nor driver is here.
@@ -128,7 +111,6 @@ class Machine:
         table = npu_smi.parse_table(shown.stdout)
         chips, unavailable = npu_smi.parse_mapping(mapping.stdout)
         cards = self._by_tool(chips, table)
-        self.notes += [f"{card.id}: {card.attributes['warning']}." for card in cards if "warning" in card.attributes]
         if unavailable:
             self.notes.append(f"Cards that npu-smi calls unavailable: {unavailable}. See dmesg, and reset them.")
         if table.incomplete:
@@ -138,37 +120,24 @@ class Machine:
         return cards
 
     def _card(
-        self,
-        index: int,
-        address: str | None = None,
-        node: int | None = None,
-        *,
-        name: str = "",
-        chip: int = 0,
-        told: Entry | None = None,
+        self, index: int, address: str | None, node: int | None, chip: Mapped | None = None, name: str = ""
     ) -> Card:
-        """Begin a card.
+        """Begin a card, with its number in ``/dev/davinci<N>``, and what npu-smi says of the chip and calls it.
 
         Its identity is its PCI address, with the chip on it where a function can carry two. Without PCI, as on pods
         with a unified bus, the number of its node takes its place: unlike the runtime's number it stays when another
         card is lost, and is the same inside a container.
-
-        Args:
-            index: Number that the runtime gives it, or a mere label.
-            address: Its PCI address, or None where nobody tells.
-            node: Number in ``/dev/davinci<N>``, or None likewise.
-            name: Name that npu-smi shows, if any.
-            chip: Number of the chip on its card.
-            told: Its generation, where PCI does not tell.
         """
         function = self.functions.get(address or "")
+        # Only A3 prints physical ids under the name of a chip of 2019.
+        told = CATALOG.get("a3") if chip and chip.phy_id is not None and chip.name == "Ascend910" else None
         behind = [CATALOG.by_pci(each.device) for each in ([function] if function else self.functions.values())]
         known = identify(name, behind[0] if behind and behind.count(behind[0]) == len(behind) else told)
         partition = node is not None and node >= FIRST_VNPU
         place = index if node is None else (node - FIRST_VNPU) // VNPUS_PER_DEVICE if partition else node
         whole = f"ascend-davinci{place}"
         if address is not None:
-            whole = f"ascend-{address}-{chip}" if known.family == "310p" else f"ascend-{address}"
+            whole = f"ascend-{address}-{chip.chip if chip else 0}" if known.family == "310p" else f"ascend-{address}"
         parent = whole if known.template or partition else None
         if address is not None and function is None:  # npu-smi shows it, and sysfs does not
             function = PciFunction(address=address, vendor=VENDORS[0], device=0, class_code=PCI_CLASS)
@@ -192,7 +161,7 @@ class Machine:
         """Cards to which the runtime gives no number; ``first`` is a label that no other device has."""
         cards = []
         for index, function in enumerate(functions, first):
-            card = self._card(index, function.address)
+            card = self._card(index, function.address, None)
             card.attributes["addressable"] = False
             if function.driver == PASSED_ON:
                 card.blame(f"it is bound to {PASSED_ON}, for a virtual machine", "unbind it there to use it here")
@@ -259,10 +228,7 @@ class Machine:
         return self._kernel_number(row.bus_id) if row and row.bus_id else None
 
     def _chip(self, chip: Mapped, row: Shown | None, node: int | None, address: str | None) -> Card:
-        # Only A3 prints physical ids under the name of a chip of 2019.
-        told = CATALOG.get("a3") if chip.phy_id is not None and chip.name == "Ascend910" else None
-        name = row.name if row else chip.name
-        card = self._card(chip.logic_id, address, node, name=name, chip=chip.chip, told=told)
+        card = self._card(chip.logic_id, address, node, chip, row.name if row else chip.name)
         card.attributes |= {"card": chip.card, "chip": chip.chip}
         card.sound = True
         if row is None:
@@ -273,17 +239,18 @@ class Machine:
             card.blame(*row.fault)
         if row.health == "Warning":
             card.attributes["warning"] = "npu-smi reports a minor fault (Warning); it can still be used"
+            self.notes.append(f"{card.id}: {card.attributes['warning']}.")
         return card
 
     def _connect(self, cards: Sequence[Card]) -> None:
         """Add the connections, where npu-smi tells them; without them the NPUs work all the same."""
         matrix = npu_smi.parse_topology(self._told(cards[1:], "Legend", "topo"))
-        names = {f"NPU{card.index}": card.id for card in cards}
-        names |= {f"Phy-ID{card.attributes['phy_id']}": card.id for card in cards}
-        links = {names[row]: strengths for row, strengths in matrix.items() if row in names}
-        for card in cards:
-            strengths = links.get(card.id, {})
-            card.links = {names[other]: strength for other, strength in strengths.items() if other in names}
+        ids = {f"NPU{card.index}": card.id for card in cards}
+        ids |= {f"Phy-ID{card.attributes['phy_id']}": card.id for card in cards}
+        for row, strengths in matrix.items():
+            for card in cards:
+                if card.id == ids.get(row):
+                    card.links = {ids[other]: strength for other, strength in strengths.items() if other in ids}
 
     def _told(self, wanted: object, marker: str, topic: str, *where: str) -> str:
         """What npu-smi tells of a topic that inventories can do without; empty when it tells nothing."""
@@ -322,16 +289,10 @@ class Machine:
 
     def _vnpu(self, parent: Card, node: int, index: int, template: str) -> Card:
         """A vNPU; npu-smi tells its template to root alone."""
-        kept = ("control_nodes", "host_paths", "soc", "family", "family_tag", "card", "chip")
-        card = Card(self.ctx, f"{parent.id}-vnpu{node}", parent.function)
-        card.index, card.model, card.parent = index, f"{parent.model} {template or 'vNPU'}", parent.id
+        card = copy(parent)
+        card.id, card.index, card.parent = f"{parent.id}-vnpu{node}", index, parent.id
+        card.model, card.links, card.nodes = f"{parent.model} {template or 'vNPU'}", {}, (f"/dev/vdavinci{node}",)
         card.memory_bytes = template_memory(template, str(parent.attributes["family"]), parent.memory_bytes)
-        card.nodes = (f"/dev/vdavinci{node}",)
-        card.fault, card.sound = parent.fault, parent.sound
-        card.attributes = {
-            **{name: parent.attributes[name] for name in kept},
-            "template": template or "vnpu",
-            "vnpu_id": node,
-            "addressable": False,
-        }
+        card.attributes = parent.attributes | {"phy_id": None, "warning": None, "addressable": False}
+        card.attributes |= {"template": template or "vnpu", "vnpu_id": node}
         return card

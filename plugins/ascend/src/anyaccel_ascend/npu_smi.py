@@ -245,34 +245,26 @@ def _chip(upper: Mapping[str, str], lower: Mapping[str, str], row: str) -> tuple
     health, bus_id = upper["Health"], lower["Bus-Id"]
     if not (card.isdecimal() and chip.isdecimal()):
         raise _row_error("info", row, "name its NPU and its chip with numbers")
-    used, total = _pair(lower.get("HBM-Usage(MB)"))
+    used, _, total = map(_number, lower.get("HBM-Usage(MB)", "").partition("/"))
     if not total:  # parts with DDR have no HBM, and parts with HBM show 0 / 0 for DDR
-        used, total = _pair(lower.get("Memory-Usage(MB)"))
-    busy = _float(lower.get("AICore(%)", lower.get("NPU Util(%)")))
-    celsius = _float(upper.get("Temp(C)"))
+        used, _, total = map(_number, lower.get("Memory-Usage(MB)", "").partition("/"))
+    busy, celsius = _number(lower.get("AICore(%)", lower.get("NPU Util(%)"))), _number(upper.get("Temp(C)"))
     reason = CATALOG.data["health"].get(health, f"npu-smi reports the health {health!r}")
     return (int(card), int(chip)), Shown(
         name=upper["Name"],
         health=health,
         bus_id=None if bus_id == "NA" else bus_id.lower(),
-        memory_bytes=total << 20 if total else None,
+        memory_bytes=int(total) << 20 if total else None,
         measures={
-            "memory_used_bytes": used << 20 if used is not None and total else None,
+            "memory_used_bytes": int(used) << 20 if used is not None and total else None,
             "utilization": busy / 100 if busy is not None and 0 <= busy <= 100 else None,  # noqa: PLR2004 - percent
             "temperature_celsius": celsius if celsius is not None and celsius < INVALID_CELSIUS else None,
-            "power_watts": _float(upper.get("Power(W)")),
+            "power_watts": _number(upper.get("Power(W)")),
         },
         fault=Fault(reason, f"see 'npu-smi info -t health -i {card}' and reset the card") if reason else None,
     )
 
 
-def _pair(text: str | None) -> tuple[int | None, int | None]:
-    used, _, total = map(str.strip, (text or "").partition("/"))
-    return int(used) if used.isdecimal() else None, int(total) if total.isdecimal() else None
-
-
-def _float(text: str | None) -> float | None:
-    try:
-        return float(text) if text is not None else None
-    except ValueError:  # "NA" and "-" stand for what the part does not measure
-        return None
+def _number(text: str | None) -> float | None:
+    """A number; None for what the part does not measure, which is "NA" or "-"."""
+    return float(text) if text and re.fullmatch(r"\s*-?\d+(\.\d+)?\s*", text) else None
