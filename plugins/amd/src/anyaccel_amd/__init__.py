@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from anyaccel.kit import Card, Catalog, Entry, Fault, Vendor, node_fault, number, pci_name, tag, text, warn
+from anyaccel.kit import PCI_DEVICES, Card, Catalog, Entry, Fault, Vendor, number, pci_name, tag, text, warn
 from anyaccel.plugin import (
     Detected,
     Device,
@@ -31,11 +31,6 @@ KFD_NODE = "/dev/kfd"
 WSL_NODE, WSL_LIBRARY = "/dev/dxg", "/opt/rocm*/lib/librocdxg.so*"
 DEAD = (errno.EIO, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT)
 """What the driver answers when a GPU hangs, resets or fell off the bus."""
-INTEGRATED_GFX = frozenset(
-    {"gfx700", "gfx801", "gfx810", "gfx902", "gfx909", "gfx90c", "gfx1013", "gfx1033", "gfx1035", "gfx1036", "gfx1037"}
-    | {"gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1153"}
-)
-"""Graphics cores that only exist inside CPUs. The MI300A is an APU too, and is not meant."""
 
 
 class AMD(Vendor):
@@ -92,12 +87,11 @@ class AMD(Vendor):
     def _name(self, card: Card) -> str:
         """What a card is called; empty when neither the catalog, the public lists nor its own files tell."""
         entry, device_id, name = self._product(card.attributes)
-        name = entry.model if entry else name or text(card.ctx, f"{kfd.PCI}/{card.address}/product_name")
+        name = entry.model if entry else name or text(card.ctx, f"{PCI_DEVICES}/{card.address}/product_name")
         if name or not device_id:
             return name
         name = pci_name(card.ctx, self.pci_vendors[0], device_id)
-        inside = re.search(r"\[(.+)\]", name)  # behind the name of the chip
-        return f"{self.brand} {inside[1] if inside else name}" if name else ""
+        return f"{self.brand} {name}" if name else ""
 
     # What is on the machine.
 
@@ -151,7 +145,7 @@ class AMD(Vendor):
             card.attributes = {"kfd_node": node.number, "kfd_gpu_id": node.gpu_id}
             card.blame(node.error, "see 'dmesg | grep amdgpu', then reset the GPU or restart the machine", partial=True)
             return card
-        properties, folder, device = node.properties, f"{kfd.PCI}/{node.card}", node.properties.get("device_id", 0)
+        properties, folder, device = node.properties, f"{PCI_DEVICES}/{node.card}", node.properties.get("device_id", 0)
         if function is None:  # a container may hide PCI
             function = PciFunction(address=node.card, vendor=self.pci_vendors[0], device=device, class_code=PROCESSING)
         card = Card(ctx, f"amd-{node.card}/{node.partition}" if node.divided else f"amd-{node.card}", function)
@@ -172,7 +166,7 @@ class AMD(Vendor):
             "kfd_gpu_id": node.gpu_id,
             "render_minor": properties.get("drm_render_minor") or None,
             "virtual_function": (entry is not None and device in entry.facts.get("virtual", ())) or None,
-            "integrated": node.gfx in INTEGRATED_GFX or None,
+            "integrated": node.gfx in self.catalog.data["integrated_gfx"] or None,
         }
         card.memory_bytes = kfd.memory_bytes(ctx, node)
         if card.memory_bytes is None and not node.divided:
@@ -191,15 +185,13 @@ class AMD(Vendor):
         if len(card.nodes) == 1:
             card.blame("the driver gives it no render node", "see 'dmesg | grep amdgpu' and reload the driver")
         try:
-            card.ctx.read(f"{kfd.PCI}/{card.address}/mem_info_vram_used")
+            card.ctx.read(f"{PCI_DEVICES}/{card.address}/mem_info_vram_used")
         except OSError as error:
             if error.errno in DEAD:
                 reset = "see 'dmesg | grep amdgpu', then reset it with 'sudo amd-smi reset -G' or restart the machine"
                 card.blame(f"the GPU at {card.address} does not answer the driver ({error.strerror})", reset)
         for node in card.nodes:
-            fault = node_fault(card.ctx, node, missing=self.node_missing, closed=self.node_closed)
-            if fault is not None:
-                card.blame(*fault)
+            card.check_node(node, missing=self.node_missing, closed=self.node_closed)
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
         """Name the devices: by our lists and sysfs, else by amdsmi, which is slow."""
@@ -320,12 +312,12 @@ class AMD(Vendor):
 
 def _ours(ctx: ProbeContext, function: PciFunction) -> bool:
     """Whether a GPU belongs to this machine: those of virtual machines have another driver, or are a part of one."""
-    return function.driver in (None, AMD.driver) and not ctx.readlink(f"{kfd.PCI}/{function.address}/physfn")
+    return function.driver in (None, AMD.driver) and not ctx.readlink(f"{PCI_DEVICES}/{function.address}/physfn")
 
 
 def _identity(ctx: ProbeContext, address: str, device: int) -> dict[str, str | int | float | bool | None]:
     """The attributes by which a card goes, whether or not KFD has it; what is unknown is None."""
-    revision = number(ctx, f"{kfd.PCI}/{address}/revision")
+    revision = number(ctx, f"{PCI_DEVICES}/{address}/revision")
     return {
         "card": address,
         "device_id": f"0x{device:04x}" if device else None,

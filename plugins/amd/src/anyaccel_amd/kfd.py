@@ -12,10 +12,9 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
-from anyaccel.kit import number, text
+from anyaccel.kit import PCI_DEVICES, number, text, total
 from anyaccel.plugin import DeviceProcess, ProbeContext
 
-PCI = "/sys/bus/pci/devices"
 TOPOLOGY = "/sys/class/kfd/kfd/topology"
 NODES = f"{TOPOLOGY}/nodes"
 PROCESSES = "/sys/class/kfd/kfd/proc"
@@ -27,21 +26,17 @@ ATTEMPTS = 3
 
 
 class Node:
-    """A GPU in the topology, a card or one partition of a card.
+    """A GPU in the topology, a card or one partition of a card."""
 
-    Attributes:
-        number: Number of its directory; CPUs count too.
-        gpu_id: KFD's own id, under which it lists processes, or None.
-        properties: Content of its ``properties``; empty when reading it failed, for which there is an ``error``.
-        card: PCI address of its card.
-        partition: Number of the partition within the card.
-        divided: Whether the card is divided, also when only one partition is to be seen.
-    """
-
-    card, partition, divided = "", 0, False
+    card = ""  # PCI address of its card
+    partition = 0  # its number within the card
+    divided = False  # the card is divided, also when only one partition is to be seen
 
     def __init__(self, number: int, gpu_id: int | None, properties: Mapping[str, int], error: str = "") -> None:
-        self.number, self.gpu_id, self.properties, self.error = number, gpu_id, properties, error
+        self.number = number  # of its directory; CPUs count too
+        self.gpu_id = gpu_id  # under which KFD lists processes, or None
+        self.properties = properties  # empty where reading them failed with an error
+        self.error = error
 
     @property
     def gfx(self) -> str:
@@ -53,11 +48,8 @@ class Node:
 def read(ctx: ProbeContext, functions: Collection[str]) -> list[Node]:
     """Read the GPUs that this process may know of, in the order in which ROCm numbers them.
 
-    The topology is read again when it changed on the way, as it does when somebody repartitions a card.
-
-    Args:
-        ctx: The machine.
-        functions: Addresses of the GPUs that PCI shows.
+    The topology is read again when it changed on the way, as it does when somebody repartitions a card. ``functions``
+    are the addresses of the GPUs that PCI shows.
 
     Raises:
         ValueError: When a file is not what the kernel writes, or two nodes claim to be the same device.
@@ -136,7 +128,7 @@ def _place(ctx: ProbeContext, nodes: list[Node], functions: Collection[str]) -> 
         node.partition = _next_number(node, rivals) if wanted in rivals else wanted
         rivals[node.partition] = node
     for node in nodes:
-        mode = text(ctx, f"{PCI}/{node.card}/current_compute_partition").lower()
+        mode = text(ctx, f"{PCI_DEVICES}/{node.card}/current_compute_partition").lower()
         node.divided = len(taken[node.card]) > 1 or node.partition > 0 or mode not in ("", "spx")
 
 
@@ -197,8 +189,7 @@ def memory_bytes(ctx: ProbeContext, node: Node) -> int | None:
 
 def used_bytes(ctx: ProbeContext, node_number: object) -> int | None:
     """Memory in use of a node, which newer kernels write beside its memory banks."""
-    used = [number(ctx, f"{path}/used_memory") for path, _ in _banks(ctx, node_number)]
-    return sum(filter(None, used)) if used and None not in used else None
+    return total(ctx, [f"{path}/used_memory" for path, _ in _banks(ctx, node_number)])
 
 
 def processes(ctx: ProbeContext) -> dict[int, tuple[DeviceProcess, ...]] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from anyaccel.kit import Fault, Measures, number, text
+from anyaccel.kit import PCI_DEVICES, Fault, Measures, number, text
 from anyaccel.plugin import Device, ProbeContext, QueryError
 
 from anyaccel_amd import kfd, smi
@@ -19,7 +19,7 @@ Facts = Mapping[str, Any]
 
 def folder(device: Device) -> str:
     """Directory of the card that a device is, or is a part of."""
-    return f"{kfd.PCI}/{device.attributes.get('card', device.pci_bus_id)}"
+    return f"{PCI_DEVICES}/{device.attributes.get('card', device.pci_bus_id)}"
 
 
 def ask_library(ctx: ProbeContext, devices: Iterable[Device]) -> Mapping[str, Facts]:
@@ -36,7 +36,7 @@ def ask_library(ctx: ProbeContext, devices: Iterable[Device]) -> Mapping[str, Fa
     try:
         answer = smi.ask(ctx, "metrics") if any(lacking) else []
     except QueryError:  # 'anyaccel doctor' asks the library as well, and says what is wrong with it
-        return {}
+        answer = []
     return {entry["bdf"]: entry for entry in answer if not entry["partition"]}
 
 

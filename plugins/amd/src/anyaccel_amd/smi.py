@@ -22,20 +22,12 @@ SHARE_OF_TIME = 0.5
 """Part of the time left that the library may take: what sysfs says must not be lost with it."""
 
 
-class SmiDiedError(RuntimeError):
-    """Raised when the library ended its process."""
-
-
-class SmiTimeoutError(RuntimeError):
-    """Raised when the library did not answer in time."""
-
-
 def ask(ctx: ProbeContext, question: str) -> list[dict[str, Any]]:
     """Ask the library for the ``names`` or the ``metrics`` of its devices, each of which has its ``bdf``.
 
     Raises:
         QueryError: Of the kind that the library raised, with its error code; SmiDiedError when it ended its process,
-            SmiTimeoutError when it did not answer; one of :data:`NOT_INSTALLED` when there is none.
+            SmiTimeoutError when it did not answer in time; one of :data:`NOT_INSTALLED` when there is none.
     """
     answer: list[dict[str, Any]] = ctx.query(f"amdsmi/{question}", lambda: _ask(ctx, question))
     return answer
@@ -52,23 +44,28 @@ def _ask(ctx: ProbeContext, question: str) -> Any:
         # -P: the directory of the script must not become a place to import from.
         result = ctx.run([sys.executable, "-P", CHILD, question], timeout=seconds)
     except CommandTimeoutError:
-        raise SmiTimeoutError(
+        raise _error(
+            "SmiTimeoutError",
             f"amdsmi did not answer within {seconds:.1f} s; when a killed process left its mutex behind, remove"
-            " /dev/shm/rocm_smi* while no other program uses it (ROCm/rocm_smi_lib#88)"
+            " /dev/shm/rocm_smi* while no other program uses it (ROCm/rocm_smi_lib#88)",
         ) from None
     if result is None:
-        raise SmiDiedError(f"amdsmi cannot be asked: the interpreter {sys.executable} is gone")
+        raise _error("SmiDiedError", f"amdsmi cannot be asked: the interpreter {sys.executable} is gone")
     try:
         reply = json.loads(result.stdout)
     except ValueError:
         status, last = result.returncode, result.stderr.strip().rpartition("\n")[2]
         how = f"with signal {-status}" if status < 0 else f"with status {status}"
-        raise SmiDiedError(f"amdsmi ended its process {how}{': ' + last if last else ''}") from None
-    if "error" in reply:  # under the name of the library's own exception, which a recording keeps
-        error = reply["error"]
-        kind: type[Exception] = type(error["kind"], (RuntimeError,), {"value": error.get("value")})
-        raise kind(error["message"])
+        raise _error("SmiDiedError", f"amdsmi ended its process {how}{': ' + last if last else ''}") from None
+    if "error" in reply:
+        raise _error(**reply["error"])
     return reply["value"]
+
+
+def _error(kind: str, message: str, value: object = None) -> Exception:
+    """An exception under a name that a recording keeps, such as the library's own, with its error code."""
+    error: Exception = type(kind, (RuntimeError,), {"value": value})(message)
+    return error
 
 
 def faults(ctx: ProbeContext) -> Iterator[Finding]:
@@ -76,16 +73,12 @@ def faults(ctx: ProbeContext) -> Iterator[Finding]:
     try:
         ask(ctx, "names")
     except QueryError as error:
-        if error.kind in NOT_INSTALLED:
-            return
         if error.kind in ("KeyError", "AttributeError"):
             yield warn(
                 f"the Python package amdsmi is installed and cannot load ROCm's libamd_smi.so ({error.kind}: {error});"
                 " anyaccel works without it, and programs that import it, Ray 2.60 among them, may not start",
                 "pip uninstall amdsmi, or install the version that belongs to the installed ROCm",
             )
-        else:
-            yield warn(
-                f"the library amdsmi does not answer ({error.kind}: {error})",
-                "run 'amd-smi list' to see what it says; anyaccel works without it",
-            )
+        elif error.kind not in NOT_INSTALLED:
+            reason = f"the library amdsmi does not answer ({error.kind}: {error})"
+            yield warn(reason, "run 'amd-smi list' to see what it says; anyaccel works without it")
