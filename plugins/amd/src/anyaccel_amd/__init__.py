@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from anyaccel.kit import PCI_DEVICES, Card, Catalog, Entry, Fault, Vendor, number, pci_name, tag, text, warn
+from anyaccel.kit import Card, Catalog, Entry, Fault, Vendor, number, pci_name, physical_function, tag, text, warn
 from anyaccel.plugin import (
     Detected,
     Device,
@@ -87,7 +87,7 @@ class AMD(Vendor):
     def _name(self, card: Card) -> str:
         """What a card is called; empty when neither the catalog, the public lists nor its own files tell."""
         entry, device_id, name = self._product(card.attributes)
-        name = entry.model if entry else name or text(card.ctx, f"{PCI_DEVICES}/{card.address}/product_name")
+        name = entry.model if entry else name or text(card.ctx, f"{card.folders[0]}/product_name")
         if name or not device_id:
             return name
         name = pci_name(card.ctx, self.pci_vendors[0], device_id)
@@ -118,7 +118,12 @@ class AMD(Vendor):
         nodes = kfd.read(ctx, functions)
         cards = [self._gpu(ctx, node, functions.get(node.card)) for node in nodes]
         known = {node.card for node in nodes}
-        rest = [function for function in functions.values() if function.address not in known and _ours(ctx, function)]
+        # What another driver has, or is a part of a card, is for virtual machines.
+        rest = [
+            function
+            for address, function in functions.items()
+            if address not in known and function.driver in (None, self.driver) and not physical_function(ctx, address)
+        ]
         # Where KFD hides or fails a node, nobody can tell which of these it is.
         if rest and not any(node.error for node in nodes) and not kfd.denied(ctx):
             cards += [self.card(ctx, function) for function in rest]
@@ -134,7 +139,7 @@ class AMD(Vendor):
     def card(self, ctx: ProbeContext, function: PciFunction) -> Card:
         """Look at a GPU that only PCI shows."""
         card = super().card(ctx, function)
-        card.attributes = {**_identity(ctx, function.address, function.device), "numbered": False}
+        card.attributes = {**_identity(card), "numbered": False}
         return card
 
     def _gpu(self, ctx: ProbeContext, node: kfd.Node, function: PciFunction | None) -> Card:
@@ -145,12 +150,12 @@ class AMD(Vendor):
             card.attributes = {"kfd_node": node.number, "kfd_gpu_id": node.gpu_id}
             card.blame(node.error, "see 'dmesg | grep amdgpu', then reset the GPU or restart the machine", partial=True)
             return card
-        properties, folder, device = node.properties, f"{PCI_DEVICES}/{node.card}", node.properties.get("device_id", 0)
+        properties, device = node.properties, node.properties.get("device_id", 0)
         if function is None:  # a container may hide PCI
             function = PciFunction(address=node.card, vendor=self.pci_vendors[0], device=device, class_code=PROCESSING)
         card = Card(ctx, f"amd-{node.card}/{node.partition}" if node.divided else f"amd-{node.card}", function)
         card.parent = f"amd-{node.card}" if node.divided else None
-        identity = _identity(ctx, node.card, device)
+        identity, folder = _identity(card), card.folders[0]
         entry = self._product(identity)[0]
         card.attributes = {
             **identity,
@@ -185,7 +190,7 @@ class AMD(Vendor):
         if len(card.nodes) == 1:
             card.blame("the driver gives it no render node", "see 'dmesg | grep amdgpu' and reload the driver")
         try:
-            card.ctx.read(f"{PCI_DEVICES}/{card.address}/mem_info_vram_used")
+            card.ctx.read(f"{card.folders[0]}/mem_info_vram_used")
         except OSError as error:
             if error.errno in DEAD:
                 reset = "see 'dmesg | grep amdgpu', then reset it with 'sudo amd-smi reset -G' or restart the machine"
@@ -310,16 +315,11 @@ class AMD(Vendor):
         yield from smi.faults(ctx)
 
 
-def _ours(ctx: ProbeContext, function: PciFunction) -> bool:
-    """Whether a GPU belongs to this machine: those of virtual machines have another driver, or are a part of one."""
-    return function.driver in (None, AMD.driver) and not ctx.readlink(f"{PCI_DEVICES}/{function.address}/physfn")
-
-
-def _identity(ctx: ProbeContext, address: str, device: int) -> dict[str, str | int | float | bool | None]:
+def _identity(card: Card) -> dict[str, str | int | float | bool | None]:
     """The attributes by which a card goes, whether or not KFD has it; what is unknown is None."""
-    revision = number(ctx, f"{PCI_DEVICES}/{address}/revision")
+    revision, device = number(card.ctx, f"{card.folders[0]}/revision"), card.function.device if card.function else 0
     return {
-        "card": address,
+        "card": card.address,
         "device_id": f"0x{device:04x}" if device else None,
         "revision": None if revision is None else f"0x{revision:02x}",
     }

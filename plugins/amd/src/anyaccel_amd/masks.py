@@ -29,14 +29,7 @@ def edits(absolute: str, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits
 
     Indexes, never ids: the partitions of a card may share one id, HIP knows ids only since 6.2, and vLLM reads
     integers only. One layer filters and the others are removed or repeat it, since two absolute masks leave nothing.
-
-    Args:
-        absolute: The devices as a value of :data:`HIP`.
-        devices: The devices.
-        ctx: The worker's environment, and the devices of the machine.
-
-    Raises:
-        FaultError: When the way to mask is none that we know.
+    ``absolute`` is the value of :data:`HIP` for the devices.
     """
     way = ctx.environ.get(WAY, "hip")
     if way not in ("hip", "rocr"):
@@ -62,11 +55,7 @@ def _rivals(devices: Sequence[Device], ctx: EnvContext) -> frozenset[str]:
 
 
 def visible(environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] | None:
-    """Which devices a HIP program sees in an environment, in its order; None when nothing is hidden.
-
-    Args:
-        environ: The environment.
-        devices: The devices that ROCm's runtime numbers.
+    """Which of the devices that ROCm's runtime numbers a HIP program sees, in its order; None when nothing is hidden.
 
     Raises:
         FaultError: When the value ends every ROCm program at once.
