@@ -37,19 +37,12 @@ Slot = tuple[int, int]
 
 
 class Root(NamedTuple):
-    """A card as the runtime counts it.
+    """A card as the runtime counts it."""
 
-    Attributes:
-        number: Its number where cards are counted.
-        first: The number of its first tile where tiles are counted.
-        tiles: How many tiles it has.
-        units: The devices of it that are handed out, by tile in the runtime's order; the whole card is under None.
-    """
-
-    number: int
-    first: int
+    number: int  # where cards are counted
+    first: int  # number of its first tile where tiles are counted
     tiles: int
-    units: Mapping[int | None, Device]
+    units: Mapping[int | None, Device]  # what is handed out of it, by tile in the runtime's order; None: the whole card
 
     def slots(self, tile: int | None) -> frozenset[Slot]:
         """The tiles that one of the units covers."""
@@ -65,9 +58,7 @@ def pci_ordered(environ: Mapping[str, str]) -> bool:
 def composite(environ: Mapping[str, str], divided: Iterable[str]) -> bool:
     """Whether cards are counted rather than tiles. Tiles are, by default, on the Max series alone.
 
-    Args:
-        environ: The environment.
-        divided: Models of the cards that have several tiles.
+    ``divided`` are the models of the cards that have several tiles.
     """
     chosen = environ.get(HIERARCHY, "")
     if chosen in ("COMPOSITE", "COMBINED", "FLAT"):
@@ -99,7 +90,7 @@ def edits(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
 def mask(
     devices: Sequence[Device], everything: Sequence[Device], *, pci_order: bool = False, combined: bool = False
 ) -> dict[str, str]:
-    """Write the mask for some devices, with what fixes its numbers.
+    """Write the mask for some devices out of everything that the driver counts, with what fixes its numbers.
 
     Args:
         devices: The devices.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from glob import glob
-from typing import Any
 
-from anyaccel.kit import PCI_DEVICES, Measures
-from anyaccel.plugin import Device, DeviceProcess, ProbeContext, QueryError
+from anyaccel.kit import PCI_DEVICES, Measures, asked, number, total
+from anyaccel.plugin import Device, DeviceProcess, ProbeContext
 
 DRIVERS = ("i915", "xe")
 INTERVAL_SECONDS = 0.1
@@ -48,38 +47,23 @@ def processes(
 
 def temperature(ctx: ProbeContext, address: str) -> float | None:
     """Highest temperature that any sensor of a card reports, in degrees Celsius; integrated GPUs have none."""
-    found = [ctx.read_int(path) for path in ctx.glob(f"{PCI_DEVICES}/{address}/hwmon/hwmon*/temp*_input")]
+    found = [number(ctx, path) for path in ctx.glob(f"{PCI_DEVICES}/{address}/hwmon/hwmon*/temp*_input")]
     return max((value / 1000 for value in found if value is not None and value > 0), default=None)
 
 
 def _memory_used(device: Device, ctx: ProbeContext) -> int | None:
     """Memory in use, which the xe driver of new kernels tells per tile and i915 does not tell."""
     tile = device.attributes.get("tile", "*")
-    paths = ctx.glob(f"{PCI_DEVICES}/{device.pci_bus_id}/tile{tile}/vram0/used_bytes")
-    used = [ctx.read_int(path) for path in paths]
-    return sum(size for size in used if size is not None) if used and None not in used else None
-
-
-def asked(ctx: ProbeContext, name: str, fn: Callable[[], Any]) -> Any | None:
-    """Answer of a question to the running kernel or runtime; None where it fails, or the machine is not this one."""
-    try:
-        return ctx.query(name, fn)
-    except QueryError:
-        return None
+    return total(ctx, ctx.glob(f"{PCI_DEVICES}/{device.pci_bus_id}/tile{tile}/vram0/used_bytes"))
 
 
 def sample(
     addresses: Sequence[str], root: str = PCI_DEVICES, interval: float = INTERVAL_SECONDS
 ) -> dict[str, dict[str, float]]:
-    """Measure rates of all cards over one interval: power from energy, utilization from the time spent idle.
-
-    Args:
-        addresses: PCI addresses.
-        root: Folder of the PCI devices.
-        interval: Seconds between the two looks.
+    """Measure rates of all cards over one interval in seconds: power from energy, utilization from the time spent idle.
 
     Returns:
-        ``power_watts`` and ``utilization`` by address; what a driver does not count is left out.
+        ``power_watts`` and ``utilization`` by PCI address; what a driver does not count is left out.
     """
     before, start = {address: _counters(f"{root}/{address}") for address in addresses}, time.monotonic()
     if not any(before.values()):
@@ -117,15 +101,7 @@ def _read(path: str) -> str:
 
 
 def resident(pids: Sequence[int], proc: str = "/proc") -> dict[str, dict[str, int]]:
-    """Sum up the device memory of processes, from the kernel's ``fdinfo``.
-
-    Args:
-        pids: The processes.
-        proc: Folder of the processes.
-
-    Returns:
-        Bytes by process id, by PCI address.
-    """
+    """Sum up the device memory of processes from the kernel's ``fdinfo``: bytes by process id, by PCI address."""
     clients: dict[tuple[str, int, str], int] = {}
     for pid in pids:
         for path in glob(f"{proc}/{pid}/fdinfo/*"):

@@ -10,11 +10,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from anyaccel.kit import Card, Catalog, FaultError, Tool
+from anyaccel.kit import Card, Catalog, FaultError, Tool, asked
 from anyaccel.plugin import ProbeContext
 
 from anyaccel_intel import level_zero, selector
-from anyaccel_intel.observation import asked
 
 LINE = re.compile(
     r"\[(?P<backend>\w+):(?P<kind>\w+)(?::(?P<old>\d+))?\](?:\[\w+:(?P<new>\d+)\])?\s+"

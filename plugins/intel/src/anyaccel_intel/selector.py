@@ -27,17 +27,11 @@ LEVELS = 3
 
 
 class Target(NamedTuple):
-    """Devices that one item of a term names.
-
-    Attributes:
-        type: Device type, or empty.
-        path: Number of the device, then of the sub-device, then of its sub-device; :data:`WILDCARD` for ``*``.
-        plain: Whether the loader's parser, too, takes the item for a device.
-    """
+    """Devices that one item of a term names."""
 
     type: str = ""
-    path: tuple[int, ...] = ()
-    plain: bool = True
+    path: tuple[int, ...] = ()  # device, sub-device, its sub-device; each a number or the wildcard
+    plain: bool = True  # the loader's parser, too, takes the item for a device
 
     def names(self, position: int, kind: str) -> bool:
         """Whether it names a device, or a part of it."""
@@ -53,17 +47,10 @@ class Target(NamedTuple):
 
 
 class Term(NamedTuple):
-    """One term of a selector.
+    """One term of a selector."""
 
-    Attributes:
-        negative: Whether the term discards devices.
-        backend: Name of the backend in lower case, or ``*``.
-        targets: The devices that it names.
-        text: The term as it was written.
-    """
-
-    negative: bool
-    backend: str
+    negative: bool  # it discards devices
+    backend: str  # in lower case, or *
     targets: tuple[Target, ...]
     text: str
 
@@ -130,12 +117,8 @@ def admitted(
 def replacement(environ: Mapping[str, str], sub_devices: Sequence[int]) -> str | None:
     """Write a selector in place of one that would hide some devices of Level Zero; None where it may stay.
 
-    Args:
-        environ: The environment.
-        sub_devices: Number of sub-devices of each device that Level Zero shows.
-
-    Returns:
-        A positive list, behind which the other backends' terms are kept: negative ones hide a whole backend.
+    It is a positive list, behind which the other backends' terms are kept: negative ones hide a whole backend.
+    ``sub_devices`` is as in :func:`admitted`.
     """
     value = environ.get(SELECTOR)
     if value is None or not sub_devices:

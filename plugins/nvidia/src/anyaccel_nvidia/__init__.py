@@ -14,8 +14,10 @@ from anyaccel.kit import (
     Fault,
     FaultError,
     Vendor,
+    asked,
     condition,
     fail,
+    inventory,
     kernel_log,
     pci_name,
     tag,
@@ -187,9 +189,7 @@ class Nvidia(Vendor):
             card.index = index
             if card.model in NO_NAME:
                 card.model = self.unknown_model(card)
-        return Detected(
-            devices=tuple(card.device() for card in cards), driver_version=version, partial=partial, notes=tuple(notes)
-        )
+        return inventory(cards, version, notes, partial=partial)
 
     def unknown_model(self, card: Card) -> str:
         """Name a GPU by its PCI id as NVML would: by the catalog, else by the machine's list (``AD102 [RTX ...]``)."""
@@ -381,11 +381,7 @@ def _settings(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]
 
 
 def _binding(ctx: ProbeContext) -> Iterator[Finding]:
-    try:
-        distributions = ctx.query("nvml/binding", nvml.binding)
-    except QueryError:
-        return
-    if "pynvml" in distributions:
+    if "pynvml" in (asked(ctx, "nvml/binding", nvml.binding) or ()):
         reason = "the package pynvml is installed, which is not NVIDIA's and claims the module of nvidia-ml-py"
         yield warn(reason, "pip uninstall pynvml && pip install --force-reinstall nvidia-ml-py")
 

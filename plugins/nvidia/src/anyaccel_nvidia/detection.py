@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from anyaccel.kit import Card, text
-from anyaccel.plugin import PciFunction, ProbeContext, QueryError
+from anyaccel.kit import Card, asked, text
+from anyaccel.plugin import PciFunction, ProbeContext
 
 from . import faults, nvml
 
@@ -69,11 +69,7 @@ def read_information(card: Card) -> None:
 def gpu_cards(ctx: ProbeContext, facts: Facts, system: Facts, known: Mapping[str, Card]) -> list[Card]:
     """Make the card of a GPU that NVML describes, or those of its MIG devices: with MIG on it is none itself.
 
-    Args:
-        ctx: The machine.
-        facts: NVML's answer about the GPU.
-        system: NVML's answer about driver and machine.
-        known: Cards of the files, by PCI address.
+    ``facts`` is NVML's answer about the GPU, ``system`` that about the driver, ``known`` the files' cards by address.
     """
     address = pci_address(facts["bus_id"]) if facts["bus_id"] else None
     pci_device = int(facts["pci_device"], 16) >> 16 if facts["pci_device"] else None
@@ -171,9 +167,8 @@ def links(ctx: ProbeContext, found: Sequence[Facts]) -> dict[str, dict[str, int]
     whole = [facts for facts in found if facts["uuid"] and not has_mig(facts)]
     if len(whole) < 2:  # noqa: PLR2004 - a pair
         return {}
-    try:
-        answer = ctx.query("nvml/topology", partial(nvml.topology, [facts["index"] for facts in whole]))
-    except QueryError:  # unknown is no fault (NVIDIA/go-gpuallocator#17)
+    answer = asked(ctx, "nvml/topology", partial(nvml.topology, [facts["index"] for facts in whole]))
+    if answer is None:  # unknown is no fault (NVIDIA/go-gpuallocator#17)
         return {}
     paths = {(one, other): LINK_BY_ANCESTOR.get(level, 0) for one, other, level in answer["ancestors"]}
 

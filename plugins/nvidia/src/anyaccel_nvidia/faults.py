@@ -19,25 +19,21 @@ DRIVER_ERRORS = {4, DRIVER_NOT_LOADED, 12, 13, 18}
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]+:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\S*\): (\d+)")
 
 
-def _known(table: str, key: int | str | None) -> Fault | None:
-    words = TABLES.data[table].get(str(key))
-    return Fault(*words) if words else None
-
-
 def of_gpu(error: QueryError) -> Fault:
     """Say why a GPU cannot be used, from the error that NVML gave when asked about it."""
-    return _known("gpu", error.value) or Fault(f"NVML answers {error} about it", "see 'dmesg | grep NVRM'")
+    unknown = Fault(f"NVML answers {error} about it", "see 'dmesg | grep NVRM'")
+    return TABLES.faults("gpu").get(str(error.value), unknown)
 
 
 def of_driver(error: QueryError) -> Fault:
     """Say why NVML as a whole does not answer."""
     unknown = Fault(f"NVML does not answer ({error.kind}: {error})", "try 'nvidia-smi' and 'dmesg | grep NVRM'")
-    return _known("driver", error.value) or unknown
+    return TABLES.faults("driver").get(str(error.value), unknown)
 
 
 def not_asked(error: QueryError) -> Fault | None:
     """Say why NVML was not asked, where it is not there rather than at fault."""
-    return _known("not_asked", error.value or error.kind)
+    return TABLES.faults("not_asked").get(str(error.value or error.kind))
 
 
 def judge(facts: Mapping[str, Any]) -> Fault | None:
@@ -47,7 +43,7 @@ def judge(facts: Mapping[str, Any]) -> Fault | None:
         return Fault("its compute mode is PROHIBITED", "'nvidia-smi -c DEFAULT' as root allows work again")
     if rows and rows[3]:
         return Fault("it has no spare memory rows left (row remapping failed)", "have it replaced")
-    return _known("recovery", action) if action else None
+    return TABLES.faults("recovery").get(str(action)) if action else None
 
 
 def remarks(facts: Mapping[str, Any]) -> Iterator[Fault]:
@@ -65,13 +61,9 @@ def remarks(facts: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def gaps(why: Fault, seen: int, hidden: int, *, tegra: bool) -> Iterator[Fault]:
-    """What is not known where files alone tell: of the GPUs that are seen, and of those that are not.
+    """What is not known where files alone tell: of so many GPUs that are seen, and others not given to this container.
 
-    Args:
-        why: Why NVML was not asked.
-        seen: Number of GPUs that files show.
-        hidden: Number of those that were not given to this container.
-        tegra: Whether this is a Tegra board, whose GPU no file shows.
+    The GPU of a Tegra board stands in no file.
     """
     if seen:
         reason = f"NVML could not be asked ({why.reason}), so memory, health, links and MIG are unknown"
