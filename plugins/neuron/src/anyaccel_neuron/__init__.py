@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from anyaccel.kit import Fault, FaultError, Mask, Numbers, Vendor, condition, fail, kernel_log, warn
+from anyaccel.kit import Fault, FaultError, Mask, Numbers, Vendor, condition, fail, inventory, kernel_log, warn
 from anyaccel.plugin import Detected, Device, DeviceProcess, EnvContext, EnvEdits, Finding, ProbeContext, Stats, Term
 
 from anyaccel_neuron import chips
@@ -104,12 +104,9 @@ class Neuron(Vendor):
                 f"the machine has {len(functions)} Neuron devices and none is here: start the container with"
                 " --device=/dev/neuron0 and so on"
             )
-        return Detected(
-            devices=tuple(core for chip in everything for core in chip.devices()),
-            driver_version=self.driver_version(ctx),
-            partial=any(chip.partial for chip in everything),
-            notes=tuple(notes),
-        )
+        cores = [core for chip in everything for core in chip.logical_cores()]
+        partial = any(chip.partial for chip in everything)
+        return inventory(cores, self.driver_version(ctx), notes, partial=partial)
 
     def tags(self, device: Device) -> Sequence[str]:
         """Name a core's accelerator types: Ray's, which does not tell chips apart, chip, family, size of the core."""

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import copy
 
-from anyaccel.kit import Card, Catalog, Fault, FaultError, node_fault, number, text
+from anyaccel.kit import Card, Catalog, FaultError, number, numbered, text
 from anyaccel.plugin import Device, PciFunction, ProbeContext
 
 from anyaccel_neuron import neuron_ls
@@ -29,36 +29,18 @@ LNC_FILE = "/opt/aws/neuron/logical_nc_config"
 SAME_CHIP, LINKED_CHIP = 2, 1
 
 REPLACE = "stop and start the instance to move to other hardware"
-RELOAD = "reload the driver with 'sudo rmmod neuron && sudo modprobe neuron'"
 REBUILD_DRIVER = (
     "install the headers of the running kernel, reinstall the package aws-neuronx-dkms, then run 'sudo modprobe neuron'"
 )
-RESETS = {
-    0: Fault("it is being reset", "try again in a minute"),
-    2: Fault("its state is invalid after a reset", REPLACE),
-}
-COUNTERS = {
-    "sram_ecc_uncorrected": Fault("uncorrected errors of the on-chip memory", REPLACE),
-    "mem_ecc_uncorrected": Fault("uncorrected errors of the device memory", REPLACE),
-    "mem_ecc_repairable_uncorrected": Fault("repairable errors of the device memory", RELOAD),
-}
-"""Counters under ``stats/hardware`` that make a chip unfit as soon as they are not 0 (Neuron problem detector)."""
 
 
 class Chip(Card):
-    """One chip and everything that its cores have in common.
+    """One chip and everything that its cores have in common."""
 
-    Attributes:
-        parts: Beginning of the names of the directories of its physical cores; empty when it has no device node.
-        listed: What the tool lists of it.
-        lnc: Physical cores in one logical core, or None when nothing tells.
-        cores: Ids of its logical cores, as the runtime counts.
-    """
-
-    parts: str = ""
+    parts: str = ""  # beginning of the names of its physical cores' directories; empty without a device node
     listed: neuron_ls.Listed = neuron_ls.Listed()
-    lnc: int | None = None
-    cores: Sequence[int] = ()
+    lnc: int | None = None  # physical cores in one logical core, or None when nothing tells
+    cores: Sequence[int] = ()  # ids of its logical cores, as the runtime counts
 
     @property
     def host_index(self) -> int:
@@ -77,10 +59,10 @@ class Chip(Card):
     def check(self) -> None:
         """Read the state that the driver shows."""
         ready = self.count("reset")
-        if ready in RESETS:
-            self.blame(*RESETS[ready])
+        if fault := CATALOG.faults("resets").get(str(ready)):
+            self.blame(*fault)
         self.sound = ready is not None
-        for counter, (meaning, remedy) in COUNTERS.items():
+        for counter, (meaning, remedy) in CATALOG.faults("counters").items():
             errors = self.count(f"stats/hardware/{counter}")
             self.sound |= errors is not None
             if errors:
@@ -122,7 +104,7 @@ class Chip(Card):
         """Name the cores by their physical ones: users with other sizes of cores must not mean two by one name."""
         return [f"{self.id}-nc{'-'.join(map(str, sorted({span[0], span[-1]})))}" for span in self.spans]
 
-    def devices(self) -> Iterator[Device]:
+    def logical_cores(self) -> Iterator[Card]:
         """Make the cores, linked closely to each other and as the chip is to those of other chips."""
         ids, known = self.core_ids, self.entry.attributes if self.entry else {}
         total = self.listed.memory_bytes
@@ -143,7 +125,7 @@ class Chip(Card):
                 "core": position,
                 "instance_type": self.listed.instance_type,
             }
-            yield core.device()
+            yield core
 
 
 def configured_size(ctx: ProbeContext) -> int | None:
@@ -175,11 +157,11 @@ def find(ctx: ProbeContext, functions: Sequence[PciFunction]) -> tuple[list[Chip
     Returns:
         The chips in the order of their indexes, and what went wrong with the tool; empty when all is well.
     """
-    nodes = {index: node for index, path in _numbered(ctx, "/dev/neuron") if (node := ctx.node(path))}
+    nodes = {index: node for index, path in numbered(ctx, "/dev/neuron").items() if (node := ctx.node(path))}
     if not nodes:
         return [], ""
     listed, problem = neuron_ls.ask(ctx)
-    shown = {path: text(ctx, f"{path}/dev") for _, path in _numbered(ctx, f"{CLASS}/neuron")}
+    shown = {path: text(ctx, f"{path}/dev") for path in numbered(ctx, f"{CLASS}/neuron").values()}
     # An instance has chips of one kind, which PCI, sysfs or the firmware names.
     names = (text(ctx, f"{path}/{DEVICE_NAME}") for path in shown)
     seen = [CATALOG.by_pci(function.device) for function in functions] or [*filter(None, map(CATALOG.by_name, names))]
@@ -203,18 +185,10 @@ def find(ctx: ProbeContext, functions: Sequence[PciFunction]) -> tuple[list[Chip
         chip.entry = CATALOG.by_name(chip.tell(DEVICE_NAME)) or CATALOG.by_name(told.instance_type or "") or common
         if told.fault:
             chip.blame(told.fault, "run 'neuron-ls' by hand, then reset the device", partial=True)
-        closed = node_fault(ctx, node.path, closed=f"run 'sudo chmod 0666 {node.path}'")
-        if closed:
-            chip.blame(*closed, partial=True)
+        chip.check_node(node.path, closed=f"run 'sudo chmod 0666 {node.path}'", partial=True)
         chip.check()
         chips.append(chip)
     return chips, problem
-
-
-def _numbered(ctx: ProbeContext, start: str) -> list[tuple[int, str]]:
-    """Paths that are a beginning and a number, by that number."""
-    found = ((path.removeprefix(start), path) for path in ctx.glob(f"{start}[0-9]*"))
-    return sorted((int(end), path) for end, path in found if re.fullmatch(r"[0-9]+", end))
 
 
 def number_cores(chips: Sequence[Chip], problem: str) -> None:

@@ -26,29 +26,17 @@ NO_CORE = 65535  # no machine has it
 
 
 class Listed(NamedTuple):
-    """One chip as the tool lists it; without arguments, one that it does not list.
+    """One chip as the tool lists it; without arguments, one that it does not list."""
 
-    Attributes:
-        nc_count: Number of cores, as the tool prints it; 0 where it says nothing that can be understood.
-        cores: Ids that the runtime takes; empty before SDK 2.25.
-        memory_bytes: Memory of the chip, or None.
-        function: Its PCI function, as far as the tool tells: address and nearest NUMA node; or None.
-        connected: Indexes of the chips that it is linked to, as the host counts them.
-        lnc: Physical cores in one logical core, or None where the chip or the tool does not know it.
-        instance_type: EC2 instance type, or None.
-        pids: Processes that use the chip. The tool does not say which of its cores.
-        fault: Why what is listed cannot be understood; empty when all is well.
-    """
-
-    nc_count: int = 0
-    cores: Sequence[int] = ()
+    nc_count: int = 0  # number of cores, as it prints it; 0 where it says nothing that can be understood
+    cores: Sequence[int] = ()  # ids that the runtime takes; empty before SDK 2.25
     memory_bytes: int | None = None
-    function: PciFunction | None = None
-    connected: Sequence[int] = ()
-    lnc: int | None = None
+    function: PciFunction | None = None  # address and nearest NUMA node, as far as the tool tells
+    connected: Sequence[int] = ()  # indexes of the chips that it is linked to, as the host counts them
+    lnc: int | None = None  # physical cores in one logical core; None where the chip or the tool does not know it
     instance_type: str | None = None
-    pids: Sequence[int] = ()
-    fault: str = ""
+    pids: Sequence[int] = ()  # processes on any of its cores
+    fault: str = ""  # why what is listed cannot be understood
 
 
 def ask(ctx: ProbeContext) -> tuple[Mapping[int, Listed], str]:

@@ -85,7 +85,7 @@ def read(environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] 
 
 
 def oddity(value: str, shown: int) -> Fault | None:
-    """What is odd about a mask that CUDA takes without a word and that leaves ``shown`` devices; None when nothing is."""
+    """What is odd about a mask that CUDA takes without a word and that shows so many devices; None when nothing is."""
     entries = [entry.strip() for entry in value.split(",")]
     if value.strip() in _NOTHING:
         return None

@@ -6,11 +6,10 @@ host knows about its slice from GKE's variables and, on Google's machines, from 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
-from anyaccel.kit import Card, Fault, FaultError, Holders, Mask, Vendor, board_links, condition, node_fault, text, warn
+from anyaccel.kit import Card, Fault, FaultError, Mask, Vendor, board_links, condition, inventory, numbered, text, warn
 from anyaccel.plugin import (
     Detected,
     Device,
@@ -82,7 +81,7 @@ class Tpu(Vendor):
         notes: list[str] = []
         cards = self._slots(ctx, ctx.pci(GOOGLE)) or self._slots(ctx, _behind_vfio(ctx, notes))
         partial = bool(notes)
-        accel = [] if cards else [path for path in ctx.glob("/dev/accel[0-9]*") if _is_accel(ctx, path)]
+        accel = [] if cards else [path for path in numbered(ctx, "/dev/accel").values() if ctx.node(path)]
         hint = accel or notes or ctx.environ.get("TPU_ACCELERATOR_TYPE")
         if not cards and (ctx.glob("/sys/bus/pci/devices/*") or not hint):
             return None
@@ -90,7 +89,7 @@ class Tpu(Vendor):
         named = facts.generation
         if not cards and named is not None:
             # Others use the name /dev/accel<n> too: without PCI, only Google's word makes it a TPU.
-            for path in sorted(accel, key=lambda path: int(path.removeprefix("/dev/accel"))):
+            for path in accel:
                 card = Card(ctx, f"tpu-{path.removeprefix('/dev/')}", entry=named)
                 card.nodes = (path,)
                 cards.append(card)
@@ -117,8 +116,7 @@ class Tpu(Vendor):
         # All chips of a host are wired to each other; pairs and quads are the rectangles that the runtime accepts.
         for index, ranks in board_links(range(len(cards))).items():
             cards[index].links = {cards[other].id: rank for other, rank in ranks.items()}
-        devices = tuple(card.device() for card in cards)
-        return Detected(devices=devices, partial=partial, notes=(*notes, *facts.notes))
+        return inventory(cards, "", (*notes, *facts.notes), partial=partial)
 
     def _slots(self, ctx: ProbeContext, functions: Iterable[PciFunction]) -> list[Card]:
         """Make one card of all functions in one slot of which any has a TPU's id, in the order of ``tpu-info``.
@@ -167,8 +165,7 @@ class Tpu(Vendor):
         control = (VFIO,) if any(path.startswith("/dev/vfio/") for path in card.nodes) else ()
         for path in (*expected, *control):
             closed = f"look at the owner with 'ls -l {path}' and join the group, or run as root"
-            if fault := node_fault(ctx, path, missing="restart the TPU VM", closed=closed):
-                card.blame(*fault)
+            card.check_node(path, missing="restart the TPU VM", closed=closed)
 
     def tags(self, device: Device) -> Sequence[str]:
         """Ray's tag, other names of the generation, and the type of the slice such as ``v4-16``."""
@@ -257,7 +254,7 @@ class Tpu(Vendor):
 
     def stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
         """Say who holds each chip and whether its nodes are still there: they go after a driver restart (jax#13260)."""
-        holders = _holders(ctx, devices)
+        processes = self.processes(ctx, devices)
         found = {}
         for device in devices:
             gone = [path for path in device.nodes if ctx.node(path) is None]
@@ -265,8 +262,12 @@ class Tpu(Vendor):
             if gone:
                 fault = Fault(f"{' and '.join(gone)} is gone", "restart the TPU VM")
             state = condition(fault, sound=device.health is Health.HEALTHY)
-            found[device.id] = Stats(**state, processes=holders.of(device.nodes))
+            found[device.id] = Stats(**state, processes=processes[device.id])
         return found
+
+    def held_nodes(self, device: Device) -> Sequence[str]:
+        """Every node: a chip of two functions has two, and its holder opens both."""
+        return device.nodes
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
         """Variables that contradict each other or the machine, a lock file left behind, small pages."""
@@ -286,22 +287,31 @@ class Tpu(Vendor):
         if hosts and names not in ([], ["localhost"]) and len(names) != hosts:
             reason = f"the slice has {hosts} hosts and TPU_WORKER_HOSTNAMES names {len(names)}"
             yield warn(reason, "start one worker on every host of the slice, all together")
-        yield from _lock(ctx, devices)
+        yield from self._lock(ctx, devices)
         entry, pages = self.entry(devices[0]) if devices else None, text(ctx, HUGE_PAGES)
         if entry and entry.facts["vfio"] and pages and "[always]" not in pages:
             reason = f"transparent huge pages are not always on, which makes {entry.model} start slowly"
             yield warn(reason, f"echo always | sudo tee {HUGE_PAGES}")
 
+    def _lock(self, ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
+        """A lock file without a holder keeps the next process out (jax#10192); with one, it does its work."""
+        if not ctx.exists(LOCK_FILE):
+            return
+        holders = self.processes(ctx, devices).values()
+        if not any(holders):
+            nodes = " ".join(path for device in devices for path in device.nodes)
+            everybody = holders and None not in holders
+            first = "" if everybody else f"if 'sudo fuser -v {nodes}' shows no holder: "
+            yield warn(f"{LOCK_FILE} was left behind and no process holds a chip", f"{first}rm {LOCK_FILE}")
+
 
 def _behind_vfio(ctx: ProbeContext, notes: list[str]) -> list[PciFunction]:
     """Functions of Google's behind the groups in /dev/vfio; a group that sysfs does not vouch for is no TPU."""
     functions = []
-    for path in ctx.glob("/dev/vfio/[0-9]*"):
-        number = path.rpartition("/")[2]
-        if not number.isdecimal() or ctx.node(path) is None:
-            continue
+    groups = [(str(group), path) for group, path in numbered(ctx, "/dev/vfio/").items() if ctx.node(path)]
+    for group, path in groups:
         try:
-            functions += [_function(ctx, device, number) for device in ctx.glob(f"{IOMMU_GROUPS}/{number}/devices/*")]
+            functions += [_function(ctx, device, group) for device in ctx.glob(f"{IOMMU_GROUPS}/{group}/devices/*")]
         except OSError as error:
             notes.append(f"{path} was left out: what is behind it cannot be read ({error})")
     return [function for function in functions if function.vendor == GOOGLE]
@@ -320,10 +330,6 @@ def _function(ctx: ProbeContext, path: str, group: str) -> PciFunction:
     )
 
 
-def _is_accel(ctx: ProbeContext, path: str) -> bool:
-    return re.fullmatch(r"/dev/accel\d+", path) is not None and ctx.node(path) is not None
-
-
 def _everything(count: int, environ: Mapping[str, str]) -> EnvEdits:
     """The whole host: nothing may restrict it, and what GKE says about the slice must stay.
 
@@ -339,21 +345,6 @@ def _chips(bounds: str, unknown: int) -> int:
     """Chips that bounds such as ``2,2,1`` announce; ``unknown`` when these are none."""
     parts = [part.strip() for part in bounds.split(",")]
     return prod(map(int, parts)) if all(part.isdecimal() for part in parts) else unknown
-
-
-def _holders(ctx: ProbeContext, devices: Sequence[Device]) -> Holders:
-    return Holders(ctx, (path for device in devices for path in device.nodes))
-
-
-def _lock(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
-    """A lock file without a holder keeps the next process out (jax#10192); with one, it does its work."""
-    if not ctx.exists(LOCK_FILE):
-        return
-    holders = _holders(ctx, devices)
-    if not holders:
-        nodes = " ".join(path for device in devices for path in device.nodes)
-        first = "" if holders.complete else f"if 'sudo fuser -v {nodes}' shows no holder: "
-        yield warn(f"{LOCK_FILE} was left behind and no process holds a chip", f"{first}rm {LOCK_FILE}")
 
 
 def _csv(indexes: Iterable[int]) -> str:

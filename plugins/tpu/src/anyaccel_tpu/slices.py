@@ -27,17 +27,11 @@ _CUBE = 64
 
 
 class SliceShape(NamedTuple):
-    """The shape of a slice.
+    """The shape of a slice."""
 
-    Attributes:
-        chips: Chips of all hosts together.
-        hosts: Virtual machines.
-        topology: Grid of the chips such as ``2x2x4``; None where the number of chips leaves several.
-    """
-
-    chips: int
-    hosts: int
-    topology: str | None
+    chips: int  # of all hosts together
+    hosts: int  # virtual machines
+    topology: str | None  # grid of the chips such as 2x2x4; None where the number of chips leaves several
 
 
 def parse_type(written: str) -> tuple[Entry, int]:
