@@ -67,7 +67,7 @@ def test_rocr_follows_the_runtime(gpus, value, visible):
 
 @pytest.mark.parametrize("value", ["0,,1", ",0", ",", " ", "0, ,1"])
 def test_rocr_with_an_empty_entry_ends_every_program(gpus, value):
-    with pytest.raises(ValueError, match=r"ROCR_VISIBLE_DEVICES must not hold an empty entry"):
+    with pytest.raises(ValueError, match=r"ROCR_VISIBLE_DEVICES must be .* ends the process on an empty entry"):
         seen({ROCR: value}, gpus)
 
 
@@ -220,7 +220,7 @@ def test_visible_is_the_inverse_of_env_whatever_the_parent_had(data, environ):
 def test_any_value_is_answered_or_refused_in_one_sentence(value, name):
     devices = [Device(id=f"d{n}", index=n, model="", attributes={"unique_id": f"e3{n:014x}"}) for n in range(5)]
     if name == ROCR and value and not value.partition(",")[0].strip():
-        with pytest.raises(ValueError, match="must not hold an empty entry"):
+        with pytest.raises(ValueError, match="ends the process on an empty entry"):
             seen({name: value}, devices)
         return
     with contextlib.suppress(ValueError):

@@ -20,7 +20,7 @@ from anyaccel.kit.files import (
     text,
     total,
 )
-from anyaccel.kit.masks import DECIMAL, SIGNED, Ids, Mask, Numbers
+from anyaccel.kit.masks import DECIMAL, SIGNED, Ids, Mask, Numbers, c_integer
 from anyaccel.kit.processes import Holders
 from anyaccel.kit.tools import Measures, Row, Tool
 from anyaccel.kit.vendor import Vendor, inventory
@@ -45,6 +45,7 @@ __all__ = [
     "Vendor",
     "asked",
     "board_links",
+    "c_integer",
     "condition",
     "fail",
     "in_container",

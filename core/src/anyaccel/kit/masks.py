@@ -19,6 +19,16 @@ DECIMAL = r"\d+"
 SIGNED = r"[+-]?\d+"
 
 
+def c_integer(text: str) -> int:
+    """Read a whole number as C's ``strtol`` does with base 0: hexadecimal behind ``0x``, octal behind ``0``.
+
+    Raises:
+        ValueError: When anything else is in the text.
+    """
+    digits = text.strip().lstrip("+-").lower()
+    return int(text, 16 if digits.startswith("0x") else 8 if digits.startswith("0") else 10)
+
+
 class Form(Protocol):
     """A way in which the entries of a mask name devices."""
 
@@ -89,6 +99,7 @@ class Ids:
         pattern: str = ".+",
         shortest: int = 0,
         case: bool = True,
+        part: bool = False,
     ) -> None:
         """Say what ids look like.
 
@@ -97,10 +108,12 @@ class Ids:
             pattern: Regular expression that a whole entry must match.
             shortest: Least number of characters of a beginning; 0 where ids must be complete.
             case: Whether upper and lower case differ.
+            part: Whether any part of an id will do, and means the first device that has it.
         """
         self._id = id if case else lambda device: id(device).lower()
         self._pattern = re.compile(pattern, re.ASCII | (0 if case else re.IGNORECASE))
         self._shortest = shortest
+        self._part = part
         self._fold: Callable[[str], str] = str if case else str.lower
 
     def name(self, device: Device) -> str:
@@ -114,6 +127,8 @@ class Ids:
     def find(self, entry: str, devices: Sequence[Device]) -> Sequence[Device]:
         """The one device with an id, or whose id begins so; none where there are several."""
         wanted = self._fold(entry)
+        if self._part:
+            return [device for device in devices if wanted in self._id(device)][:1]
         alike = [device for device in devices if self._id(device).startswith(wanted)]
         same = [device for device in alike if self._id(device) == wanted]
         found = same or (alike if 0 < self._shortest <= len(entry) else [])
@@ -135,6 +150,7 @@ class Mask:
         nothing: str = "",
         empty: Empty = "nothing",
         malformed: Rule = "error",
+        blank: Rule | None = None,
         unknown: Rule = "skip",
         repeated: Rule = "skip",
         entries: str = "device numbers such as '0,1'",
@@ -151,6 +167,7 @@ class Mask:
             nothing: The value that hides every device, written for an empty list.
             empty: What an empty value shows, where it is not ``nothing`` itself.
             malformed: What an entry of another form does.
+            blank: What an entry with nothing in it does, where that is not what another malformed one does.
             unknown: What an entry does that names no device of this machine.
             repeated: What an entry does that names a device a second time.
             entries: What the variable must hold, for messages.
@@ -163,7 +180,12 @@ class Mask:
         self.nothing = nothing
         self._forms: tuple[Form, ...] = forms or (Numbers(),)
         self._empty = empty
-        self._rules: Mapping[str, Rule] = {"malformed": malformed, "unknown": unknown, "repeated": repeated}
+        self._rules: Mapping[str, Rule] = {
+            "malformed": malformed,
+            "blank": blank or malformed,
+            "unknown": unknown,
+            "repeated": repeated,
+        }
         self._entries = entries
         self._remedy = remedy or f"unset {variable}"
         self._blanks = blanks
@@ -228,7 +250,7 @@ class Mask:
         """Add what an entry names; what to do when it names nothing new."""
         form = next((form for form in self._forms if form.fits(entry)), None)
         if form is None:
-            return self._rules["malformed"]
+            return self._rules["malformed" if entry.strip() else "blank"]
         named = form.find(entry, devices)
         if not named:
             return self._rules["unknown"]

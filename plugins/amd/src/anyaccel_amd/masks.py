@@ -11,15 +11,45 @@ They are habits of the runtime and no isolation: who may open the device nodes i
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from anyaccel.kit import FaultError, Mask, fail, warn
-from anyaccel.plugin import Device, EnvContext, EnvEdits, Finding
+from anyaccel.kit import FaultError, Ids, Mask, Numbers, c_integer, fail, warn
+from anyaccel.plugin import Device, EnvContext, EnvEdits, Finding, replace
 
 CUDA, ROCR, OPENCL = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"
-HIP = Mask("HIP_VISIBLE_DEVICES", nothing="-1")
+
+
+def _unique_name(device: Device) -> str:
+    """Name of a device as ROCm's runtime spells it: ``GPU-`` and 16 hexadecimal digits, or ``GPU-XX`` without an id."""
+    return f"GPU-{device.attributes.get('unique_id', 'XX')}"
+
+
+HIP = Mask(
+    "HIP_VISIBLE_DEVICES",
+    Numbers(pattern="0|[1-9][0-9]{0,9}"),
+    Ids(_unique_name, pattern=".*GPU-.*", part=True),
+    nothing="-1",
+    malformed="stop",
+    unknown="stop",
+    blanks=False,
+)
 """``-1`` hides all. The empty text shows all to HIP (ROCm/hip#3001), and hides all from the runtime below."""
+RUNTIME = Mask(
+    ROCR,
+    Numbers(pattern=r"\+?(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]{0,9})", value=c_integer),
+    Ids(  # partitions that share an id cannot be told apart, and GPUs without one have no name here
+        lambda device: _unique_name(device) if "unique_id" in device.attributes else "",
+        pattern="G.*",
+        shortest=len("GPU-x"),
+        case=False,
+    ),
+    malformed="stop",
+    blank="error",
+    unknown="stop",
+    repeated="stop",
+    entries="numbers or ids between single commas, since the ROCm runtime ends the process on an empty entry",
+    remedy=f"write numbers separated by single commas, or unset {ROCR}",
+)
 WAY = "ANYACCEL_AMD_MASK"
 """Set by people: ``hip`` (the default), or ``rocr`` for programs below HIP, such as OpenMP offloading."""
 
@@ -63,66 +93,20 @@ def visible(environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] 
     rocr, ordinals = environ.get(ROCR), environ.get(HIP.variable) or environ.get(CUDA)
     if rocr is None and not ordinals:
         return None
-    left = sorted(devices, key=lambda device: device.index)
+    left = _renumbered(sorted(devices, key=lambda device: device.index))
     if rocr is not None:
-        left = list(_by_runtime(rocr, left))
-    if ordinals:  # a repeated entry is skipped, the first wrong one ends the list
-        left = list(_by_ordinals(ordinals, left))
-    return list(dict.fromkeys(device.id for device in left))
+        # A comma at the end adds no entry, and the runtime looks at no more entries than there are devices.
+        entries = rocr.removesuffix(",").split(",")[: len(left)]
+        if rocr and left and not entries[0].strip():
+            raise RUNTIME.refusal(rocr)
+        left = _renumbered(RUNTIME.read({ROCR: ",".join(entries)}, left) or ())
+    if ordinals:
+        left = HIP.read({HIP.variable: ordinals}, left) or []
+    return [device.id for device in left]
 
 
-def _by_runtime(value: str, devices: Sequence[Device]) -> Iterator[Device]:
-    """Apply ``ROCR_VISIBLE_DEVICES``: the first entry that is wrong, or there already, ends the list."""
-    seen = set[str]()
-    entries = value.removesuffix(",").split(",") if value else []  # a comma at the end adds no entry
-    for entry in entries[: len(devices)]:  # the runtime does not look at more entries than there are devices
-        token = entry.strip().upper()
-        if not token:
-            raise FaultError(
-                f"{ROCR} must not hold an empty entry (got {value!r}): the ROCm runtime ends the process on it",
-                f"write numbers separated by single commas, or unset {ROCR}",
-            )
-        device = _by_name(token, devices) if token.startswith("G") else _by_number(token, devices)
-        if device is None or device.id in seen:
-            return
-        seen.add(device.id)
-        yield device
-
-
-def _by_number(token: str, devices: Sequence[Device]) -> Device | None:
-    """A number as C's ``strtol`` reads it with base 0: hexadecimal behind 0X, octal behind 0."""
-    match = re.fullmatch(r"\+?(0X[0-9A-F]+|0[0-7]*|[1-9][0-9]{0,9})", token)
-    if match is None:
-        return None
-    base = 16 if match[1].startswith("0X") else 8 if match[1].startswith("0") else 10
-    number = int(match[1], base)
-    return devices[number] if number < len(devices) else None
-
-
-def _by_name(token: str, devices: Sequence[Device]) -> Device | None:
-    """A unique prefix of 5 to 20 characters, in any case. Partitions that share an id cannot be told apart."""
-    if not len("GPU-x") <= len(token) <= len("GPU-0123456789abcdef"):
-        return None
-    found = [d for d in devices if "unique_id" in d.attributes and _unique_name(d).upper().startswith(token)]
-    return found[0] if len(found) == 1 else None
-
-
-def _by_ordinals(value: str, devices: Sequence[Device]) -> Iterator[Device]:
-    """Apply HIP's grammar: exact decimals, or a part of a name, of which the first that has it counts."""
-    for entry in value.split(","):
-        if "GPU-" in entry:
-            device = next((device for device in devices if entry in _unique_name(device)), None)
-        else:
-            exact = re.fullmatch(r"0|[1-9][0-9]{0,9}", entry) is not None and int(entry) < len(devices)
-            device = devices[int(entry)] if exact else None
-        if device is None:
-            return
-        yield device
-
-
-def _unique_name(device: Device) -> str:
-    """Name of a device as ROCm's runtime spells it: ``GPU-`` and 16 hexadecimal digits, or ``GPU-XX`` without an id."""
-    return f"GPU-{device.attributes.get('unique_id', 'XX')}"
+def _renumbered(devices: Iterable[Device]) -> list[Device]:
+    return [replace(device, index=index) for index, device in enumerate(devices)]
 
 
 def quarrels(environ: Mapping[str, str], devices: Sequence[Device]) -> Iterator[Finding]:
