@@ -20,7 +20,7 @@ from anyaccel.plugin import (
 )
 
 from anyaccel_ascend import npu_smi
-from anyaccel_ascend.chips import CATALOG, tags
+from anyaccel_ascend.chips import CATALOG, identify
 from anyaccel_ascend.machine import CONTROL_NODES, HOST_PATHS, PCI_CLASS, VENDORS, Machine
 
 CONTAINER = "ASCEND_VISIBLE_DEVICES"
@@ -118,8 +118,20 @@ class Ascend(Vendor):
         return Fractional.NO if "template" in device.attributes else Fractional.SHARED
 
     def tags(self, device: Device) -> Sequence[str]:
-        """Name the SoC first, as Ray does, then its family."""
-        return tags(device)
+        """Name the SoC first, as ``acl.get_soc_name()`` and therefore Ray would, then its family.
+
+        On an A3 npu-smi does not show the number in ``Ascend910_9392``, so ``Ascend910C`` comes first there. A vNPU
+        never goes by the name of a whole chip.
+        """
+        chip, told = identify(device.model), device.attributes
+        soc, family = str(told.get("soc", chip.soc)), str(told.get("family_tag", chip.tag))
+        if template := told.get("template"):
+            return tuple(dict.fromkeys((f"{soc}-{template}", f"{family}-{template}", f"{family}-vnpu", "vnpu")))
+        raw = re.sub(r"[^A-Za-z0-9._-]", "", device.model)
+        stem = re.sub(r"(?<=\d)C$", "", soc)
+        variant = re.fullmatch(r"(?:Ascend)?(910(?:Pro[AB]|PremiumA|_93\d+))", raw)
+        short = () if raw in ("910B", "Ascend910", "Ascend") or not raw else (raw,)
+        return tuple(dict.fromkeys((soc, stem, family, *((f"Ascend{variant[1]}",) if variant else ()), *short)))
 
     def maskable(self, device: Device) -> bool:
         """Whether the runtime has a number for a device."""

@@ -6,7 +6,6 @@ import re
 from typing import NamedTuple
 
 from anyaccel.kit import Catalog, Entry
-from anyaccel.plugin import Device
 
 CATALOG = Catalog(__file__)
 """Its products that are not listed are the families, whose keys the others have."""
@@ -46,26 +45,6 @@ def identify(name: str, told: Entry | None = None) -> Chip:
     family = next(entry for entry in CATALOG.entries if entry.key == (named.key if named else ""))
     soc = f"Ascend{text}" if re.fullmatch(family.facts.get("socs", "(?!)"), text, re.ASCII) else family.model
     return Chip(soc, family.key, family.model, template)
-
-
-def tags(device: Device) -> tuple[str, ...]:
-    """Name the accelerator types of a device.
-
-    The first is what ``acl.get_soc_name()``, and therefore Ray, would say, as far as npu-smi lets us know; on an A3
-    it does not show the number in ``Ascend910_9392``, so ``Ascend910C`` comes first there. A vNPU never goes by the
-    name of a whole chip.
-    """
-    attributes = device.attributes
-    chip = identify(device.model)
-    soc, family = str(attributes.get("soc", chip.soc)), str(attributes.get("family_tag", chip.tag))
-    template = str(attributes.get("template", ""))
-    if template:
-        return tuple(dict.fromkeys((f"{soc}-{template}", f"{family}-{template}", f"{family}-vnpu", "vnpu")))
-    raw = re.sub(r"[^A-Za-z0-9._-]", "", device.model)
-    stem = re.sub(r"(?<=\d)C$", "", soc)
-    variant = re.fullmatch(r"(?:Ascend)?(910(?:Pro[AB]|PremiumA|_93\d+))", raw)
-    short = () if raw in ("910B", "Ascend910", "Ascend") or not raw else (raw,)
-    return tuple(dict.fromkeys((soc, stem, family, *((f"Ascend{variant[1]}",) if variant else ()), *short)))
 
 
 def template_memory(template: str, family: str, whole: int | None) -> int | None:

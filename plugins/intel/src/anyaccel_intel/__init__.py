@@ -23,7 +23,6 @@ from anyaccel.kit import (
     Vendor,
     fail,
     kernel_log,
-    node_fault,
     number,
     pci_name,
     physical_function,
@@ -245,11 +244,9 @@ class Intel(Vendor):
             card.blame("its driver has made no render node", f"{self.log_hint} for its errors")
             return
         closed = f"join the group that owns it (stat -c %g {render})"
-        fault = node_fault(card.ctx, render, missing="run 'udevadm trigger'", closed=closed)
+        card.check_node(render, missing="run 'udevadm trigger'", closed=closed)
         links = card.ctx.glob(f"{BY_PATH}/pci-*-render")
-        if fault:
-            card.blame(*fault)
-        elif links and f"{BY_PATH}/pci-{card.address}-render" not in links:
+        if links and f"{BY_PATH}/pci-{card.address}-render" not in links:
             reason = f"{BY_PATH} has no link to it, and the runtime looks there"
             card.blame(reason, f"mount the whole folder {BY_PATH}")
 

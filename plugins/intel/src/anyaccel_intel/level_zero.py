@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from anyaccel.kit import FaultError
+from anyaccel.kit import FaultError, c_integer
 from anyaccel.plugin import Device, EnvContext, EnvEdits
 
 from anyaccel_intel import selector
@@ -147,8 +147,7 @@ def _number(text: str, value: str) -> int:
     match = re.match(r"\s*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)", text)
     if not match:
         raise _refusal("be a comma list of device numbers D or D.S", text, value)
-    digits = match[2]
-    number = int(digits, 16 if digits[:2] in ("0x", "0X") else 8 if digits.startswith("0") else 10)
+    number = c_integer(match[2])
     if number > ULONG_MAX:
         raise _refusal("name numbers of 64 bits at most", text, value)
     return (-number if match[1] == "-" else number) % 2**32  # the driver keeps the low 32 bits
