@@ -57,6 +57,9 @@ pci = [0x1000]
 attributes = { family = "ONE" }
 [ignored]
 0x0001 = "Acme Sound"
+[states]
+ready = ""
+hot = "let it cool down"
 """
 
 
@@ -73,7 +76,7 @@ def vendor(tmp_path):
         exclusive = "its driver admits one process"
         counts = (1, 2, 4)
         number_name, number_remedy = "slot", "update the driver"
-        state_file, states = "state", {"ready": "", "hot": "let it cool down"}
+        state_file = "state"
         tool = Tool("acme-tool", package="acme-utils")
 
         def look(self, card: Card) -> None:
@@ -516,8 +519,10 @@ def test_nobody_is_said_to_hold_a_device_only_where_everybody_was_seen(machine):
     assert Holders(machine(), ["/dev/a"]).of(["/dev/a"]) is None
 
 
-def test_the_best_linked_groups_of_a_board_are_pairs_and_fours():
-    ranks = board_links(range(8))
+def test_the_best_linked_groups_of_a_board_are_pairs_and_fours(machine):
+    cards = {number: Card(machine(), str(number)) for number in range(8)}
+    board_links(cards)
+    ranks = {one: {int(other): rank for other, rank in card.links.items()} for one, card in cards.items()}
 
     def best(size: int) -> set[tuple[int, ...]]:
         groups = list(combinations(range(8), size))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from anyaccel.kit.catalog import Entry
 from anyaccel.kit.fault import Fault, condition
@@ -142,24 +142,15 @@ class Card:
         )
 
 
-def board_links(numbers: Iterable[int]) -> dict[int, dict[int, int]]:
-    """Rank the connections on a board that joins all of its devices to each other.
+def board_links(cards: Mapping[int, Card]) -> None:
+    """Link the cards of a board that joins all of them to each other, by their positions on it.
 
-    The ranks make placement prefer pairs (0,1 / 2,3 ...) and groups of four (0-3 / 4-7 ...), which vendors recommend
-    for jobs that share a board.
-
-    Args:
-        numbers: Positions on the board.
-
-    Returns:
-        Rank by position and other position: 3 within a pair, 2 within a group of four, else 1.
+    The strengths make placement prefer pairs (0,1 / 2,3 ...) and groups of four (0-3 / 4-7 ...), which vendors
+    recommend for jobs that share a board: 3 within a pair, 2 within a group of four, else 1.
     """
-    known = sorted(numbers)
-    return {
-        one: {
-            other: 3 if one // 2 == other // 2 else 2 if one // 4 == other // 4 else 1
-            for other in known
-            if other != one
+    for one, card in cards.items():
+        card.links = {
+            other.id: 3 if one // 2 == place // 2 else 2 if one // 4 == place // 4 else 1
+            for place, other in sorted(cards.items())
+            if place != one
         }
-        for one in known
-    }

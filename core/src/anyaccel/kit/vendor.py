@@ -65,8 +65,8 @@ class Vendor:
             id``. A device without it, or that shares it, is listed and cannot be given out.
         number_remedy: What to do when that number is unknown.
         nameless: Attribute that marks a device which no mask can name; such a card is to be blamed, too.
-        state_file: File of a card in which the driver says how it is; empty where there is none.
-        states: Every state that the driver knows, in lower case, with the remedy; empty where the device works.
+        state_file: File of a card in which the driver says how it is; empty where there is none. The catalog's
+            ``[states]`` have every state that the driver knows.
         unreadable: What to do when a file of a card is there and cannot be read; :attr:`log_hint` when empty.
         registered: Whether a card whose driver made no device node is at fault.
         node_missing: What to do, beside passing it to a container, when a device node is not there.
@@ -94,7 +94,6 @@ class Vendor:
     number_remedy: str = ""
     nameless: str = "nameless"
     state_file: str = ""
-    states: Mapping[str, str] = {}
     unreadable: str = ""
     registered: bool = True
     node_missing: str = ""
@@ -233,9 +232,8 @@ class Vendor:
         state = card.read(self.state_file) if self.state_file else None
         if state is None:
             return
-        remedy = self.states.get(
-            state.lower(), "this is no state that the driver's documentation knows: look in 'dmesg'"
-        )
+        unknown = "this is no state that the driver's documentation knows: look in 'dmesg'"
+        remedy = self.catalog.data["states"].get(state.lower(), unknown)
         if remedy:
             card.blame(f"the driver reports {state!r}", remedy)
         card.sound = True

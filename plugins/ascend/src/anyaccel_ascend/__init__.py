@@ -29,8 +29,6 @@ CONTAINER_OPTIONS = "ASCEND_RUNTIME_OPTIONS"
 """``VIRTUAL`` makes the ids in ``ASCEND_VISIBLE_DEVICES`` those of vNPUs."""
 SINGLE = "ASCEND_DEVICE_ID"
 """Older rival of the mask: a global number that a framework would take for one behind the mask."""
-NO_DVPP = ("950",)
-"""Families without ``/dev/dvpp_cmdlist``."""
 
 
 class LogicIds(Mask):
@@ -174,10 +172,8 @@ class Ascend(Vendor):
         """The control nodes that the host has; those of its family where nothing was detected."""
         if not devices:
             return ()
-        family = devices[0].attributes.get("family")
-        return _listed(devices[0], "control_nodes") or [
-            path for path in CONTROL_NODES if "dvpp" not in path or family not in NO_DVPP
-        ]
+        known = CONTROL_NODES[:3] if devices[0].attributes.get("family") == "950" else CONTROL_NODES
+        return _listed(devices[0], "control_nodes") or known
 
     def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
         """The driver, and what Ascend's instructions mount beside it."""

@@ -35,7 +35,7 @@ VIRTUAL_FUNCTION = 0xD805
 PASSED_ON = "vfio-pci"
 MANAGER = "/dev/davinci_manager"
 CONTROL_NODES = (MANAGER, "/dev/devmm_svm", "/dev/hisi_hdc", "/dev/dvpp_cmdlist")
-"""Nodes that every user of an NPU opens; which of them exist depends on the generation."""
+"""Nodes that every user of an NPU opens; which of them exist depends on the generation: the 950 lacks the last."""
 DRIVER = "/usr/local/Ascend/driver"
 PACKAGE = f"{DRIVER}/version.info"
 HOST_PATHS = (DRIVER, "/usr/local/dcmi", npu_smi.PATH, "/etc/ascend_install.info", "/etc/hccl_rootinfo.json")
@@ -68,17 +68,15 @@ class Machine:
         cards = [function for function in found if function not in virtual]
         cards = cards or [function for function in virtual if function not in passed]
         self.functions: Mapping[str, PciFunction] = {function.address: function for function in cards}
-        which = ", ".join(function.address for function in passed)
-        note = f"Virtual functions that are handed to virtual machines ({PASSED_ON}), not to us: {which}."
+        addresses = ", ".join(function.address for function in passed)
+        note = f"Virtual functions that are handed to virtual machines ({PASSED_ON}), not to us: {addresses}."
         self.notes = [note] if passed else []
         self.numbers = [*numbered(ctx, "/dev/davinci")]
         self.container = in_container(ctx)
         versions = re.findall(r"^(package_version|Version)=(\S+)", text(ctx, PACKAGE), re.MULTILINE)
         self.version = max(versions)[1] if versions else ""  # "package_version" comes after "Version"
-        self.common = {
-            "control_nodes": ",".join(path for path in CONTROL_NODES if ctx.exists(path)),
-            "host_paths": ",".join(path for path in HOST_PATHS if ctx.exists(path)),
-        }
+        paths = {"control_nodes": CONTROL_NODES, "host_paths": HOST_PATHS}
+        self.common = {name: ",".join(filter(ctx.exists, which)) for name, which in paths.items()}
         self.partial = False
 
     def inventory(self) -> Detected | None:

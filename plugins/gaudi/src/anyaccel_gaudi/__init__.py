@@ -23,7 +23,6 @@ from anyaccel.kit import (
 from anyaccel.plugin import Detected, Device, EnvContext, EnvEdits, Finding, Mount, ProbeContext
 
 LOG = "look for habanalabs in 'dmesg'"
-SOON = "it comes back by itself within seconds: look again"
 GAUDINET = "/etc/habanalabs/gaudinet.json"
 """Network addresses of the scale-out ports, where the machine has them."""
 CONTAINER_DEVICES = "HABANA_VISIBLE_DEVICES"
@@ -90,14 +89,6 @@ class Gaudi(Vendor):
     )
     node_missing = f"{LOG} where it vanished after a reset"
     state_file = "status"
-    states = {  # Linux, Documentation/ABI/testing/sysfs-driver-habanalabs
-        "operational": "",
-        "in reset": SOON,
-        "in reset after device release": SOON,
-        "in device creation": SOON,
-        "disabled": f"{LOG}, then reload the driver or restart the machine",
-        "needs reset": "reload the habanalabs driver when the machine's devices are free",
-    }
     # It takes 0.3 to 1 s on a healthy machine, and opens control nodes only, so that it disturbs no running job.
     tool = Tool(
         "hl-smi",
@@ -164,9 +155,8 @@ class Gaudi(Vendor):
 
     def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
         """Link the devices of the baseboard. Bridges between cards in PCIe slots are plugged in, and no file tells."""
-        board = {card.number: card for card in cards if card.number is not None and card.attributes.get("baseboard")}
-        for number, ranks in board_links(board).items():
-            board[number].links = {board[other].id: rank for other, rank in ranks.items()}
+        board = (card for card in cards if card.attributes.get("baseboard"))
+        board_links({card.number: card for card in board if card.number is not None})
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
         """One device: both variables. Several: each rank sets its own, and an inherited one would put all on one."""

@@ -114,8 +114,7 @@ class Tpu(Vendor):
                 " believed"
             )
         # All chips of a host are wired to each other; pairs and quads are the rectangles that the runtime accepts.
-        for index, ranks in board_links(range(len(cards))).items():
-            cards[index].links = {cards[other].id: rank for other, rank in ranks.items()}
+        board_links(dict(enumerate(cards)))
         return inventory(cards, "", (*notes, *facts.notes), partial=partial)
 
     def _slots(self, ctx: ProbeContext, functions: Iterable[PciFunction]) -> list[Card]:
