@@ -127,6 +127,14 @@ def test_a_driver_without_a_device_is_found_and_warned_about(vendor, machine):
     )
 
 
+def test_a_driver_may_be_one_of_several_modules(vendor, machine):
+    type(vendor).modules = ("acme_old", "acme_new")
+    found = vendor.anyaccel_detect(machine({"/sys/module/acme_new/version": {"text": "2.0\n"}}))
+
+    assert found.driver_version == "2.0"
+    assert vendor.anyaccel_detect(machine({"/sys/module/acme/version": {"text": "2.0\n"}})) is None
+
+
 def test_a_device_has_what_files_and_catalog_say(vendor, machine):
     ctx = machine(pci("0000:01:00.0", numa_node="1", slot="3"))
 

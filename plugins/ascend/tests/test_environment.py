@@ -175,7 +175,7 @@ def test_the_list_of_a_container_is_read_as_ascend_docker_runtime_does(value, nu
     assert plugin.anyaccel_visible(environ, parts) == [f"vnpu{number}" for number in numbers]
 
 
-@pytest.mark.parametrize("value", ["a", "0,,1", "1-", "3-1", "0-200", "0;1"])
+@pytest.mark.parametrize("value", ["a", "0,,1", "1-", "3-1", "0-200", "0;1", "100,103"])
 def test_a_list_that_would_stop_a_container_is_an_error(value, devices):
     found = devices("910b4-vnpu-host")
     with pytest.raises(ValueError, match="ASCEND_VISIBLE_DEVICES"):

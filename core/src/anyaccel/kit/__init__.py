@@ -22,7 +22,7 @@ from anyaccel.kit.files import (
 )
 from anyaccel.kit.masks import DECIMAL, SIGNED, Ids, Mask, Numbers, c_integer
 from anyaccel.kit.processes import Holders
-from anyaccel.kit.tools import Measures, Row, Tool
+from anyaccel.kit.tools import Measures, Row, Tool, pairs
 from anyaccel.kit.vendor import Vendor, inventory
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "node_fault",
     "number",
     "numbered",
+    "pairs",
     "pci_name",
     "physical_function",
     "tag",

@@ -51,6 +51,7 @@ class Vendor:
         brand: Name of the vendor or product line for people, as in ``no Acme device is on the PCI bus``.
         url: Where people find the vendor's documentation on choosing devices.
         driver: Name of the kernel driver, as module and as PCI driver.
+        modules: Names of the kernel modules, where it is not the driver's alone.
         pci_vendors: PCI vendor ids, the usual one first.
         pci_classes: Base class and subclass (16 bits) of its functions; empty for any.
         pci_known: Whether only PCI device ids that the catalog knows count, since other things have the vendor's id.
@@ -80,6 +81,7 @@ class Vendor:
     brand: str = ""
     url: str = ""
     driver: str = ""
+    modules: Sequence[str] = ()
     pci_vendors: Sequence[int] = ()
     pci_classes: Sequence[int] = ()
     pci_known: bool = False
@@ -158,11 +160,12 @@ class Vendor:
 
     def present(self, ctx: ProbeContext) -> bool:
         """Whether the vendor's driver is on a machine that shows none of its devices."""
-        return ctx.exists(f"/sys/module/{self.driver}")
+        return any(ctx.exists(f"/sys/module/{module}") for module in self.modules or (self.driver,))
 
     def driver_version(self, ctx: ProbeContext) -> str:
         """Version of the kernel driver; empty when unknown."""
-        return text(ctx, f"/sys/module/{self.driver}/version")
+        versions = (text(ctx, f"/sys/module/{module}/version") for module in self.modules or (self.driver,))
+        return next(filter(None, versions), "")
 
     def detect(self, ctx: ProbeContext) -> Detected | None:
         """Find the devices of a machine; None when this vendor is not on it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from anyaccel.kit import PCI_DEVICES, Fault, Measures, number, text
+from anyaccel.kit import PCI_DEVICES, Fault, Measures, number, pairs, text
 from anyaccel.plugin import Device, ProbeContext, QueryError
 
 from anyaccel_amd import kfd, smi
@@ -88,8 +88,7 @@ def uncorrectable(ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, 
     """Uncorrectable memory errors since the driver was loaded, by card, where there are any."""
     found: dict[str, int] = {}
     for device in devices:
-        for line in text(ctx, f"{folder(device)}/{ERRORS}").splitlines():
-            name, _, count = line.partition(":")
-            if name.strip() == "ue" and count.strip().isdecimal() and int(count):
-                found[folder(device).rpartition("/")[2]] = int(count)
+        count = pairs(text(ctx, f"{folder(device)}/{ERRORS}")).get("ue") or ""
+        if count.isdecimal() and int(count):
+            found[folder(device).rpartition("/")[2]] = int(count)
     return found

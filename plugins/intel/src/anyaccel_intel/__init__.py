@@ -69,6 +69,7 @@ class Intel(Vendor):
     """
 
     key, resource, kind, brand, driver = "intel", "GPU", "gpu", "Intel", "xe or i915"
+    modules = DRIVERS
     url = "https://pypi.org/project/anyaccel-intel/"
     pci_vendors = (0x8086,)
     pci_classes = (0x0300, 0x0301, 0x0302, 0x0380)  # VGA: Arc and integrated; display: Flex and Max; 3D
@@ -111,14 +112,6 @@ class Intel(Vendor):
         return ids
 
     # What is on the machine.
-
-    def present(self, ctx: ProbeContext) -> bool:
-        """Whether one of the drivers is loaded."""
-        return any(ctx.is_dir(f"/sys/module/{driver}") for driver in DRIVERS)
-
-    def driver_version(self, ctx: ProbeContext) -> str:
-        """Version of the driver module, where it is built outside the kernel."""
-        return next(filter(None, (text(ctx, f"/sys/module/{driver}/version") for driver in DRIVERS)), "")
 
     def survey(self, ctx: ProbeContext) -> list[Card]:
         """Look at every GPU, divide cards into tiles where the runtime does, and put all into the runtime's order."""

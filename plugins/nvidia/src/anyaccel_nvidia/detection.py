@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from anyaccel.kit import Card, asked, text
+from anyaccel.kit import Card, asked, pairs, text
 from anyaccel.plugin import PciFunction, ProbeContext
 
 from . import faults, nvml
@@ -51,19 +51,18 @@ def read_information(card: Card) -> None:
         ValueError: When a value makes no sense.
     """
     path = f"{DRIVER}/gpus/{card.address}/information"
-    lines = text(card.ctx, path).splitlines()  # some hosts let only root read it (ray-project/ray#28064)
-    values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    minor, uuid = values.get("Device Minor", ""), values.get("GPU UUID", "")
+    values = pairs(text(card.ctx, path))  # some hosts let only root read it (ray-project/ray#28064)
+    minor, uuid = values.get("Device Minor"), values.get("GPU UUID")
     if minor and not minor.isdecimal():
         raise ValueError(f"{path}: 'Device Minor' must be a number (got {minor!r}); reload the driver, or report this")
     if uuid and "?" not in uuid:
         if not _UUID.fullmatch(uuid):
             raise ValueError(f"{path}: 'GPU UUID' must look like GPU-8-4-4-4-12 hexadecimal digits (got {uuid!r})")
         card.id = uuid
-    card.model = values.get("Model", "")
+    card.model = values.get("Model") or ""
     card.nodes = (f"/dev/nvidia{minor}",) if minor else ()
-    words = [value for key, value in values.items() if key.endswith(("Excluded", "Blacklisted"))]
-    card.attributes["excluded"] = True if "yes" in map(str.lower, words) else None
+    words = [str(value).lower() for key, value in values.items() if key.endswith(("Excluded", "Blacklisted"))]
+    card.attributes["excluded"] = True if "yes" in words else None
 
 
 def gpu_cards(ctx: ProbeContext, facts: Facts, system: Facts, known: Mapping[str, Card]) -> list[Card]:
