@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from anyaccel.kit import toml
 from anyaccel.kit.fault import Fault
 from anyaccel.kit.files import asked
 from anyaccel.plugin import ProbeContext, Product
@@ -70,10 +71,8 @@ class Catalog:
     @cached_property
     def data(self) -> Mapping[str, Any]:
         """The whole file, for tables of the vendor's own."""
-        import tomllib
-
-        with open(self._path, "rb") as file:
-            return tomllib.load(file)
+        with open(self._path, encoding="utf-8", newline="") as file:
+            return toml.loads(file.read())
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
