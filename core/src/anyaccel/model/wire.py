@@ -18,8 +18,11 @@ from anyaccel.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from typing import Any, TypeVar
 
+    Builder = Callable[[Any], Any]
+    Check = Callable[[Any], bool]
     T = TypeVar("T")
 
 
@@ -60,15 +63,26 @@ def decode(kind: type[T], data: Any, where: str = "") -> T:
     Raises:
         ValueError: When the data has another shape; the message names every fault.
     """
-    value = _build(kind, data)
+    annotation: Any = kind
+    builder = _builder(annotation)
+    value: T = builder(data) if builder else data
     found = list(faults(value, kind, where or kind.__name__))
     if found:
         raise ValueError("; ".join(found))
-    return value  # type: ignore[no-any-return]
+    return value
+
+
+def prepare(kind: type[Value]) -> None:
+    """Make ahead what the functions above need for a class of values, which they make when they first need it."""
+    annotation: Any = kind
+    _builder(annotation)
+    _satisfies(annotation)
 
 
 def faults(value: Any, kind: Any, where: str) -> Iterator[str]:
     """Name every place where a value does not satisfy an annotation, as ``where must be X (got Y that is a Z)``."""
+    if _satisfies(kind)(value):
+        return
     if isinstance(kind, UnionType):
         if all(next(faults(value, option, where), None) for option in _arguments(kind)):
             yield _mismatch(value, kind, where)
@@ -77,6 +91,49 @@ def faults(value: Any, kind: Any, where: str) -> Iterator[str]:
     else:
         for content, content_kind, place in _parts(value, kind, where):
             yield from faults(content, content_kind, place)
+
+
+@cache
+def _satisfies(kind: Any) -> Check:  # noqa: PLR0911 - one for each kind of annotation
+    """Make what says quickly that a value satisfies an annotation, as nearly all do; the others may satisfy it, too."""
+    origin, arguments = _origin(kind), _arguments(kind)
+    if isinstance(kind, UnionType):
+        return _any_of([_satisfies(option) for option in arguments])
+    if origin is Literal:
+        return lambda value: value in arguments
+    if kind in (int, float):
+        return lambda value: type(value) is kind and _is_usual(value)
+    if origin in (tuple, frozenset):
+        inside = _satisfies(arguments[0])
+        return lambda value: isinstance(value, origin) and all(map(inside, value))
+    if origin is not None:
+        key, content = _satisfies(arguments[0]), _satisfies(arguments[-1])
+        return lambda value: isinstance(value, dict) and all(map(key, value)) and all(map(content, value.values()))
+    if issubclass(kind, Value):
+        return _all_fields(kind, [(name, _satisfies(annotation)) for name, annotation in hints(kind).items()])
+    return lambda value: isinstance(value, kind)
+
+
+def _any_of(options: Sequence[Check]) -> Check:
+    def check(value: Any) -> bool:
+        for option in options:  # noqa: SIM110 - a generator takes as long as all that it asks
+            if option(value):
+                return True
+        return False
+
+    return check
+
+
+def _all_fields(kind: type[Value], fields: Sequence[tuple[str, Check]]) -> Check:
+    def check(value: Any) -> bool:
+        if not isinstance(value, kind):
+            return False
+        for name, fits in fields:  # noqa: SIM110 - likewise
+            if not fits(getattr(value, name)):
+                return False
+        return True
+
+    return check
 
 
 def _origin(kind: Any) -> Any:
@@ -140,26 +197,48 @@ def _mismatch(value: Any, kind: Any, where: str) -> str:
     return f"{where} must be {name} (got {shown(value)} that is a {type(value).__name__})"
 
 
-def _build(kind: Any, data: Any) -> Any:
-    """Shape data like an annotation; what does not fit is left as it is, for :func:`faults` to name."""
-    origin = _origin(kind)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return next((member for member in kind if member.value == data), data)
+@cache
+def _builder(kind: Any) -> Builder | None:  # noqa: PLR0911 - one for each kind of annotation
+    """Make what shapes data like an annotation, and leaves what does not fit for :func:`faults` to name.
+
+    Returns:
+        None where data is taken as it is.
+    """
+    origin, arguments = _origin(kind), _arguments(kind)
     if isinstance(kind, UnionType):
-        built = (_build(option, data) for option in _arguments(kind))
-        return next((value for value in built if not isinstance(value, (list, dict))), data)
-    if origin in (tuple, frozenset) and isinstance(data, list):
-        return origin(_build(_arguments(kind)[0], content) for content in data)
-    if origin is not None and isinstance(data, Mapping):
-        return {key: _build(_arguments(kind)[1], content) for key, content in data.items()}
-    if isinstance(kind, type) and issubclass(kind, Value) and isinstance(data, Mapping):
-        return _build_value(kind, data)
-    return data
+        options = [builder for option in arguments if (builder := _builder(option))]
+        return (lambda data: _first_built(options, data)) if options else None
+    if origin is Literal:
+        return None
+    if origin in (tuple, frozenset):
+        inside = _builder(arguments[0])
+        return lambda data: origin(map(inside, data) if inside else data) if isinstance(data, list) else data
+    if origin is not None:
+        content = _builder(arguments[-1])
+        if content is None:
+            return None
+        return lambda data: {k: content(v) for k, v in data.items()} if isinstance(data, dict) else data
+    if issubclass(kind, Enum):
+        members = {member.value: member for member in kind}  # of texts
+        return lambda data: members.get(data, data) if isinstance(data, str) else data
+    return _value_builder(kind) if issubclass(kind, Value) else None
 
 
-def _build_value(kind: type[Value], data: Mapping[str, Any]) -> Any:
-    known = hints(kind)
-    try:
-        return kind(**{name: _build(known[name], content) for name, content in data.items()})
-    except (KeyError, TypeError):  # an unknown field, or a missing one
-        return data
+def _first_built(options: Sequence[Builder], data: Any) -> Any:
+    """What the first option makes of data; those that do not fit leave lists and objects as they are."""
+    built = (option(data) for option in options)
+    return next((value for value in built if not isinstance(value, (list, dict))), data)
+
+
+def _value_builder(kind: type[Value]) -> Builder:
+    known = {name: _builder(annotation) for name, annotation in hints(kind).items()}
+
+    def build(data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        try:
+            return kind(**{name: shape(each) if (shape := known[name]) else each for name, each in data.items()})
+        except (KeyError, TypeError):  # an unknown field, or a missing one
+            return data
+
+    return build
