@@ -46,7 +46,13 @@ class RecordedFacts:
         self._paths: dict[str, Entry] = dict(recording.get("paths", {}))
         self._commands = {tuple(entry["argv"]): entry for entry in recording.get("commands", [])}
         self._queries: dict[str, Entry] = dict(recording.get("queries", {}))
-        self._directories = {parent for path in self._paths for parent in _parents(path)}
+        self._inside: dict[str, set[str]] = {}
+        """By directory, the names in it."""
+        for path in self._paths:
+            directory = path
+            while directory:
+                directory, _, name = directory.rpartition("/")
+                self._inside.setdefault(directory, set()).add(name)
 
     def read(self, path: str) -> str | None:
         entry = self._entry(self._resolve(path))
@@ -54,9 +60,12 @@ class RecordedFacts:
         return str(text) if text is not None else None
 
     def glob(self, pattern: str) -> list[str]:
-        matches = _matcher(pattern)
-        known = {*self._paths, *self._directories}
-        return sorted((path for path in known if matches(path)), key=natural)
+        root, *parts = pattern.split("/")
+        found = [root]
+        for part in parts:
+            matches = _matcher(part)
+            found = [f"{above}/{name}" for above in found for name in self._inside.get(above, ()) if matches(name)]
+        return sorted(found, key=natural)
 
     def readlink(self, path: str) -> str | None:
         path = plain(path)
@@ -65,11 +74,11 @@ class RecordedFacts:
         return entry.get("link") if entry else None
 
     def exists(self, path: str) -> bool:
-        return any(known in self._paths or known in self._directories for known in (plain(path), self._resolve(path)))
+        return any(known in self._paths or known in self._inside for known in (plain(path), self._resolve(path)))
 
     def is_dir(self, path: str) -> bool:
         path = self._resolve(path)
-        return path in self._directories or bool(self._paths.get(path, {}).get("dir"))
+        return path in self._inside or bool(self._paths.get(path, {}).get("dir"))
 
     def node(self, path: str) -> DeviceNode | None:
         entry = self._entry(self._resolve(path))
@@ -115,6 +124,8 @@ class RecordedFacts:
     def _resolve(self, path: str) -> str:
         """Follow the links on a path, as the kernel would: sysfs shows most devices through links."""
         path = plain(path)
+        if "link" not in self._paths.get(path, {"link": ""}):
+            return path
         for _ in range(40):
             link = next((part for part in [*_parents(path), path] if "link" in self._paths.get(part, {})), None)
             if link is None or (path != link and path in self._paths):
@@ -126,17 +137,25 @@ class RecordedFacts:
 
 def _parents(path: str) -> Iterator[str]:
     """The directories above a path, the topmost first."""
-    for match in re.finditer("/", path[1:]):
-        yield path[: match.start() + 1]
+    at = path.find("/", 1)
+    while at > 0:
+        yield path[:at]
+        at = path.find("/", at + 1)
 
 
 def _matcher(pattern: str) -> Callable[[str], object]:
-    """Compile a shell pattern in which, as in a shell, ``*`` and ``?`` do not cross a slash."""
-    expression = re.escape(pattern).replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
+    """What says whether a name matches one part of a shell pattern."""
+    if not any(special in pattern for special in "*?["):
+        return pattern.__eq__
+    before, _, after = pattern.partition("*")
+    if not any(special in before + after for special in "*?["):
+        least = len(before) + len(after)
+        return lambda name: len(name) >= least and name.startswith(before) and name.endswith(after)
+    expression = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
     expression = re.sub(
         r"\\\[(!?)(.*?)\\\]", lambda m: f"[{'^' if m[1] else ''}{m[2].replace(chr(92), '')}]", expression
     )
-    return re.compile(expression + r"\Z").match
+    return re.compile(expression + r"\Z", re.DOTALL).match
 
 
 class Recorder:
