@@ -10,6 +10,8 @@ HEADER = struct.Struct("=BQ")
 CALL, BEGUN, ANSWER = 1, 2, 3
 IDLE_SECONDS = 60.0
 """A process that was not called for so long ends, and so does an interpreter without processes."""
+CHUNK = 1 << 16
+"""Bytes that are received at once."""
 PRINTED_LIMIT = 8192
 """Bytes of what a process prints that are kept: the last ones."""
 PACKET_LIMIT = 1 << 17
