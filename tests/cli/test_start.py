@@ -37,6 +37,33 @@ def test_a_command_imports_nothing_slow_that_it_does_not_need(what):
     assert (imported(code) - imported("pass")) & (SLOW[what] | NEVER) == set()
 
 
+BEGINS = """
+import os, sys
+def posix_spawn(*_, **__):
+    print(*sys.modules)
+    os._exit(0)
+os.posix_spawn = posix_spawn
+sys.argv = ["anyaccel", "select", "--machine", "nowhere", "GPU"]
+import anyaccel
+{}
+"""
+BEFORE_IT_BEGINS = {"argparse", "collections", "enum", "json", "re", "socket", "subprocess", "threading", "typing"}
+
+
+@pytest.mark.parametrize("call", ["anyaccel.detect('nowhere')", "from anyaccel.cli import program; program()"])
+def test_what_forks_vendors_processes_starts_before_what_takes_as_long_is_imported(call):
+    command = [sys.executable, "-I", "-c", BEGINS.format(call)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split()) - imported("pass")
+    assert loaded & (NEVER | BEFORE_IT_BEGINS) == set()
+
+
+def test_a_vendors_process_imports_nothing_slow_that_only_few_hooks_need():
+    loaded = imported("import anyaccel.probe.forkserver, anyaccel.vendors.tasks, anyaccel.kit") - imported("pass")
+    slow = {"datetime", "difflib", "selectors", "socket", "subprocess", "threading", "tomllib", "traceback", "uuid"}
+    assert loaded & (slow | NEVER - {"inspect", "pluggy"}) == set()
+
+
 def test_without_arguments_all_is_as_a_parser_has_it():
     args = Defaults()
     add_common(args)

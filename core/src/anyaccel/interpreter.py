@@ -1,90 +1,130 @@
 """Start a fresh Python interpreter that runs a module of ours.
 
 Everybody on the machine can read a command line, and the caller's arguments and module path may hold what others must
-not see. So the command line is the same for everybody, and what the interpreter needs comes through a pipe, which is
-its standard input.
+not see. So the command line is the same for everybody, and what the interpreter needs comes as a file without a name,
+which is its standard input.
+
+It takes an interpreter as long to start as the caller to import what it needs meanwhile. So nothing is imported here
+that takes long: :mod:`_socket` is what :mod:`socket` makes its own of, and :mod:`subprocess` would be the largest part.
 """
 
 from __future__ import annotations
 
-import json
+import _socket
+import fcntl
+import marshal
 import os
 import select
-import subprocess
 import sys
-from collections.abc import Collection, Mapping
-from typing import Any
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+CONTROL = 3
+"""Descriptor of the interpreter's end of the socket between it and its caller."""
 BOOTSTRAP = (
-    "import sys,json,importlib;path,module,config=json.loads(sys.stdin.buffer.readline());sys.path[:]=path;"
-    "importlib.import_module(module).main(config)"
+    f"import os;os.closerange({CONTROL + 1},os.sysconf('SC_OPEN_MAX'));"
+    "import gc,marshal,site,sys;gc.disable();site.main();path,module,config=marshal.load(sys.stdin.buffer);"
+    "os.ftruncate(0,0);sys.path[:]=path;__import__(module);sys.modules[module].main(config)"
 )
+"""What it runs first. It closes what the caller has opened for its own children before anybody else's code runs, which
+is why it asks for the site's start-up itself (``-S``). What is imported at start is no garbage, so nobody looks for it.
+"""
 
 
-def start(
-    module: str,
-    config: Any,
-    *,
-    env: Mapping[str, str] | None = None,
-    stdout: int | None = None,
-    stderr: int | None = None,
-    pass_fds: Collection[int] = (),
-) -> subprocess.Popen[bytes]:
+class Interpreter:
+    """A fresh interpreter, which is a child of this process.
+
+    Attributes:
+        pid: Its process id.
+        control: Descriptor of our end of the socket between us, of the kind ``SOCK_SEQPACKET``. It is the caller's.
+    """
+
+    def __init__(self, pid: int, control: int) -> None:
+        self.pid = pid
+        self.control = control
+        self._status: int | None = None
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Wait until it has ended, without a limit when None.
+
+        Returns:
+            Its exit status, negative for the number of a signal; None when it has not ended. It is 0 where somebody
+            else has taken it.
+        """
+        if self._status is None:
+            try:
+                if seconds is not None and not _ended(self.pid, seconds):
+                    return None
+                self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            except (ChildProcessError, ProcessLookupError):
+                self._status = 0
+        return self._status
+
+    def kill(self) -> None:
+        """Kill it."""
+        if self.wait(0) is None:
+            import signal
+
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def start(module: str, config: Any, *, env: Mapping[str, str] | None = None, quiet: bool = False) -> Interpreter:
     """Start an interpreter with the caller's module path that calls the function ``main`` of a module.
 
     Args:
-        module: Name of the module.
-        config: JSON data that ``main`` is called with.
+        module: Name of the module. It finds the socket at the descriptor :data:`CONTROL`, and its collector disabled.
+        config: Plain data that ``main`` is called with.
         env: Its environment; that of the caller when None.
-        stdout: As :class:`subprocess.Popen` takes it.
-        stderr: As :class:`subprocess.Popen` takes it.
-        pass_fds: Descriptors that it inherits.
-
-    Returns:
-        The process. Its standard input is open: see :func:`tell`.
+        quiet: Whether what it prints is lost; otherwise it prints where the caller does.
 
     Raises:
         OSError: When it cannot be started.
     """
-    # -I: the caller's module path is passed on as it is, so nothing else should add to it.
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-c", BOOTSTRAP],
-        bufsize=0,
-        env=env,
-        stdin=subprocess.PIPE,
-        stdout=stdout,
-        stderr=stderr,
-        pass_fds=pass_fds,
-        start_new_session=True,  # Ctrl-C at the terminal is the caller's business
-    )
     path: list[object] = [*sys.path]
-    tell(process, [[entry for entry in path if isinstance(entry, str)], module, config])
-    return process
+    words = marshal.dumps([[entry for entry in path if isinstance(entry, str)], module, config])
+    opened: list[int] = []
 
+    def out_of_the_way(descriptor: int) -> int:
+        """Move a descriptor above those that it is to become: the caller may have closed its streams."""
+        opened.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, CONTROL + 1))
+        os.close(descriptor)
+        return opened[-1]
 
-def tell(process: subprocess.Popen[bytes], data: Any) -> None:
-    """Write one line of JSON to a process; nothing happens when it has died, which its end tells."""
-    stream = process.stdin
-    assert stream is not None  # noqa: S101 - it was asked for
-    view = memoryview(json.dumps(data).encode() + b"\n")
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     try:
-        while view:
-            view = view[stream.write(view) or 0 :]
-    except BrokenPipeError:
-        return
+        actions = [(os.POSIX_SPAWN_DUP2, out_of_the_way(theirs.detach()), CONTROL)]
+        told = out_of_the_way(os.memfd_create("told"))
+        with open(told, "wb", closefd=False) as file:
+            file.write(words)
+        os.lseek(told, 0, os.SEEK_SET)
+        actions.append((os.POSIX_SPAWN_DUP2, told, 0))
+        if quiet:
+            null = out_of_the_way(os.open(os.devnull, os.O_WRONLY))
+            actions += [(os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
+        # -I: the caller's module path is passed on as it is, so nothing else should add to it.
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-I", "-S", "-c", BOOTSTRAP],
+            os.environ if env is None else env,
+            file_actions=actions,
+            setsid=True,  # Ctrl-C at the terminal is the caller's business
+        )
+        return Interpreter(pid, ours.detach())
+    finally:
+        ours.close()
+        for descriptor in opened:
+            os.close(descriptor)
 
 
-def wait(pid: int, seconds: float) -> bool:
-    """Wait until a child has ended, and reap it; False when it has not, or somebody else has reaped it."""
-    try:
-        pinned = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
+def _ended(pid: int, seconds: float) -> bool:
+    """Whether a child ends within some seconds."""
+    pinned = os.pidfd_open(pid)
     try:
         poll = select.poll()
         poll.register(pinned, select.POLLIN)
-        return bool(poll.poll(seconds * 1000)) and os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:
-        return False
+        return bool(poll.poll(max(0.0, seconds) * 1000))
     finally:
         os.close(pinned)

@@ -9,7 +9,7 @@ from anyaccel.cli import output
 from anyaccel.cli.options import machine_options
 from anyaccel.inventory.diagnose import ORDER, Diagnosis, diagnose
 from anyaccel.model import Inventory, Severity
-from anyaccel.probe.machine import HOST
+from anyaccel.probe import HOST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

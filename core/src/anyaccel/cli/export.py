@@ -18,7 +18,7 @@ from anyaccel.exports.targets import TARGETS, Needs, export
 from anyaccel.inventory.current import ALLOCATION_VARIABLE
 from anyaccel.launcher.environment import DEVICES_VARIABLE
 from anyaccel.model import Allocation, Device, EnvEdits, Grant, Inventory, Request, Share, Term, VendorState
-from anyaccel.probe.machine import HOST
+from anyaccel.probe import HOST
 
 _NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _MOST_SHARDS = 1000

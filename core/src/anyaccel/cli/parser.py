@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib import import_module
 
 from anyaccel.cli import VERSION, output
 from anyaccel.errors import AnyaccelError, UsageError
+from anyaccel.vendors import begin_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,8 +33,13 @@ COMMANDS = {
     "ray": "make this machine a node of a Ray cluster",
 }
 DEFAULT = "status"
+SURVEYS = {"status", "run", "hold", "select", "why", "env", "doctor", "export"}
+"""Commands that look at the machine."""
 EPILOG = """exit status: 0 done, 1 failed, 2 the request or an argument is wrong, 3 the request can never fit on this
 machine, 4 not free now, 126 the command cannot be run, 127 it was not found; 'run' returns the command's own"""
+
+
+HELP = {"-h", "--help"}
 
 
 def dispatch(arguments: Sequence[str]) -> int:
@@ -52,6 +59,8 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 
 def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
+    if name in SURVEYS and HELP.isdisjoint(arguments):
+        begin_for(_machine(arguments), os.environ)
     module = import_module(f"anyaccel.cli.{name}")
     if name == DEFAULT and not arguments:
         args: Any = Defaults()
@@ -67,6 +76,15 @@ def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
         args.command = command
     status: int = module.main(args)
     return status
+
+
+def _machine(arguments: Sequence[str]) -> str:
+    """The machine that arguments name, before they are parsed; empty when they name none."""
+    for position, argument in enumerate(arguments):
+        option, equals, text = argument.partition("=")
+        if option == "--machine":
+            return text if equals else "".join(arguments[position + 1 : position + 2])
+    return ""
 
 
 class Defaults:
@@ -154,7 +172,7 @@ def _find_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
                 f"there is no command {argument!r}; {_close_command(argument)}", hint="see 'anyaccel --help'"
             )
         return argument, [*arguments[:position], *arguments[position + 1 :]]
-    if "-h" in arguments or "--help" in arguments:
+    if not HELP.isdisjoint(arguments):
         _print_help()
     if list(arguments) in VERSION:
         from anyaccel._version import __version__

@@ -24,8 +24,7 @@ from anyaccel.engines.ray.snapshot import VARIABLE, write_snapshot
 from anyaccel.engines.ray.start import countable, describe, narrowed
 from anyaccel.errors import CommandNotRunnableError, UsageError
 from anyaccel.model import VendorState
-from anyaccel.probe.machine import HOST
-from anyaccel.probe.machine import VARIABLE as MACHINE_VARIABLE
+from anyaccel.probe import HOST, MACHINE_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

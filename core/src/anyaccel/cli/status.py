@@ -16,7 +16,7 @@ from anyaccel.model import (
     format_slots,
     format_units,
 )
-from anyaccel.probe.machine import HOST
+from anyaccel.probe import HOST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from anyaccel.model import (
     VendorReport,
     VendorState,
 )
-from anyaccel.model.wire import decode
+from anyaccel.model.wire import decode, prepare
 from anyaccel.probe.guard import GuardedProcess, Outcome
 from anyaccel.probe.machine import Machine
 from anyaccel.vendors import contract
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS = 0.8
 """How long a request that others can serve waits for a vendor that it does not name."""
+
+for kind in (PluginInfo, EnvEdits, Detected):  # while whoever imports this waits for what has begun
+    prepare(kind)
 
 Progress = Mapping[GuardedProcess, Outcome]
 

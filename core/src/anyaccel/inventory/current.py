@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from anyaccel.errors import LedgerError, UsageError
 from anyaccel.model import Allocation, Device, Share, replace
 from anyaccel.model.wire import decode
-from anyaccel.probe.machine import HOST, Machine
-from anyaccel.probe.machine import VARIABLE as MACHINE_VARIABLE
+from anyaccel.probe import HOST, MACHINE_VARIABLE
+from anyaccel.probe.machine import Machine
 
 ALLOCATION_VARIABLE = "ANYACCEL_ALLOCATION"
 LEASE_VARIABLE = "ANYACCEL_LEASE"

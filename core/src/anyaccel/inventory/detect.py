@@ -1,19 +1,17 @@
-"""Find out what is on a machine, every vendor at once, each at its own risk."""
+"""Find out what is on a machine."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 
-from anyaccel.errors import MachineError
-from anyaccel.inventory.current import narrow
-from anyaccel.model import Device, Inventory, Problem, Request, VendorReport, VendorState
-from anyaccel.probe.context import Facts
-from anyaccel.probe.host import HostFacts
-from anyaccel.probe.machine import HOST, Machine, parse_machine
-from anyaccel.vendors import DEADLINE_SECONDS, begin
-from anyaccel.vendors.discovery import Source, installed
-from anyaccel.vendors.presence import Presence, possible
+from anyaccel.vendors import DEADLINE_SECONDS, begin_for
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from anyaccel.model import Inventory, Request
+    from anyaccel.probe.machine import Machine
 
 
 def detect(
@@ -45,83 +43,7 @@ def detect(
         UsageError: When ``ANYACCEL_PLUGINS`` names a vendor that has no plug-in.
     """
     environ = os.environ if environ is None else environ
-    where = machine if isinstance(machine, Machine) else parse_machine(machine, environ)
-    if where.text != HOST:  # somebody is to be asked there
-        begin()
-    sources, problems = installed(environ)
-    present: dict[str, Presence | None] = {source.vendor: None for source in sources}
-    if not everybody and not where.simulated:
-        present = possible(sources, *_seen(where, environ))
-    reports = [_report_problem(problem) for problem in problems]
-    reports += [_not_asked(source) for source in sources if source.vendor not in present]
-    found: list[Device] = []
-    if present:
-        asked, found = _ask(where, sources, present, request, timeout=timeout, environ=environ)
-        reports += asked
-    elif where.simulated:
-        raise MachineError(f"no plug-in is installed that could simulate {where.text!r}")
-    reports.sort(key=lambda report: report.vendor)
-    devices = narrow(found, where, environ)
-    inventory = Inventory(machine=where.text, devices=tuple(devices), vendors=tuple(reports))
-    if declare:
-        from anyaccel.inventory.declared import declare as add_declared
+    begin_for(machine if isinstance(machine, str | None) else machine.text, environ)
+    from anyaccel.inventory.find import find  # takes as long to import as what has begun takes to start
 
-        return add_declared(inventory, declare)
-    return inventory
-
-
-def _ask(
-    machine: Machine,
-    sources: Sequence[Source],
-    present: Mapping[str, Presence | None],
-    request: Request | None,
-    *,
-    timeout: float,
-    environ: Mapping[str, str],
-) -> tuple[list[VendorReport], list[Device]]:
-    """Ask the vendors that may be there; how each fared, and their devices."""
-    from anyaccel.inventory import answers
-    from anyaccel.vendors.process import ask
-
-    enough = None if request is None else answers.enough_for(request, present, sources)
-    outcomes, _ = ask(
-        "detect", machine, timeout=timeout, environ=environ, vendors=present, sources=sources, enough=enough
-    )
-    if machine.simulated:
-        answers.check_products(machine, outcomes)
-    reports = []
-    found: dict[str, list[Device]] = {}
-    for source, outcome in outcomes.values():
-        report, found[source.vendor] = answers.interpret(source, outcome)
-        reports.append(report)
-    return reports, answers.told_apart(found)
-
-
-def _seen(machine: Machine, environ: Mapping[str, str]) -> tuple[Facts, Mapping[str, str]]:
-    """A machine's facts, and the environment in which its vendors are looked for."""
-    if machine.recording is None:
-        return HostFacts(environ), environ
-    from anyaccel.probe.loading import load
-    from anyaccel.probe.recording import RecordedFacts
-
-    facts = RecordedFacts(load(machine.recording))
-    return facts, {**facts.environ, **environ}
-
-
-def _report_problem(problem: Problem) -> VendorReport:
-    return VendorReport(
-        vendor=problem.vendor,
-        state=VendorState.FAILED,
-        distribution=problem.distribution,
-        version=problem.version,
-        problem=problem,
-    )
-
-
-def _not_asked(source: Source) -> VendorReport:
-    return VendorReport(
-        vendor=source.vendor,
-        state=VendorState.NOT_ASKED,
-        distribution=source.distribution,
-        version=source.version,
-    )
+    return find(machine, declare=declare, timeout=timeout, environ=environ, request=request, everybody=everybody)

@@ -23,10 +23,11 @@ from anyaccel.model import (
     VendorState,
 )
 from anyaccel.model.wire import decode
+from anyaccel.probe import HOST
 from anyaccel.probe.context import Facts
 from anyaccel.probe.host import HostFacts
 from anyaccel.probe.loading import load
-from anyaccel.probe.machine import HOST, Machine, parse_machine
+from anyaccel.probe.machine import Machine, parse_machine
 from anyaccel.probe.recording import RecordedFacts
 from anyaccel.vendors import DEADLINE_SECONDS
 from anyaccel.vendors.discovery import problem_of

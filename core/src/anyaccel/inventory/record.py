@@ -21,8 +21,9 @@ from collections.abc import Iterable, Mapping
 from anyaccel.errors import MachineError, UsageError
 from anyaccel.model import Detected, Device, Problem, Value, replace
 from anyaccel.model.wire import decode, encode
+from anyaccel.probe import HOST
 from anyaccel.probe.loading import FILE_NAME, read_json
-from anyaccel.probe.machine import HOST, Machine, parse_machine
+from anyaccel.probe.machine import Machine, parse_machine
 from anyaccel.probe.private import Names
 from anyaccel.probe.recording import merge
 from anyaccel.probe.sanitize import replace_in, sanitize

@@ -23,8 +23,7 @@ from anyaccel.model import (
     replace,
 )
 from anyaccel.model.wire import encode
-from anyaccel.probe.machine import HOST
-from anyaccel.probe.machine import VARIABLE as MACHINE_VARIABLE
+from anyaccel.probe import HOST, MACHINE_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from anyaccel.model import (
     replace,
     slot_mask,
 )
-from anyaccel.probe.machine import HOST
+from anyaccel.probe import HOST
 from anyaccel.scheduler import Choice, Verdict, parse_request
 from anyaccel.scheduler.choice import extent_of
 

@@ -9,6 +9,7 @@ what it has printed. When process ``n`` has ended, the server kills what it left
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import ctypes
 import faulthandler
@@ -18,33 +19,37 @@ import json
 import os
 import select
 import signal
-import socket
+import struct
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from anyaccel.probe.protocol import ANSWER, BEGUN, HEADER, IDLE_SECONDS, PACKET_LIMIT, PRINTED_LIMIT, TRACE
+from anyaccel.interpreter import CONTROL
+from anyaccel.probe.protocol import ANSWER, BEGUN, CHUNK, HEADER, IDLE_SECONDS, PACKET_LIMIT, PRINTED_LIMIT, TRACE
 
 REAP_SECONDS = 0.5
 """How long a killed process is waited for: one that is stuck in the kernel ignores even SIGKILL."""
 
 TRACE_SECONDS = 0.5
 
+DESCRIPTOR = struct.Struct("i")
+"""A descriptor that comes with a packet."""
+
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36
 
 
-def main(config: dict[str, Any]) -> None:
+def main(preload: Sequence[str]) -> None:
     """Import some modules and serve the caller until it has gone.
 
     Args:
-        config: ``control``, the descriptor of the control socket, and ``preload``, names of modules.
+        preload: Their names.
     """
-    for module in config["preload"]:
+    for module in preload:
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    gc.collect()
-    gc.freeze()  # the collector would write to every page that the processes share
-    Server(socket.socket(fileno=config["control"])).serve()
+    gc.freeze()  # the collector, which the processes enable, would write to every page that they share
+    Server(_socket.socket(fileno=CONTROL)).serve()
     os._exit(0)
 
 
@@ -59,7 +64,7 @@ class Child:
         printed: The end of what it has printed.
     """
 
-    def __init__(self, number: int, calls: socket.socket) -> None:
+    def __init__(self, number: int, calls: _socket.socket) -> None:
         self.number = number
         self.printed = bytearray()
         self.output, output = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -110,7 +115,7 @@ class Child:
 class Server:
     """The server's state: its processes by number, and whose each descriptor is."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: _socket.socket) -> None:
         self.control = control
         self.children: dict[int, Child] = {}
         self.owners: dict[int, Child] = {}
@@ -138,15 +143,16 @@ class Server:
 
     def _on_control(self) -> bool:
         try:
-            data, descriptors, _, _ = socket.recv_fds(self.control, PACKET_LIMIT, 1)
+            data, ancillary, _, _ = self.control.recvmsg(PACKET_LIMIT, _socket.CMSG_LEN(DESCRIPTOR.size))
         except OSError:
             return False
         if not data:
             return False
         message = json.loads(data)
         if "start" in message:
-            os.set_inheritable(descriptors[0], False)
-            self._on_start(message["start"], socket.socket(fileno=descriptors[0]))
+            (descriptor,) = DESCRIPTOR.unpack(ancillary[0][2])
+            os.set_inheritable(descriptor, False)
+            self._on_start(message["start"], _socket.socket(fileno=descriptor))
         elif "end" in message and message["end"] in self.children:
             if message["trace"]:
                 self.children[message["end"]].trace()
@@ -157,7 +163,7 @@ class Server:
             self._say({"told": child.number, "printed": child.printed.decode(errors="replace")})
         return True
 
-    def _on_start(self, number: int, calls: socket.socket) -> None:
+    def _on_start(self, number: int, calls: _socket.socket) -> None:
         try:
             child = self.children[number] = Child(number, calls)
         except OSError as error:  # no process or descriptor is left
@@ -207,7 +213,7 @@ class Server:
 
     def _say(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the caller has gone, which the control socket tells
-            self.control.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
+            self.control.send(json.dumps(message).encode(), _socket.MSG_DONTWAIT)
 
 
 def _children() -> set[int]:
@@ -228,7 +234,7 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
 
 
-def _become_child(calls: socket.socket, output: int, server: int) -> None:
+def _become_child(calls: _socket.socket, output: int, server: int) -> None:
     """What the child does after the fork; never returns."""
     try:
         _prctl(_PDEATHSIG, signal.SIGKILL)
@@ -242,6 +248,7 @@ def _become_child(calls: socket.socket, output: int, server: int) -> None:
         os.dup2(output, 2)
         os.closerange(3, calls.fileno())
         os.closerange(calls.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        gc.enable()
         faulthandler.enable(2)
         faulthandler.register(TRACE, 2)
         _answer_calls(calls)
@@ -251,13 +258,11 @@ def _become_child(calls: socket.socket, output: int, server: int) -> None:
         os._exit(70)
 
 
-def _answer_calls(calls: socket.socket) -> None:
+def _answer_calls(calls: _socket.socket) -> None:
     """Answer calls until the caller has gone, or has not called for long."""
+    calls.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, struct.pack("ll", int(IDLE_SECONDS), 0))
     while True:
-        if not select.select([calls], [], [], IDLE_SECONDS)[0]:
-            os._exit(0)
-        _, size = HEADER.unpack(_read(calls, HEADER.size))
-        call = json.loads(_read(calls, size))
+        call = json.loads(_receive(calls))
         if call["begun"]:  # it took a while to get here, and the time that it may take begins now
             calls.sendall(HEADER.pack(BEGUN, 0))
         me = os.getpid()
@@ -283,12 +288,15 @@ def _answer(call: dict[str, Any]) -> bytes:
         return json.dumps({"fault": fault}).encode()
 
 
-def _read(calls: socket.socket, size: int) -> bytearray:
-    """Read some bytes; ends this process when the caller has gone."""
+def _receive(calls: _socket.socket) -> bytearray:
+    """Receive a call; ends this process when the caller has gone, or nothing comes for long."""
     data = bytearray()
-    while len(data) < size:
-        chunk = calls.recv(min(1 << 20, size - len(data)))
+    while len(data) < HEADER.size or len(data) < HEADER.size + HEADER.unpack_from(data)[1]:
+        try:
+            chunk = calls.recv(CHUNK)
+        except BlockingIOError:
+            os._exit(0)
         if not chunk:
             os._exit(0)
         data += chunk
-    return data
+    return data[HEADER.size :]

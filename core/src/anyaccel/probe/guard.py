@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -22,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple, Self
 
-from anyaccel import interpreter
-from anyaccel.probe.protocol import ANSWER, BEGUN, CALL, HEADER, IDLE_SECONDS, PACKET_LIMIT
+from anyaccel.probe import ahead
+from anyaccel.probe.protocol import ANSWER, BEGUN, CALL, CHUNK, HEADER, IDLE_SECONDS, PACKET_LIMIT
 
 START_SECONDS = 20.0
 """Time that processes may take to start beside their calls, on a machine under load."""
@@ -66,22 +65,8 @@ class Guard:
         self._numbers = count(1)
         self._said: dict[int, dict[str, Any]] = {}
         self._told: dict[int, str] = {}
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            control = fcntl.fcntl(theirs.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)  # the caller may have closed its streams
-        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            config = {"control": control, "preload": preload}
-            process = interpreter.start(
-                "anyaccel.probe.forkserver", config, stdout=null, stderr=null, pass_fds=(control,)
-            )
-        finally:
-            os.close(control)
-            os.close(null)
-        assert process.stdin is not None  # noqa: S101 - it is a pipe
-        process.stdin.close()
-        self._pid = process.pid
-        process.returncode = 0  # we reap it; when this process ends without that, it ends, too
+        self._interpreter = ahead.take(*preload)
+        self._control = socket.socket(fileno=self._interpreter.control)
 
     def fork(self) -> tuple[int, socket.socket]:
         """Have a process forked; its number, and the socket on which it answers calls.
@@ -132,7 +117,7 @@ class Guard:
         with self._lock:
             self._control.close()
         if wait:
-            interpreter.wait(self._pid, END_SECONDS)  # not for what is stuck in the kernel
+            self._interpreter.wait(END_SECONDS)  # not for what is stuck in the kernel
 
     def forget(self) -> None:
         """Leave it alone: we are a fork of the process that it belongs to."""
@@ -239,8 +224,14 @@ class GuardedProcess:
         """
         assert self._calls is not None  # noqa: S101
         self._used = time.monotonic()
-        self._calls.settimeout(seconds)
-        self._calls.sendall(HEADER.pack(CALL, len(data)) + data)
+        data = HEADER.pack(CALL, len(data)) + data
+        try:  # nearly always there is room for all of it, and nothing to wait for
+            sent = self._calls.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(data):
+            self._calls.settimeout(seconds)
+            self._calls.sendall(data[sent:])
 
     def fileno(self) -> int:
         """Descriptor of the socket on which it answers."""
@@ -252,7 +243,7 @@ class GuardedProcess:
         assert self._calls is not None  # noqa: S101
         self._used = time.monotonic()
         try:
-            return self._calls.recv(1 << 20)
+            return self._calls.recv(CHUNK)
         except OSError:
             return b""
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 from anyaccel.errors import MachineError
 from anyaccel.model import Value
+from anyaccel.probe import HOST, MACHINE_VARIABLE
 
-VARIABLE = "ANYACCEL_MACHINE"
-HOST = "host"
 SIMULATION = "sim:"
 MOST_SIMULATED = 65_536
 
@@ -56,7 +55,7 @@ def parse_machine(text: str | None = None, environ: Mapping[str, str] | None = N
     Raises:
         MachineError: When it names no machine, or a recording that is damaged.
     """
-    text = text or (os.environ if environ is None else environ).get(VARIABLE) or HOST
+    text = text or (os.environ if environ is None else environ).get(MACHINE_VARIABLE) or HOST
     if text == HOST:
         return Machine()
     if text.startswith(SIMULATION):

@@ -70,12 +70,12 @@ def accel_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Inventory]
     process was started with do not count on it.
     """
     from anyaccel.inventory.detect import detect
-    from anyaccel.probe.machine import VARIABLE
+    from anyaccel.probe import MACHINE_VARIABLE
 
     def use(machine: Any) -> Inventory:
         for name in GIVEN:
             monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv(VARIABLE, str(machine))
+        monkeypatch.setenv(MACHINE_VARIABLE, str(machine))
         for report in detect().vendors:
             for name in report.env_vars:
                 monkeypatch.delenv(name, raising=False)

@@ -1,7 +1,14 @@
 """Plug-ins: which are installed, which may have hardware here, and one process per vendor that runs its hooks."""
 
-import contextlib
+from __future__ import annotations
+
 import sys
+
+from anyaccel.probe import HOST, MACHINE_VARIABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 DEADLINE_SECONDS = 10.0
 """Time for a hook that touches the machine."""
@@ -11,13 +18,28 @@ TASKS = "anyaccel.vendors.tasks"
 
 def begin() -> None:
     """Start what forks vendors' processes, which takes as long as what the caller may do before it asks them."""
-    from anyaccel.probe.guard import guard
+    try:
+        if "anyaccel.probe.guard" in sys.modules:
+            from anyaccel.probe.guard import guard
 
-    with contextlib.suppress(OSError):  # whoever asks says why
-        guard(TASKS)
+            guard(TASKS)
+        else:
+            from anyaccel.probe import ahead
+
+            ahead.begin(TASKS)
+    except OSError:  # whoever asks says why
+        return
+
+
+def begin_for(machine: str | None, environ: Mapping[str, str]) -> None:
+    """Do so where another machine than this host is named, whose vendors are asked without a look at this one."""
+    if (machine or environ.get(MACHINE_VARIABLE) or HOST) != HOST:
+        begin()
 
 
 def close() -> None:
     """End the processes of all vendors, where there are any. The next call starts them again."""
     if process := sys.modules.get("anyaccel.vendors.process"):
         process.close()
+    if ahead := sys.modules.get("anyaccel.probe.ahead"):
+        ahead.close()

@@ -6,7 +6,6 @@ register leaves nothing behind.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import warnings
@@ -214,6 +213,8 @@ def _registration_faults(plugin: object) -> Iterator[str]:
         function = getattr(plugin, name)
         if name not in specs:
             if hasattr(function, "anyaccel_impl"):
+                import difflib
+
                 close = difflib.get_close_matches(name, specs, n=1)
                 yield f"{name} is no hook" + (f"; did you mean {close[0]}?" if close else "")
             continue
@@ -226,7 +227,8 @@ def _registration_faults(plugin: object) -> Iterator[str]:
 
 
 def _argument_faults(name: str, function: Callable[..., Any]) -> Iterator[str]:
-    allowed = list(inspect.signature(getattr(hookspecs, name)).parameters)
+    code = getattr(hookspecs, name).__code__
+    allowed = code.co_varnames[: code.co_argcount]
     for parameter in inspect.signature(function).parameters.values():
         if parameter.name not in allowed:
             yield f"{name} takes {parameter.name!r}, which the hook does not pass; it passes ({', '.join(allowed)})"

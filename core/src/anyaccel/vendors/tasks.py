@@ -30,7 +30,7 @@ from anyaccel.model import (
     Term,
     replace,
 )
-from anyaccel.model.wire import decode, encode, hints
+from anyaccel.model.wire import decode, encode, prepare
 from anyaccel.probe.context import Facts, ProbeContext
 from anyaccel.probe.host import HostFacts
 from anyaccel.probe.loading import load
@@ -44,7 +44,7 @@ Payload = Mapping[str, Any]
 
 # What every task needs is made ready once, in the process that all of them are forked from.
 for kind in (Source, Machine, PluginInfo, Detected, Device):
-    hints(kind)
+    prepare(kind)
 
 
 class Loaded:

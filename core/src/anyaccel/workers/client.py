@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import os
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import count
 
-from anyaccel import interpreter
 from anyaccel.errors import NurseryError
+from anyaccel.interpreter import Interpreter, start
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.mark import Mark
 from anyaccel.workers.ending import ending
@@ -51,9 +49,8 @@ class Nursery:
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._loop = loop()
-        self._control, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with end:
-            self._process = self._start(end)
+        self._process = self._start()
+        self._control = socket.socket(fileno=self._process.control)
         self._loop.watch(self._control.fileno(), self._on_control)
 
     @property
@@ -142,10 +139,8 @@ class Nursery:
         self._loop.unwatch(self._control.fileno())
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
-        try:
-            self._process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:  # something of it is stuck in the kernel, and nobody can help that
-            self._process.kill()
+        if self._process.wait(CLOSE_SECONDS) is None:
+            self._process.kill()  # something of it is stuck in the kernel, and nobody can help that
         self._control.close()
         with self._lock:
             workers, self._workers, self._spare = self._workers, {}, None
@@ -155,28 +150,16 @@ class Nursery:
     def abandon(self) -> None:
         """Forget it: we are a fork of the process that it belongs to."""
         self.alive = False
-        self._process.returncode = 0
         self._control.close()
 
-    def _start(self, end: socket.socket) -> subprocess.Popen[bytes]:
+    def _start(self) -> Interpreter:
         if not sys.executable:
             raise NurseryError("a nursery needs a Python interpreter to start, and sys.executable names none")
-        control = fcntl.fcntl(end.fileno(), fcntl.F_DUPFD_CLOEXEC, 3)
-        config = {
-            "argv": sys.argv,
-            "control": control,
-            "caller": os.getpid(),
-            "preload": self.preload,
-        }
+        config = {"argv": sys.argv, "caller": os.getpid(), "preload": self.preload}
         try:
-            process = interpreter.start("anyaccel.workers.nursery", config, env=self.environ, pass_fds=(control,))
+            return start("anyaccel.workers.nursery", config, env=self.environ)
         except OSError as error:
             raise NurseryError(f"the nursery cannot be started: {error}") from error
-        finally:
-            os.close(control)
-        assert process.stdin is not None  # noqa: S101 - it is a pipe
-        process.stdin.close()
-        return process
 
     def _stop(self, number: int, grace: float) -> None:
         with contextlib.suppress(OSError):

@@ -25,6 +25,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped, unused-ignore]  # noqa: F401 - workers need it, and they should not each load it
 
+from anyaccel.interpreter import CONTROL
 from anyaccel.ledger.process import die_with_parent
 from anyaccel.workers import process, tree
 from anyaccel.workers.family import Family, stuck
@@ -53,7 +54,7 @@ class Nursery:
     def __init__(self, config: dict[str, Any]) -> None:
         self.pid = os.getpid()
         self.grace = LAST_GRACE
-        self.control = socket.socket(fileno=config["control"])
+        self.control = socket.socket(fileno=CONTROL)
         self.caller = _caller(config["caller"])
         self.families: dict[int, Family] = {}
         self.owners: dict[int, frozenset[Family]] = {}

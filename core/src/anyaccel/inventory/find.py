@@ -1,0 +1,106 @@
+"""Find out what is on a machine, every vendor at once, each at its own risk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from anyaccel.errors import MachineError
+from anyaccel.inventory.current import narrow
+from anyaccel.model import Device, Inventory, Problem, Request, VendorReport, VendorState
+from anyaccel.probe.context import Facts
+from anyaccel.probe.host import HostFacts
+from anyaccel.probe.machine import Machine, parse_machine
+from anyaccel.vendors import begin
+from anyaccel.vendors.discovery import Source, installed
+from anyaccel.vendors.presence import Presence, possible
+
+
+def find(
+    machine: str | Machine | None,
+    *,
+    declare: Mapping[str, int] | None,
+    timeout: float,
+    environ: Mapping[str, str],
+    request: Request | None,
+    everybody: bool,
+) -> Inventory:
+    """Find the accelerators of a machine; see :func:`anyaccel.detect`, which has begun what is to be asked."""
+    where = machine if isinstance(machine, Machine) else parse_machine(machine, environ)
+    sources, problems = installed(environ)
+    present: dict[str, Presence | None] = {source.vendor: None for source in sources}
+    if not everybody and not where.simulated:
+        present = possible(sources, *_seen(where, environ))
+    reports = [_report_problem(problem) for problem in problems]
+    reports += [_not_asked(source) for source in sources if source.vendor not in present]
+    found: list[Device] = []
+    if present:
+        begin()
+        asked, found = _ask(where, sources, present, request, timeout=timeout, environ=environ)
+        reports += asked
+    elif where.simulated:
+        raise MachineError(f"no plug-in is installed that could simulate {where.text!r}")
+    reports.sort(key=lambda report: report.vendor)
+    devices = narrow(found, where, environ)
+    inventory = Inventory(machine=where.text, devices=tuple(devices), vendors=tuple(reports))
+    if declare:
+        from anyaccel.inventory.declared import declare as add_declared
+
+        return add_declared(inventory, declare)
+    return inventory
+
+
+def _ask(
+    machine: Machine,
+    sources: Sequence[Source],
+    present: Mapping[str, Presence | None],
+    request: Request | None,
+    *,
+    timeout: float,
+    environ: Mapping[str, str],
+) -> tuple[list[VendorReport], list[Device]]:
+    """Ask the vendors that may be there; how each fared, and their devices."""
+    from anyaccel.inventory import answers
+    from anyaccel.vendors.process import ask
+
+    enough = None if request is None else answers.enough_for(request, present, sources)
+    outcomes, _ = ask(
+        "detect", machine, timeout=timeout, environ=environ, vendors=present, sources=sources, enough=enough
+    )
+    if machine.simulated:
+        answers.check_products(machine, outcomes)
+    reports = []
+    found: dict[str, list[Device]] = {}
+    for source, outcome in outcomes.values():
+        report, found[source.vendor] = answers.interpret(source, outcome)
+        reports.append(report)
+    return reports, answers.told_apart(found)
+
+
+def _seen(machine: Machine, environ: Mapping[str, str]) -> tuple[Facts, Mapping[str, str]]:
+    """A machine's facts, and the environment in which its vendors are looked for."""
+    if machine.recording is None:
+        return HostFacts(environ), environ
+    from anyaccel.probe.loading import load
+    from anyaccel.probe.recording import RecordedFacts
+
+    facts = RecordedFacts(load(machine.recording))
+    return facts, {**facts.environ, **environ}
+
+
+def _report_problem(problem: Problem) -> VendorReport:
+    return VendorReport(
+        vendor=problem.vendor,
+        state=VendorState.FAILED,
+        distribution=problem.distribution,
+        version=problem.version,
+        problem=problem,
+    )
+
+
+def _not_asked(source: Source) -> VendorReport:
+    return VendorReport(
+        vendor=source.vendor,
+        state=VendorState.NOT_ASKED,
+        distribution=source.distribution,
+        version=source.version,
+    )
