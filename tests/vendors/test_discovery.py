@@ -1,5 +1,8 @@
 """Finding plug-ins without importing them."""
 
+import os
+
+import anyaccel as aa
 from anyaccel.vendors.discovery import Source, installed
 
 
@@ -38,3 +41,10 @@ def test_two_distributions_for_one_vendor_are_both_kept_out(install):
     assert sources == []
     assert problem.reason == "one and two both claim the vendor 'zeta', so neither is used."
     assert problem.next_step == "Uninstall one, or set ANYACCEL_PLUGINS=zeta=MODULE to choose."
+
+
+def test_the_plugin_that_found_devices_is_asked_about_them_whatever_the_environment_says(acme, record, monkeypatch):
+    environ = dict(os.environ)
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "none")
+    inventory = aa.detect(record({}), environ=environ)
+    assert aa.prepare("APU:1", inventory=inventory).environment.values["ACME_VISIBLE"] == "acme-s0"

@@ -329,6 +329,7 @@ def _encode_share(share: Share) -> Any:
 
 
 _vendors: dict[tuple[Source, tuple[str, ...]], VendorProcess] = {}
+_asked: dict[tuple[str, tuple[str, ...]], VendorProcess] = {}
 _lock = threading.Lock()
 
 
@@ -342,12 +343,13 @@ def process_of(source: Source) -> VendorProcess:
 
 
 def vendor_process(name: str) -> VendorProcess:
-    """The plug-in of one vendor.
+    """The plug-in of one vendor: that which was asked for its devices last, whatever environment named it.
 
     Raises:
         PluginError: When it is not installed.
     """
-    return _find(name, os.environ.get(ALLOW_VARIABLE), os.environ.get(DENY_VARIABLE), tuple(sys.path))
+    asked = _asked.get((name, tuple(sys.path)))
+    return asked or _find(name, os.environ.get(ALLOW_VARIABLE), os.environ.get(DENY_VARIABLE), tuple(sys.path))
 
 
 @functools.lru_cache(maxsize=64)
@@ -404,6 +406,8 @@ def ask(
         about = (devices or {}).get(each.source.vendor, ())
         calls[each] = task, {**shared, "devices": [device.raw_id for device in about]}, about
     limit = SIMULATION_LIMIT if machine.simulated else ANSWER_LIMIT
+    if task == "detect":
+        _asked.update({(each.source.vendor, tuple(sys.path)): each for each in chosen})
     outcomes = call_vendors(calls, timeout, limit=limit, enough=enough)
     return {each.source.vendor: (each.source, outcomes[each]) for each in chosen}, problems
 
@@ -414,6 +418,7 @@ def close() -> None:
     _find.cache_clear()
     with _lock:
         _vendors.clear()
+        _asked.clear()
 
 
 def _renew_lock() -> None:
