@@ -1,0 +1,12 @@
+"""The checks of a plug-in are made all at once, when the first is asked for: one worker of pytest-xdist has them all."""
+
+import pytest
+from anyaccel.testing import AcceleratorPluginTests
+
+
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups in the same hook
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        owner = getattr(item, "cls", None)
+        if owner is not None and issubclass(owner, AcceleratorPluginTests):
+            item.add_marker(pytest.mark.xdist_group(owner.__name__))
