@@ -23,9 +23,12 @@ Anyaccel = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No variable of ours leaks into a test, no lease of another one is seen, no plug-in stays loaded."""
+    """No variable of ours leaks into a test, no lease of another one is seen, no plug-in stays loaded.
+
+    Nor does a pytest that a test starts take itself for a worker of this one.
+    """
     for name in list(os.environ):
-        if name.startswith("ANYACCEL_"):
+        if name.startswith(("ANYACCEL_", "PYTEST_XDIST_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("ANYACCEL_STATE_DIR", str(tmp_path / "leases"))
     close_vendors()
