@@ -348,7 +348,7 @@ def test_threads_of_one_process_wake_each_other(claim, ledger):
 @pytest.mark.timeout(400)
 def test_many_wait(claim, ledger):
     """A thousand, in a few processes; fewer where time matters."""
-    threads = length(25, 100)
+    threads = length(10, 100)
     holder = claim()
     holder.do("take('a', 'b', 'c', 'd', count=4)")
     crowd = [claim() for _ in range(10)]
