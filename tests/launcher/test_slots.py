@@ -156,11 +156,14 @@ with anyaccel.acquire("SLICE:0.25") as one, anyaccel.acquire("SLICE:0.25") as tw
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_workers_of_a_pool_have_different_halves(shared):
+def test_workers_of_a_pool_have_different_halves(shared, tmp_path):
     program = f"""
-import anyaccel, os, time
+import anyaccel, os, pathlib, time
 def work(number):
-    time.sleep(0.3)
+    here = pathlib.Path({str(tmp_path)!r})
+    (here / f"begun-{{number}}").touch()
+    while len([*here.glob("begun-*")]) < 2:  # or one worker might do both
+        time.sleep(0.01)
     return os.environ["SLICES"], anyaccel.current().shares[0].slots
 if __name__ == "__main__":
     with anyaccel.Pool("SLICE:0.5", shared={shared}) as pool:

@@ -40,7 +40,7 @@ def records(machine, *runtimes):
     return monitor(machine, json.dumps({"neuron_runtime_data": runtimes, "system_data": {}}))
 
 
-def has_ended(pid, within=2.0):
+def has_ended(pid, within=30.0):
     """Whether a process is gone; whoever inherits it may take a moment to notice."""
     end = time.monotonic() + within
     while time.monotonic() < end:
