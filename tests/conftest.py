@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +14,11 @@ from typing import Any
 import pytest
 from anyaccel.inventory.left_out import _left_out
 from anyaccel.vendors.process import close as close_vendors
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in the background of a shell; what we start would ignore it, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 VENDORS = Path(__file__).parent / "vendors"
 ACME = (VENDORS / "acme.py").read_text()

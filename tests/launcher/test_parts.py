@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from sysfs import any_directories
 
 # Four physical parts, of which a user's variable makes one device each, or one of two neighbours.
 HALVES = """
@@ -157,10 +158,10 @@ if __name__ == "__main__":
 
 def test_users_without_a_common_directory_exclude_each_other_too(install, anyaccel, tmp_path):
     """The parts are directories of the kernel's own, which everybody can lock: any four of them do here."""
-    found = sorted(f"/sys/kernel/{name}" for name in os.listdir("/sys/kernel") if os.path.isdir(f"/sys/kernel/{name}"))
+    found = any_directories(4)
     if len(found) < 4:
-        pytest.skip(f"needs four directories below /sys/kernel, and here are {len(found)}")
-    install("halves", HALVES.format(parts=found[:4]))
+        pytest.skip(f"needs four directories in sysfs, and here are {len(found)}")
+    install("halves", HALVES.format(parts=found))
     holder, seen = hold("HALF:1", 2)
     assert seen == "half-0-1"
     elsewhere = user(1, ANYACCEL_STATE_DIR=str(tmp_path / "elsewhere"))
