@@ -15,9 +15,8 @@ import pytest
 from anyaccel.inventory.left_out import _left_out
 from anyaccel.vendors.process import close as close_vendors
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # as in the background of a shell; what we start would ignore it, too
+# As in the background of a shell: what we start would ignore it, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 VENDORS = Path(__file__).parent / "vendors"

@@ -5,7 +5,7 @@ import random
 
 
 def any_directories(count: int) -> list[str]:
-    """Some of those of virtual devices, sorted; others each time, since another run on this machine may have locked some.
+    """Some of those of virtual devices, sorted; others each time, as another run on this machine may lock some.
 
     Returns:
         As many as were asked for, or fewer where the kernel shows fewer.
