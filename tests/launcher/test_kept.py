@@ -18,7 +18,7 @@ from lengths import length
 
 DECLARED = {"GPU": 2}
 OURS = [sys.executable, "-m", "anyaccel", "--declare", "GPU=2"]
-PATIENCE = 30.0
+PATIENCE = 60.0
 HOLDS = length(25, 200)
 """How often a hold is disturbed."""
 
