@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,10 @@ import pytest
 from anyaccel.inventory.left_out import _left_out
 from anyaccel.vendors.process import close as close_vendors
 
+# As in the background of a shell: what we start would ignore it, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 VENDORS = Path(__file__).parent / "vendors"
 ACME = (VENDORS / "acme.py").read_text()
 
@@ -23,9 +28,12 @@ Anyaccel = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No variable of ours leaks into a test, no lease of another one is seen, no plug-in stays loaded."""
+    """No variable of ours leaks into a test, no lease of another one is seen, no plug-in stays loaded.
+
+    Nor does a pytest that a test starts take itself for a worker of this one.
+    """
     for name in list(os.environ):
-        if name.startswith("ANYACCEL_"):
+        if name.startswith(("ANYACCEL_", "PYTEST_XDIST_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("ANYACCEL_STATE_DIR", str(tmp_path / "leases"))
     close_vendors()

@@ -9,6 +9,9 @@ A page is one session of one shell, in a folder that looks like a checkout. Bloc
 A comment right above a block changes that: ``<!-- file: NAME -->`` makes it a file, ``<!-- not run: REASON -->`` leaves
 it out. Commands must succeed; to show one that fails, show its exit status too: ``$ false; echo "exit status $?"``.
 ``<!-- needs: MODULE -->`` anywhere leaves the page out where the module is not installed.
+
+What a page installs in an environment of its own takes half a minute. That is done at full length only; otherwise the
+environment of the tests, which has the distributions of this workspace, stands for it.
 """
 
 import importlib.util
@@ -21,6 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from lengths import length
 from ray_nodes import MARK, end, short_directory
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +36,10 @@ RUN = {"console", "sh", "python"}
 NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
 INSIDE = "RUN_BY_A_PAGE"
 LEFT_OUT = {"command: tests": "this is what runs the tests"}
+INSTALLS = re.compile(r"python3 -m venv (\S+) && \. \1/bin/activate && pip install( \./(?:core|plugins/\w+))+ && ")
+INSTALLS_ITSELF = {"docs/tutorial-plugin.md"}
+"""Pages that are about a project of their own. What they do, tests/scaffold does as well, with another project."""
+RUN_PAGES = length([page for page in PAGES if str(page.relative_to(ROOT)) not in INSTALLS_ITSELF], PAGES)
 
 
 @dataclass
@@ -58,7 +66,7 @@ def steps_of(page: Path) -> list[Step]:
         elif language == "console":
             steps += list(console_steps(body, line))
         elif language == "sh":
-            steps.append(Step(line, body, None))
+            steps.append(Step(line, length(INSTALLS.sub("", body), body), None))
         else:
             after = following.get(block)
             shown = after["text"] if after is not None and after["language"] == "text" else None
@@ -124,7 +132,7 @@ def run_session(steps: list[Step], where: Path) -> list[tuple[int, str]]:
 
 @pytest.mark.skipif(INSIDE in os.environ, reason="a page must not run the pages")
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_does_what_it_says(page, tmp_path):
     for module in NEEDS.findall(page.read_text(encoding="utf-8")):
         if importlib.util.find_spec(module) is None:

@@ -91,7 +91,7 @@ def test_every_schema_is_described():
         ("env", "GPU:0.5", "--declare", "GPU=1"),
         ("plugins",),
         ("doctor", "--declare", "GPU=1"),
-        ("check", "tpu"),
+        ("check", "gaudi"),
         ("export", "ray", "--machine", "sim:H100:1"),
         ("record", "DIRECTORY"),
         ("queue",),

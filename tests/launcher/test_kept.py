@@ -18,7 +18,7 @@ from lengths import length
 
 DECLARED = {"GPU": 2}
 OURS = [sys.executable, "-m", "anyaccel", "--declare", "GPU=2"]
-PATIENCE = 30.0
+PATIENCE = 60.0
 HOLDS = length(25, 200)
 """How often a hold is disturbed."""
 
@@ -102,8 +102,14 @@ def test_a_shell_that_overwrites_descriptors():
 @pytest.mark.parametrize("options", [{}, {"timeout": 0.3}], ids=["it ends", "it takes too long"])
 def test_what_a_call_leaves_behind_keeps_its_device(options):
     command = "sleep 600 >/dev/null 2>&1 & " + ("sleep 600" if options else "")
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        aa.run("GPU:1", ["sh", "-c", command], declare=DECLARED, **options)
+    for more in (1, 10, 100):  # so that all has begun by then
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            limits = {name: seconds * more for name, seconds in options.items()}
+            aa.run("GPU:1", ["sh", "-c", command], declare=DECLARED, **limits)
+        if [len(lease.carriers) for lease in leases()] == [1 + bool(options)]:
+            break
+        for pid in [pid for lease in leases() for pid in lease.carriers]:
+            os.kill(pid, signal.SIGKILL)
     (lease,) = leases()
     assert (lease.state, len(lease.carriers)) == ("kept", 1 + bool(options))
     with pytest.raises(aa.NotFreeError, match="of the ended lease still run") as caught:
@@ -302,6 +308,13 @@ def test_leases_nest_and_the_fourth_has_the_lock_alone():
 # Hold
 
 
+def settled(ledger, target):
+    """What was printed, and the leases, once nothing is held that was not printed; None before."""
+    found = "" if target == "/dev/full" else Path(target).read_text().strip()
+    held = {lease.id for lease in ledger.leases()}
+    return (found, held) if held <= {found} else None
+
+
 def test_what_hold_prints_is_held_and_what_is_held_was_printed(tmp_path):
     """Full outputs, and signals at any moment, to the command and to the child that is to hold the device."""
     rng = random.Random(5)
@@ -322,10 +335,8 @@ def test_what_hold_prints_is_held_and_what_is_held_was_printed(tmp_path):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, rng.choice((signal.SIGINT, signal.SIGTERM, signal.SIGKILL)))
         command.wait(PATIENCE)
-        time.sleep(0.02)  # a child whose parent was killed is killed next
-        found = "" if full else Path(target).read_text().strip()
-        held = {lease.id for lease in ledger.leases()}
-        assert held <= {found}, f"{held} is held, and {found!r} was printed"
+        # A child whose parent was killed is killed next.
+        found, held = until(lambda target=target: settled(ledger, target))
         if command.returncode == 0:
             assert held or victim not in (0, command.pid)  # it may have been the holder already
             printed += 1

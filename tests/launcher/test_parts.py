@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from holders import end, hold_and_show, in_line
+from sysfs import any_directories
 
 # Four physical parts, of which a user's variable makes one device each, or one of two neighbours.
 HALVES = """
@@ -61,21 +63,7 @@ def user(size, **changes):
 
 
 def hold(request, size, **changes):
-    """Hold devices in a process that lasts until its input is closed; what it sees, and the process."""
-    wait = [sys.executable, "-c", "import os, sys; print(os.environ['HALVES'], flush=True); sys.stdin.read()"]
-    holder = subprocess.Popen(
-        [sys.executable, "-m", "anyaccel", "run", request, "--", *wait],
-        env={**os.environ, **user(size, **changes)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return holder, holder.stdout.readline().strip()
-
-
-def end(holder):
-    holder.communicate(timeout=30)
-    assert holder.returncode == 0
+    return hold_and_show("HALVES", request, **user(size, **changes))
 
 
 def shown(anyaccel, size):
@@ -114,6 +102,7 @@ def test_who_waits_gets_the_device_when_the_last_of_its_parts_is_free(halves):
     assert seen == "half-1,half-2,half-3"
     command = [sys.executable, "-m", "anyaccel", "run", "HALF:1", "--", *SHOW]
     waiter = subprocess.Popen(command, env={**os.environ, **user(2)}, stdout=subprocess.PIPE, text=True)
+    in_line(1)
     end(first)
     with pytest.raises(subprocess.TimeoutExpired):
         waiter.wait(0.5)
@@ -157,10 +146,10 @@ if __name__ == "__main__":
 
 def test_users_without_a_common_directory_exclude_each_other_too(install, anyaccel, tmp_path):
     """The parts are directories of the kernel's own, which everybody can lock: any four of them do here."""
-    found = sorted(f"/sys/kernel/{name}" for name in os.listdir("/sys/kernel") if os.path.isdir(f"/sys/kernel/{name}"))
+    found = any_directories(4)
     if len(found) < 4:
-        pytest.skip(f"needs four directories below /sys/kernel, and here are {len(found)}")
-    install("halves", HALVES.format(parts=found[:4]))
+        pytest.skip(f"needs four directories in sysfs, and here are {len(found)}")
+    install("halves", HALVES.format(parts=found))
     holder, seen = hold("HALF:1", 2)
     assert seen == "half-0-1"
     elsewhere = user(1, ANYACCEL_STATE_DIR=str(tmp_path / "elsewhere"))

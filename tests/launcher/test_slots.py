@@ -1,9 +1,10 @@
 """Shares of a device with slots are parts of it by position: no two holders have one, and each knows its own."""
 
 import json
-import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import anyaccel as aa
@@ -11,10 +12,11 @@ import pytest
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.ledger import Ledger, names
 from anyaccel.testing import State, run_checks
+from holders import end, hold_and_show
 
 SLICES = (Path(__file__).parent.parent / "vendors" / "slices.py").read_text()
 SHOW = [sys.executable, "-c", "import os; print(os.environ['SLICES'])"]
-WAIT = "import os, sys; print(os.environ['SLICES'], flush=True); sys.stdin.read()"
+hold = partial(hold_and_show, "SLICES")
 RUN = f"{sys.executable} -m anyaccel run"
 MASKS = ("C15", "C16", "C17", "C18", "C19", "C20")
 LOW, HIGH = "slice-0:0-1-2-3", "slice-0:4-5-6-7"
@@ -23,24 +25,6 @@ LOW, HIGH = "slice-0:0-1-2-3", "slice-0:4-5-6-7"
 @pytest.fixture(autouse=True)
 def slices(install):
     return install("slices", SLICES)
-
-
-def hold(request, **changes):
-    """Hold a share in a process that lasts until its input is closed: what it sees, and the process."""
-    holder = subprocess.Popen(
-        [sys.executable, "-m", "anyaccel", "run", request, "--", sys.executable, "-c", WAIT],
-        env={**os.environ, **changes},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    return holder, holder.stdout.readline().strip()
-
-
-def end(*holders):
-    for holder in holders:
-        holder.communicate(timeout=30)
-        assert holder.returncode == 0
 
 
 def mask(scheduler, request):
@@ -103,10 +87,10 @@ def test_two_processes_have_different_halves_and_a_third_has_none(anyaccel):
 
 
 def test_many_who_come_at_once_have_different_slots():
-    start = [[sys.executable, "-m", "anyaccel", "run", "SLICE:0.125", "--", sys.executable, "-c", WAIT]] * 8
-    holders = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for command in start]
-    assert sorted(holder.stdout.readline().strip() for holder in holders) == [f"slice-0:{slot}" for slot in range(8)]
-    end(*holders)
+    with ThreadPoolExecutor(8) as threads:
+        held = list(threads.map(hold, ["SLICE:0.125"] * 8))
+    assert sorted(seen for _, seen in held) == [f"slice-0:{slot}" for slot in range(8)]
+    end(*(holder for holder, _ in held))
 
 
 def test_a_lease_without_slots_may_have_any(anyaccel):
@@ -156,11 +140,14 @@ with anyaccel.acquire("SLICE:0.25") as one, anyaccel.acquire("SLICE:0.25") as tw
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_workers_of_a_pool_have_different_halves(shared):
+def test_workers_of_a_pool_have_different_halves(shared, tmp_path):
     program = f"""
-import anyaccel, os, time
+import anyaccel, os, pathlib, time
 def work(number):
-    time.sleep(0.3)
+    here = pathlib.Path({str(tmp_path)!r})
+    (here / f"begun-{{number}}").touch()
+    while len([*here.glob("begun-*")]) < 2:  # or one worker might do both
+        time.sleep(0.01)
     return os.environ["SLICES"], anyaccel.current().shares[0].slots
 if __name__ == "__main__":
     with anyaccel.Pool("SLICE:0.5", shared={shared}) as pool:

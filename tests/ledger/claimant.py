@@ -18,6 +18,9 @@ import time
 from anyaccel.ledger import Ledger, Want
 from anyaccel.model import NOTHING, Extent
 
+PATIENCE = 60.0
+"""Seconds after which something that should happen soon, on a machine that does much else, has not happened."""
+
 
 class ClaimantError(Exception):
     """What a claimant raised; ``kind`` is the name of the class."""
@@ -36,20 +39,20 @@ class Claimant:
             socket.send_fds(nest, [b"x"], [theirs.fileno()])
         self._socket = ours
         self._received = b""
-        self.pid = self._read(30)
+        self.pid = self._read(PATIENCE)
 
     def begin(self, code):
         """Let it execute some code, and do not wait for it."""
         self._socket.sendall(json.dumps(code).encode() + b"\n")
 
-    def end(self, timeout=30):
+    def end(self, timeout=PATIENCE):
         """The value of ``result`` after the code, or what it raised."""
         answer = self._read(timeout)
         if "error" in answer:
             raise ClaimantError(*answer["error"])
         return answer["result"]
 
-    def do(self, code, timeout=30):
+    def do(self, code, timeout=PATIENCE):
         """Execute code, or evaluate an expression."""
         self.begin(code)
         return self.end(timeout)
@@ -67,7 +70,7 @@ class Claimant:
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(self.pid)
             os.kill(self.pid, signal.SIGKILL)
-            select.select([descriptor], [], [], 30)
+            select.select([descriptor], [], [], PATIENCE)
             os.close(descriptor)
 
     def stop(self):
@@ -100,7 +103,7 @@ def state(pid):
         return ""
 
 
-def eventually(condition, seconds=30):
+def eventually(condition, seconds=PATIENCE):
     """Wait until something holds; how long that takes is no matter here."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):

@@ -23,14 +23,6 @@ def open_at(path):
     return Ledger.open({"ANYACCEL_STATE_DIR": str(path)})
 
 
-def delete(directory):
-    """Deletes it as ``rm -rf`` does, again for as long as a process that uses it comes between with a new name."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    while os.fstat(descriptor).st_nlink:
-        shutil.rmtree(directory, ignore_errors=True)
-    os.close(descriptor)
-
-
 def one(taken):
     return None if taken.get("a") else {"a": Extent()}
 
@@ -167,10 +159,12 @@ def test_it_is_deleted_while_it_is_used(claim, ledger, state, in_line):
     holder.do("take('a', note='mine')")
     waiter.begin("take('a', wait=60)")
     in_line(1)
-    delete(state)
+    waiter.stop()  # who looks while file after file is removed sees free what is held: the promise is for after that
+    shutil.rmtree(state)
+    waiter.signal(signal.SIGCONT)
     with pytest.raises(ClaimantError, match=f"DevicesBusyError: .*process {holder.pid}"):
         late.do("take('a', priority=1)")
-    assert waiter.busy(1)
+    assert waiter.busy(1), waiter.end()
     assert holder.do("leases[0].intact") is False
     assert [(record.device, record.pid) for record in ledger.leases()] == [("a", holder.pid)]
     assert stat.S_IMODE(os.stat(state).st_mode) == 0o700
@@ -187,7 +181,7 @@ def test_it_is_deleted_and_the_holder_is_killed(claim, state):
     worker = holder.do("subprocess.Popen(['sleep', '600'], pass_fds=leases[0].fds).pid")
     with open(next(state.glob("v*.a.*"))) as file:
         looks = subprocess.Popen(["sleep", "600"], stdin=file)
-    delete(state)
+    shutil.rmtree(state)
     assert rival.do("take('b')") == {"b": 10_000}
     holder.kill()
     with pytest.raises(ClaimantError, match=f"DevicesBusyError: .*process {worker}"):
@@ -202,7 +196,7 @@ def test_it_is_deleted_and_the_lease_is_left_to_who_has_its_descriptors(claim, s
     holder, rival = claim(), claim()
     holder.do("take('a')")
     worker = holder.do("subprocess.Popen(['sleep', '600'], pass_fds=leases[0].fds).pid")
-    delete(state)
+    shutil.rmtree(state)
     holder.do("leases.pop().leave_to(())")
     with pytest.raises(ClaimantError, match="DevicesBusyError"):
         rival.do("take('a')")
@@ -213,7 +207,7 @@ def test_it_is_deleted_and_the_lease_is_left_to_who_has_its_descriptors(claim, s
 def test_what_was_given_back_before_it_was_deleted_is_free(claim, state):
     holder, rival = claim(), claim()
     holder.do("take('a'); take('b'); leases.pop(0).release()")
-    delete(state)
+    shutil.rmtree(state)
     assert rival.do("take('a', 'b')") == {"a": 10_000}
 
 

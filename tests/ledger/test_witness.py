@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from claimant import ClaimantError, eventually
+from sysfs import any_directories
 
 
 @pytest.fixture
@@ -86,9 +87,9 @@ def test_one_that_is_absent_or_closed_says_nothing(claim, tmp_path):
 
 
 def test_a_real_device_in_sysfs(claim, elsewhere):
-    """Any directory there will do; nobody else locks the one of the memory bus."""
-    path = "/sys/bus/memory" if os.path.isdir("/sys/bus/memory") else "/sys/bus"
-    if not os.path.isdir(path):
+    """Any directory there will do."""
+    path = next(iter(any_directories(1)), None)
+    if path is None:
         pytest.skip("there is no sysfs here")
     here, there = claim(), elsewhere()
     there.do(f"take('a', witnesses={{'a': ({path!r},)}})")

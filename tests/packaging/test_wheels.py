@@ -11,9 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from lengths import length
 
 ROOT = Path(__file__).parents[2]
-VENDORS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
+INSTALLED = ["nvidia", "tpu"]
+# Those that are installed below, and at full length all.
+VENDORS = length(INSTALLED, sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")))
 FOLDERS = {"anyaccel": ROOT / "core"} | {f"anyaccel_{vendor}": ROOT / "plugins" / vendor for vendor in VENDORS}
 QUIET = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import string
 
 import pytest
 from anyaccel.probe.private import Names
 from anyaccel.probe.recording import SCHEMA
 from anyaccel.probe.sanitize import replace_in, sanitize
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 UUIDS = st.uuids(version=4).map(str)
@@ -19,7 +20,11 @@ IPV6 = st.integers(0xFD00 << 112, (0xFE00 << 112) - 1).map(
     lambda n: ":".join(f"{n:032x}"[i : i + 4] for i in range(0, 32, 4))
 )
 SERIALS = st.text(string.ascii_uppercase + string.digits, min_size=6, max_size=20).filter(
-    lambda text: any(map(str.isdigit, text.strip("0"))) and any(map(str.isalpha, text)) and not text.startswith("S0")
+    lambda text: (
+        any(map(str.isdigit, text.strip("0")))
+        and any(map(str.isalpha, text))
+        and not re.fullmatch(r"S0.*|(0X)?0*A0*1", text)
+    )  # those look like what they are replaced with
 )
 NAMES = st.text(string.ascii_lowercase, min_size=6, max_size=12).map(lambda text: f"{text}qz")
 
@@ -76,7 +81,22 @@ def planted(*, uuid, mac, ipv4, ipv6, serial, user, host):
     )
 
 
+SECRETS = {
+    "uuid": "6ba7b810-9dad-4d1b-80b4-00c04fd430c8",
+    "mac": "3c:22:fb:01:02:03",
+    "ipv4": "11.2.3.4",
+    "ipv6": "fd00:0000:0000:0000:0000:0000:0000:0001",
+    "serial": "ES1234567",
+    "user": "aliceqz",
+    "host": "aliceqz",
+}
+
+
 @settings(max_examples=60, deadline=None)
+@example(SECRETS)
+@example(SECRETS | {"user": "acmectlqz", "host": "acmectlqz"})  # they begin like the driver
+@example(SECRETS | {"serial": "ACME12345"})
+@example(SECRETS | {"serial": "0X000000000002"})  # which is 2, and the version is 2.16.7.0
 @given(
     st.fixed_dictionaries(
         {"uuid": UUIDS, "mac": MACS, "ipv4": IPV4, "ipv6": IPV6, "serial": SERIALS, "user": NAMES, "host": NAMES}

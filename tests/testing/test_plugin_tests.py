@@ -108,10 +108,16 @@ def test_a_known_failure_that_is_gone_is_to_be_taken_out(run, install, recording
         ),
     ],
 )
-def test_a_subclass_that_makes_the_suite_say_less_is_refused(run, line, message):
-    done = run(line)
+def test_a_subclass_that_makes_the_suite_say_less_is_refused(line, message):
+    source = textwrap.dedent(AUTHORS) + f"    {line}\n"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        exec(source, {"__file__": __file__, "__name__": "test_conformance"})
+
+
+def test_a_refused_subclass_ends_the_run_and_says_why(run):
+    done = run("def test_check(self): pass")
     assert done.returncode == 2, done.stdout
-    assert message in done.stdout
+    assert "C23: TestAcme overrides test_check, so the suite would no longer check" in done.stdout
 
 
 def test_an_override_with_a_reason_is_accepted(run, install, recordings):

@@ -18,20 +18,19 @@ SEES = """
     import json, os, pathlib, pytest, time
 
     @pytest.fixture(scope="session")
-    def here():
-        pathlib.Path("here-" + os.environ.get("PYTEST_XDIST_WORKER", "")).touch()
-
-    @pytest.fixture(scope="session")
-    def together(here, accel):
+    def together(request):
         # A worker that is done gives its device back: all must have asked before the first one is.
+        try:
+            request.getfixturevalue("accel")
+        finally:
+            pathlib.Path("asked-" + os.environ.get("PYTEST_XDIST_WORKER", "")).touch()
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-        until = time.monotonic() + 30
-        while len(list(pathlib.Path().glob("here-*"))) < workers and time.monotonic() < until:
-            time.sleep(0.05)
-        time.sleep(1.5 if workers > 1 else 0)
+        until = time.monotonic() + 60
+        while len(list(pathlib.Path().glob("asked-*"))) < workers and time.monotonic() < until:
+            time.sleep(0.01)
 
     @pytest.mark.parametrize("number", range(4))
-    def test_sees_its_device(number, here, together, accel):
+    def test_sees_its_device(number, together, accel):
         with open("seen.jsonl", "a") as file:
             worker = os.environ.get("PYTEST_XDIST_WORKER", "")
             file.write(json.dumps([worker, accel.devices[0].id, os.environ["ACME_VISIBLE"]]) + "\\n")

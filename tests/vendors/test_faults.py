@@ -103,6 +103,14 @@ def _command(process):
         return []
 
 
+def eventually(condition, seconds=30):
+    """Wait for what happens soon, as the end of a process that was killed."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
 def run(machine):
     done = subprocess.run([sys.executable, "-c", RUN, machine], capture_output=True, text=True, check=True, timeout=60)
     return json.loads(done.stdout)
@@ -122,9 +130,9 @@ def test_a_fault_in_a_hook_costs_nobody_else(fault, hook, install, acme, record)
     done = run(record({}, {}))
     assert done["out"] == "acme-s0 False\n"
     assert done["loaded"] == []
-    if fault == "sleeps":  # against some 0.3 s without a fault, on a machine that may be busy
-        assert done["seconds"] < 6
-    assert strays() == []
+    if fault == "sleeps":  # against some 0.3 s without a fault; it sleeps for 1000, and this machine may be busy
+        assert done["seconds"] < 30
+    eventually(lambda: strays() == [])
 
 
 def test_what_is_printed_is_kept_and_shown(install, acme, record, anyaccel):
@@ -153,7 +161,7 @@ def test_nothing_is_left_after_close(acme, record):
     children = [child for child in psutil.Process().children(recursive=True) if child not in before]
     assert children
     close()
-    psutil.wait_procs(children, timeout=5)
+    psutil.wait_procs(children, timeout=30)
     assert [child for child in children if child.is_running()] == []
 
 
@@ -178,9 +186,10 @@ def test_a_process_that_dies_is_started_again_once_and_then_the_vendor_has_faile
 
 def test_a_process_that_somebody_killed_is_no_fault(acme, record):
     inventory = aa.detect(record({}, {}))
-    for child in psutil.Process().children(recursive=True):
+    children = psutil.Process().children(recursive=True)
+    for child in children:
         child.kill()
-    time.sleep(0.1)
+    psutil.wait_procs(children, timeout=30)
     assert aa.prepare("APU:1", inventory=inventory).environment.values["ACME_VISIBLE"] == "acme-s0"
 
 
@@ -239,24 +248,28 @@ def test_no_plugin_is_imported_by_what_schedules(acme, record):
 
 
 def test_a_plugin_that_prints_without_end_holds_nobody_up(install, acme, record):
-    install("bad", BAD.format(hook="anyaccel_detect", fault="os.system('yes')"))
-    inventory = aa.detect(record({}), timeout=1)
-    assert "it did not answer within 1 s" in inventory.report("bad").problem.reason
-    start = time.monotonic()
+    install("bad", BAD.format(hook="anyaccel_detect", fault=f"os.system('exec yes {MARK}')"))
+    inventory = aa.detect(record({}), timeout=3)
+    assert "it did not answer within 3 s" in inventory.report("bad").problem.reason
     assert aa.prepare("APU:1", inventory=inventory).environment.values["ACME_VISIBLE"] == "acme-s0"
-    assert time.monotonic() - start < 5
     close()
-    assert [process for process in psutil.process_iter() if _command(process) == ["yes"]] == []
+    eventually(lambda: strays() == [])
 
 
-def test_an_interrupted_call_leaves_no_answer_for_the_next(install, acme, record):
-    install("bad", BAD.format(hook="anyaccel_stats", fault="__import__('time').sleep(0.5)"))
+def test_an_interrupted_call_leaves_no_answer_for_the_next(install, acme, record, tmp_path):
+    begun = tmp_path / "begun"
+    install("bad", BAD.format(hook="anyaccel_stats", fault=f"open({str(begun)!r}, 'w'), __import__('time').sleep(3)"))
     inventory = aa.detect(record({}))
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+
+    def interrupt():
+        eventually(begun.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
         stats(inventory)
-    timer.join()
+    thread.join()
     assert aa.prepare("bad:1", inventory=inventory).environment.values["BAD_VISIBLE"] == "0"
 
 
@@ -290,9 +303,10 @@ def test_when_the_interpreter_is_killed_all_vendors_are_started_again(install, a
     install("bad", BAD.format(hook="", fault="pass"))
     machine = record({})
     aa.detect(machine)
-    for child in psutil.Process().children(recursive=True):
+    children = psutil.Process().children(recursive=True)
+    for child in children:
         child.kill()
-    psutil.wait_procs(psutil.Process().children(recursive=True), timeout=5)
+    psutil.wait_procs(children, timeout=30)
     for _ in range(2):
         inventory = aa.detect(machine)
         assert [report.problem for report in inventory.vendors] == [None, None]

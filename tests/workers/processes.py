@@ -10,7 +10,7 @@ from typing import Any
 
 from anyaccel.workers import tree
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which something that should happen at once has not happened."""
 
 

