@@ -128,7 +128,8 @@ def test_an_instance_type_is_a_machine_with_a_name(acme, anyaccel):
     status, out, _ = run(anyaccel, "--instance", "acme.4xlarge", "export", "ray-autoscaler")
     assert status == 0
     [(name, entry)] = yaml.safe_load(out)["available_node_types"].items()
-    assert (name, entry["resources"]["APU"], entry["labels"]) == ("acme.4xlarge", 4, {"anyaccel/APU": "Acme-Whole"})
+    labels = {"anyaccel/APU": "Acme-Whole", "anyaccel/APU.mem": "32GiB"}
+    assert (name, entry["resources"]["APU"], entry["labels"]) == ("acme.4xlarge", 4, labels)
     status, _, err = run(anyaccel, "export", "kuberay", "--instance", "acme.5xlarge")
     assert status == 2
     assert "did you mean acme.4xlarge?" in err

@@ -16,6 +16,7 @@ class Source(Value):
     Attributes:
         inventory: What was found.
         node: The name under which a cluster knows the machine.
+        facts: What requests filter by beside the type, by name, by device id.
         shards: Shares into which each device that can be shared is cut, where a target has such a thing; 0 for none.
         alone: What a container needs for one device, by device id.
         together: What a container needs for all exported devices of one vendor, by vendor.
@@ -25,6 +26,7 @@ class Source(Value):
 
     inventory: Inventory
     node: str = "localhost"
+    facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     shards: int = 0
     alone: Mapping[str, ContainerEdits] = field(default_factory=dict)
     together: Mapping[str, ContainerEdits] = field(default_factory=dict)

@@ -1,0 +1,231 @@
+"""The filters of requests: what a term asks of each of its devices beside the name.
+
+A filter is one entry of :data:`FILTERS`. The entry says how it is written, when a device passes, what to say when none
+does, what to ask for instead, and what a cluster is told of a device. The grammar, placement, reasons, the nearest
+request, exports, engines and the command line's help go by the table, so nothing else changes when one is added.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Term, format_units, replace
+from anyaccel.text import shown
+
+T = TypeVar("T")
+
+_SHOWN = 4
+_SIZE = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,4}))?([A-Za-z]*)")
+_BYTES = {"B": 1} | {
+    prefix + suffix: base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("B", 1000), ("IB", 1024), ("", 1024))
+}
+
+
+class Asked(NamedTuple, Generic[T]):
+    """A filter of a term, asked of the devices of one machine.
+
+    Attributes:
+        filter: The filter.
+        wanted: Its value, as ``read`` of the filter understands it.
+        term: The term.
+        inventory: The machine.
+    """
+
+    filter: Filter[T]
+    wanted: T
+    term: Term
+    inventory: Inventory
+
+
+class Filter(Generic[T]):
+    """One filter, over what ``read`` makes of its text.
+
+    Attributes:
+        name: How it begins. A word is an option of a term, ``name=value``; a sign stands behind the term's names.
+        form: How it is written, in help and in messages.
+        summary: What it asks, as the rest of a sentence that begins with "each device", and an example.
+        typed: Whether the type of a device settles it on most machines, so that asking a cluster for types will do.
+        portable: Whether it means the same on every machine. A cluster cannot be asked for one that does not.
+    """
+
+    name: str
+    form: str
+    summary: str
+    typed: bool = False
+    portable: bool = True
+
+    def read(self, text: str) -> T:
+        """Understand a value.
+
+        Raises:
+            ValueError: When it means nothing; the message is a clause that names the filter.
+        """
+        raise NotImplementedError
+
+    def write(self, wanted: T) -> str:
+        """The value in its usual form, which :meth:`read` understands."""
+        return str(wanted)
+
+    def predicate(self, asked: Asked[T]) -> Callable[[Device], bool]:
+        """What says whether a device of the machine passes. A device of which the fact is unknown does not."""
+        raise NotImplementedError
+
+    def fact(self, device: Device, inventory: Inventory) -> str:
+        """What a device of a machine has, in the form in which it is asked for; empty when that is unknown."""
+        raise NotImplementedError
+
+    def said(self, asked: Asked[T], devices: Sequence[Device]) -> str:
+        """Why devices, at least one, do not pass: a clause without capital and period."""
+        having: dict[str, list[str]] = {}
+        for device in devices:
+            fact = self.fact(device, asked.inventory)
+            having.setdefault(fact or f"unknown {self.name}", []).append(device.id)
+        told = listed([f"{listed(ids)} ({fact})" for fact, ids in having.items()])
+        return f"not {self.name}={self.write(asked.wanted)}: {told}"
+
+    def near(self, asked: Asked[T], devices: Sequence[Device]) -> Iterator[Term]:  # noqa: ARG002
+        """Terms that ask for something else, which some of the devices have, nearest first."""
+        return iter(())
+
+    def count(self, wanted: T) -> int | None:  # noqa: ARG002
+        """How many devices it names one by one, which a term without a quantity asks for; None when it names none."""
+        return None
+
+
+class _Memory(Filter[int]):
+    """Memory in bytes that the device, or the share of it, has at least."""
+
+    name = "mem"
+    form = "mem=SIZE"
+    summary = "has at least so much memory; with a share, the share has: mem=40GiB"
+    typed = True
+
+    def read(self, text: str) -> int:
+        """Parse an amount of memory; a part of a byte counts as one."""
+        match = _SIZE.fullmatch(text)
+        unit = _BYTES.get(match[3].upper()) if match else None
+        if match is None or unit is None:
+            raise ValueError(
+                f"'mem' must be a number with a unit of B, KB, KiB, MB, MiB, GB, GiB, TB, TiB (got {shown(text)})"
+            )
+        rest = match[2] or ""
+        number, parts = int(match[1] + rest), int("1" + "0" * len(rest))
+        if not number:
+            raise ValueError(f"'mem' must be more than 0 (got {shown(text)}); leave it out")
+        size: int = -(-number * unit // parts)
+        return size
+
+    def write(self, wanted: int) -> str:
+        return format_memory(wanted)
+
+    def predicate(self, asked: Asked[int]) -> Callable[[Device], bool]:
+        units, least = min(asked.term.units, UNITS_PER_DEVICE), asked.wanted * UNITS_PER_DEVICE
+        return lambda device: device.rounded(units) * (device.memory_bytes or 0) >= least
+
+    def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
+        return format_memory(device.memory_bytes) if device.memory_bytes else ""
+
+    def said(self, asked: Asked[int], devices: Sequence[Device]) -> str:
+        largest, term = max(device.memory_bytes or 0 for device in devices), asked.term
+        if not largest:
+            return f"the memory is unknown of {listed([device.id for device in devices])}"
+        share = largest * term.units // UNITS_PER_DEVICE
+        part = f", {format_units(term.units)} of it {format_memory(share)}" if term.fraction else ""
+        return f"the largest memory is {format_memory(largest)}{part}, less than mem={format_memory(asked.wanted)}"
+
+    def near(self, asked: Asked[int], devices: Sequence[Device]) -> Iterator[Term]:
+        """The smallest shares that have so much, then less memory."""
+        term = asked.term
+        sizes = sorted({device.memory_bytes or 0 for device in devices} - {0}, reverse=True)
+        for size in sizes:
+            units = -(-asked.wanted * UNITS_PER_DEVICE // size)
+            if term.units < units < UNITS_PER_DEVICE:
+                yield replace(term, units=units)
+        for size in sizes:
+            share = size * min(term.units, UNITS_PER_DEVICE) // UNITS_PER_DEVICE
+            if 0 < share < asked.wanted:
+                yield with_filter(term, self.name, format_memory(share))
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def format_memory(memory_bytes: int) -> str:
+    """Write an amount of memory exactly, in the largest binary unit that divides it: ``40GiB``, ``1000B``."""
+    for power, unit in enumerate(("TiB", "GiB", "MiB", "KiB")):
+        size = 1024 ** (4 - power)
+        if memory_bytes and memory_bytes % size == 0:
+            return f"{memory_bytes // size}{unit}"
+    return f"{memory_bytes}B"
+
+
+FILTERS: dict[str, Filter[Any]] = {entry.name: entry for entry in (_Memory(),)}
+"""Every filter by its name, in the order in which they are written."""
+
+
+_NOWHERE = Inventory(machine="", devices=())
+
+
+def asked(term: Term, inventory: Inventory = _NOWHERE) -> tuple[Asked[Any], ...]:
+    """The filters of a term.
+
+    Args:
+        term: The term.
+        inventory: The machine of whose devices they are asked.
+
+    Raises:
+        ValueError: When there is no such filter, or its value means nothing.
+    """
+    return tuple(_asked(name, value, term, inventory) for name, value in term.filters)
+
+
+def _asked(name: str, value: str, term: Term, inventory: Inventory) -> Asked[Any]:
+    entry = FILTERS.get(name)
+    if entry is None:
+        raise ValueError(f"a filter must be one of {', '.join(FILTERS)} (got {shown(name)})")
+    return Asked(entry, entry.read(value), term, inventory)
+
+
+def asked_memory(term: Term) -> int:
+    """Memory in bytes that a term asks for; 0 when any will do."""
+    return next((each.wanted for each in asked(term) if isinstance(each.filter, _Memory)), 0)
+
+
+def counted(term: Term) -> int | None:
+    """How many devices a term names one by one; None when it leaves the choice."""
+    counts = (each.filter.count(each.wanted) for each in asked(term))
+    return next((count for count in counts if count is not None), None)
+
+
+def with_filter(term: Term, name: str, value: str) -> Term:
+    """A term with another value of one of its filters."""
+    return replace(term, filters=tuple((each, value if each == name else had) for each, had in term.filters))
+
+
+def facts(device: Device, inventory: Inventory, *, typed: bool = True) -> Mapping[str, str]:
+    """What is known of a device, by name of the portable filters, for programs that choose devices in our place.
+
+    Args:
+        device: The device.
+        inventory: The machine that it is on.
+        typed: Whether what its type says is of interest, too.
+    """
+    found = {
+        name: each.fact(device, inventory)
+        for name, each in FILTERS.items()
+        if each.portable and (typed or not each.typed)
+    }
+    return {name: fact for name, fact in found.items() if fact}
+
+
+def shared_facts(devices: Sequence[Device], inventory: Inventory) -> Mapping[str, str]:
+    """What is known of some devices, at least one, and the same for all of them; see :func:`facts`."""
+    first, *others = (facts(device, inventory).items() for device in devices)
+    return dict(set(first).intersection(*others))

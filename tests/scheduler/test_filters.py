@@ -1,0 +1,162 @@
+"""The filters of requests: one that only this test has works everywhere, and each that there is."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from anyaccel.cli.parser import dispatch
+from anyaccel.engines.ray.labels import node_labels, node_resources
+from anyaccel.engines.ray.node import given
+from anyaccel.engines.ray.plan import Kind, find_plan
+from anyaccel.errors import NurseryError, RequestError
+from anyaccel.exports.kubernetes import export as export_kubernetes
+from anyaccel.exports.ray import node_type
+from anyaccel.exports.source import Source
+from anyaccel.model import Request, Term
+from anyaccel.scheduler import Choice, ReasonCode, Scheduler, parse_request
+from anyaccel.scheduler.filters import FILTERS, Filter, facts, with_filter
+from anyaccel.scheduler.serving import serves
+from small_machines import gpus, machine
+
+GIB = 1 << 30
+REFERENCE = Path(__file__).parents[2] / "docs/reference/requests.md"
+
+
+class Lanes(Filter[int]):
+    """At least so many lanes, which devices tell in an attribute."""
+
+    name = "lanes"
+    form = "lanes=COUNT"
+    summary = "has at least so many lanes: lanes=8"
+
+    def read(self, text):
+        if not text.isdecimal():
+            raise ValueError(f"'lanes' must be a number (got {text!r})")
+        return int(text)
+
+    def predicate(self, asked):
+        return lambda device: device.attributes.get("lanes", 0) >= asked.wanted
+
+    def fact(self, device, inventory):
+        return str(device.attributes.get("lanes", ""))
+
+    def near(self, asked, devices):
+        for lanes in sorted({device.attributes.get("lanes", 0) for device in devices} - {0}, reverse=True):
+            if lanes < asked.wanted:
+                yield with_filter(asked.term, "lanes", str(lanes))
+
+
+@pytest.fixture
+def lanes(monkeypatch):
+    monkeypatch.setitem(FILTERS, "lanes", Lanes())
+
+
+def laned(*counts):
+    """Devices with so many lanes; None where that is unknown."""
+    return [
+        replace(device, attributes={} if count is None else {"lanes": count})
+        for device, count in zip(gpus(len(counts)), counts, strict=True)
+    ]
+
+
+def node(name, *devices):
+    inventory = machine(replace(device, declared=True) for device in devices)
+    return Kind(names=(name,), resources=node_resources(devices), labels=node_labels(inventory), inventory=inventory)
+
+
+def plan(request, *kinds, grows=False):
+    return find_plan(parse_request(request), kinds, dict, grows=grows)
+
+
+def test_a_filter_is_not_known_before_it_is_in_the_table():
+    with pytest.raises(RequestError, match=r"an option must be one of mem=SIZE, .*linked, mixed, else=cpu"):
+        parse_request("GPU:1,lanes=016")
+
+
+@pytest.mark.usefixtures("lanes")
+class TestAFilterOfATest:
+    def test_it_is_read_and_written(self):
+        request = parse_request("GPU:2,LANES=016,mem=1G")
+        assert request == Request(
+            terms=(Term(names=("GPU",), units=20_000, filters=(("mem", "1GiB"), ("lanes", "16"))),)
+        )
+        assert str(request) == "GPU:2,mem=1GiB,lanes=16"
+        assert parse_request(str(request)) == request
+        assert parse_request(request) is request
+
+    def test_a_wrong_value_is_refused(self):
+        with pytest.raises(RequestError, match=r"request 'GPU,lanes=x': 'lanes' must be a number \(got 'x'\)"):
+            parse_request("GPU,lanes=x")
+        with pytest.raises(RequestError, match=r"an option must be one of mem=SIZE, .*lanes=COUNT"):
+            parse_request("GPU,lane=8")
+
+    def test_devices_are_placed_by_it(self):
+        inventory = machine(laned(4, 16, None, 16, 8))
+        scheduler = Scheduler(inventory)
+        allocation = scheduler.allocate("GPU:2,lanes=16")
+        assert [device.id for device in allocation.devices] == ["h100-1", "h100-3"]
+        assert [serves(device, parse_request("GPU,lanes=8").terms[0], inventory) for device in inventory.devices] == [
+            False, True, False, True, True,
+        ]  # fmt: skip
+        (grant,) = Choice(inventory, parse_request("GPU:1,lanes=16")).choose({})
+        assert [share.device.id for share in grant.shares] == ["h100-1"]
+
+    def test_where_none_passes_that_is_said_and_the_nearest_is_named(self):
+        verdict = Scheduler(machine(laned(4, 8, None))).why("GPU:1,lanes=16")
+        assert str(verdict) == (
+            "GPU:1,lanes=16 can never fit: this machine has 3 GPU (3 H100); not lanes=16: h100-0 (4), h100-1 (8), "
+            "h100-2 (unknown lanes).\nnearest that fits: GPU:1,lanes=8"
+        )
+        assert (verdict.reasons[1].code, verdict.reasons[1].filter) == (ReasonCode.FILTER, "lanes")
+        assert json.loads(json.dumps(verdict.to_json()))["reasons"][1]["filter"] == "lanes"
+        taken = Scheduler(machine(laned(4, 8)))
+        taken.allocate("GPU:1,lanes=8")
+        assert str(taken.why("GPU:1,lanes=8").nearest_now) == "GPU:1,lanes=4"
+
+    def test_programs_that_choose_in_our_place_are_told(self):
+        inventory = machine(laned(8, 8))
+        told = {device.id: facts(device, inventory, typed=False) for device in inventory.devices}
+        assert told["h100-0"] == {"lanes": "8"}
+        published = export_kubernetes(Source(inventory=inventory, facts=told)).text
+        assert '"lanes":' in published or "lanes:\n" in published
+        assert "anyaccel/GPU.lanes" in node_type(Source(inventory=inventory)).text
+
+    def test_the_help_names_it(self, capsys):
+        with pytest.raises(SystemExit):
+            dispatch(["--help"])
+        assert "lanes=COUNT" in capsys.readouterr().out
+
+    def test_ray_is_asked_for_nodes_that_pass(self):
+        few, many = node("few", *laned(4, 4)), node("many", *laned(16, 16))
+        assert plan("GPU:1,lanes=8", few, many).plan.selector == {"anyaccel/GPU.lanes": "16"}
+        assert plan("GPU:1,lanes=2", few, many).plan.selector == {"anyaccel/GPU.lanes": "in(4,16)"}
+        assert plan("GPU:1", few, many).plan.selector == {}
+        assert "not lanes=32" in plan("GPU:1,lanes=32", few, many).reasons[0]
+
+    def test_ray_is_not_asked_where_it_could_give_another_device(self):
+        found = plan("GPU:1,lanes=8", node("both", *laned(4, 16)))
+        assert found.plan is None
+        assert "Ray gives any of its GPU, and some will not do (not lanes=8: h100-0 (4))" in found.reasons[0]
+        unlike = plan("GPU:1,lanes=2", node("unlike", *laned(4, 16)))
+        assert "no label says 'lanes' of all its GPU" in unlike.reasons[0]
+        assert plan("GPU:1,lanes=8", grows=True).plan is None, "no product says what its devices have"
+
+    def test_a_device_of_rays_that_does_not_pass_is_refused_on_the_node(self):
+        with pytest.raises(NurseryError, match="Ray gave h100-0 for GPU:1,lanes=8"):
+            given(parse_request("GPU:1,lanes=8"), ("GPU",), {"GPU": [(0, 1.0)]}, machine(laned(4, 16)))
+
+
+def test_nodes_of_one_type_with_less_memory_are_told_apart():
+    small, large = node("small", *gpus(2)), node("large", *gpus(2, memory_bytes=94 * GIB))
+    assert plan("GPU:1,mem=90GiB", small, large).plan.selector == {"anyaccel/GPU": "H100", "anyaccel/GPU.mem": "94GiB"}
+    assert plan("GPU:1,mem=90GiB", large).plan.selector == {"anyaccel/GPU": "H100"}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_each_filter_is_told_of(name, capsys):
+    with pytest.raises(SystemExit):
+        dispatch(["--help"])
+    assert FILTERS[name].form in capsys.readouterr().out
+    assert f"| `{FILTERS[name].form}` |" in REFERENCE.read_text(encoding="utf-8")
+    assert name == FILTERS[name].name
