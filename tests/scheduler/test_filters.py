@@ -13,7 +13,7 @@ from anyaccel.errors import NurseryError, RequestError
 from anyaccel.exports.kubernetes import export as export_kubernetes
 from anyaccel.exports.ray import node_type
 from anyaccel.exports.source import Source
-from anyaccel.model import Request, Term
+from anyaccel.model import Request, Term, VendorReport, VendorState
 from anyaccel.scheduler import Choice, ReasonCode, Scheduler, parse_request
 from anyaccel.scheduler.filters import FILTERS, Filter, facts, with_filter
 from anyaccel.scheduler.serving import serves
@@ -160,3 +160,51 @@ def test_each_filter_is_told_of(name, capsys):
     assert FILTERS[name].form in capsys.readouterr().out
     assert f"| `{FILTERS[name].form}` |" in REFERENCE.read_text(encoding="utf-8")
     assert name == FILTERS[name].name
+
+
+def driven(**versions):
+    """A machine with one device of each vendor, whose driver has a version; one for which it is empty is unknown."""
+    devices = [device for vendor in versions for device in gpus(1, vendor.upper(), vendor=vendor)]
+    reports = [
+        VendorReport(vendor=vendor, state=VendorState.OK, driver_version=text) for vendor, text in versions.items()
+    ]
+    return replace(machine(devices), vendors=tuple(reports))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "passing"),
+    [
+        ("550+", "bc"),
+        ("550.54+", "bc"),
+        ("550.54.15+", "c"),
+        ("550.054.00014.0+", "bc"),
+        ("99+", "abc"),
+        ("550", "b"),
+        ("550.54", "b"),
+        ("550.5", ""),
+        ("535-550", "ab"),
+        ("535.200-560", "bc"),
+        ("535.183.01", "a"),
+        ("535.183.1", "a"),
+        ("0-9999", "abcd"),
+    ],
+)
+def test_drivers_are_compared_by_number(wanted, passing):
+    inventory = driven(a="535.183.01", b="550.54.14", c="560.0-rc1", d="6.8.0", e="", f="unknown")
+    (term,) = parse_request(f"GPU,driver={wanted}").terms
+    found = "".join(device.vendor for device in inventory.devices if serves(device, term, inventory))
+    assert found == passing
+
+
+def test_a_driver_that_is_too_old_or_unknown_is_said():
+    verdict = Scheduler(driven(a="535.183.01", b="")).why("GPU:1,driver=550+")
+    assert str(verdict) == (
+        "GPU:1,driver=550+ can never fit: this machine has 2 GPU (1 A, 1 B); not driver=550+: a-0 (535.183.01), b-0 "
+        "(unknown driver).\nnearest that fits: GPU:1,driver=535.183.1+"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "abc", "550.", "+", "550++", "550-", "9" * 10, "550.54.14-535", ">=550"])
+def test_what_is_no_version(text):
+    with pytest.raises(RequestError, match="'driver' must be a "):
+        parse_request(f"GPU,driver={text}")

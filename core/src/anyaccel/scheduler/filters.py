@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 _SHOWN = 4
 _SIZE = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,4}))?([A-Za-z]*)")
+_NUMBERS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}")
+_VERSIONS = re.compile(rf"({_NUMBERS.pattern})(?:(\+)|-({_NUMBERS.pattern}))?")
 _BYTES = {"B": 1} | {
     prefix + suffix: base**power
     for power, prefix in enumerate("KMGT", start=1)
@@ -166,7 +168,77 @@ def format_memory(memory_bytes: int) -> str:
     return f"{memory_bytes}B"
 
 
-FILTERS: dict[str, Filter[Any]] = {entry.name: entry for entry in (_Memory(),)}
+class _Versions(NamedTuple):
+    """A range of versions.
+
+    Attributes:
+        text: As it is written.
+        low: The least, as numbers.
+        high: The greatest, as numbers, with all that begin with these; None when there is none.
+    """
+
+    text: str
+    low: tuple[int, ...]
+    high: tuple[int, ...] | None
+
+
+class _Driver(Filter[_Versions]):
+    """Version of the vendor's driver, by number; an exact one, or the end of a range, is that with all its releases."""
+
+    name = "driver"
+    form = "driver=VERSION"
+    summary = "has a driver of this version: driver=550+ at least, driver=550.54 exactly, driver=535-550 a range"
+
+    def read(self, text: str) -> _Versions:
+        match = _VERSIONS.fullmatch(text)
+        if match is None:
+            raise ValueError(f"'driver' must be a version such as 550, 550.54+ or 535-550 (got {shown(text)})")
+        low = _version(match[1])
+        high = None if match[2] else _version(match[3] or match[1])
+        if high is not None and _Driver._above(low, high):
+            raise ValueError(f"'driver' must be a range from less to more (got {shown(text)})")
+        return _Versions(text, low, high)
+
+    def write(self, wanted: _Versions) -> str:
+        return wanted.text
+
+    def predicate(self, asked: Asked[_Versions]) -> Callable[[Device], bool]:
+        _, low, high = asked.wanted
+        versions = {report.vendor: _version(report.driver_version) for report in asked.inventory.vendors}
+
+        def passes(device: Device) -> bool:
+            version = versions.get(device.vendor)
+            if not version:
+                return False
+            return not _Driver._above(low, version) and (high is None or version[: len(high)] <= high)
+
+        return passes
+
+    @staticmethod
+    def _above(version: tuple[int, ...], other: tuple[int, ...]) -> bool:
+        """Whether a version is greater than another, where what is missing at the end counts as 0."""
+        length = max(len(version), len(other))
+        return version + (0,) * (length - len(version)) > other + (0,) * (length - len(other))
+
+    def fact(self, device: Device, inventory: Inventory) -> str:
+        report = inventory.report(device.vendor)
+        return report.driver_version if report is not None and _version(report.driver_version) else ""
+
+    def near(self, asked: Asked[_Versions], devices: Sequence[Device]) -> Iterator[Term]:
+        """The newest driver that is there."""
+        texts = {self.fact(device, asked.inventory) for device in devices} - {""}
+        versions = {_version(text) for text in texts}
+        for version in sorted(versions, reverse=True):
+            yield with_filter(asked.term, self.name, ".".join(map(str, version)) + "+")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """The numbers at the beginning of a version, of 550.90.07 these are 550, 90 and 7; none where there are none."""
+    match = _NUMBERS.match(text)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+FILTERS: dict[str, Filter[Any]] = {entry.name: entry for entry in (_Memory(), _Driver())}
 """Every filter by its name, in the order in which they are written."""
 
 
