@@ -208,3 +208,13 @@ def test_a_driver_that_is_too_old_or_unknown_is_said():
 def test_what_is_no_version(text):
     with pytest.raises(RequestError, match="'driver' must be a "):
         parse_request(f"GPU,driver={text}")
+
+
+def test_devices_near_a_numa_node():
+    scheduler = Scheduler(machine(gpus(4, numa=2), gpus(1, "A100")))
+    assert [device.id for device in scheduler.allocate("GPU:2,numa=01").devices] == ["h100-2", "h100-3"]
+    verdict = scheduler.why("GPU:2,numa=3")
+    assert verdict.reasons[1].message == ("not numa=3: h100-0, h100-1 (0), h100-2, h100-3 (1), a100-0 (unknown numa)")
+    assert (str(verdict.nearest), str(verdict.nearest_now)) == ("GPU:2,numa=1", "GPU:2,numa=0")
+    with pytest.raises(RequestError, match="'numa' must be the number of a NUMA node"):
+        parse_request("GPU,numa=-1")

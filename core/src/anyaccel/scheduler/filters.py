@@ -17,6 +17,7 @@ from anyaccel.text import shown
 T = TypeVar("T")
 
 _SHOWN = 4
+_MOST_DIGITS = 6
 _SIZE = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,4}))?([A-Za-z]*)")
 _NUMBERS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}")
 _VERSIONS = re.compile(rf"({_NUMBERS.pattern})(?:(\+)|-({_NUMBERS.pattern}))?")
@@ -238,7 +239,32 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
-FILTERS: dict[str, Filter[Any]] = {entry.name: entry for entry in (_Memory(), _Driver())}
+class _NumaNode(Filter[int]):
+    """NUMA node of the host that is nearest."""
+
+    name = "numa"
+    form = "numa=NODE"
+    summary = "is nearest to this NUMA node of the machine: numa=0"
+
+    def read(self, text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+            raise ValueError(f"'numa' must be the number of a NUMA node, such as 0 (got {shown(text)})")
+        return int(text)
+
+    def predicate(self, asked: Asked[int]) -> Callable[[Device], bool]:
+        return lambda device: device.numa_node == asked.wanted
+
+    def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
+        return "" if device.numa_node is None else str(device.numa_node)
+
+    def near(self, asked: Asked[int], devices: Sequence[Device]) -> Iterator[Term]:
+        """The other nodes that have devices."""
+        nodes = {device.numa_node for device in devices if device.numa_node is not None}
+        for node in sorted(nodes, key=lambda node: (abs(node - asked.wanted), node)):
+            yield with_filter(asked.term, self.name, str(node))
+
+
+FILTERS: dict[str, Filter[Any]] = {entry.name: entry for entry in (_Memory(), _Driver(), _NumaNode())}
 """Every filter by its name, in the order in which they are written."""
 
 
