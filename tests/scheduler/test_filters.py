@@ -218,3 +218,51 @@ def test_devices_near_a_numa_node():
     assert (str(verdict.nearest), str(verdict.nearest_now)) == ("GPU:2,numa=1", "GPU:2,numa=0")
     with pytest.raises(RequestError, match="'numa' must be the number of a NUMA node"):
         parse_request("GPU,numa=-1")
+
+
+UUIDS = tuple(
+    replace(device, id=each)
+    for device, each in zip(gpus(3), ("GPU-8932f937-d72c", "GPU-89abcdef-1234", "GPU-89"), strict=True)
+)
+
+
+@pytest.mark.parametrize("text", ["GPU-8932f937-d72c", "GPU-8932", "GPU-893"])
+def test_a_device_by_its_id_or_the_beginning_of_it(text):
+    request = parse_request(f"GPU:1,id={text}")
+    (device,) = Scheduler(machine(UUIDS)).allocate(request).devices
+    assert device.id == "GPU-8932f937-d72c"
+    assert parse_request(str(request)) == request
+
+
+def test_a_whole_id_that_is_the_beginning_of_another_is_meant():
+    (device,) = Scheduler(machine(UUIDS)).allocate("GPU:0.5,id=GPU-89").devices
+    assert device.id == "GPU-89"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "id=GPU-8",
+            "id=GPU-8 is the beginning of several ids: GPU-8932f937-d72c, GPU-89abcdef-1234, GPU-89",
+        ),
+        ("id=GPU-8932f937-d72d", "no id begins with GPU-8932f937-d72d; close is GPU-8932f937-d72c"),
+        ("id=0000:01:00.0", "no id begins with 0000:01:00.0; there is GPU-8932f937-d72c, GPU-89abcdef-1234, GPU-89"),
+    ],
+)
+def test_an_id_that_means_no_device(text, said):
+    verdict = Scheduler(machine(UUIDS)).why(f"GPU:1,{text}")
+    assert [reason.message for reason in verdict.reasons[1:]] == [said]
+    assert not verdict.ever_fits
+
+
+def test_an_id_is_one_device():
+    (_, reason) = Scheduler(machine(UUIDS)).why("GPU:2,id=GPU-89a").reasons
+    assert reason.message == "id=GPU-89a is one device"
+
+
+def test_ray_is_asked_for_no_id():
+    found = plan("GPU:1,id=h100-0", node("one", *gpus(1)))
+    assert found.plan is None
+    assert "Ray cannot be asked for id=ID, which is of one machine" in found.reasons[0]
+    assert "anyaccel/GPU.id" not in node_labels(machine(gpus(1)))

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Term, format_units, replace
+from anyaccel.scheduler.names import goes_by
 from anyaccel.text import shown
 
 T = TypeVar("T")
 
 _SHOWN = 4
 _MOST_DIGITS = 6
+_ID = re.compile(r"[!-+\--~]{1,128}")  # no comma, which ends it
 _SIZE = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,4}))?([A-Za-z]*)")
 _NUMBERS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}")
 _VERSIONS = re.compile(rf"({_NUMBERS.pattern})(?:(\+)|-({_NUMBERS.pattern}))?")
@@ -264,7 +266,49 @@ class _NumaNode(Filter[int]):
             yield with_filter(asked.term, self.name, str(node))
 
 
-FILTERS: dict[str, Filter[Any]] = {entry.name: entry for entry in (_Memory(), _Driver(), _NumaNode())}
+class _Id(Filter[str]):
+    """Stable id of one device, or a beginning that no other device of the term's names has, as masks take it."""
+
+    name = "id"
+    form = "id=ID"
+    summary = "has this id, or the only one that begins so: id=GPU-8932f937"
+    portable = False
+
+    def read(self, text: str) -> str:
+        if not _ID.fullmatch(text):
+            raise ValueError(f"'id' must be the id of a device, as 'anyaccel' shows it (got {shown(text)})")
+        return text
+
+    def predicate(self, asked: Asked[str]) -> Callable[[Device], bool]:
+        meant = self._meant(asked)
+        return lambda device: len(meant) == 1 and device.id == meant[0]
+
+    @staticmethod
+    def _meant(asked: Asked[str]) -> list[str]:
+        """The ids that may be meant."""
+        ids = [device.id for device in asked.inventory.devices if goes_by(device, asked.term.names)]
+        begun = [each for each in ids if each.startswith(asked.wanted)]
+        return [asked.wanted] if asked.wanted in begun else begun
+
+    def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
+        return device.id
+
+    def said(self, asked: Asked[str], devices: Sequence[Device]) -> str:
+        meant = self._meant(asked)
+        if len(meant) > 1:
+            return f"id={asked.wanted} is the beginning of several ids: {listed(meant)}"
+        if meant:
+            return f"id={asked.wanted} is one device"
+        from difflib import get_close_matches
+
+        ids = [device.id for device in devices]
+        close = get_close_matches(asked.wanted, ids, n=_SHOWN)
+        return f"no id begins with {asked.wanted}; " + (
+            f"close is {listed(close)}" if close else f"there is {listed(ids)}"
+        )
+
+
+FILTERS: dict[str, Filter[Any]] = {entry.name: entry for entry in (_Memory(), _Driver(), _NumaNode(), _Id())}
 """Every filter by its name, in the order in which they are written."""
 
 
