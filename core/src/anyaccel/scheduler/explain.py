@@ -92,11 +92,11 @@ def _shortage(scene: Scene, term: Term) -> Iterator[Reason]:
     left = [layout.devices[position] for position in bits(named)]
     for rule in rules(term, layout.inventory):
         failing = [device for device in left if not rule.passes(device)]
-        if failing:
-            left = [device for device in left if rule.passes(device)]
-            message = rule.said(failing)
-            if rule.code is ReasonCode.NOT_FRACTIONAL:
-                message += _with_rule(scene, term, failing[0])
+        left = [device for device in left if rule.passes(device)]
+        message = rule.said(failing) if failing or rule.counts else ""
+        if message and rule.code is ReasonCode.NOT_FRACTIONAL:
+            message += _with_rule(scene, term, failing[0])
+        if message:
             ids = tuple(device.id for device in failing)
             yield Reason(code=rule.code, message=message, term=term, devices=ids, filter=rule.filter)
 

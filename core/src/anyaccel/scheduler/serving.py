@@ -17,14 +17,16 @@ class Rule(NamedTuple):
     Attributes:
         code: What stands in the way where a device does not pass.
         passes: Whether a device passes.
-        said: Why some devices, at least one, do not: a clause without capital and period.
+        said: Why some devices do not: a clause without capital and period, or empty.
         filter: Name of the filter; empty where the rule is none.
+        counts: Whether it names devices one by one, of which some may not be there.
     """
 
     code: ReasonCode
     passes: Callable[[Device], bool]
     said: Callable[[Sequence[Device]], str]
     filter: str = ""
+    counts: bool = False
 
 
 def serves(device: Device, term: Term, inventory: Inventory) -> bool:
@@ -49,7 +51,13 @@ def rules(term: Term, inventory: Inventory) -> Iterator[Rule]:
 
 def _of_filter(asked: Asked[Any]) -> Rule:
     entry = asked.filter
-    return Rule(ReasonCode.FILTER, entry.predicate(asked), lambda devices: entry.said(asked, devices), entry.name)
+    return Rule(
+        code=ReasonCode.FILTER,
+        passes=entry.predicate(asked),
+        said=lambda devices: entry.said(asked, devices),
+        filter=entry.name,
+        counts=entry.count(asked.wanted) is not None,
+    )
 
 
 def _ids(devices: Sequence[Device]) -> str:
