@@ -13,7 +13,7 @@ from anyaccel.errors import NurseryError, RequestError
 from anyaccel.exports.kubernetes import export as export_kubernetes
 from anyaccel.exports.ray import node_type
 from anyaccel.exports.source import Source
-from anyaccel.model import Request, Term, VendorReport, VendorState
+from anyaccel.model import Health, Request, Term, VendorReport, VendorState
 from anyaccel.scheduler import Choice, ReasonCode, Scheduler, parse_request
 from anyaccel.scheduler.filters import FILTERS, Filter, facts, with_filter
 from anyaccel.scheduler.serving import serves
@@ -266,3 +266,70 @@ def test_ray_is_asked_for_no_id():
     assert found.plan is None
     assert "Ray cannot be asked for id=ID, which is of one machine" in found.reasons[0]
     assert "anyaccel/GPU.id" not in node_labels(machine(gpus(1)))
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "given_"),
+    [
+        ("acme/1", "acme/1:1", "h100-1"),
+        ("ACME/01-02", "ACME/1-2:2", "h100-1 h100-2"),
+        ("H100/0-3:1", "H100/0-3:1", "h100-0"),
+        ("acme/3:0.5", "acme/3:0.5", "h100-3"),
+        ("acme/2-5,mem=1G", "acme/2-5:4,mem=1GiB", "h100-2 h100-3 a100-4 a100-5"),
+        ("acme/2-5:2", "acme/2-5:2", "h100-2 h100-3"),
+        ("GPU/0 GPU/0-1:1", "GPU/0:1 GPU/0-1:1", "h100-0 h100-1"),
+    ],
+)
+def test_the_very_devices(text, written, given_):
+    more = [replace(device, index=index, id=f"a100-{index}") for index, device in enumerate(gpus(2, "A100"), 4)]
+    request = parse_request(text)
+    assert str(request) == written
+    assert parse_request(written) == request
+    devices = Scheduler(machine(gpus(4), more)).allocate(request).devices
+    assert [device.id for device in devices] == given_.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "nearest"),
+    [
+        ("acme/9", "there is no acme/9, there is acme/0-1, acme/3", "acme/3:1"),
+        ("acme/0-3", "there is no acme/2, there is acme/0-1, acme/3", "acme/0-3:3"),
+        ("acme/2-4", "there is no acme/2, acme/4, there is acme/0-1, acme/3", "acme/2-4:1"),
+        ("acme/0-1:3", "acme/0-1 is 2 of them", "acme/0-1:2"),
+        ("acme/2:0.5", "there is no acme/2, there is acme/0-1, acme/3", "acme/3:0.5"),
+    ],
+)
+def test_an_index_that_is_not_there(text, message, nearest):
+    first, second, _, last = gpus(4)
+    verdict = Scheduler(machine((first, second, last))).why(text)
+    assert [reason.message for reason in verdict.reasons] == ["this machine has 3 acme (3 H100)", message]
+    assert str(verdict.nearest) == nearest
+
+
+def test_a_very_device_that_is_taken_or_broken_is_waited_for_or_told():
+    scheduler = Scheduler(machine(gpus(3)))
+    scheduler.allocate("acme/1", note="mine")
+    verdict = scheduler.why("acme/1")
+    assert verdict.ever_fits
+    assert "0 of 1 acme free; held by" in verdict.message
+    assert str(verdict.nearest_now) == "acme/2:1"
+    broken = [replace(device, health=Health.UNHEALTHY) for device in gpus(2)]
+    reasons = Scheduler(machine(broken[:1], gpus(2)[1:])).why("acme/0").reasons
+    assert [reason.code for reason in reasons] == [ReasonCode.NOT_ENOUGH, ReasonCode.UNHEALTHY]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("acme/", "what stands behind '/' must be an index or a row of them, 3 or 0-3"),
+        ("acme/x", "what stands behind '/' must be an index"),
+        ("acme/1/2", "what stands behind '/' must be an index"),
+        ("acme/3-1", "a row of devices must go from less to more"),
+        ("acme|other/1", "devices must be named behind one name"),
+        ("acme/1|acme/2", "what stands behind '/' must be an index"),
+        ("/3", "a name must be a letter"),
+    ],
+)
+def test_what_names_no_device(text, fault):
+    with pytest.raises(RequestError, match=f"request {text!r}: {fault}".replace("|", r"\|")):
+        parse_request(text)

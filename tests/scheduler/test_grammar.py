@@ -12,7 +12,10 @@ GIB = 1 << 30
 
 names = st.from_regex(r"[A-Za-z][A-Za-z0-9._-]{0,8}", fullmatch=True)
 units = st.one_of(st.integers(1, 9_999), st.integers(1, 1_000_000).map(lambda count: count * 10_000))
-texts = st.lists(st.sampled_from(["mem=7B", "mem=1536MiB", "mem=40GiB"]), unique_by=lambda text: text.split("=")[0])
+texts = st.lists(
+    st.sampled_from(["mem=7B", "mem=40GiB", "driver=550.54+", "driver=1-2", "numa=1", "id=GPU-8"]),
+    unique_by=lambda text: text.split("=")[0],
+)
 filters = texts.map(lambda found: parse_request(",".join(["GPU", *found])).terms[0].filters)
 terms = st.builds(
     Term,
@@ -80,7 +83,7 @@ def test_terms_come_as_words_or_as_a_list():
 
 DECIMAL = "a quantity must be a plain decimal more than 0, such as 2 or 0.5"
 SIZE = "'mem' must be a number with a unit of B, KB, KiB, MB, MiB, GB, GiB, TB, TiB"
-OPTION = "an option must be one of mem=SIZE, linked, mixed, else=cpu"
+OPTION = "an option must be one of mem=SIZE, driver=VERSION, numa=NODE, id=ID, linked, mixed, else=cpu"
 NAME = "a name must be a letter, then letters, digits and . _ -"
 
 

@@ -8,7 +8,7 @@ request, exports, engines and the command line's help go by the table, so nothin
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Term, format_units, replace
@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 _SHOWN = 4
 _MOST_DIGITS = 6
+_ROW = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 _ID = re.compile(r"[!-+\--~]{1,128}")  # no comma, which ends it
 _SIZE = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,4}))?([A-Za-z]*)")
 _NUMBERS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}")
@@ -84,7 +85,10 @@ class Filter(Generic[T]):
         raise NotImplementedError
 
     def said(self, asked: Asked[T], devices: Sequence[Device]) -> str:
-        """Why devices, at least one, do not pass: a clause without capital and period."""
+        """Why devices do not pass: a clause without capital and period, or empty where the request says it all.
+
+        There is at least one, but for a filter that names devices: then there may be too few that pass.
+        """
         having: dict[str, list[str]] = {}
         for device in devices:
             fact = self.fact(device, asked.inventory)
@@ -308,7 +312,75 @@ class _Id(Filter[str]):
         )
 
 
-FILTERS: dict[str, Filter[Any]] = {entry.name: entry for entry in (_Memory(), _Driver(), _NumaNode(), _Id())}
+class _Index(Filter[tuple[int, int]]):
+    """The very devices: the first and the last index of a row, as the table numbers the devices of each vendor."""
+
+    name = "/"
+    form = "NAME/INDEX"
+    summary = "is this very one, or one of these: nvidia/3, nvidia/0-3 for all four, nvidia/0-3:2 for two of them"
+    portable = False
+
+    def read(self, text: str) -> tuple[int, int]:
+        match = _ROW.fullmatch(text)
+        if match is None:
+            raise ValueError(f"what stands behind '/' must be an index or a row of them, 3 or 0-3 (got {shown(text)})")
+        row = int(match[1]), int(match[2] or match[1])
+        if row[0] > row[1]:
+            raise ValueError(f"a row of devices must go from less to more (got {shown(text)})")
+        return row
+
+    def write(self, wanted: tuple[int, int]) -> str:
+        first, last = wanted
+        return str(first) if first == last else f"{first}-{last}"
+
+    def count(self, wanted: tuple[int, int]) -> int:
+        first, last = wanted
+        return last - first + 1
+
+    def predicate(self, asked: Asked[tuple[int, int]]) -> Callable[[Device], bool]:
+        first, last = asked.wanted
+        return lambda device: first <= device.index <= last
+
+    def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
+        return str(device.index)
+
+    def said(self, asked: Asked[tuple[int, int]], devices: Sequence[Device]) -> str:  # noqa: ARG002
+        first, last = asked.wanted
+        name = asked.term.names[0]
+        there = {device.index for device in asked.inventory.devices if goes_by(device, (name,))}
+        missing = self._rows(set(range(first, last + 1)) - there)
+        if not missing:
+            count = self.count(asked.wanted)
+            return f"{name}/{self.write(asked.wanted)} is {count} of them" if count < asked.term.count else ""
+        return f"there is no {self._named(name, missing)}, there is {self._named(name, self._rows(there))}"
+
+    def near(self, asked: Asked[tuple[int, int]], devices: Sequence[Device]) -> Iterator[Term]:
+        """Those of the row that are there, then other single devices."""
+        first, last = asked.wanted
+        term, there = asked.term, {device.index for device in devices}
+        inside = self._rows(each for each in there if first <= each <= last)
+        others = sorted(there, key=lambda index: (max(first - index, index - last, 0), -index))
+        for row in (*sorted(inside, key=self.count, reverse=True), *((index, index) for index in others)):
+            units = min(term.units, self.count(row) * UNITS_PER_DEVICE)
+            yield replace(with_filter(term, self.name, self.write(row)), units=units)
+
+    def _named(self, name: str, rows: Sequence[tuple[int, int]]) -> str:
+        return listed([f"{name}/{self.write(row)}" for row in rows])
+
+    @staticmethod
+    def _rows(indexes: Iterable[int]) -> list[tuple[int, int]]:
+        """Indexes as rows, in order."""
+        rows: list[tuple[int, int]] = []
+        for index in sorted(indexes):
+            if rows and rows[-1][1] == index - 1:
+                rows[-1] = rows[-1][0], index
+            else:
+                rows.append((index, index))
+        return rows
+
+
+_ENTRIES: tuple[Filter[Any], ...] = (_Index(), _Memory(), _Driver(), _NumaNode(), _Id())
+FILTERS: dict[str, Filter[Any]] = {entry.name: entry for entry in _ENTRIES}
 """Every filter by its name, in the order in which they are written."""
 
 
