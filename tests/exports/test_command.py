@@ -47,7 +47,7 @@ def test_only_what_is_visible_and_healthy_is_exported(acme, anyaccel, record):
     status, out, err = run(anyaccel, *arguments, env={"ACME_VISIBLE": "0,1,2"})
     assert (status, out.splitlines()[-1]) == (0, "NodeName=n1 Gres=apu:acme-one:2")
     assert "1 device is left out, because the environment that we started in hides it." in err
-    assert "acme:1 (acme-s1) is left out, because it is unhealthy: it fell off the bus." in err
+    assert "acme/1 (acme-s1) is left out, because it is unhealthy: it fell off the bus." in err
 
 
 def test_inside_a_worker_only_its_devices_are_exported(acme, anyaccel):

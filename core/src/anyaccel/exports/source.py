@@ -68,7 +68,7 @@ def left_out(inventory: Inventory) -> Iterator[str]:
         if device.visible and device.health is Health.UNHEALTHY:
             told = "; ".join(filter(None, (device.health_reason, device.health_remedy)))
             reason = f": {told}" if told else "."
-            yield f"{device.vendor}:{device.index} ({device.id}) is left out, because it is unhealthy{reason}"
+            yield f"{device.name} ({device.id}) is left out, because it is unhealthy{reason}"
     for device_id in parts_of(device for device in inventory.devices if device.usable):
         yield f"{device_id} is left out, because its parts are exported: whoever has these must not have it as well."
 

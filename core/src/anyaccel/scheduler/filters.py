@@ -13,11 +13,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Term, format_units, replace
 from anyaccel.scheduler.names import goes_by
-from anyaccel.text import shown
+from anyaccel.text import listed, shown
 
 T = TypeVar("T")
 
-_SHOWN = 4
 _MOST_DIGITS = 6
 _ROW = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 _ID = re.compile(r"[!-+\--~]{1,128}")  # no comma, which ends it
@@ -160,12 +159,6 @@ class _Memory(Filter[int]):
                 yield with_filter(term, self.name, format_memory(share))
 
 
-def listed(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
-
-
 def format_memory(memory_bytes: int) -> str:
     """Write an amount of memory exactly, in the largest binary unit that divides it: ``40GiB``, ``1000B``."""
     for power, unit in enumerate(("TiB", "GiB", "MiB", "KiB")):
@@ -306,7 +299,7 @@ class _Id(Filter[str]):
         from difflib import get_close_matches
 
         ids = [device.id for device in devices]
-        close = get_close_matches(asked.wanted, ids, n=_SHOWN)
+        close = get_close_matches(asked.wanted, ids, n=3)
         return f"no id begins with {asked.wanted}; " + (
             f"close is {listed(close)}" if close else f"there is {listed(ids)}"
         )

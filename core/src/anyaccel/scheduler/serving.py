@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Inventory, Term
-from anyaccel.scheduler.filters import Asked, asked, listed
+from anyaccel.scheduler.filters import Asked, asked
 from anyaccel.scheduler.names import goes_by
 from anyaccel.scheduler.reasons import ReasonCode
+from anyaccel.text import listed
 
 
 class Rule(NamedTuple):
