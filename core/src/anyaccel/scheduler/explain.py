@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Request, Term, Value, VendorState, format_units
+from anyaccel.scheduler.cells import bits
 from anyaccel.scheduler.nearest import nearest
 from anyaccel.scheduler.placement import Layout, Occupancy, Validate, Wanted, place, vetoed, want
 from anyaccel.scheduler.reasons import Reason, ReasonCode, Verdict
 from anyaccel.scheduler.serving import rules
-from anyaccel.scheduler.topology import bits
 from anyaccel.text import listed
 
 

@@ -310,7 +310,7 @@ class _Index(Filter[tuple[int, int]]):
 
     name = "/"
     form = "NAME/INDEX"
-    summary = "is this very one, or one of these: nvidia/3, nvidia/0-3 for all four, nvidia/0-3:2 for two of them"
+    summary = "is this very one, or one of these: GPU/3, GPU/0-3 for all four, GPU/0-3:2 for two of them"
     portable = False
 
     def read(self, text: str) -> tuple[int, int]:

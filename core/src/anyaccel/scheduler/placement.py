@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Extent, Inventory, Share, Term, Value, parts_of, slot_mask
+from anyaccel.scheduler.cells import bits
 from anyaccel.scheduler.filters import counted
 from anyaccel.scheduler.names import Names
 from anyaccel.scheduler.serving import rules
-from anyaccel.scheduler.topology import Topology, bits, first
+from anyaccel.scheduler.topology import Topology, first
 
 PLACEMENTS = 2_000
 """Tentative placements of terms after which a request counts as impossible to place."""
