@@ -86,10 +86,9 @@ class Layout:
 
     def serving(self, term: Term) -> int:
         """The devices that serve a term when nothing is held."""
-        mask = self.named(term)
-        for rule in rules(term, self.inventory):
-            mask = slot_mask(position for position in bits(mask) if rule.passes(self.devices[position]))
-        return mask
+        asked = tuple(rules(term, self.inventory))
+        named = ((position, self.devices[position]) for position in bits(self.named(term)))
+        return slot_mask(position for position, device in named if all(rule.passes(device) for rule in asked))
 
 
 class Spot(NamedTuple):
