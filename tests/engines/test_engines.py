@@ -132,7 +132,6 @@ def test_alternatives_and_other_names(pool):
         ("Acme-Whole:1", aa.NeverFitsError),
         ("A1:1,mem=99T", aa.NeverFitsError),
         ("A1:1,driver=1+", aa.NeverFitsError),  # a simulation has no driver
-        ("A1/0", aa.NeverFitsError),  # Ray gives any of a node's
         ("A1:1,id=acme", aa.NeverFitsError),
         ("A7:1", aa.UnknownNameError),
         ("A1:1.5", aa.RequestError),
