@@ -19,8 +19,8 @@ def test_status_lists_devices_for_people(acme, anyaccel):
     assert status == 0
     assert [line.split()[:4] for line in out.splitlines()] == [
         ["DEVICE", "TYPE", "MEMORY", "UTIL"],
-        ["acme:0", "Acme-One", "16.0", "GiB"],
-        ["acme:1", "Acme-One", "16.0", "GiB"],
+        ["acme/0", "Acme-One", "16.0", "GiB"],
+        ["acme/1", "Acme-One", "16.0", "GiB"],
         ["2", "devices,", "2", "free"],
     ]
     assert err == "anyaccel: this is not your host but sim:A1:2\n"

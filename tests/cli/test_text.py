@@ -248,7 +248,7 @@ def test_a_table_that_is_too_wide_goes_on_in_further_lines(hostile, taken):
         ["ID"],
         ["HELD", "BY"],
     ]
-    assert shown[start + 3].split() == ["acme:0", "a", "note", "16.0", "GiB", "-", "-", "ok", "0"]
+    assert shown[start + 3].split() == ["acme/0", "a", "note", "16.0", "GiB", "-", "-", "ok", "0"]
     assert shown[start + 4] == "  acme-[/]:cd:-0"
     assert shown[start + 5].endswith(", a note")
     _, data = run_on_terminal(argv, columns=200)

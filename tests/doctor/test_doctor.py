@@ -69,7 +69,7 @@ def test_what_is_worst_comes_first_and_has_a_way_out(install, source, anyaccel, 
     machine = record({"health": "unhealthy", "reason": "it fell off the bus", "remedy": "reboot the machine"}, {})
     status, lines = doctor(anyaccel, "--machine", machine, env={"ACME_ORDER": "x"})
     assert (status, lines) == (1, [  # ACME_ORDER is this process's, not the recorded machine's
-        "fail  acme:0 (acme-s0) cannot be used: it fell off the bus  ->  reboot the machine",
+        "fail  acme/0 (acme-s0) cannot be used: it fell off the bus  ->  reboot the machine",
         f"fail  third-party-bad 0.3: anyaccel_detect: {DIED}  ->  {WAY}",
         "ok    acme plug-in 1.2.3, driver 7.1, 2 devices",
     ])  # fmt: skip
@@ -211,7 +211,7 @@ def test_nodes_and_memory_of_this_host(install, tmp_path):
     install("acme", HOST_NODES)
     here = {**os.environ, "ACME_NODES": "/dev/null,/dev/zero,/dev/full"}
     assert found(environ=here) == [
-        ("warn", "acme:1 has 0.5 GiB in use, and no process that holds it can be seen here",
+        ("warn", "acme/1 has 0.5 GiB in use, and no process that holds it can be seen here",
          "end the processes of other users or containers that use it; reset the device when there are none"),
         ("ok", "acme plug-in 1.2.3, 3 devices", ""),
     ]  # fmt: skip

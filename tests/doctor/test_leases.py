@@ -109,7 +109,7 @@ def test_a_device_that_is_set_aside(acme, record, anyaccel):
             until(lambda: reason in str(wrong(str(machine))), "the reason")
             ((message, fix),) = wrong(str(machine))
             (record_,) = aa.leases(aa.detect(str(machine)))
-            assert message.startswith(f"acme:0 (acme-s0) is set aside by process {os.getpid()} of ")
+            assert message.startswith(f"acme/0 (acme-s0) is set aside by process {os.getpid()} of ")
             assert message.endswith(reason)
             assert f"anyaccel release {record_.id}" in fix
             assert (record_.state, record_.reason, record_.request) == ("aside", reason, "A1:1")
@@ -180,7 +180,7 @@ def test_a_lease_of_another_version(start, state):
     (file,) = named(state, "v2.")
     file.rename(file.with_name("v9." + file.name.split(".")[1] + ".new"))
     ((message, fix),) = wrong()
-    assert message.startswith(f"acme:0 ({name}) counts as held: 'v9.")
+    assert message.startswith(f"acme/0 ({name}) counts as held: 'v9.")
     assert fix.startswith("use one version of anyaccel for all")
     assert holder.poll() is None
 

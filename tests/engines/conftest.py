@@ -84,12 +84,13 @@ class Nodes:
         self.states[machine] = str(state)
         own = {"ANYACCEL_MACHINE": machine, "ANYACCEL_STATE_DIR": str(state), **environ}
         own["PYTHONPATH"] = self.path
-        devices = [device for device in detected(self._site, own) if device.usable]
+        inventory = detected(self._site, own)
+        devices = [device for device in inventory.devices if device.usable]
         resources: dict[str, Any] = node_resources(devices)
         own[UNIT_VARIABLE] = unit_instances({device.resource for device in devices})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # Ray looks for free ports and forgets the sockets
-            node = self._start(own, cpus, resources, node_labels(devices))
+            node = self._start(own, cpus, resources, node_labels(inventory))
             gc.collect()
         return node
 
@@ -115,11 +116,11 @@ class Nodes:
         self._cluster.shutdown()
 
 
-def detected(site: str, environ: dict[str, str]) -> tuple[aa.Device, ...]:
+def detected(site: str, environ: dict[str, str]) -> aa.Inventory:
     """What a process with this environment finds."""
     sys.path.insert(0, site)
     try:
-        return aa.detect(environ={**os.environ, **environ}).devices
+        return aa.detect(environ={**os.environ, **environ})
     finally:
         sys.path.remove(site)
 

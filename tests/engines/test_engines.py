@@ -131,6 +131,8 @@ def test_alternatives_and_other_names(pool):
         ("A1:3", aa.NeverFitsError),  # the vendor's rule
         ("Acme-Whole:1", aa.NeverFitsError),
         ("A1:1,mem=99T", aa.NeverFitsError),
+        ("A1:1,driver=1+", aa.NeverFitsError),  # a simulation has no driver
+        ("A1:1,id=acme", aa.NeverFitsError),
         ("A7:1", aa.UnknownNameError),
         ("A1:1.5", aa.RequestError),
     ],

@@ -21,11 +21,12 @@ def device(index, kind="H100", resource="GPU", memory=80, **more):
 
 
 def node(name, *devices, labels=True, **resources):
+    inventory = Inventory(machine="host", devices=devices, vendors=())
     return Kind(
         names=(name,),
         resources=node_resources(devices) | resources,
-        labels=node_labels(devices) if labels else {},
-        inventory=Inventory(machine="host", devices=devices, vendors=()),
+        labels=node_labels(inventory) if labels else {},
+        inventory=inventory,
     )
 
 
@@ -123,7 +124,12 @@ def test_labels_are_what_ray_takes():
     assert label_value("x" * 80) == "x" * 63
     assert label_value("") == "x"
     assert type_label(MIXED.inventory.devices) == "mixed"
-    assert node_labels(OTHER.inventory.devices) == {"anyaccel/GPU": "Long-MI300X-OAM", "anyaccel/TPU": "V4"}
+    assert node_labels(OTHER.inventory) == {
+        "anyaccel/GPU": "Long-MI300X-OAM",
+        "anyaccel/GPU.mem": "192GiB",
+        "anyaccel/TPU": "V4",
+        "anyaccel/TPU.mem": "80GiB",
+    }
 
 
 def test_what_is_counted_one_by_one():

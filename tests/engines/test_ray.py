@@ -124,6 +124,13 @@ def map_all(pool, number):
     return futures
 
 
+def test_devices_of_one_machine_are_no_matter_for_a_cluster(nodes, pool):
+    with pytest.raises(aa.NeverFitsError, match="Ray gives any of its GPU, and some will not do"):
+        pool("H100/0")
+    with pytest.raises(aa.NeverFitsError, match="Ray cannot be asked for NAME/INDEX, which is of one machine"):
+        pool("H100/0-3:1")
+
+
 def test_what_no_node_can_ever_serve_is_refused_with_what_they_have(nodes, pool):
     with pytest.raises(aa.NeverFitsError, match=r"A100:1: node .*it has 4 H100") as caught:
         pool("A100:1")

@@ -47,7 +47,7 @@ def test_only_what_is_visible_and_healthy_is_exported(acme, anyaccel, record):
     status, out, err = run(anyaccel, *arguments, env={"ACME_VISIBLE": "0,1,2"})
     assert (status, out.splitlines()[-1]) == (0, "NodeName=n1 Gres=apu:acme-one:2")
     assert "1 device is left out, because the environment that we started in hides it." in err
-    assert "acme:1 (acme-s1) is left out, because it is unhealthy: it fell off the bus." in err
+    assert "acme/1 (acme-s1) is left out, because it is unhealthy: it fell off the bus." in err
 
 
 def test_inside_a_worker_only_its_devices_are_exported(acme, anyaccel):
@@ -128,7 +128,8 @@ def test_an_instance_type_is_a_machine_with_a_name(acme, anyaccel):
     status, out, _ = run(anyaccel, "--instance", "acme.4xlarge", "export", "ray-autoscaler")
     assert status == 0
     [(name, entry)] = yaml.safe_load(out)["available_node_types"].items()
-    assert (name, entry["resources"]["APU"], entry["labels"]) == ("acme.4xlarge", 4, {"anyaccel/APU": "Acme-Whole"})
+    labels = {"anyaccel/APU": "Acme-Whole", "anyaccel/APU.mem": "32GiB"}
+    assert (name, entry["resources"]["APU"], entry["labels"]) == ("acme.4xlarge", 4, labels)
     status, _, err = run(anyaccel, "export", "kuberay", "--instance", "acme.5xlarge")
     assert status == 2
     assert "did you mean acme.4xlarge?" in err

@@ -14,10 +14,16 @@ MIXED = (
     device(2, tags=("TPU-V4",), resource="TPU", vendor="other"),
     device(3, tags=("H100",), health=Health.UNHEALTHY),
 )
+FACTS = {"mem": "16GiB", "numa": "0"}
+"""What requests filter by and all devices of these tests have."""
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 """What Ray takes as a label's name and value: the syntax of Kubernetes."""
 UNITS = "neuron_cores,TPU,NPU,HPU,RBLN,FURIOSA,TTNPU,MBLT"
 """Ray's own list of what it counts device by device."""
+
+
+def labels_of(resource):
+    return {f"anyaccel/{resource}.{name}": fact for name, fact in FACTS.items()}
 
 
 def read(text):
@@ -37,16 +43,23 @@ def test_the_command_that_starts_a_node():
         {"RAY_custom_unit_instance_resources": UNITS},
         2,
         {"TPU": 1, "accelerator_type:H100": 1, "accelerator_type:TPU-V4": 1},
-        {"anyaccel/GPU": "H100", "anyaccel/TPU": "TPU-V4"},
+        {"anyaccel/GPU": "H100", "anyaccel/TPU": "TPU-V4", **labels_of("GPU"), **labels_of("TPU")},
     )
 
 
 def test_devices_of_one_type_get_rays_own_label_too():
-    assert read(command(source(*MIXED[:2])).text)[3] == {"anyaccel/GPU": "H100", "ray.io/accelerator-type": "H100"}
+    assert read(command(source(*MIXED[:2])).text)[3] == {
+        "anyaccel/GPU": "H100",
+        **labels_of("GPU"),
+        "ray.io/accelerator-type": "H100",
+    }
 
 
 def test_types_that_a_slot_does_not_tell_apart_are_no_label():
-    assert read(command(source(device(0), device(1, tags=("Acme-Two",)))).text)[3] == {"anyaccel/GPU": "mixed"}
+    assert read(command(source(device(0), device(1, tags=("Acme-Two",)))).text)[3] == {
+        "anyaccel/GPU": "mixed",
+        **labels_of("GPU"),
+    }
 
 
 def test_a_resource_that_ray_does_not_know_is_counted_device_by_device():
@@ -61,6 +74,7 @@ def test_a_host_of_a_slice():
     assert resources == {"TPU": 1, "accelerator_type:TPU-V4": 1, "pod-7": 1, "TPU-v4-16-head": 1}
     assert labels == {
         "anyaccel/TPU": "TPU-V4",
+        **labels_of("TPU"),
         "ray.io/accelerator-type": "TPU-V4",
         "ray.io/tpu-slice-name": "pod-7",
         "ray.io/tpu-worker-id": "0",
@@ -70,7 +84,7 @@ def test_a_host_of_a_slice():
     _, _, resources, _ = read(command(source(device(attributes={**facts, "worker_id": 1}, **chip))).text)
     assert resources == {"TPU": 1, "accelerator_type:TPU-V4": 1, "pod-7": 1}, "only the first host is the head"
     [group] = yaml.safe_load(kuberay(source(device(attributes=facts, **chip))).text)
-    assert list(group["labels"]) == ["anyaccel/TPU"], "a group has many hosts"
+    assert list(group["labels"]) == ["anyaccel/TPU", *labels_of("TPU")], "a group has many hosts"
 
 
 def test_two_vendors_of_one_resource_are_not_masked_by_ray():
@@ -93,7 +107,7 @@ def test_no_devices_are_none_whatever_ray_would_find():
 def test_a_worker_group_of_kuberay():
     [group] = yaml.safe_load(kuberay(source(*MIXED)).text)
     assert group["groupName"] == "node-1"
-    assert group["labels"] == {"anyaccel/GPU": "H100", "anyaccel/TPU": "TPU-V4"}
+    assert group["labels"] == {"anyaccel/GPU": "H100", "anyaccel/TPU": "TPU-V4", **labels_of("GPU"), **labels_of("TPU")}
     parameters = group["rayStartParams"]
     assert all(isinstance(value, str) for value in parameters.values())
     assert "labels" not in parameters, "the operator refuses them there"
@@ -108,7 +122,7 @@ def test_a_node_type_of_the_cluster_launcher():
     exported = node_type(source(*MIXED))
     found = yaml.safe_load(exported.text)["available_node_types"]["node-1"]
     assert found["resources"] == {"GPU": 2, "TPU": 1, "accelerator_type:H100": 1, "accelerator_type:TPU-V4": 1}
-    assert found["labels"] == {"anyaccel/GPU": "H100", "anyaccel/TPU": "TPU-V4"}
+    assert found["labels"] == {"anyaccel/GPU": "H100", "anyaccel/TPU": "TPU-V4", **labels_of("GPU"), **labels_of("TPU")}
     assert found["node_config"] == {}
     assert any(f"RAY_custom_unit_instance_resources={UNITS}" in note for note in exported.notes)
 

@@ -165,7 +165,7 @@ def anyaccel_container(devices):
     install("acme", VENDOR.format(vendor="acme") + hook)
     sandbox = planned(*(device(f"acme:{index}") for index in range(4)), held="acme-0")
     assert (sandbox.closed, sandbox.kept) == (("/dev/chip1",), ("/dev/chip0",))
-    assert [gap.partition(" ")[0] for gap in sandbox.gaps] == ["acme:1"]
+    assert [gap.partition(" ")[0] for gap in sandbox.gaps] == ["acme/1"]
 
 
 def test_a_node_that_another_vendors_device_needs_stays_open(vendors):
@@ -179,7 +179,7 @@ def test_parts_of_one_card_are_told_apart_only_by_nodes_of_their_own(vendors):
     assert sandbox.closed == ()
     (gap,) = sandbox.gaps
     assert gap.startswith(
-        "plain:1 (plain-1) is open to the worker: each of its device nodes is needed by a device that"
+        "plain/1 (plain-1) is open to the worker: each of its device nodes is needed by a device that"
     )
     halves = (device("plain:0", "/dev/card", "/dev/cap0"), device("plain:1", "/dev/card", "/dev/cap1"))
     assert planned(*halves, held="plain-0") == Sandbox(closed=("/dev/cap1",), kept=("/dev/card", "/dev/cap0"))
@@ -189,7 +189,7 @@ def test_what_is_not_known_is_said(vendors):
     failed = aa.VendorReport(vendor="zeta", state=aa.VendorState.FAILED)
     sandbox = planned(*ACME, device("plain:0"), device("declared:0", declared=True), held="acme-0", reports=[failed])
     assert sandbox.gaps == (
-        "plain:0 (plain-0) may be open to the worker: its plug-in names no device node",
+        "plain/0 (plain-0) may be open to the worker: its plug-in names no device node",
         "the detection of zeta failed, so that its device nodes are open to the worker",
     )
 
@@ -681,7 +681,7 @@ def test_a_command_opens_its_own_device_alone(cards, anyaccel):
 def test_what_a_sandbox_cannot_close_is_said(cards, anyaccel):
     done = anyaccel("run", "--enforce", "--machine", "sim:A:2", "A", "--", "true")
     assert done.returncode == 0
-    assert "acme:1 (A-1) is open to the worker: each of its device nodes is needed by a device that" in done.stderr
+    assert "acme/1 (A-1) is open to the worker: each of its device nodes is needed by a device that" in done.stderr
 
 
 @CONFINES

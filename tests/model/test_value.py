@@ -34,8 +34,8 @@ def test_a_default_that_can_change_is_made_anew():
     [
         (lambda: Device(id="a"), "Device() needs index, model"),
         (
-            lambda: Term(names=(), memory_byte=1),
-            "Term() got an unexpected keyword argument 'memory_byte'; did you mean 'memory_bytes'?",
+            lambda: Term(names=(), filter=()),
+            "Term() got an unexpected keyword argument 'filter'; did you mean 'filters'?",
         ),
         (
             lambda: Finding(severity=Severity.OK, zzz=1),
@@ -82,7 +82,7 @@ def test_a_class_may_inherit_fields_and_compare_in_its_own_way():
 
 
 def test_the_form_in_python_makes_it_again():
-    assert repr(TERM) == "Term(names=('GPU', 'TPU'), units=5000, memory_bytes=None, linked=False, mixed=False)"
+    assert repr(TERM) == "Term(names=('GPU', 'TPU'), units=5000, filters=(), linked=False, mixed=False)"
     assert eval(repr(TERM)) == TERM
 
 

@@ -59,7 +59,7 @@ NO_LINKS = gpus(4, links={(0, 1): 1})
         (
             "GPU:1,mem=90GiB",
             [TWO],
-            ["not-enough", "memory"],
+            ["not-enough", "filter"],
             (
                 "GPU:1,mem=90GiB can never fit: this machine has 2 GPU (2 H100); the largest memory is 80GiB, "
                 "less than mem=90GiB.\nnearest that fits: GPU:1,mem=80GiB"
@@ -68,7 +68,7 @@ NO_LINKS = gpus(4, links={(0, 1): 1})
         (
             "GPU:0.5,mem=60GiB",
             [TWO],
-            ["not-enough", "memory"],
+            ["not-enough", "filter"],
             (
                 "GPU:0.5,mem=60GiB can never fit: this machine has 2 GPU (2 H100); the largest memory is 80GiB, "
                 "0.5 of it 40GiB, less than mem=60GiB.\nnearest that fits: GPU:0.75,mem=60GiB"
@@ -77,7 +77,7 @@ NO_LINKS = gpus(4, links={(0, 1): 1})
         (
             "TPU:1,mem=1GiB",
             [chips(1)],
-            ["not-enough", "memory"],
+            ["not-enough", "filter"],
             "TPU:1,mem=1GiB can never fit: this machine has 1 TPU (1 CHIP-V5); the memory is unknown of chip-v5-0.",
         ),
         (
@@ -232,6 +232,7 @@ def test_a_verdict_is_json():
                 "term": "GPU:3",
                 "devices": ["h100-0", "h100-1"],
                 "holders": [],
+                "filter": None,
             }
         ],
         "nearest": "GPU:2",

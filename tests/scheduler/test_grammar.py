@@ -4,6 +4,7 @@ import pytest
 from anyaccel.errors import RequestError
 from anyaccel.model import Request, Term
 from anyaccel.scheduler import parse_request
+from anyaccel.scheduler.filters import FILTERS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,11 +12,16 @@ GIB = 1 << 30
 
 names = st.from_regex(r"[A-Za-z][A-Za-z0-9._-]{0,8}", fullmatch=True)
 units = st.one_of(st.integers(1, 9_999), st.integers(1, 1_000_000).map(lambda count: count * 10_000))
+texts = st.lists(
+    st.sampled_from(["mem=7B", "mem=40GiB", "driver=550.54+", "driver=1-2", "numa=1", "id=GPU-8"]),
+    unique_by=lambda text: text.split("=")[0],
+)
+filters = texts.map(lambda found: parse_request(",".join(["GPU", *found])).terms[0].filters)
 terms = st.builds(
     Term,
     names=st.lists(names, min_size=1, max_size=3, unique_by=str.lower).map(tuple),
     units=units,
-    memory_bytes=st.one_of(st.none(), st.integers(1, 1 << 50), st.integers(1, 999).map(lambda size: size * GIB)),
+    filters=filters,
     linked=st.booleans(),
     mixed=st.booleans(),
 )
@@ -55,13 +61,13 @@ def test_any_text_is_a_request_or_refused(text):
         ("H100|h100|A100", Term(names=("H100", "A100"))),
         ("GPU,mixed,LINKED", Term(names=("GPU",), mixed=True, linked=True)),
         ("neuron_cores:2", Term(names=("neuron_cores",), units=20_000)),
-        ("GPU:1,mem=40GiB", Term(names=("GPU",), memory_bytes=40 * GIB)),
-        ("GPU:1,mem=40G", Term(names=("GPU",), memory_bytes=40 * GIB)),
-        ("GPU:1,mem=40gb", Term(names=("GPU",), memory_bytes=40 * 10**9)),
-        ("GPU:1,mem=1.5KiB", Term(names=("GPU",), memory_bytes=1536)),
-        ("GPU:1,mem=0.0001KB", Term(names=("GPU",), memory_bytes=1)),
-        ("GPU:1,mem=7B", Term(names=("GPU",), memory_bytes=7)),
-        ("GPU:1,mem=2TB", Term(names=("GPU",), memory_bytes=2 * 10**12)),
+        ("GPU:1,mem=40GiB", Term(names=("GPU",), filters=(("mem", "40GiB"),))),
+        ("GPU:1,mem=40G", Term(names=("GPU",), filters=(("mem", "40GiB"),))),
+        ("GPU:1,mem=40gb", Term(names=("GPU",), filters=(("mem", "39062500KiB"),))),
+        ("GPU:1,mem=1.5KiB", Term(names=("GPU",), filters=(("mem", "1536B"),))),
+        ("GPU:1,mem=0.0001KB", Term(names=("GPU",), filters=(("mem", "1B"),))),
+        ("GPU:1,mem=7B", Term(names=("GPU",), filters=(("mem", "7B"),))),
+        ("GPU:1,mem=2TB", Term(names=("GPU",), filters=(("mem", "1953125000KiB"),))),
     ],
 )
 def test_a_term(text, expected):
@@ -77,7 +83,7 @@ def test_terms_come_as_words_or_as_a_list():
 
 DECIMAL = "a quantity must be a plain decimal more than 0, such as 2 or 0.5"
 SIZE = "'mem' must be a number with a unit of B, KB, KiB, MB, MiB, GB, GiB, TB, TiB"
-OPTION = "an option must be one of mem=SIZE, linked, mixed, else=cpu"
+OPTION = "an option must be one of mem=SIZE, driver=VERSION, numa=NODE, id=ID, linked, mixed, else=cpu"
 NAME = "a name must be a letter, then letters, digits and . _ -"
 
 
@@ -154,8 +160,16 @@ def test_what_is_no_request_at_all(text, message):
             "a term's names must each be a letter, then letters, digits and . _ - (got ('G,U',))",
         ),
         (
-            Request(terms=(Term(names=("GPU",), memory_bytes=0),)),
-            "request 'GPU:1,mem=0B': memory_bytes must be more than 0 (got 0); leave it None",
+            Request(terms=(Term(names=("GPU",), filters=(("mem", "0B"),)),)),
+            "request 'GPU:1,mem=0B': 'mem' must be more than 0 (got '0B'); leave it out",
+        ),
+        (
+            Request(terms=(Term(names=("GPU",), filters=(("color", "red"),)),)),
+            f"request 'GPU:1,color=red': a filter must be one of {', '.join(FILTERS)} (got 'color')",
+        ),
+        (
+            Request(terms=(Term(names=("GPU",), filters=(("mem", "1G"), ("mem", "2G"))),)),
+            "request 'GPU:1,mem=1G,mem=2G': a filter must be given once (got 'mem' twice)",
         ),
     ],
 )

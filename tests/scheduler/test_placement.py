@@ -161,7 +161,7 @@ term_texts = st.builds(
         tuple
     ),
     units=st.sampled_from([1_800, 5_000, 10_000, 10_000, 20_000, 20_000, 30_000]),
-    memory_bytes=st.sampled_from([None, None, 20 * GIB, 60 * GIB]),
+    filters=st.sampled_from([(), (), (("mem", "20GiB"),), (("mem", "60GiB"),)]),
     linked=st.booleans(),
     mixed=st.booleans(),
 )

@@ -6,6 +6,7 @@ import sys
 import threading
 from dataclasses import replace
 from decimal import Decimal
+from itertools import combinations
 
 import pytest
 from anyaccel.errors import NeverFitsError, NotFreeError, RequestError, UnknownNameError
@@ -313,3 +314,26 @@ def test_no_more_is_handed_out_of_a_device_than_is_ours():
     scheduler.allocate("GPU:0.25")
     scheduler.allocate("GPU:0.25")
     assert not scheduler.why("GPU:0.25").fits_now
+
+
+def test_a_decision_does_not_look_at_devices_that_it_does_not_touch():
+    def calls(islands, request):
+        links = {pair: 9 for first in range(0, 8 * islands, 8) for pair in combinations(range(first, first + 8), 2)}
+        scheduler = Scheduler(machine(gpus(8 * islands, links=links, numa=4 * islands)))
+        for _ in range(3):  # what is found out once, and what is found out about each island
+            scheduler.release(scheduler.allocate(request))
+        counted = 0
+
+        def count(_frame, event, _value):
+            nonlocal counted
+            counted += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            scheduler.release(scheduler.allocate(request))
+        finally:
+            sys.setprofile(None)
+        return counted
+
+    for request in ("GPU:1", "GPU:2", "GPU:8,linked"):
+        assert calls(256, request) < 1.2 * calls(64, request), request

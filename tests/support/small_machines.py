@@ -5,6 +5,7 @@ from itertools import combinations
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Fractional, Inventory, Request, Term
 from anyaccel.scheduler import Validate
+from anyaccel.scheduler.filters import asked_memory
 
 GIB = 1 << 30
 
@@ -78,7 +79,7 @@ def legal(term: Term, chosen: Sequence[Device], validate: Validate | None) -> bo
             return False
         if term.fraction and device.fractional is Fractional.NO:
             return False
-        if term.memory_bytes and (device.memory_bytes or 0) * share < term.memory_bytes * UNITS_PER_DEVICE:
+        if (device.memory_bytes or 0) * share < asked_memory(term) * UNITS_PER_DEVICE:
             return False
     if not term.mixed and len({(device.vendor, device.type) for device in chosen}) > 1:
         return False

@@ -6,13 +6,14 @@ recordings and plug-ins. None of them may steer a terminal or add a line to what
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from anyaccel.errors import UsageError
 
 REPLACEMENT = "\ufffd"
 _LONGEST_COMMENT = 200
 _SHOWN = 60
+_LISTED = 4
 
 
 def printable(text: str) -> str:
@@ -69,6 +70,12 @@ def shell_join(words: Iterable[str]) -> str:
         UsageError: When a word is not printable.
     """
     return " ".join(map(shell_quote, words))
+
+
+def listed(items: Sequence[str]) -> str:
+    """The first of some texts, and how many more there are."""
+    more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
+    return ", ".join(items[:_LISTED]) + more
 
 
 def shown(value: object) -> str:

@@ -19,6 +19,7 @@ from anyaccel.inventory.current import ALLOCATION_VARIABLE
 from anyaccel.launcher.environment import DEVICES_VARIABLE
 from anyaccel.model import Allocation, Device, EnvEdits, Grant, Inventory, Request, Share, Term, VendorState
 from anyaccel.probe import HOST
+from anyaccel.scheduler.filters import facts
 
 _NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _MOST_SHARDS = 1000
@@ -83,6 +84,7 @@ def _collect(inventory: Inventory, args: argparse.Namespace, needs: Needs) -> So
     return Source(
         inventory=inventory,
         node=_node(args.node, inventory) if needs & Needs.NODE else "localhost",
+        facts={device.id: facts(device, inventory, typed=False) for device in devices},
         shards=args.shards,
         alone=alone,
         together=together,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from anyaccel.cli import VERSION, output
@@ -193,9 +193,16 @@ def _close_command(name: str) -> str:
     return f"the commands are {', '.join(COMMANDS)}"
 
 
+def _columns(told: Mapping[str, str]) -> str:
+    width = max(map(len, told))
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in told.items())
+
+
 def _print_help() -> NoReturn:
-    width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+    from anyaccel.scheduler.filters import FILTERS
+
+    commands = _columns(COMMANDS)
+    filters = _columns({each.form: f"each device {each.summary}" for each in FILTERS.values()})
     output.print_help(
         f"""usage: anyaccel [OPTIONS] [COMMAND] [REQUEST ...] [-- CMD ...]
 
@@ -205,7 +212,8 @@ commands:
 {commands}
 
 A request is one or more terms such as GPU, GPU:2, GPU:0.5, H100|A100:4,linked, GPU:1,mem=40GiB or TPU:4,else=cpu.
-Options stand before or after the request; see 'anyaccel COMMAND --help' for them.
+Options stand before or after the request; see 'anyaccel COMMAND --help' for them. A term may ask of its devices:
+{filters}
 
 {EPILOG}"""
     )

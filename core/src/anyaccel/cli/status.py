@@ -212,13 +212,13 @@ def _print_devices(inventory: Inventory, observed: dict[str, Stats], leases: Lea
         state = health.value if health is Health.UNHEALTHY else "ok" if device.visible else "hidden"
         if health is Health.UNHEALTHY:
             told = f"{reason or 'the vendor gives no reason'}{'; ' if remedy else ''}{remedy}"
-            output.say(f"{device.vendor}:{device.index} is unhealthy: {told}")
+            output.say(f"{device.name} is unhealthy: {told}")
         free = _free(device, leases)
         total += free or 0
         used = f"{seen.memory_used_bytes / output.GIB:.1f} / " if seen.memory_used_bytes is not None else ""
         rows.append(
             (
-                f"{device.vendor}:{device.index}",
+                device.name,
                 device.type,
                 used + output.memory(device.memory_bytes),
                 "-" if seen.utilization is None else f"{seen.utilization:.0%}",

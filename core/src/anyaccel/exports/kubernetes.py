@@ -6,7 +6,7 @@ One driver, ``anyaccel``, and one pool per node. Each resource gets a DeviceClas
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from anyaccel.exports.source import Export, Source, by_resource
@@ -31,7 +31,7 @@ def export(source: Source) -> Export:
     node = slug(source.node, "a-z0-9.-")
     names = unique_names((device.id for device in source.devices), allowed="a-z0-9-", most=_LABEL)
     notes: list[str] = []
-    devices = [_device(device, names[device.id], notes) for device in source.devices]
+    devices = [_device(device, source.facts.get(device.id, {}), names[device.id], notes) for device in source.devices]
     chunks = [devices[at : at + MOST_DEVICES] for at in range(0, len(devices), MOST_DEVICES)] or [[]]
     documents = [_slice(node, chunk, number, len(chunks)) for number, chunk in enumerate(chunks)]
     classes = unique_names(by_resource(source.devices), allowed="a-z0-9-", most=_LABEL)
@@ -54,9 +54,9 @@ def _slice(node: str, devices: Sequence[dict[str, Any]], number: int, count: int
     }
 
 
-def _device(device: Device, name: str, notes: list[str]) -> dict[str, Any]:
+def _device(device: Device, facts: Mapping[str, str], name: str, notes: list[str]) -> dict[str, Any]:
     attributes: dict[str, Any] = {}
-    for key, value in _facts(device):
+    for key, value in _facts(device, facts):
         if isinstance(value, str) and len(value.encode(errors="replace")) > MOST_CHARACTERS:
             notes.append(f"Attributes longer than {MOST_CHARACTERS} bytes are left out, such as {key} of {device.id}.")
         elif len(attributes) < MOST_FACTS - 1 and key not in attributes:
@@ -67,8 +67,8 @@ def _device(device: Device, name: str, notes: list[str]) -> dict[str, Any]:
     return entry
 
 
-def _facts(device: Device) -> Iterator[tuple[str, str | int | float | bool]]:
-    """What claims may select by: our own facts, then the vendor's, which never replace ours."""
+def _facts(device: Device, facts: Mapping[str, str]) -> Iterator[tuple[str, str | int | float | bool]]:
+    """What claims may select by: our own facts, those that requests filter by, then the vendor's, in this order."""
     yield "id", device.id
     yield "vendor", device.vendor
     yield "resource", device.resource
@@ -83,6 +83,7 @@ def _facts(device: Device) -> Iterator[tuple[str, str | int | float | bool]]:
         yield "pciBusID", device.pci_bus_id
     if device.parent is not None:
         yield "parent", device.parent
+    yield from facts.items()
     yield from ((key, device.attributes[key]) for key in sorted(device.attributes) if _IDENTIFIER.fullmatch(key))
 
 

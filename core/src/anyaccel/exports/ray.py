@@ -30,7 +30,7 @@ def kuberay(source: Source) -> Export:
             quantities = quantities.replace(sign, f"\\u{ord(sign):04x}")
         parameters["resources"] = f"'{quantities}'"
     group: dict[str, object] = {"groupName": slug(source.node), "rayStartParams": parameters}
-    if found := labels.node_labels(source.devices):
+    if found := labels.node_labels(source.inventory):
         group["labels"] = found
     if variables := unit_variables(source.inventory):
         env = [{"name": name, "value": value} for name, value in variables.items()]
@@ -41,7 +41,7 @@ def kuberay(source: Source) -> Export:
 def node_type(source: Source) -> Export:
     """Write a node type of the cluster launcher's configuration."""
     entry: dict[str, object] = {"resources": labels.node_resources(source.devices)}
-    if found := labels.node_labels(source.devices):
+    if found := labels.node_labels(source.inventory):
         entry["labels"] = found
     entry |= {"node_config": {}, "min_workers": 0, "max_workers": 1}
     notes = ["Add CPU to the resources, and the provider's node_config."]

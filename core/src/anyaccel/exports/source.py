@@ -16,6 +16,7 @@ class Source(Value):
     Attributes:
         inventory: What was found.
         node: The name under which a cluster knows the machine.
+        facts: What requests filter by beside the type, by name, by device id.
         shards: Shares into which each device that can be shared is cut, where a target has such a thing; 0 for none.
         alone: What a container needs for one device, by device id.
         together: What a container needs for all exported devices of one vendor, by vendor.
@@ -25,6 +26,7 @@ class Source(Value):
 
     inventory: Inventory
     node: str = "localhost"
+    facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     shards: int = 0
     alone: Mapping[str, ContainerEdits] = field(default_factory=dict)
     together: Mapping[str, ContainerEdits] = field(default_factory=dict)
@@ -66,7 +68,7 @@ def left_out(inventory: Inventory) -> Iterator[str]:
         if device.visible and device.health is Health.UNHEALTHY:
             told = "; ".join(filter(None, (device.health_reason, device.health_remedy)))
             reason = f": {told}" if told else "."
-            yield f"{device.vendor}:{device.index} ({device.id}) is left out, because it is unhealthy{reason}"
+            yield f"{device.name} ({device.id}) is left out, because it is unhealthy{reason}"
     for device_id in parts_of(device for device in inventory.devices if device.usable):
         yield f"{device_id} is left out, because its parts are exported: whoever has these must not have it as well."
 

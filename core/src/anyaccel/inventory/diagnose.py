@@ -29,6 +29,7 @@ from anyaccel.probe.host import HostFacts
 from anyaccel.probe.loading import load
 from anyaccel.probe.machine import Machine, parse_machine
 from anyaccel.probe.recording import RecordedFacts
+from anyaccel.text import listed
 from anyaccel.vendors import DEADLINE_SECONDS
 from anyaccel.vendors.discovery import problem_of
 from anyaccel.vendors.process import ask, problem_in
@@ -132,9 +133,7 @@ def _observe(inventory: Inventory, timeout: float, environ: Mapping[str, str]) -
         seen = observed.get(device.id, Stats())
         used, total = seen.memory_used_bytes, device.memory_bytes
         if seen.processes == () and used and total and used > total * ORPHANED_SHARE:
-            message = (
-                f"{_name(device)} has {used / 2**30:.1f} GiB in use, and no process that holds it can be seen here"
-            )
+            message = f"{device.name} has {used / 2**30:.1f} GiB in use, and no process that holds it can be seen here"
             fix = "end the processes of other users or containers that use it; reset the device when there are none"
             finding = Finding(severity=Severity.WARN, reason=message, remedy=fix)
             yield Diagnosis(vendor=device.vendor, finding=finding)
@@ -168,7 +167,7 @@ def _of_vendor(report: VendorReport, inventory: Inventory, environ: Mapping[str,
         if device.health is Health.UNHEALTHY:
             reason = device.health_reason or "the vendor gives no reason"
             names = tuple(filter(None, (device.id, device.pci_bus_id)))
-            message = f"{_name(device)} ({device.id}) cannot be used: {reason}"
+            message = f"{device.name} ({device.id}) cannot be used: {reason}"
             yield Finding(severity=Severity.FAIL, reason=message, remedy=device.health_remedy or _read(report)), names
     hidden = sum(not device.visible for device in devices)
     if devices and hidden == len(devices) and not report.notes and "ANYACCEL_DEVICES" not in environ:
@@ -243,13 +242,13 @@ def _nodes(machine: Machine, devices: Sequence[Device]) -> Iterator[Named]:
     # A recording holds what somebody looked at; only a host can say that something is not there.
     missing = [path for path in paths if machine.recording is None and path not in closed and not facts.exists(path)]
     if missing:
-        message = f"{_listed(missing)} of {devices[0].vendor} are not here"
+        message = f"{listed(missing)} of {devices[0].vendor} are not here"
         fix = "pass them to the container (docker run --device ...), or load the vendor's driver"
         yield Finding(severity=Severity.FAIL, reason=message, remedy=fix), tuple(missing)
     for group, members in _by_group(closed, machine).items():
         fix = f"sudo usermod -aG {group} $USER  (then log in again)" if group else "ask an administrator for access"
         yield (
-            Finding(severity=Severity.FAIL, reason=f"this user may not open {_listed(members)}", remedy=fix),
+            Finding(severity=Severity.FAIL, reason=f"this user may not open {listed(members)}", remedy=fix),
             (*members,),
         )
 
@@ -291,12 +290,3 @@ def _repeats(finding: Finding, names: tuple[str, ...], other: Finding) -> bool:
         return False
     said = other.reason.rstrip(".")
     return said in finding.reason or any(name in other.reason for name in names)
-
-
-def _listed(items: Sequence[str]) -> str:
-    shown = 4
-    return ", ".join(items[:shown]) + (f" and {len(items) - shown} more" if len(items) > shown else "")
-
-
-def _name(device: Device) -> str:
-    return f"{device.vendor}:{device.index}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from anyaccel.inventory.observe import stats
 from anyaccel.model import Extent, Inventory, Request, Stats
+from anyaccel.scheduler.filters import asked_memory
 
 FRESH_SECONDS = 2.0
 """How old an observation may be while somebody waits."""
@@ -27,7 +28,7 @@ class Foreign:
         self._inventory = inventory
         self._environ = environ
         self._avoid_busy = avoid_busy
-        self._memory = max((term.memory_bytes or 0 for term in request.terms), default=0)
+        self._memory = max(map(asked_memory, request.terms), default=0)
         self._observed: Mapping[str, Stats] = {}
         self._at = float("-inf")
 

@@ -31,7 +31,7 @@ def diagnose_leases(inventory: Inventory, environ: Mapping[str, str] | None = No
         held, waiting = leases(inventory, environ), Ledger.open(environ).tickets()
     except LedgerError as error:
         return (*found, Finding(severity=Severity.FAIL, reason=str(error), remedy=error.hint))
-    names = {device.id: f"{device.vendor}:{device.index}" for device in inventory.devices}
+    names = {device.id: device.name for device in inventory.devices}
     return (*_of_leases(held, names), *_of_tickets(waiting, inventory, environ), *found)
 
 

@@ -218,7 +218,7 @@ def _unknown(inventory: Inventory, left_out: Sequence[LeftOut]) -> Iterator[str]
 
 
 def _name(device: Device) -> str:
-    return f"{device.vendor}:{device.index} ({device.id})"
+    return f"{device.name} ({device.id})"
 
 
 def _unshared(vendor: str, reason: str) -> str:

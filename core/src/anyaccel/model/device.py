@@ -163,6 +163,11 @@ class Device(Value):
     own_slots: tuple[int, ...] = ()
 
     @property
+    def name(self) -> str:
+        """What people call it on its machine, and can ask for: ``acme/3``."""
+        return f"{self.vendor}/{self.index}"
+
+    @property
     def type(self) -> str:
         """The canonical accelerator type: the first tag, or the model where there is none."""
         return self.tags[0] if self.tags else self.model

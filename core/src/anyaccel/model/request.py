@@ -12,29 +12,21 @@ def format_units(units: int) -> str:
     return f"{whole}.{rest:04d}".rstrip("0") if rest else str(whole)
 
 
-def format_memory(memory_bytes: int) -> str:
-    """Write an amount of memory exactly, in the largest binary unit that divides it: ``40GiB``, ``1000B``."""
-    for power, unit in enumerate(("TiB", "GiB", "MiB", "KiB")):
-        size = 1024 ** (4 - power)
-        if memory_bytes and memory_bytes % size == 0:
-            return f"{memory_bytes // size}{unit}"
-    return f"{memory_bytes}B"
-
-
 class Term(Value):
     """One term of a request: a quantity of devices that go by one of some names.
 
     Attributes:
         names: Alternatives, in order of preference; each is a resource, a vendor or an accelerator-type tag.
         units: Quantity in 1/10000 of a device: whole devices (a multiple of 10000) or a share of one (less).
-        memory_bytes: Memory that each device, or the share of it, must offer; None when any will do.
+        filters: What is asked of each device, as the name of a filter and its value: ``(("mem", "40GiB"),)``. A name
+            that is a sign stands behind the term's names.
         linked: Whether the devices must be connected to each other directly.
         mixed: Whether the devices may be of several vendors and types.
     """
 
     names: tuple[str, ...]
     units: int = UNITS_PER_DEVICE
-    memory_bytes: int | None = None
+    filters: tuple[tuple[str, str], ...] = ()
     linked: bool = False
     mixed: bool = False
 
@@ -49,9 +41,10 @@ class Term(Value):
         return self.units < UNITS_PER_DEVICE
 
     def __str__(self) -> str:
-        options = [f"mem={format_memory(self.memory_bytes)}"] if self.memory_bytes is not None else []
+        signs = "".join(name + value for name, value in self.filters if not name.isalpha())
+        options = [f"{name}={value}" for name, value in self.filters if name.isalpha()]
         options += [name for name in ("linked", "mixed") if getattr(self, name)]
-        return ",".join([f"{'|'.join(self.names)}:{format_units(self.units)}", *options])
+        return ",".join([f"{'|'.join(self.names)}{signs}:{format_units(self.units)}", *options])
 
 
 class Request(Value):

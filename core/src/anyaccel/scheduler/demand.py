@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from anyaccel.model import UNITS_PER_DEVICE, Request, Value
+from anyaccel.scheduler.cells import bits
 from anyaccel.scheduler.placement import Layout
-from anyaccel.scheduler.topology import bits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

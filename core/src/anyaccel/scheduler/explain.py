@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from anyaccel.model import UNITS_PER_DEVICE, Fractional, Health, Request, Term, Value, VendorState, format_units
-from anyaccel.model.request import format_memory
+from anyaccel.model import UNITS_PER_DEVICE, Device, Request, Term, Value, VendorState, format_units
+from anyaccel.scheduler.cells import bits
 from anyaccel.scheduler.nearest import nearest
 from anyaccel.scheduler.placement import Layout, Occupancy, Validate, Wanted, place, vetoed, want
 from anyaccel.scheduler.reasons import Reason, ReasonCode, Verdict
-from anyaccel.scheduler.topology import bits
-
-_SHOWN = 4
+from anyaccel.scheduler.serving import rules
+from anyaccel.text import listed
 
 
 class Scene(Value):
@@ -66,7 +65,7 @@ def _remedies(layout: Layout, reasons: Iterable[Reason]) -> tuple[str, ...]:
             device = layout.devices[layout.positions[name]]
             if device.health_remedy:
                 broken.setdefault(device.health_remedy, []).append(name)
-    return tuple(f"{_listed(names)}: {remedy}" for remedy, names in broken.items())
+    return tuple(f"{listed(names)}: {remedy}" for remedy, names in broken.items())
 
 
 def _reasons_ever(scene: Scene, wanted: Sequence[Wanted], empty: Occupancy) -> Iterator[Reason]:
@@ -90,75 +89,22 @@ def _shortage(scene: Scene, term: Term) -> Iterator[Reason]:
     yield Reason(code=ReasonCode.NOT_ENOUGH, message=f"this machine has {have}", term=term, devices=_ids(layout, named))
     if not named:
         yield from _failed_vendors(layout, term)
-    left = named
-    for code, describe, faulty in _faults(scene, term):
-        mask = left & faulty
-        if mask:
-            left &= ~faulty
-            yield Reason(code=code, message=describe(mask), term=term, devices=_ids(layout, mask))
+    left = [layout.devices[position] for position in bits(named)]
+    for rule in rules(term, layout.inventory):
+        failing = [device for device in left if not rule.passes(device)]
+        left = [device for device in left if rule.passes(device)]
+        message = rule.said(failing) if failing or rule.counts else ""
+        if message and rule.code is ReasonCode.NOT_FRACTIONAL:
+            message += _with_rule(scene, term, failing[0])
+        if message:
+            ids = tuple(device.id for device in failing)
+            yield Reason(code=rule.code, message=message, term=term, devices=ids, filter=rule.filter)
 
 
-def _rule(scene: Scene, term: Term, mask: int) -> str:
-    """What the vendor's rule says about one of some devices, in parentheses; empty when it says nothing."""
-    said = vetoed(scene.layout, term, list(bits(mask))[:1], scene.validate)
+def _with_rule(scene: Scene, term: Term, device: Device) -> str:
+    """What the vendor's rule says about a device, in parentheses; empty when it says nothing."""
+    said = vetoed(scene.layout, term, [scene.layout.positions[device.id]], scene.validate)
     return f" ({said})" if said else ""
-
-
-def _faults(scene: Scene, term: Term) -> Iterator[tuple[ReasonCode, Callable[[int], str], int]]:
-    """What can disqualify a device for a term: code, words for those that it disqualifies, and these devices."""
-    layout = scene.layout
-
-    def listed(mask: int) -> str:
-        return _listed(_ids(layout, mask))
-
-    yield (
-        ReasonCode.HIDDEN,
-        lambda mask: f"hidden by the environment: {listed(mask)}",
-        layout.mask(lambda device: not device.visible),
-    )
-    yield (
-        ReasonCode.UNHEALTHY,
-        lambda mask: (
-            "unhealthy: "
-            + _listed(
-                [_with(layout.devices[position].id, layout.devices[position].health_reason) for position in bits(mask)]
-            )
-        ),
-        layout.mask(lambda device: device.health is Health.UNHEALTHY),
-    )
-    if not term.fraction:
-        yield (
-            ReasonCode.PART,
-            lambda mask: f"ours in part only: {listed(mask)}",
-            ~layout.ours,
-        )
-    if term.fraction:
-        yield (
-            ReasonCode.NOT_FRACTIONAL,
-            lambda mask: f"given out whole only: {listed(mask)}" + _rule(scene, term, mask),
-            layout.mask(lambda device: device.fractional is Fractional.NO),
-        )
-    if term.memory_bytes is not None:
-        units = min(term.units, UNITS_PER_DEVICE)
-        yield (
-            ReasonCode.MEMORY,
-            lambda mask: _memory(layout, term, mask),
-            layout.mask(
-                lambda device: (
-                    device.rounded(units) * (device.memory_bytes or 0) < (term.memory_bytes or 0) * UNITS_PER_DEVICE
-                )
-            ),
-        )
-
-
-def _memory(layout: Layout, term: Term, mask: int) -> str:
-    sizes = [layout.devices[position].memory_bytes or 0 for position in bits(mask)]
-    if not any(sizes):
-        return f"the memory is unknown of {_listed(_ids(layout, mask))}"
-    largest, wanted = max(sizes), term.memory_bytes or 0
-    share = largest * term.units // UNITS_PER_DEVICE
-    part = f", {format_units(term.units)} of it {format_memory(share)}" if term.fraction else ""
-    return f"the largest memory is {format_memory(largest)}{part}, less than mem={format_memory(wanted)}"
 
 
 def _form(scene: Scene, wanted: Wanted, whole: int) -> Iterator[Reason]:
@@ -223,7 +169,7 @@ def _reasons_now(scene: Scene, wanted: Sequence[Wanted]) -> Iterator[Reason]:
     if scene.ahead:
         yield Reason(
             code=ReasonCode.WAITING_BEHIND,
-            message=f"waiting for the same devices in front: {_listed(list(scene.ahead.values()))}",
+            message=f"waiting for the same devices in front: {listed(list(scene.ahead.values()))}",
             devices=_ids(layout, _union(wanted)),
             holders=tuple(scene.ahead),
         )
@@ -254,7 +200,7 @@ def _taken(scene: Scene, wanted: Sequence[Wanted]) -> Reason:
         partly = sum(free.units[position] > 0 for position in held)
         start = f"{(mask & free.whole).bit_count()} of {total} {label} free"
         start += f", {partly} in part" if partly else ""
-    by = f"; held by {_listed(list(names.values()))}" if names else ""
+    by = f"; held by {listed(list(names.values()))}" if names else ""
     ids = tuple(layout.devices[position].id for position in held)
     return Reason(code=ReasonCode.TAKEN, message=start + by, term=term, devices=ids, holders=tuple(names))
 
@@ -285,12 +231,3 @@ def _inventory(layout: Layout, mask: int, label: str = "") -> str:
 
 def _instead(layout: Layout) -> str:
     return f" (it has {_inventory(layout, layout.mask(lambda _: True))})" if layout.devices else " and no other device"
-
-
-def _with(name: str, note: str) -> str:
-    return f"{name} ({note})" if note else name
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

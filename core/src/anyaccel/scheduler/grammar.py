@@ -5,8 +5,9 @@
     request  = term { whitespace term }               all terms are served, or none
     term     = name { "|" name } [ ":" quantity ] { "," option }
     quantity = whole devices "2", or a share of one "0.5" with up to four decimals
-    option   = "linked" | "mixed" | "mem=" size | "else=cpu"
-    size     = number ( B | KB KiB K | MB MiB M | GB GiB G | TB TiB T )      K, M, G and T are binary
+    option   = "linked" | "mixed" | "else=cpu" | filter "=" value
+
+The filters are those of :data:`~anyaccel.scheduler.filters.FILTERS`; one whose name is a sign stands behind a name.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from anyaccel.errors import RequestError
-from anyaccel.model import UNITS_PER_DEVICE, Request, Term, format_units
+from anyaccel.model import UNITS_PER_DEVICE, Request, Term, format_units, replace
+from anyaccel.scheduler.filters import FILTERS, asked, counted
+from anyaccel.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,14 +31,8 @@ MAX_DEVICES = 1_000_000
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
 _DECIMAL = re.compile(r"([0-9]+)(?:\.([0-9]+))?")
-_SIZE = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,4}))?([A-Za-z]*)")
 _DECIMALS = 4
-_OPTIONS = ("mem", "linked", "mixed", "else")
-_BYTES = {"B": 1} | {
-    prefix + suffix: base**power
-    for power, prefix in enumerate("KMGT", start=1)
-    for suffix, base in (("B", 1000), ("IB", 1024), ("", 1024))
-}
+_FLAGS = ("linked", "mixed")
 
 
 def parse_request(request: str | Sequence[str] | Request) -> Request:
@@ -78,16 +75,47 @@ def _parse_term(text: str) -> tuple[Term, bool]:
     """Parse one term; the second value says whether it carries ``else=cpu``, which holds for the whole request."""
     head, *options = text.split(",")
     names, colon, quantity = head.partition(":")
-    given = _parse_options(text, options)
-    memory = given.get("mem")
+    named, given = _parse_signs(names)
+    given |= _parse_options(text, options)
     term = Term(
-        names=_parse_names(text, names),
-        units=_parse_quantity(text, names, quantity) if colon else UNITS_PER_DEVICE,
-        memory_bytes=None if memory is None else _parse_size(text, memory),
+        names=_parse_names(text, named),
+        filters=tuple((name, given[name]) for name in FILTERS if name in given),
         linked="linked" in given,
         mixed="mixed" in given,
     )
-    return term, "else" in given
+    count = _check_filters(text, term)
+    units = _parse_quantity(text, names, quantity) if colon else (count or 1) * UNITS_PER_DEVICE
+    return replace(_written(term), units=units), "else" in given
+
+
+def _parse_signs(names: str) -> tuple[str, dict[str, str]]:
+    """Take the filters whose names are signs from the names that they stand behind."""
+    given: dict[str, str] = {}
+    for sign in FILTERS:
+        if not sign.isalpha():
+            names, found, value = names.partition(sign)
+            given |= {sign: value} if found else {}
+    return names, given
+
+
+def _check_filters(text: str, term: Term) -> int | None:
+    """Refuse filters that make no sense; the number of devices that they name one by one, if they do."""
+    try:
+        count = counted(term)
+    except ValueError as error:
+        _refuse(text, str(error))
+    names = [name for name, _ in term.filters]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        _refuse(text, f"a filter must be given once (got {twice!r} twice)")
+    if count is not None and len(term.names) > 1:
+        _refuse(text, f"devices must be named behind one name (got {shown('|'.join(term.names))})")
+    return count
+
+
+def _written(term: Term) -> Term:
+    """The term with the values of its filters in their usual form, so that equal requests are equal."""
+    return replace(term, filters=tuple((each.filter.name, each.filter.write(each.wanted)) for each in asked(term)))
 
 
 def _parse_names(text: str, names: str) -> tuple[str, ...]:
@@ -137,32 +165,21 @@ def _parse_options(text: str, options: Sequence[str]) -> dict[str, str]:
     for option in options:
         key, equals, value = option.partition("=")
         key = key.lower()
-        if key not in _OPTIONS:
-            _refuse(text, f"an option must be one of mem=SIZE, linked, mixed, else=cpu (got {shown(option)})")
+        if key not in (*_FLAGS, "else", *filter(str.isalpha, FILTERS)):
+            _refuse(text, f"an option must be one of {', '.join(_forms())} (got {shown(option)})")
         if key in given:
             _refuse(text, f"an option must be given once (got {key!r} twice)")
         if key == "else" and value.lower() != "cpu":
             _refuse(text, f"'else' must be else=cpu (got {shown(option)})")
-        if key in ("linked", "mixed") and equals:
+        if key in _FLAGS and equals:
             _refuse(text, f"{key!r} must stand without a value (got {shown(option)})")
         given[key] = value
     return given
 
 
-def _parse_size(text: str, size: str) -> int:
-    """Parse an amount of memory; a part of a byte counts as one."""
-    match = _SIZE.fullmatch(size)
-    unit = _BYTES.get(match[3].upper()) if match else None
-    if match is None or unit is None:
-        _refuse(
-            text, f"'mem' must be a number with a unit of B, KB, KiB, MB, MiB, GB, GiB, TB, TiB (got {shown(size)})"
-        )
-    rest = match[2] or ""
-    number, parts = int(match[1] + rest), 10 ** len(rest)
-    if not number:
-        _refuse(text, f"'mem' must be more than 0 (got {shown(size)}); leave it out")
-    size_bytes: int = -(-number * unit // parts)
-    return size_bytes
+def _forms() -> list[str]:
+    """How each option is written."""
+    return [*(each.form for name, each in FILTERS.items() if name.isalpha()), *_FLAGS, "else=cpu"]
 
 
 def _checked(request: Request) -> Request:
@@ -177,16 +194,9 @@ def _checked(request: Request) -> Request:
         fault = _units_fault("|".join(term.names), term.units)
         if fault:
             _refuse(str(term), fault)
-        if term.memory_bytes is not None and term.memory_bytes <= 0:
-            _refuse(str(term), f"memory_bytes must be more than 0 (got {term.memory_bytes}); leave it None")
+        _check_filters(str(term), term)
     return request
 
 
 def _refuse(text: str, fault: str) -> NoReturn:
     raise RequestError(f"request {shown(text)}: {fault}")
-
-
-def shown(value: object) -> str:
-    """A value as messages quote it: short, whatever somebody typed."""
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."  # noqa: PLR2004

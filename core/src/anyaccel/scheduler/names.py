@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from anyaccel.errors import UnknownNameError
-from anyaccel.model import Inventory
+from anyaccel.model import Device, Inventory
+
+
+def names_of(device: Device) -> tuple[str, ...]:
+    """The names that a device goes by."""
+    return tuple(filter(None, (device.resource, device.vendor, *device.tags)))
+
+
+def goes_by(device: Device, names: Iterable[str]) -> bool:
+    """Whether a device goes by one of some names."""
+    own = {name.lower() for name in names_of(device)}
+    return any(name.lower() in own for name in names)
 
 
 class Names:
@@ -22,7 +33,7 @@ class Names:
         self._spelled: dict[str, str] = {}
         self._known: Iterable[str] = known
         for position, device in enumerate(inventory.devices):
-            for name in filter(None, (device.resource, device.vendor, *device.tags)):
+            for name in names_of(device):
                 self._devices[name.lower()] = self._devices.get(name.lower(), 0) | 1 << position
                 self._spelled.setdefault(name.lower(), name)
         for report in inventory.vendors:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from anyaccel.model import UNITS_PER_DEVICE, Request, Term, replace
+from anyaccel.scheduler.cells import bits
+from anyaccel.scheduler.filters import asked
 from anyaccel.scheduler.placement import Layout, Occupancy, Validate, place, want
-from anyaccel.scheduler.topology import bits
 
 _TRIES = 64
 
@@ -42,13 +44,16 @@ def nearest(layout: Layout, free: Occupancy, request: Request, validate: Validat
 
 
 def _near(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
-    """Terms in the order of their distance from ``term``: itself, somewhat more, less, then with less memory."""
+    """Terms in the order of their distance from ``term``: itself, somewhat more, less, then with other filters."""
     yield term
+    there = [layout.devices[position] for position in bits(layout.named(term) & layout.usable)]
+    filters = asked(term, layout.inventory)
+    others = [near for each in filters for near in islice(each.filter.near(each, there), _TRIES)]
     if term.fraction:
         most = max((free.units[position] for position in bits(want(layout, term).mask)), default=0)
         if 0 < most < term.units:
             yield replace(term, units=most)
-        yield from _larger_shares(layout, term)
+        yield from (near for near in others if near.units > term.units)
         yield replace(term, units=UNITS_PER_DEVICE)
     else:
         room = _room(layout, free, term)
@@ -63,11 +68,7 @@ def _near(layout: Layout, free: Occupancy, term: Term) -> Iterator[Term]:
         )
         if 0 < part < UNITS_PER_DEVICE:
             yield replace(term, units=part)
-    if term.memory_bytes is not None:
-        for size in _sizes(layout, term):
-            share = size * min(term.units, UNITS_PER_DEVICE) // UNITS_PER_DEVICE
-            if 0 < share < term.memory_bytes:
-                yield replace(term, memory_bytes=share)
+    yield from others
 
 
 def _room(layout: Layout, free: Occupancy, term: Term) -> int:
@@ -78,17 +79,3 @@ def _room(layout: Layout, free: Occupancy, term: Term) -> int:
     choices = want(layout, replace(term, units=2 * UNITS_PER_DEVICE)).choices
     groups = ((group & free.whole).bit_count() for choice in choices for group in choice)
     return max(groups, default=min(mask.bit_count(), 1))
-
-
-def _larger_shares(layout: Layout, term: Term) -> Iterator[Term]:
-    """The smallest shares that have the memory that a term asks for."""
-    for size in _sizes(layout, term):
-        units = -(-(term.memory_bytes or 0) * UNITS_PER_DEVICE // size)
-        if term.units < units < UNITS_PER_DEVICE:
-            yield replace(term, units=units)
-
-
-def _sizes(layout: Layout, term: Term) -> list[int]:
-    """The amounts of memory that the devices of a term have, largest first."""
-    named = layout.named(term) & layout.usable
-    return sorted({layout.devices[position].memory_bytes or 0 for position in bits(named)} - {0}, reverse=True)

@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Extent, Inventory, Share, Term, Value, parts_of, slot_mask
+from anyaccel.scheduler.cells import bits
+from anyaccel.scheduler.filters import counted
 from anyaccel.scheduler.names import Names
-from anyaccel.scheduler.topology import Topology, bits, first
+from anyaccel.scheduler.serving import rules
+from anyaccel.scheduler.topology import Topology, first
 
 PLACEMENTS = 2_000
 """Tentative placements of terms after which a request counts as impossible to place."""
@@ -80,6 +83,12 @@ class Layout:
         for name in term.names:
             mask |= self.names.devices(name)
         return mask
+
+    def serving(self, term: Term) -> int:
+        """The devices that serve a term when nothing is held."""
+        asked = tuple(rules(term, self.inventory))
+        named = ((position, self.devices[position]) for position in bits(self.named(term)))
+        return slot_mask(position for position, device in named if all(rule.passes(device) for rule in asked))
 
 
 class Spot(NamedTuple):
@@ -253,28 +262,11 @@ def want(layout: Layout, term: Term) -> Wanted:
     Raises:
         UnknownNameError: When nothing goes by one of the names.
     """
-    able = able_devices(layout, term)
-    masks = [layout.names.devices(name) & able for name in term.names]
-    together = layout.named(term) & able
-    choices = [_groups(layout, term, mask) for mask in masks]
-    if term.mixed and term.count > 1:
+    together = layout.serving(term)
+    choices = [_groups(layout, term, layout.names.devices(name) & together) for name in term.names]
+    if term.count > 1 and (term.mixed or counted(term)):
         choices.append((together,))
     return Wanted(term=term, units=min(term.units, UNITS_PER_DEVICE), choices=tuple(choices), mask=together)
-
-
-def able_devices(layout: Layout, term: Term) -> int:
-    """The usable devices that have the memory and the divisibility that a term asks for, whatever their names."""
-    units = min(term.units, UNITS_PER_DEVICE)
-    wanted = (term.memory_bytes or 0) * UNITS_PER_DEVICE
-    usable = layout.usable if term.fraction else layout.usable & layout.ours
-    if not (term.fraction or wanted):
-        return usable
-    return usable & layout.mask(
-        lambda device: (
-            (bool(device.fractional) or not term.fraction)
-            and device.rounded(units) * (device.memory_bytes or 0) >= wanted
-        )
-    )
 
 
 def place(

@@ -18,8 +18,8 @@ class ReasonCode(Enum):
     """The environment we started in hides devices."""
     UNHEALTHY = "unhealthy"
     """Devices are there and broken."""
-    MEMORY = "memory"
-    """Devices have less memory than is asked for, or nobody knows how much."""
+    FILTER = "filter"
+    """Devices do not pass a filter of the request, or nobody knows whether they do."""
     PART = "part"
     """Only a part of a device is ours to hand out, since we are in a worker that holds a share."""
     PARTS = "parts"
@@ -49,6 +49,7 @@ class Reason(Value):
         term: The term concerned; None when it is the whole request.
         devices: Ids of the devices concerned.
         holders: Ids of the allocations that hold them, or of the tickets that wait in front.
+        filter: Name of the filter concerned; empty when it is none.
     """
 
     code: ReasonCode
@@ -56,6 +57,7 @@ class Reason(Value):
     term: Term | None = None
     devices: tuple[str, ...] = ()
     holders: tuple[str, ...] = ()
+    filter: str = ""
 
     def to_json(self) -> dict[str, object]:
         """The reason as JSON data."""
@@ -65,6 +67,7 @@ class Reason(Value):
             "term": None if self.term is None else str(self.term),
             "devices": list(self.devices),
             "holders": list(self.holders),
+            "filter": self.filter or None,
         }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import combinations, islice
 
 from anyaccel.model import Device
+from anyaccel.scheduler.cells import Cells, bits
 
 EXACT_UP_TO = 16
 """Candidates among which the best-connected set is found exactly; among more it is found greedily."""
@@ -19,18 +20,12 @@ SEARCH_STEPS = 20_000
 SETS = 512
 """Sets that are offered to a vendor's rule before the answer is no."""
 
-_CELLS = 256
+_CELLS = 32
+"""Cells among which the best one is looked for, of those that are linked to the rest alike."""
 _SEEDS = 4
 _LINK_LEVELS = 8
+_LINK = 1 << 60
 _PCI_GAP = 16
-
-
-def bits(mask: int) -> Iterator[int]:
-    """The positions in a mask, lowest first."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
 
 
 def first(mask: int, count: int) -> int:
@@ -58,7 +53,7 @@ class Topology:
         # A connection that all pairs have, or none, tells sets apart nowhere: it costs nothing.
         self._layers = [
             (weight, near)
-            for weight, near in (*((1 << 60, level) for level in levels), (1 << 30, numa), (1, pci))
+            for weight, near in (*((_LINK, level) for level in levels), (1 << 30, numa), (1, pci))
             if any(near) and any(mask | 1 << position != everything for position, mask in enumerate(near))
         ]
         self._closest = sum(weight for weight, _ in self._layers)
@@ -70,8 +65,9 @@ class Topology:
         ]
         for position, signature in enumerate(signatures):
             cells[signature] = cells.get(signature, 0) | 1 << position
-        self._cells = list(cells.values())
         self._cell_of = [cells[signature] for signature in signatures]
+        links = [near for weight, near in self._layers if weight == _LINK]
+        self._cells = Cells(list(cells.values()), links, self._neighborhoods)
 
     def affinity(self, position: int, mask: int) -> int:
         """How well one device is connected to those of a mask; only comparisons of the number mean anything."""
@@ -135,8 +131,7 @@ class Topology:
         """The device whose loss breaks the fewest connections between free devices."""
         if not self._layers:
             return free & -free
-        lows = (mask & -mask for cell in self._cells if (mask := cell & free))
-        return min(islice(lows, _CELLS), key=lambda low: (self.affinity(low.bit_length() - 1, free), low))
+        return 1 << min(self._cells.loosest(free, _CELLS), key=lambda low: (self.affinity(low, free), low))
 
     def _exact(self, free: int, count: int, *, linked: bool) -> int:
         """Branch and bound over sets, where devices of one cell are interchangeable."""
@@ -167,20 +162,10 @@ class Topology:
 
     def _greedy(self, free: int, count: int, *, linked: bool) -> int:
         """Grow sets from a few promising devices, cell by cell, and keep the best."""
-        grown = {self._grow(seed, free, count, linked=linked) for seed in self._seeds(free, count)} - {0}
+        grown = {self._grow(seed, free, count, linked=linked) for seed in self._cells.roomiest(free, count, _SEEDS)} - {
+            0
+        }
         return max(sorted(grown), key=lambda chosen: self.value(chosen, free), default=0)
-
-    def _seeds(self, free: int, count: int) -> list[int]:
-        """Devices to grow a set from: the best connected, in the smallest neighborhoods that can hold the set."""
-
-        def room(position: int) -> tuple[bool, int, int, int]:
-            near = ((rank, level[position]) for rank, level in enumerate(self._neighborhoods) if level[position])
-            rank, mask = next(near, (len(self._neighborhoods), 0))
-            size = (mask & free).bit_count() + 1
-            return size < count, rank, size if size >= count else -size, position
-
-        lows = (mask & -mask for cell in self._cells if (mask := cell & free))
-        return sorted((low.bit_length() - 1 for low in lows), key=room)[:_SEEDS]
 
     def _grow(self, seed: int, free: int, count: int, *, linked: bool) -> int:
         """Add the nearest cell until there are enough devices; 0 when there never are."""
@@ -196,11 +181,20 @@ class Topology:
             allowed &= ~chosen & (self.linked[position] if linked else -1)
             if allowed.bit_count() < missing:
                 return 0
-            lows = (mask & -mask for cell in self._cells if (mask := cell & allowed))
             position = max(
-                (low.bit_length() - 1 for low in lows),
+                self._cells.near(self._nearest(chosen, allowed), _CELLS),
                 key=lambda near: (self.affinity(near, chosen), -self.affinity(near, free), -near),
             )
+
+    def _nearest(self, chosen: int, allowed: int) -> int:
+        """Those of some devices that are connected to the chosen ones in the best way that any of them is."""
+        for _, near in self._layers:
+            around = 0
+            for position in bits(chosen):
+                around |= near[position]
+            if around & allowed:
+                return around & allowed
+        return allowed
 
 
 def _mask(positions: Iterable[int]) -> int:

@@ -268,7 +268,7 @@ def _nodes(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
             nodes |= dict.fromkeys(plugin.container([device]).nodes)  # what all devices share is named for each
         except PluginError as error:
             answer["problem"] = encode(error.problem)
-        found.append({"name": f"{plugin.info.vendor}:{device.index} ({device.id})", "nodes": list(nodes)})
+        found.append({"name": f"{plugin.info.vendor}/{device.index} ({device.id})", "nodes": list(nodes)})
     return answer
 
 

@@ -62,7 +62,8 @@ def connect(ray: Any, address: str | None) -> None:
             pass
         else:
             return
-    devices = [device for device in detect().devices if device.usable]
+    inventory = detect()
+    devices = [device for device in inventory.devices if device.usable]
     resources = node_resources(devices)
     before = os.environ.get(UNIT_VARIABLE)
     os.environ[UNIT_VARIABLE] = unit_instances({device.resource for device in devices})
@@ -71,7 +72,7 @@ def connect(ray: Any, address: str | None) -> None:
             address="local",
             num_gpus=resources.pop(PREDEFINED, 0),
             resources=resources,
-            labels=node_labels(devices),
+            labels=node_labels(inventory),
             include_dashboard=False,
             **quiet,
         )

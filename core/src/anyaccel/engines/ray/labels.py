@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from anyaccel.model import Device
+from anyaccel.model import Device, Inventory
+from anyaccel.scheduler.filters import shared_facts
 
 PREFIX = "anyaccel/"
 MIXED = "mixed"
@@ -47,14 +48,19 @@ def node_resources(devices: Sequence[Device]) -> dict[str, int]:
     return quantities | {f"{TYPE_PREFIX}{device.type}": 1 for own in counted.values() for device in own}
 
 
-def node_labels(devices: Sequence[Device]) -> dict[str, str]:
-    """Labels of a node: the type of the devices of each resource, or :data:`MIXED`."""
-    return {label_name(resource): type_label(own) for resource, own in by_resource(devices).items()}
+def node_labels(inventory: Inventory) -> dict[str, str]:
+    """Labels of a node: the type of the devices of each resource, or :data:`MIXED`, and what all of them have."""
+    labels = {}
+    for resource, own in by_resource(device for device in inventory.devices if device.usable).items():
+        labels[label_name(resource)] = type_label(own)
+        facts = shared_facts(own, inventory)
+        labels |= {label_name(resource, name): label_value(facts[name]) for name in sorted(facts)}
+    return labels
 
 
-def label_name(resource: str) -> str:
-    """The label that says of which type the devices of a resource are."""
-    return PREFIX + label_value(resource)
+def label_name(resource: str, filter_name: str = "") -> str:
+    """The label that says of which type the devices of a resource are, or what they all have that a filter asks for."""
+    return PREFIX + label_value(resource) + (f".{filter_name}" if filter_name else "")
 
 
 def label_value(text: str) -> str:

@@ -16,6 +16,7 @@ from anyaccel.errors import NurseryError
 from anyaccel.inventory.detect import detect
 from anyaccel.model import UNITS_PER_DEVICE, Device, Grant, Inventory, Request
 from anyaccel.scheduler.choice import share
+from anyaccel.scheduler.serving import serves
 
 Slots = Mapping[str, Sequence[tuple[int, float]]]
 """By resource, the slots that a task holds and how much of each: Ray's own form."""
@@ -112,7 +113,11 @@ def given(request: Request, resources: Sequence[str], slots: Slots, inventory: I
         units = [round(part * UNITS_PER_DEVICE) for _, part in own]
         if len(own) != term.count or sum(units) != term.units:
             raise NurseryError(f"Ray gave {own} of {resource} for {term}, which are not devices one by one")
-        shares = (share(_device(devices, resource, slot), part) for (slot, _), part in zip(own, units, strict=True))
+        found = [_device(devices, resource, slot) for slot, _ in own]
+        wrong = [device.id for device in found if not serves(device, term, inventory)]
+        if wrong:
+            raise NurseryError(f"Ray gave {', '.join(wrong)} for {term}, which is none; start all nodes alike")
+        shares = (share(device, part) for device, part in zip(found, units, strict=True))
         grants.append(Grant(term=term, shares=tuple(shares)))
     units_of = tuple((share.device.id, share.units) for grant in grants for share in grant.shares)
     return Given(terms=request.terms, else_cpu=request.else_cpu, grants=tuple(grants), units=units_of)

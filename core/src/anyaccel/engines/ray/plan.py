@@ -4,11 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from anyaccel.engines.ray.labels import MIXED, TYPE_PREFIX, TYPE_SHARE, among, by_resource, label_name, label_value
+from anyaccel.engines.ray.labels import (
+    MIXED,
+    TYPE_PREFIX,
+    TYPE_SHARE,
+    among,
+    by_resource,
+    label_name,
+    label_value,
+    satisfies,
+)
 from anyaccel.errors import UnknownNameError
 from anyaccel.launcher.launch import KnownNames, validate
-from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Product, Request, Term, Value, field
+from anyaccel.model import (
+    UNITS_PER_DEVICE,
+    Device,
+    Fractional,
+    Inventory,
+    Product,
+    Request,
+    Term,
+    Value,
+    field,
+    replace,
+)
 from anyaccel.scheduler import Scheduler, Verdict
+from anyaccel.scheduler.filters import asked
+from anyaccel.scheduler.names import goes_by, names_of
+from anyaccel.scheduler.serving import rules, serves
 
 Products = Callable[[], Mapping[str, Sequence[Product]]]
 """By resource, what the installed plug-ins know."""
@@ -113,7 +136,7 @@ class _Known:
     def __iter__(self) -> Iterator[str]:
         for kind in self._kinds:
             for device in kind.inventory.devices:
-                yield from (device.resource, device.vendor, *device.tags)
+                yield from names_of(device)
         yield from KnownNames()
 
 
@@ -142,7 +165,7 @@ def _by_preference(term: Term, inventory: Inventory) -> list[tuple[str, list[Dev
     found: dict[str, list[Device]] = {}
     for name in term.names:
         for resource, own in devices.items():
-            if any(_goes_by(device, name) for device in own):
+            if any(goes_by(device, (name,)) for device in own):
                 found.setdefault(resource, own)
     return list(found.items())
 
@@ -150,16 +173,33 @@ def _by_preference(term: Term, inventory: Inventory) -> list[tuple[str, list[Dev
 def _obstacle(term: Term, resource: str, devices: Sequence[Device], kind: Kind) -> str:
     """Why it does not do to ask Ray for some of these devices: it gives any of them."""
     typed = not _by_resource(term, resource)
-    if not all(_serves(device, term) for device in devices) or (
+    if not all(goes_by(device, term.names) for device in devices) or (
         typed and kind.labels.get(label_name(resource)) == MIXED
     ):
         return f"its {resource} are of several types, of which Ray cannot give one"
     if typed and label_name(resource) not in kind.labels:
         return f"Ray does not know the type of its {resource}; start it with 'anyaccel ray start'"
+    unfit = _unfit(term, resource, devices, kind)
+    if unfit:
+        return unfit
     if term.count > 1 and not term.mixed and len({device.type for device in devices}) > 1:
         return f"its {resource} are of several types, which Ray mixes; ask for {term},mixed"
     if term.linked and not all(other.id in device.links for device in devices for other in devices if other != device):
         return f"not all of its {resource} are linked, and Ray does not look at that"
+    return ""
+
+
+def _unfit(term: Term, resource: str, devices: Sequence[Device], kind: Kind) -> str:
+    """Which of these devices do not serve a term, or which filter of it Ray cannot be told."""
+    for rule in rules(term, kind.inventory):
+        failing = [device for device in devices if not rule.passes(device)]
+        if failing:
+            return f"Ray gives any of its {resource}, and some will not do ({rule.said(failing)})"
+    for each in (each.filter for each in asked(term)):
+        if not each.portable:
+            return f"Ray cannot be asked for {each.form}, which is of one machine; run it there, without Ray"
+        if not each.typed and label_name(resource, each.name) not in kind.labels:
+            return f"no label says {each.name!r} of all its {resource}; start it with 'anyaccel ray start'"
     return ""
 
 
@@ -180,20 +220,41 @@ def _plan(
         own = [term for term, taken in zip(request.terms, terms, strict=True) if taken == resource]
         name = label_name(resource)
         types = {kind.labels[name]: None for kind in chosen if name in kind.labels}
+        selector |= _filter_labels(own, resource, chosen, typed=False)
         if not all(_by_resource(term, resource) for term in own):
             types |= dict.fromkeys(_types_ahead(own, resource, types, products))
             types = {each: None for each in types if each != MIXED}
             wanted |= _type_share(types, chosen)
             selector[name] = among(types)
-        elif any(kind not in chosen and has(kind.resources, wanted) for kind in kinds):
+        elif _lets_in_others(kinds, chosen, wanted, selector):
             selector[name] = among(types) if types else f"!{MIXED}"
+        if _lets_in_others(kinds, chosen, wanted, selector):
+            selector |= _filter_labels(own, resource, chosen, typed=True)
     return Plan(request=request, terms=terms, resources=wanted, selector=selector)
+
+
+def _lets_in_others(
+    kinds: Iterable[Kind], chosen: Sequence[Kind], wanted: Mapping[str, float], selector: Mapping[str, str]
+) -> bool:
+    """Whether Ray might place it on nodes that were not found to do."""
+    fit = (kind for kind in kinds if has(kind.resources, wanted) and satisfies(kind.labels, selector))
+    return any(kind not in chosen for kind in fit)
+
+
+def _filter_labels(terms: Iterable[Term], resource: str, chosen: Sequence[Kind], *, typed: bool) -> dict[str, str]:
+    """What the labels of a node must say that filters ask for: what those say that were found to do."""
+    filters = {each.filter for term in terms for each in asked(term)}
+    names = [label_name(resource, each.name) for each in filters if each.typed == typed]
+    values = {name: {kind.labels[name]: None for kind in chosen if name in kind.labels} for name in names}
+    return {name: among(found) for name, found in values.items() if found}
 
 
 def _plan_ahead(request: Request, products: Products) -> Plan | None:
     """What to ask for where no node is there yet that could serve it; None when no product could either."""
     terms, selector = [], {}
     share: dict[str, float] = {}
+    if any(not each.filter.typed for term in request.terms for each in asked(term)):
+        return None
     for term in request.terms:
         for resource, own in products().items():
             types = list(_types_ahead([term], resource, {}, products))
@@ -219,10 +280,21 @@ def _types_ahead(terms: Iterable[Term], resource: str, known: Iterable[str], pro
             if label_value(name).lower() in there:
                 continue
             for product in products().get(resource, ()):
-                names = (product.name, *product.aliases)
-                fits = term.memory_bytes is None or (product.memory_bytes or 0) >= term.memory_bytes
-                if fits and name.lower() in map(str.lower, names):
+                if serves(_imagined(product), replace(term, names=(name,)), Inventory(machine="", devices=())):
                     yield label_value(product.name)
+
+
+def _imagined(product: Product) -> Device:
+    """A device of a product, of which nothing is known but what all of them have."""
+    return Device(
+        id=product.name,
+        index=0,
+        model=product.model,
+        memory_bytes=product.memory_bytes,
+        tags=(product.name, *product.aliases),
+        slots=product.slots,
+        fractional=Fractional.SHARED,
+    )
 
 
 def _type_share(types: Iterable[str], chosen: Sequence[Kind]) -> dict[str, float]:
@@ -256,7 +328,7 @@ def _preference(
     ranks = []
     for term, resource in zip(request.terms, terms, strict=True):
         order = [name for name, _ in _by_preference(term, kind.inventory)]
-        names = [i for i, name in enumerate(term.names) if any(_goes_by(d, name) for d in _of(kind, resource))]
+        names = [i for i, name in enumerate(term.names) if any(goes_by(d, (name,)) for d in _of(kind, resource))]
         ranks.append(min(names) if names else order.index(resource))
     return tuple(ranks)
 
@@ -265,18 +337,7 @@ def _of(kind: Kind, resource: str) -> list[Device]:
     return [device for device in kind.inventory.devices if device.resource == resource]
 
 
-def _goes_by(device: Device, name: str) -> bool:
-    return name.lower() in (each.lower() for each in (device.resource, device.vendor, *device.tags))
-
-
-def _serves(device: Device, term: Term) -> bool:
-    memory = term.memory_bytes
-    if memory is not None and term.fraction and device.memory_bytes is not None:
-        memory = memory * UNITS_PER_DEVICE // term.units
-    enough = memory is None or (device.memory_bytes is not None and device.memory_bytes >= memory)
-    return enough and any(_goes_by(device, name) for name in term.names)
-
-
 def _by_resource(term: Term, resource: str) -> bool:
     """Whether a term asks for any device of a resource, of whatever type."""
-    return term.memory_bytes is None and any(name.lower() == resource.lower() for name in term.names)
+    typed = any(each.filter.typed for each in asked(term))
+    return not typed and any(name.lower() == resource.lower() for name in term.names)

@@ -97,7 +97,7 @@ def describe(
     return Node(
         gpus=gpus,
         resources=quantities,
-        labels={**labels.node_labels(devices), **own, **slice_labels(devices), **(node_labels or {})},
+        labels={**labels.node_labels(inventory), **own, **slice_labels(devices), **(node_labels or {})},
         variables={**variables, **kept, **masks, **token},
         notes=(*notes, *more),
     )

@@ -64,7 +64,13 @@ def _bad_reasons(subject: Subject, devices: Devices) -> Iterator[str]:
     for chosen in subsets(devices):
         for term in (
             Term(names=(resource,), units=len(chosen) * UNITS_PER_DEVICE),
-            Term(names=(resource,), units=len(chosen) * UNITS_PER_DEVICE, memory_bytes=1, linked=True, mixed=True),
+            Term(
+                names=(resource,),
+                units=len(chosen) * UNITS_PER_DEVICE,
+                filters=(("mem", "1B"),),
+                linked=True,
+                mixed=True,
+            ),
             *([Term(names=(resource,), units=units) for units in (1, 5000, 9999)] if len(chosen) == 1 else []),
         ):
             try:

@@ -1,0 +1,438 @@
+"""The filters of requests: what a term asks of each of its devices beside the name.
+
+A filter is one entry of :data:`FILTERS`. The entry says how it is written, when a device passes, what to say when none
+does, what to ask for instead, and what a cluster is told of a device. The grammar, placement, reasons, the nearest
+request, exports, engines and the command line's help go by the table, so nothing else changes when one is added.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Term, format_units, replace
+from anyaccel.scheduler.names import goes_by
+from anyaccel.text import listed, shown
+
+T = TypeVar("T")
+
+_MOST_DIGITS = 6
+_ROW = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
+_ID = re.compile(r"[!-+\--~]{1,128}")  # no comma, which ends it
+_SIZE = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,4}))?([A-Za-z]*)")
+_NUMBERS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}")
+_VERSIONS = re.compile(rf"({_NUMBERS.pattern})(?:(\+)|-({_NUMBERS.pattern}))?")
+_BYTES = {"B": 1} | {
+    prefix + suffix: base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("B", 1000), ("IB", 1024), ("", 1024))
+}
+
+
+class Asked(NamedTuple, Generic[T]):
+    """A filter of a term, asked of the devices of one machine.
+
+    Attributes:
+        filter: The filter.
+        wanted: Its value, as ``read`` of the filter understands it.
+        term: The term.
+        inventory: The machine.
+    """
+
+    filter: Filter[T]
+    wanted: T
+    term: Term
+    inventory: Inventory
+
+
+class Filter(Generic[T]):
+    """One filter, over what ``read`` makes of its text.
+
+    Attributes:
+        name: How it begins. A word is an option of a term, ``name=value``; a sign stands behind the term's names.
+        form: How it is written, in help and in messages.
+        summary: What it asks, as the rest of a sentence that begins with "each device", and an example.
+        typed: Whether the type of a device settles it on most machines, so that asking a cluster for types will do.
+        portable: Whether it means the same on every machine. A cluster cannot be asked for one that does not.
+    """
+
+    name: str
+    form: str
+    summary: str
+    typed: bool = False
+    portable: bool = True
+
+    def read(self, text: str) -> T:
+        """Understand a value.
+
+        Raises:
+            ValueError: When it means nothing; the message is a clause that names the filter.
+        """
+        raise NotImplementedError
+
+    def write(self, wanted: T) -> str:
+        """The value in its usual form, which :meth:`read` understands."""
+        return str(wanted)
+
+    def predicate(self, asked: Asked[T]) -> Callable[[Device], bool]:
+        """What says whether a device of the machine passes. A device of which the fact is unknown does not."""
+        raise NotImplementedError
+
+    def fact(self, device: Device, inventory: Inventory) -> str:
+        """What a device of a machine has, in the form in which it is asked for; empty when that is unknown."""
+        raise NotImplementedError
+
+    def said(self, asked: Asked[T], devices: Sequence[Device]) -> str:
+        """Why devices do not pass: a clause without capital and period, or empty where the request says it all.
+
+        There is at least one, but for a filter that names devices: then there may be too few that pass.
+        """
+        having: dict[str, list[str]] = {}
+        for device in devices:
+            fact = self.fact(device, asked.inventory)
+            having.setdefault(fact or f"unknown {self.name}", []).append(device.id)
+        told = listed([f"{listed(ids)} ({fact})" for fact, ids in having.items()])
+        return f"not {self.name}={self.write(asked.wanted)}: {told}"
+
+    def near(self, asked: Asked[T], devices: Sequence[Device]) -> Iterator[Term]:  # noqa: ARG002
+        """Terms that ask for something else, which some of the devices have, nearest first."""
+        return iter(())
+
+    def count(self, wanted: T) -> int | None:  # noqa: ARG002
+        """How many devices it names one by one, which a term without a quantity asks for; None when it names none."""
+        return None
+
+
+class _Memory(Filter[int]):
+    """Memory in bytes that the device, or the share of it, has at least."""
+
+    name = "mem"
+    form = "mem=SIZE"
+    summary = "has at least so much memory; with a share, the share has: mem=40GiB"
+    typed = True
+
+    def read(self, text: str) -> int:
+        """Parse an amount of memory; a part of a byte counts as one."""
+        match = _SIZE.fullmatch(text)
+        unit = _BYTES.get(match[3].upper()) if match else None
+        if match is None or unit is None:
+            raise ValueError(
+                f"'mem' must be a number with a unit of B, KB, KiB, MB, MiB, GB, GiB, TB, TiB (got {shown(text)})"
+            )
+        rest = match[2] or ""
+        number, parts = int(match[1] + rest), int("1" + "0" * len(rest))
+        if not number:
+            raise ValueError(f"'mem' must be more than 0 (got {shown(text)}); leave it out")
+        size: int = -(-number * unit // parts)
+        return size
+
+    def write(self, wanted: int) -> str:
+        return format_memory(wanted)
+
+    def predicate(self, asked: Asked[int]) -> Callable[[Device], bool]:
+        units, least = min(asked.term.units, UNITS_PER_DEVICE), asked.wanted * UNITS_PER_DEVICE
+        return lambda device: device.rounded(units) * (device.memory_bytes or 0) >= least
+
+    def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
+        return format_memory(device.memory_bytes) if device.memory_bytes else ""
+
+    def said(self, asked: Asked[int], devices: Sequence[Device]) -> str:
+        largest, term = max(device.memory_bytes or 0 for device in devices), asked.term
+        if not largest:
+            return f"the memory is unknown of {listed([device.id for device in devices])}"
+        share = largest * term.units // UNITS_PER_DEVICE
+        part = f", {format_units(term.units)} of it {format_memory(share)}" if term.fraction else ""
+        return f"the largest memory is {format_memory(largest)}{part}, less than mem={format_memory(asked.wanted)}"
+
+    def near(self, asked: Asked[int], devices: Sequence[Device]) -> Iterator[Term]:
+        """The smallest shares that have so much, then less memory."""
+        term = asked.term
+        sizes = sorted({device.memory_bytes or 0 for device in devices} - {0}, reverse=True)
+        for size in sizes:
+            units = -(-asked.wanted * UNITS_PER_DEVICE // size)
+            if term.units < units < UNITS_PER_DEVICE:
+                yield replace(term, units=units)
+        for size in sizes:
+            share = size * min(term.units, UNITS_PER_DEVICE) // UNITS_PER_DEVICE
+            if 0 < share < asked.wanted:
+                yield with_filter(term, self.name, format_memory(share))
+
+
+def format_memory(memory_bytes: int) -> str:
+    """Write an amount of memory exactly, in the largest binary unit that divides it: ``40GiB``, ``1000B``."""
+    for power, unit in enumerate(("TiB", "GiB", "MiB", "KiB")):
+        size = 1024 ** (4 - power)
+        if memory_bytes and memory_bytes % size == 0:
+            return f"{memory_bytes // size}{unit}"
+    return f"{memory_bytes}B"
+
+
+class _Versions(NamedTuple):
+    """A range of versions.
+
+    Attributes:
+        text: As it is written.
+        low: The least, as numbers.
+        high: The greatest, as numbers, with all that begin with these; None when there is none.
+    """
+
+    text: str
+    low: tuple[int, ...]
+    high: tuple[int, ...] | None
+
+
+class _Driver(Filter[_Versions]):
+    """Version of the vendor's driver, by number; an exact one, or the end of a range, is that with all its releases."""
+
+    name = "driver"
+    form = "driver=VERSION"
+    summary = "has a driver of this version: driver=550+ at least, driver=550.54 exactly, driver=535-550 a range"
+
+    def read(self, text: str) -> _Versions:
+        match = _VERSIONS.fullmatch(text)
+        if match is None:
+            raise ValueError(f"'driver' must be a version such as 550, 550.54+ or 535-550 (got {shown(text)})")
+        low = _version(match[1])
+        high = None if match[2] else _version(match[3] or match[1])
+        if high is not None and _Driver._above(low, high):
+            raise ValueError(f"'driver' must be a range from less to more (got {shown(text)})")
+        return _Versions(text, low, high)
+
+    def write(self, wanted: _Versions) -> str:
+        return wanted.text
+
+    def predicate(self, asked: Asked[_Versions]) -> Callable[[Device], bool]:
+        _, low, high = asked.wanted
+        versions = {report.vendor: _version(report.driver_version) for report in asked.inventory.vendors}
+
+        def passes(device: Device) -> bool:
+            version = versions.get(device.vendor)
+            if not version:
+                return False
+            return not _Driver._above(low, version) and (high is None or version[: len(high)] <= high)
+
+        return passes
+
+    @staticmethod
+    def _above(version: tuple[int, ...], other: tuple[int, ...]) -> bool:
+        """Whether a version is greater than another, where what is missing at the end counts as 0."""
+        length = max(len(version), len(other))
+        return version + (0,) * (length - len(version)) > other + (0,) * (length - len(other))
+
+    def fact(self, device: Device, inventory: Inventory) -> str:
+        report = inventory.report(device.vendor)
+        return report.driver_version if report is not None and _version(report.driver_version) else ""
+
+    def near(self, asked: Asked[_Versions], devices: Sequence[Device]) -> Iterator[Term]:
+        """The newest driver that is there."""
+        texts = {self.fact(device, asked.inventory) for device in devices} - {""}
+        versions = {_version(text) for text in texts}
+        for version in sorted(versions, reverse=True):
+            yield with_filter(asked.term, self.name, ".".join(map(str, version)) + "+")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """The numbers at the beginning of a version, of 550.90.07 these are 550, 90 and 7; none where there are none."""
+    match = _NUMBERS.match(text)
+    return tuple(map(int, match[0].split("."))) if match else ()
+
+
+class _NumaNode(Filter[int]):
+    """NUMA node of the host that is nearest."""
+
+    name = "numa"
+    form = "numa=NODE"
+    summary = "is nearest to this NUMA node of the machine: numa=0"
+
+    def read(self, text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+            raise ValueError(f"'numa' must be the number of a NUMA node, such as 0 (got {shown(text)})")
+        return int(text)
+
+    def predicate(self, asked: Asked[int]) -> Callable[[Device], bool]:
+        return lambda device: device.numa_node == asked.wanted
+
+    def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
+        return "" if device.numa_node is None else str(device.numa_node)
+
+    def near(self, asked: Asked[int], devices: Sequence[Device]) -> Iterator[Term]:
+        """The other nodes that have devices."""
+        nodes = {device.numa_node for device in devices if device.numa_node is not None}
+        for node in sorted(nodes, key=lambda node: (abs(node - asked.wanted), node)):
+            yield with_filter(asked.term, self.name, str(node))
+
+
+class _Id(Filter[str]):
+    """Stable id of one device, or a beginning that no other device of the term's names has, as masks take it."""
+
+    name = "id"
+    form = "id=ID"
+    summary = "has this id, or the only one that begins so: id=GPU-8932f937"
+    portable = False
+
+    def read(self, text: str) -> str:
+        if not _ID.fullmatch(text):
+            raise ValueError(f"'id' must be the id of a device, as 'anyaccel' shows it (got {shown(text)})")
+        return text
+
+    def predicate(self, asked: Asked[str]) -> Callable[[Device], bool]:
+        meant = self._meant(asked)
+        return lambda device: len(meant) == 1 and device.id == meant[0]
+
+    @staticmethod
+    def _meant(asked: Asked[str]) -> list[str]:
+        """The ids that may be meant."""
+        ids = [device.id for device in asked.inventory.devices if goes_by(device, asked.term.names)]
+        begun = [each for each in ids if each.startswith(asked.wanted)]
+        return [asked.wanted] if asked.wanted in begun else begun
+
+    def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
+        return device.id
+
+    def said(self, asked: Asked[str], devices: Sequence[Device]) -> str:
+        meant = self._meant(asked)
+        if len(meant) > 1:
+            return f"id={asked.wanted} is the beginning of several ids: {listed(meant)}"
+        if meant:
+            return f"id={asked.wanted} is one device"
+        from difflib import get_close_matches
+
+        ids = [device.id for device in devices]
+        close = get_close_matches(asked.wanted, ids, n=3)
+        return f"no id begins with {asked.wanted}; " + (
+            f"close is {listed(close)}" if close else f"there is {listed(ids)}"
+        )
+
+
+class _Index(Filter[tuple[int, int]]):
+    """The very devices: the first and the last index of a row, as the table numbers the devices of each vendor."""
+
+    name = "/"
+    form = "NAME/INDEX"
+    summary = "is this very one, or one of these: GPU/3, GPU/0-3 for all four, GPU/0-3:2 for two of them"
+    portable = False
+
+    def read(self, text: str) -> tuple[int, int]:
+        match = _ROW.fullmatch(text)
+        if match is None:
+            raise ValueError(f"what stands behind '/' must be an index or a row of them, 3 or 0-3 (got {shown(text)})")
+        row = int(match[1]), int(match[2] or match[1])
+        if row[0] > row[1]:
+            raise ValueError(f"a row of devices must go from less to more (got {shown(text)})")
+        return row
+
+    def write(self, wanted: tuple[int, int]) -> str:
+        first, last = wanted
+        return str(first) if first == last else f"{first}-{last}"
+
+    def count(self, wanted: tuple[int, int]) -> int:
+        first, last = wanted
+        return last - first + 1
+
+    def predicate(self, asked: Asked[tuple[int, int]]) -> Callable[[Device], bool]:
+        first, last = asked.wanted
+        return lambda device: first <= device.index <= last
+
+    def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
+        return str(device.index)
+
+    def said(self, asked: Asked[tuple[int, int]], devices: Sequence[Device]) -> str:  # noqa: ARG002
+        first, last = asked.wanted
+        name = asked.term.names[0]
+        there = {device.index for device in asked.inventory.devices if goes_by(device, (name,))}
+        missing = self._rows(set(range(first, last + 1)) - there)
+        if not missing:
+            count = self.count(asked.wanted)
+            return f"{name}/{self.write(asked.wanted)} is {count} of them" if count < asked.term.count else ""
+        return f"there is no {self._named(name, missing)}, there is {self._named(name, self._rows(there))}"
+
+    def near(self, asked: Asked[tuple[int, int]], devices: Sequence[Device]) -> Iterator[Term]:
+        """Those of the row that are there, then other single devices."""
+        first, last = asked.wanted
+        term, there = asked.term, {device.index for device in devices}
+        inside = self._rows(each for each in there if first <= each <= last)
+        others = sorted(there, key=lambda index: (max(first - index, index - last, 0), -index))
+        for row in (*sorted(inside, key=self.count, reverse=True), *((index, index) for index in others)):
+            units = min(term.units, self.count(row) * UNITS_PER_DEVICE)
+            yield replace(with_filter(term, self.name, self.write(row)), units=units)
+
+    def _named(self, name: str, rows: Sequence[tuple[int, int]]) -> str:
+        return listed([f"{name}/{self.write(row)}" for row in rows])
+
+    @staticmethod
+    def _rows(indexes: Iterable[int]) -> list[tuple[int, int]]:
+        """Indexes as rows, in order."""
+        rows: list[tuple[int, int]] = []
+        for index in sorted(indexes):
+            if rows and rows[-1][1] == index - 1:
+                rows[-1] = rows[-1][0], index
+            else:
+                rows.append((index, index))
+        return rows
+
+
+_ENTRIES: tuple[Filter[Any], ...] = (_Index(), _Memory(), _Driver(), _NumaNode(), _Id())
+FILTERS: dict[str, Filter[Any]] = {entry.name: entry for entry in _ENTRIES}
+"""Every filter by its name, in the order in which they are written."""
+
+
+_NOWHERE = Inventory(machine="", devices=())
+
+
+def asked(term: Term, inventory: Inventory = _NOWHERE) -> tuple[Asked[Any], ...]:
+    """The filters of a term.
+
+    Args:
+        term: The term.
+        inventory: The machine of whose devices they are asked.
+
+    Raises:
+        ValueError: When there is no such filter, or its value means nothing.
+    """
+    return tuple(_asked(name, value, term, inventory) for name, value in term.filters)
+
+
+def _asked(name: str, value: str, term: Term, inventory: Inventory) -> Asked[Any]:
+    entry = FILTERS.get(name)
+    if entry is None:
+        raise ValueError(f"a filter must be one of {', '.join(FILTERS)} (got {shown(name)})")
+    return Asked(entry, entry.read(value), term, inventory)
+
+
+def asked_memory(term: Term) -> int:
+    """Memory in bytes that a term asks for; 0 when any will do."""
+    return next((each.wanted for each in asked(term) if isinstance(each.filter, _Memory)), 0)
+
+
+def counted(term: Term) -> int | None:
+    """How many devices a term names one by one; None when it leaves the choice."""
+    counts = (each.filter.count(each.wanted) for each in asked(term))
+    return next((count for count in counts if count is not None), None)
+
+
+def with_filter(term: Term, name: str, value: str) -> Term:
+    """A term with another value of one of its filters."""
+    return replace(term, filters=tuple((each, value if each == name else had) for each, had in term.filters))
+
+
+def facts(device: Device, inventory: Inventory, *, typed: bool = True) -> Mapping[str, str]:
+    """What is known of a device, by name of the portable filters, for programs that choose devices in our place.
+
+    Args:
+        device: The device.
+        inventory: The machine that it is on.
+        typed: Whether what its type says is of interest, too.
+    """
+    found = {
+        name: each.fact(device, inventory)
+        for name, each in FILTERS.items()
+        if each.portable and (typed or not each.typed)
+    }
+    return {name: fact for name, fact in found.items() if fact}
+
+
+def shared_facts(devices: Sequence[Device], inventory: Inventory) -> Mapping[str, str]:
+    """What is known of some devices, at least one, and the same for all of them; see :func:`facts`."""
+    first, *others = (facts(device, inventory).items() for device in devices)
+    return dict(set(first).intersection(*others))

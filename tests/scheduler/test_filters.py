@@ -1,0 +1,335 @@
+"""The filters of requests: one that only this test has works everywhere, and each that there is."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from anyaccel.cli.parser import dispatch
+from anyaccel.engines.ray.labels import node_labels, node_resources
+from anyaccel.engines.ray.node import given
+from anyaccel.engines.ray.plan import Kind, find_plan
+from anyaccel.errors import NurseryError, RequestError
+from anyaccel.exports.kubernetes import export as export_kubernetes
+from anyaccel.exports.ray import node_type
+from anyaccel.exports.source import Source
+from anyaccel.model import Health, Request, Term, VendorReport, VendorState
+from anyaccel.scheduler import Choice, ReasonCode, Scheduler, parse_request
+from anyaccel.scheduler.filters import FILTERS, Filter, facts, with_filter
+from anyaccel.scheduler.serving import serves
+from small_machines import gpus, machine
+
+GIB = 1 << 30
+REFERENCE = Path(__file__).parents[2] / "docs/reference/requests.md"
+
+
+class Lanes(Filter[int]):
+    """At least so many lanes, which devices tell in an attribute."""
+
+    name = "lanes"
+    form = "lanes=COUNT"
+    summary = "has at least so many lanes: lanes=8"
+
+    def read(self, text):
+        if not text.isdecimal():
+            raise ValueError(f"'lanes' must be a number (got {text!r})")
+        return int(text)
+
+    def predicate(self, asked):
+        return lambda device: device.attributes.get("lanes", 0) >= asked.wanted
+
+    def fact(self, device, inventory):
+        return str(device.attributes.get("lanes", ""))
+
+    def near(self, asked, devices):
+        for lanes in sorted({device.attributes.get("lanes", 0) for device in devices} - {0}, reverse=True):
+            if lanes < asked.wanted:
+                yield with_filter(asked.term, "lanes", str(lanes))
+
+
+@pytest.fixture
+def lanes(monkeypatch):
+    monkeypatch.setitem(FILTERS, "lanes", Lanes())
+
+
+def laned(*counts):
+    """Devices with so many lanes; None where that is unknown."""
+    return [
+        replace(device, attributes={} if count is None else {"lanes": count})
+        for device, count in zip(gpus(len(counts)), counts, strict=True)
+    ]
+
+
+def node(name, *devices):
+    inventory = machine(replace(device, declared=True) for device in devices)
+    return Kind(names=(name,), resources=node_resources(devices), labels=node_labels(inventory), inventory=inventory)
+
+
+def plan(request, *kinds, grows=False):
+    return find_plan(parse_request(request), kinds, dict, grows=grows)
+
+
+def test_a_filter_is_not_known_before_it_is_in_the_table():
+    with pytest.raises(RequestError, match=r"an option must be one of mem=SIZE, .*linked, mixed, else=cpu"):
+        parse_request("GPU:1,lanes=016")
+
+
+@pytest.mark.usefixtures("lanes")
+class TestAFilterOfATest:
+    def test_it_is_read_and_written(self):
+        request = parse_request("GPU:2,LANES=016,mem=1G")
+        assert request == Request(
+            terms=(Term(names=("GPU",), units=20_000, filters=(("mem", "1GiB"), ("lanes", "16"))),)
+        )
+        assert str(request) == "GPU:2,mem=1GiB,lanes=16"
+        assert parse_request(str(request)) == request
+        assert parse_request(request) is request
+
+    def test_a_wrong_value_is_refused(self):
+        with pytest.raises(RequestError, match=r"request 'GPU,lanes=x': 'lanes' must be a number \(got 'x'\)"):
+            parse_request("GPU,lanes=x")
+        with pytest.raises(RequestError, match=r"an option must be one of mem=SIZE, .*lanes=COUNT"):
+            parse_request("GPU,lane=8")
+
+    def test_devices_are_placed_by_it(self):
+        inventory = machine(laned(4, 16, None, 16, 8))
+        scheduler = Scheduler(inventory)
+        allocation = scheduler.allocate("GPU:2,lanes=16")
+        assert [device.id for device in allocation.devices] == ["h100-1", "h100-3"]
+        assert [serves(device, parse_request("GPU,lanes=8").terms[0], inventory) for device in inventory.devices] == [
+            False, True, False, True, True,
+        ]  # fmt: skip
+        (grant,) = Choice(inventory, parse_request("GPU:1,lanes=16")).choose({})
+        assert [share.device.id for share in grant.shares] == ["h100-1"]
+
+    def test_where_none_passes_that_is_said_and_the_nearest_is_named(self):
+        verdict = Scheduler(machine(laned(4, 8, None))).why("GPU:1,lanes=16")
+        assert str(verdict) == (
+            "GPU:1,lanes=16 can never fit: this machine has 3 GPU (3 H100); not lanes=16: h100-0 (4), h100-1 (8), "
+            "h100-2 (unknown lanes).\nnearest that fits: GPU:1,lanes=8"
+        )
+        assert (verdict.reasons[1].code, verdict.reasons[1].filter) == (ReasonCode.FILTER, "lanes")
+        assert json.loads(json.dumps(verdict.to_json()))["reasons"][1]["filter"] == "lanes"
+        taken = Scheduler(machine(laned(4, 8)))
+        taken.allocate("GPU:1,lanes=8")
+        assert str(taken.why("GPU:1,lanes=8").nearest_now) == "GPU:1,lanes=4"
+
+    def test_programs_that_choose_in_our_place_are_told(self):
+        inventory = machine(laned(8, 8))
+        told = {device.id: facts(device, inventory, typed=False) for device in inventory.devices}
+        assert told["h100-0"] == {"lanes": "8"}
+        published = export_kubernetes(Source(inventory=inventory, facts=told)).text
+        assert '"lanes":' in published or "lanes:\n" in published
+        assert "anyaccel/GPU.lanes" in node_type(Source(inventory=inventory)).text
+
+    def test_the_help_names_it(self, capsys):
+        with pytest.raises(SystemExit):
+            dispatch(["--help"])
+        assert "lanes=COUNT" in capsys.readouterr().out
+
+    def test_ray_is_asked_for_nodes_that_pass(self):
+        few, many = node("few", *laned(4, 4)), node("many", *laned(16, 16))
+        assert plan("GPU:1,lanes=8", few, many).plan.selector == {"anyaccel/GPU.lanes": "16"}
+        assert plan("GPU:1,lanes=2", few, many).plan.selector == {"anyaccel/GPU.lanes": "in(4,16)"}
+        assert plan("GPU:1", few, many).plan.selector == {}
+        assert "not lanes=32" in plan("GPU:1,lanes=32", few, many).reasons[0]
+
+    def test_ray_is_not_asked_where_it_could_give_another_device(self):
+        found = plan("GPU:1,lanes=8", node("both", *laned(4, 16)))
+        assert found.plan is None
+        assert "Ray gives any of its GPU, and some will not do (not lanes=8: h100-0 (4))" in found.reasons[0]
+        unlike = plan("GPU:1,lanes=2", node("unlike", *laned(4, 16)))
+        assert "no label says 'lanes' of all its GPU" in unlike.reasons[0]
+        assert plan("GPU:1,lanes=8", grows=True).plan is None, "no product says what its devices have"
+
+    def test_a_device_of_rays_that_does_not_pass_is_refused_on_the_node(self):
+        with pytest.raises(NurseryError, match="Ray gave h100-0 for GPU:1,lanes=8"):
+            given(parse_request("GPU:1,lanes=8"), ("GPU",), {"GPU": [(0, 1.0)]}, machine(laned(4, 16)))
+
+
+def test_nodes_of_one_type_with_less_memory_are_told_apart():
+    small, large = node("small", *gpus(2)), node("large", *gpus(2, memory_bytes=94 * GIB))
+    assert plan("GPU:1,mem=90GiB", small, large).plan.selector == {"anyaccel/GPU": "H100", "anyaccel/GPU.mem": "94GiB"}
+    assert plan("GPU:1,mem=90GiB", large).plan.selector == {"anyaccel/GPU": "H100"}
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_each_filter_is_told_of(name, capsys):
+    with pytest.raises(SystemExit):
+        dispatch(["--help"])
+    assert FILTERS[name].form in capsys.readouterr().out
+    assert f"| `{FILTERS[name].form}` |" in REFERENCE.read_text(encoding="utf-8")
+    assert name == FILTERS[name].name
+
+
+def driven(**versions):
+    """A machine with one device of each vendor, whose driver has a version; one for which it is empty is unknown."""
+    devices = [device for vendor in versions for device in gpus(1, vendor.upper(), vendor=vendor)]
+    reports = [
+        VendorReport(vendor=vendor, state=VendorState.OK, driver_version=text) for vendor, text in versions.items()
+    ]
+    return replace(machine(devices), vendors=tuple(reports))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "passing"),
+    [
+        ("550+", "bc"),
+        ("550.54+", "bc"),
+        ("550.54.15+", "c"),
+        ("550.054.00014.0+", "bc"),
+        ("99+", "abc"),
+        ("550", "b"),
+        ("550.54", "b"),
+        ("550.5", ""),
+        ("535-550", "ab"),
+        ("535.200-560", "bc"),
+        ("535.183.01", "a"),
+        ("535.183.1", "a"),
+        ("0-9999", "abcd"),
+    ],
+)
+def test_drivers_are_compared_by_number(wanted, passing):
+    inventory = driven(a="535.183.01", b="550.54.14", c="560.0-rc1", d="6.8.0", e="", f="unknown")
+    (term,) = parse_request(f"GPU,driver={wanted}").terms
+    found = "".join(device.vendor for device in inventory.devices if serves(device, term, inventory))
+    assert found == passing
+
+
+def test_a_driver_that_is_too_old_or_unknown_is_said():
+    verdict = Scheduler(driven(a="535.183.01", b="")).why("GPU:1,driver=550+")
+    assert str(verdict) == (
+        "GPU:1,driver=550+ can never fit: this machine has 2 GPU (1 A, 1 B); not driver=550+: a-0 (535.183.01), b-0 "
+        "(unknown driver).\nnearest that fits: GPU:1,driver=535.183.1+"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "abc", "550.", "+", "550++", "550-", "9" * 10, "550.54.14-535", ">=550"])
+def test_what_is_no_version(text):
+    with pytest.raises(RequestError, match="'driver' must be a "):
+        parse_request(f"GPU,driver={text}")
+
+
+def test_devices_near_a_numa_node():
+    scheduler = Scheduler(machine(gpus(4, numa=2), gpus(1, "A100")))
+    assert [device.id for device in scheduler.allocate("GPU:2,numa=01").devices] == ["h100-2", "h100-3"]
+    verdict = scheduler.why("GPU:2,numa=3")
+    assert verdict.reasons[1].message == ("not numa=3: h100-0, h100-1 (0), h100-2, h100-3 (1), a100-0 (unknown numa)")
+    assert (str(verdict.nearest), str(verdict.nearest_now)) == ("GPU:2,numa=1", "GPU:2,numa=0")
+    with pytest.raises(RequestError, match="'numa' must be the number of a NUMA node"):
+        parse_request("GPU,numa=-1")
+
+
+UUIDS = tuple(
+    replace(device, id=each)
+    for device, each in zip(gpus(3), ("GPU-8932f937-d72c", "GPU-89abcdef-1234", "GPU-89"), strict=True)
+)
+
+
+@pytest.mark.parametrize("text", ["GPU-8932f937-d72c", "GPU-8932", "GPU-893"])
+def test_a_device_by_its_id_or_the_beginning_of_it(text):
+    request = parse_request(f"GPU:1,id={text}")
+    (device,) = Scheduler(machine(UUIDS)).allocate(request).devices
+    assert device.id == "GPU-8932f937-d72c"
+    assert parse_request(str(request)) == request
+
+
+def test_a_whole_id_that_is_the_beginning_of_another_is_meant():
+    (device,) = Scheduler(machine(UUIDS)).allocate("GPU:0.5,id=GPU-89").devices
+    assert device.id == "GPU-89"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "id=GPU-8",
+            "id=GPU-8 is the beginning of several ids: GPU-8932f937-d72c, GPU-89abcdef-1234, GPU-89",
+        ),
+        ("id=GPU-8932f937-d72d", "no id begins with GPU-8932f937-d72d; close is GPU-8932f937-d72c"),
+        ("id=0000:01:00.0", "no id begins with 0000:01:00.0; there is GPU-8932f937-d72c, GPU-89abcdef-1234, GPU-89"),
+    ],
+)
+def test_an_id_that_means_no_device(text, said):
+    verdict = Scheduler(machine(UUIDS)).why(f"GPU:1,{text}")
+    assert [reason.message for reason in verdict.reasons[1:]] == [said]
+    assert not verdict.ever_fits
+
+
+def test_an_id_is_one_device():
+    (_, reason) = Scheduler(machine(UUIDS)).why("GPU:2,id=GPU-89a").reasons
+    assert reason.message == "id=GPU-89a is one device"
+
+
+def test_ray_is_asked_for_no_id():
+    found = plan("GPU:1,id=h100-0", node("one", *gpus(1)))
+    assert found.plan is None
+    assert "Ray cannot be asked for id=ID, which is of one machine" in found.reasons[0]
+    assert "anyaccel/GPU.id" not in node_labels(machine(gpus(1)))
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "given_"),
+    [
+        ("acme/1", "acme/1:1", "h100-1"),
+        ("ACME/01-02", "ACME/1-2:2", "h100-1 h100-2"),
+        ("H100/0-3:1", "H100/0-3:1", "h100-0"),
+        ("acme/3:0.5", "acme/3:0.5", "h100-3"),
+        ("acme/2-5,mem=1G", "acme/2-5:4,mem=1GiB", "h100-2 h100-3 a100-4 a100-5"),
+        ("acme/2-5:2", "acme/2-5:2", "h100-2 h100-3"),
+        ("GPU/0 GPU/0-1:1", "GPU/0:1 GPU/0-1:1", "h100-0 h100-1"),
+    ],
+)
+def test_the_very_devices(text, written, given_):
+    more = [replace(device, index=index, id=f"a100-{index}") for index, device in enumerate(gpus(2, "A100"), 4)]
+    request = parse_request(text)
+    assert str(request) == written
+    assert parse_request(written) == request
+    devices = Scheduler(machine(gpus(4), more)).allocate(request).devices
+    assert [device.id for device in devices] == given_.split()
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "nearest"),
+    [
+        ("acme/9", "there is no acme/9, there is acme/0-1, acme/3", "acme/3:1"),
+        ("acme/0-3", "there is no acme/2, there is acme/0-1, acme/3", "acme/0-3:3"),
+        ("acme/2-4", "there is no acme/2, acme/4, there is acme/0-1, acme/3", "acme/2-4:1"),
+        ("acme/0-1:3", "acme/0-1 is 2 of them", "acme/0-1:2"),
+        ("acme/2:0.5", "there is no acme/2, there is acme/0-1, acme/3", "acme/3:0.5"),
+    ],
+)
+def test_an_index_that_is_not_there(text, message, nearest):
+    first, second, _, last = gpus(4)
+    verdict = Scheduler(machine((first, second, last))).why(text)
+    assert [reason.message for reason in verdict.reasons] == ["this machine has 3 acme (3 H100)", message]
+    assert str(verdict.nearest) == nearest
+
+
+def test_a_very_device_that_is_taken_or_broken_is_waited_for_or_told():
+    scheduler = Scheduler(machine(gpus(3)))
+    scheduler.allocate("acme/1", note="mine")
+    verdict = scheduler.why("acme/1")
+    assert verdict.ever_fits
+    assert "0 of 1 acme free; held by" in verdict.message
+    assert str(verdict.nearest_now) == "acme/2:1"
+    broken = [replace(device, health=Health.UNHEALTHY) for device in gpus(2)]
+    reasons = Scheduler(machine(broken[:1], gpus(2)[1:])).why("acme/0").reasons
+    assert [reason.code for reason in reasons] == [ReasonCode.NOT_ENOUGH, ReasonCode.UNHEALTHY]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("acme/", "what stands behind '/' must be an index or a row of them, 3 or 0-3"),
+        ("acme/x", "what stands behind '/' must be an index"),
+        ("acme/1/2", "what stands behind '/' must be an index"),
+        ("acme/3-1", "a row of devices must go from less to more"),
+        ("acme|other/1", "devices must be named behind one name"),
+        ("acme/1|acme/2", "what stands behind '/' must be an index"),
+        ("/3", "a name must be a letter"),
+    ],
+)
+def test_what_names_no_device(text, fault):
+    with pytest.raises(RequestError, match=f"request {text!r}: {fault}".replace("|", r"\|")):
+        parse_request(text)
