@@ -241,7 +241,9 @@ def _reads_back(devices, picked, environ):
 _VALUES = st.sampled_from(["", "0", "1,2", "1,1,1", "2,2,1", "/dev/accel0", "localhost", "8471", "junk", "true"])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     host=st.sampled_from(HOSTS),
     bits=st.integers(min_value=0, max_value=255),
