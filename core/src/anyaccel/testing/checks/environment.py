@@ -73,7 +73,7 @@ def launches(subject: Subject, machine: TestedMachine) -> Iterator[tuple[str, De
                 yield _said(chosen, mask, environ), chosen, ctx
     for device in devices:
         term = Term(names=(subject.plugin.info.resource,), units=HALF)
-        if device.fractional and _refusal(subject, term, (device,)) is None:
+        if device.usable and device.fractional and _refusal(subject, term, (device,)) is None:
             memory = device.memory_bytes // 2 if device.memory_bytes else None
             for slots in _halves(device):
                 share = Share(device=device, units=HALF, slots=slots, memory_bytes=memory, enforced_by=AGREEMENT)
