@@ -51,7 +51,7 @@ def test_the_dry_run_prints_what_the_export_prints(acme, anyaccel):
 def test_what_the_user_says_stands_behind_it(acme, anyaccel):
     variables, words, _ = dry_run(anyaccel, "--head", "--port", "7000", "--machine", "sim:A1:4", "--block", "-v")
     assert variables == [UNITS]
-    labels = "--labels=anyaccel/APU=Acme-One,ray.io/accelerator-type=Acme-One"
+    labels = "--labels=anyaccel/APU=Acme-One,anyaccel/APU.mem=16GiB,ray.io/accelerator-type=Acme-One"
     resources = '--resources={"APU":4,"accelerator_type:Acme-One":1}'
     assert words == ["--num-gpus=0", resources, labels, "--head", "--port", "7000", "--block", "-v"]
 
@@ -62,7 +62,7 @@ def test_what_the_user_says_wins(acme, anyaccel):
     assert words == [
         "--num-gpus=0",
         '--resources={"APU":2,"accelerator_type:Acme-One":1,"fast":1.5}',
-        "--labels=anyaccel/APU=mine,ray.io/accelerator-type=Acme-One,zone=a",
+        "--labels=anyaccel/APU=mine,anyaccel/APU.mem=16GiB,anyaccel/APU.numa=0,ray.io/accelerator-type=Acme-One,zone=a",
     ]
 
 
