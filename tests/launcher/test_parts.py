@@ -108,7 +108,8 @@ def test_who_waits_gets_the_device_when_the_last_of_its_parts_is_free(halves):
         waiter.wait(0.5)
     end(second)
     printed, _ = waiter.communicate(timeout=30)
-    assert (waiter.returncode, printed.strip()) == (0, "half-0-1")
+    # Its holder gives one after the other back, so either may be free first.
+    assert (waiter.returncode, printed.strip()) in {(0, "half-0-1"), (0, "half-2-3")}
 
 
 def test_a_lease_inside_of_a_lease_never_gets_a_part_more(halves, anyaccel):
