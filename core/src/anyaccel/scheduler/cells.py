@@ -110,10 +110,9 @@ class Cells:
         )
         if found is None or differ > _ALIKE:
             found = _Free()
-            self._kept = [*self._kept[1 - _KEPT :], found]
-        elif differ and self._kept[-1] is not found:
-            self._kept.remove(found)
-            self._kept.append(found)
+            self._kept = self._kept[1 - _KEPT :]
+        else:
+            self._kept.remove(found)  # until it is right again: an interrupt may come in between
         changed, found.free = found.free ^ free, free
         cells: set[int] = set()
         while changed:
@@ -122,6 +121,7 @@ class Cells:
             cells.update(self._around(cell))
         for cell in cells:
             found.update(cell, *self._found(cell, free))
+        self._kept.append(found)
         return found
 
     def _around(self, cell: int) -> tuple[int, ...]:

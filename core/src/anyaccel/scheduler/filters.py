@@ -195,7 +195,7 @@ class _Driver(Filter[_Versions]):
             raise ValueError(f"'driver' must be a version such as 550, 550.54+ or 535-550 (got {shown(text)})")
         low = _version(match[1])
         high = None if match[2] else _version(match[3] or match[1])
-        if high is not None and _Driver._above(low, high):
+        if high is not None and low[: len(high)] > high:  # the end of a range is that with all its releases
             raise ValueError(f"'driver' must be a range from less to more (got {shown(text)})")
         return _Versions(text, low, high)
 
