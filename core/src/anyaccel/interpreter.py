@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 CONTROL = 3
 """Descriptor of the interpreter's end of the socket between it and its caller."""
 BOOTSTRAP = (
-    f"import os;os.closerange({CONTROL + 1},os.sysconf('SC_OPEN_MAX'));"
-    "import gc,marshal,site,sys;gc.disable();site.main();path,module,config=marshal.load(sys.stdin.buffer);"
+    "import os;p='/proc/self/fd';"
+    "o=os.listdir(p)if os.path.isdir(p)else range(os.sysconf('SC_OPEN_MAX'));"
+    f"[os.closerange(int(d),int(d)+1)for d in o if int(d)>{CONTROL}];"
+    "import gc,marshal,site,sys;gc.disable();sys.flags.no_site and site.main();"
+    "path,module,config=marshal.load(sys.stdin.buffer);"
     "os.ftruncate(0,0);sys.path[:]=path;__import__(module);sys.modules[module].main(config)"
 )
-"""What it runs first. It closes what the caller has opened for its own children before anybody else's code runs, which
-is why it asks for the site's start-up itself (``-S``). What is imported at start is no garbage, so nobody looks for it.
-"""
+"""What it runs first. It closes what the caller has opened for its own children, one by one, since the limit may be a
+thousand million and not every system closes a range at once. What is imported at start is no garbage, so nobody looks
+for it."""
 
 
 class Interpreter:
@@ -71,7 +74,9 @@ class Interpreter:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def start(module: str, config: Any, *, env: Mapping[str, str] | None = None, quiet: bool = False) -> Interpreter:
+def start(
+    module: str, config: Any, *, env: Mapping[str, str] | None = None, quiet: bool = False, first: bool = False
+) -> Interpreter:
     """Start an interpreter with the caller's module path that calls the function ``main`` of a module.
 
     Args:
@@ -79,12 +84,16 @@ def start(module: str, config: Any, *, env: Mapping[str, str] | None = None, qui
         config: Plain data that ``main`` is called with.
         env: Its environment; that of the caller when None.
         quiet: Whether what it prints is lost; otherwise it prints where the caller does.
+        first: Whether it closes what it has inherited before the code of the site's packages runs, too. It says so to
+            all Python processes that it starts, by its flags, so it must start none for others.
 
     Raises:
         OSError: When it cannot be started.
     """
+    if not sys.executable:
+        raise OSError("there is no Python interpreter to start: sys.executable names none")
     path: list[object] = [*sys.path]
-    words = marshal.dumps([[entry for entry in path if isinstance(entry, str)], module, config])
+    words = marshal.dumps([[str.__str__(entry) for entry in path if isinstance(entry, str)], module, config])
     opened: list[int] = []
 
     def out_of_the_way(descriptor: int) -> int:
@@ -107,12 +116,12 @@ def start(module: str, config: Any, *, env: Mapping[str, str] | None = None, qui
         # -I: the caller's module path is passed on as it is, so nothing else should add to it.
         pid = os.posix_spawn(
             sys.executable,
-            [sys.executable, "-I", "-S", "-c", BOOTSTRAP],
+            [sys.executable, "-I", *(["-S"] if first else []), "-c", BOOTSTRAP],
             os.environ if env is None else env,
             file_actions=actions,
             setsid=True,  # Ctrl-C at the terminal is the caller's business
         )
-        return Interpreter(pid, ours.detach())
+        return Interpreter(pid, fcntl.fcntl(ours.fileno(), fcntl.F_DUPFD_CLOEXEC, CONTROL))
     finally:
         ours.close()
         for descriptor in opened:

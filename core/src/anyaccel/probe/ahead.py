@@ -48,7 +48,7 @@ def close() -> None:
 
 
 def _start(preload: tuple[str, ...]) -> Interpreter:
-    return start("anyaccel.probe.forkserver", preload, quiet=True)
+    return start("anyaccel.probe.forkserver", preload, quiet=True, first=True)
 
 
 def _forget() -> None:

@@ -153,9 +153,7 @@ class Nursery:
         self._control.close()
 
     def _start(self) -> Interpreter:
-        if not sys.executable:
-            raise NurseryError("a nursery needs a Python interpreter to start, and sys.executable names none")
-        config = {"argv": sys.argv, "caller": os.getpid(), "preload": self.preload}
+        config = {"argv": [str.__str__(str(word)) for word in sys.argv], "caller": os.getpid(), "preload": self.preload}
         try:
             return start("anyaccel.workers.nursery", config, env=self.environ)
         except OSError as error:
