@@ -61,7 +61,5 @@ def test_other_users_read_no_secret_in_the_command_line_of_what_a_pool_starts(ac
     assert (out, err) == ("ok\n", "")
     own = "\\x00".join((sys.executable, str(program), f"--token={SECRET}"))  # also that of a child before its exec
     lines = [line for line in seen.splitlines() if own not in line]
-    assert len([line for line in lines if "gc.disable()" in line]) >= 2, (
-        "the processes were not seen"
-    )
+    assert len([line for line in lines if "gc.disable()" in line]) >= 2, "the processes were not seen"
     assert [line for line in lines if SECRET in line] == []
