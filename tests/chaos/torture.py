@@ -248,7 +248,7 @@ def cluster(home: Path) -> Iterator[list[Place]]:
     with short_directory() as files:
         ours = [sys.executable, "-m", "anyaccel", "ray", "start", *declared, "--num-cpus=1"]
         with started_node([*ours, *head_options(port, files)], environ, home / "node.log"):
-            yield [Place(state, environ, (name, f"127.0.0.1:{port}"), f"declared-{name}-0") for name in names]
+            yield [Place(state, environ, (name, f"127.0.0.1:{port}"), f"declared/declared-{name}-0") for name in names]
 
 
 # The torture.
