@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from anyaccel.ledger import names
 from anyaccel.ledger.process import start_time
+from holders import end, hold_and_show
 
 VENDOR = """
 from anyaccel.plugin import Detected, Device, EnvEdits, Fractional, PluginInfo, hookimpl
@@ -39,7 +40,6 @@ def anyaccel_env(devices, ctx):
     return EnvEdits(set={{{resource!r}: ",".join(device.id for device in devices)}})
 """
 RUN = f"{sys.executable} -m anyaccel run"
-WAIT = "import os, sys; print(os.environ[sys.argv[1]], flush=True); sys.stdin.read()"
 BOTH = "left,right"
 
 
@@ -55,15 +55,12 @@ def hold():
     holders = []
 
     def hold(request, plugins):
-        command = [*RUN.split(), request, "--", sys.executable, "-c", WAIT, request.partition(":")[0]]
-        environ = {**os.environ, "ANYACCEL_PLUGINS": plugins}
-        holder = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        holder, shown = hold_and_show(request.partition(":")[0], request, ANYACCEL_PLUGINS=plugins)
         holders.append(holder)
-        return holder, holder.stdout.readline().strip()
+        return holder, shown
 
     yield hold
-    for holder in holders:
-        holder.communicate(timeout=30)
+    end(*holders)
 
 
 @pytest.fixture

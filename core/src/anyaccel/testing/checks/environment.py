@@ -55,11 +55,8 @@ def accepted(subject: Subject, devices: Devices) -> Iterator[Devices]:
     """Sets of the usable devices that the plug-in's counts and its validate let be given out."""
     for chosen in subsets(tuple(device for device in devices if device.usable)):
         term = Term(names=(subject.plugin.info.resource,), units=len(chosen) * UNITS_PER_DEVICE)
-        try:
-            if subject.plugin.validate(term, chosen) is None:
-                yield chosen
-        except PluginError:
-            continue  # see C21
+        if _refusal(subject, term, chosen) is None:
+            yield chosen
 
 
 def launches(subject: Subject, machine: TestedMachine) -> Iterator[tuple[str, Devices, EnvContext]]:
