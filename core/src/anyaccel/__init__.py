@@ -8,6 +8,7 @@ from anyaccel._version import __version__
 
 _HOMES = {
     "anyaccel.errors": (
+        "AlreadyLoadedError",
         "AnyaccelError",
         "BrokenWorkerError",
         "CommandNotFoundError",
@@ -26,14 +27,17 @@ _HOMES = {
         "UsageError",
         "WorkerError",
     ),
+    "anyaccel.integrations.notebook": ("load_ipython_extension",),
     "anyaccel.inventory.current": ("current",),
     "anyaccel.inventory.declared": ("declare",),
     "anyaccel.inventory.detect": ("detect",),
     "anyaccel.inventory.observe": ("stats",),
+    "anyaccel.inventory.watch": ("Change", "watch"),
     "anyaccel.launcher.command": ("run",),
     "anyaccel.launcher.environment": ("WorkerEnvironment", "worker_environment"),
     "anyaccel.launcher.hold": ("Hold", "acquire", "acquire_async", "leases", "why"),
     "anyaccel.launcher.launch": ("Launch", "open_scheduler", "prepare"),
+    "anyaccel.launcher.use": ("Use", "use"),
     "anyaccel.model": (
         "Allocation",
         "Device",
@@ -49,10 +53,11 @@ _HOMES = {
         "VendorReport",
         "VendorState",
     ),
+    "anyaccel.model.document": ("from_json", "to_json"),
     "anyaccel.scheduler": ("Demand", "Reason", "Scheduler", "Ticket", "Verdict", "parse_request"),
-    "anyaccel.workers.actors": ("Actor",),
-    "anyaccel.workers.failures": ("BrokenPoolError",),
-    "anyaccel.workers.pool": ("Pool",),
+    "anyaccel.pool.actor": ("Actor",),
+    "anyaccel.pool.call": ("BrokenPoolError",),
+    "anyaccel.pool.pool": ("Pool",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

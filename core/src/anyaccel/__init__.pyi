@@ -1,4 +1,5 @@
 from anyaccel._version import __version__ as __version__
+from anyaccel.errors import AlreadyLoadedError as AlreadyLoadedError
 from anyaccel.errors import AnyaccelError as AnyaccelError
 from anyaccel.errors import BrokenWorkerError as BrokenWorkerError
 from anyaccel.errors import CommandNotFoundError as CommandNotFoundError
@@ -16,10 +17,13 @@ from anyaccel.errors import TaskTimeoutError as TaskTimeoutError
 from anyaccel.errors import UnknownNameError as UnknownNameError
 from anyaccel.errors import UsageError as UsageError
 from anyaccel.errors import WorkerError as WorkerError
+from anyaccel.integrations.notebook import load_ipython_extension as load_ipython_extension
 from anyaccel.inventory.current import current as current
 from anyaccel.inventory.declared import declare as declare
 from anyaccel.inventory.detect import detect as detect
 from anyaccel.inventory.observe import stats as stats
+from anyaccel.inventory.watch import Change as Change
+from anyaccel.inventory.watch import watch as watch
 from anyaccel.launcher.command import run as run
 from anyaccel.launcher.environment import WorkerEnvironment as WorkerEnvironment
 from anyaccel.launcher.environment import worker_environment as worker_environment
@@ -31,6 +35,8 @@ from anyaccel.launcher.hold import why as why
 from anyaccel.launcher.launch import Launch as Launch
 from anyaccel.launcher.launch import open_scheduler as open_scheduler
 from anyaccel.launcher.launch import prepare as prepare
+from anyaccel.launcher.use import Use as Use
+from anyaccel.launcher.use import use as use
 from anyaccel.model import Allocation as Allocation
 from anyaccel.model import Device as Device
 from anyaccel.model import Fractional as Fractional
@@ -44,12 +50,14 @@ from anyaccel.model import Stats as Stats
 from anyaccel.model import Term as Term
 from anyaccel.model import VendorReport as VendorReport
 from anyaccel.model import VendorState as VendorState
+from anyaccel.model.document import from_json as from_json
+from anyaccel.model.document import to_json as to_json
+from anyaccel.pool.actor import Actor as Actor
+from anyaccel.pool.call import BrokenPoolError as BrokenPoolError
+from anyaccel.pool.pool import Pool as Pool
 from anyaccel.scheduler import Demand as Demand
 from anyaccel.scheduler import Reason as Reason
 from anyaccel.scheduler import Scheduler as Scheduler
 from anyaccel.scheduler import Ticket as Ticket
 from anyaccel.scheduler import Verdict as Verdict
 from anyaccel.scheduler import parse_request as parse_request
-from anyaccel.workers.actors import Actor as Actor
-from anyaccel.workers.failures import BrokenPoolError as BrokenPoolError
-from anyaccel.workers.pool import Pool as Pool

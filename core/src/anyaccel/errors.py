@@ -4,10 +4,12 @@
     ├── UsageError                the request or an argument is wrong                          exit 2
     │   ├── RequestError          a request does not follow the grammar
     │   ├── UnknownNameError      a request names nothing that any plug-in knows
-    │   └── MachineError          --machine names no machine, or a recording is damaged
+    │   ├── MachineError          --machine names no machine, or a recording is damaged
+    │   └── ConfigurationError    a configuration file says something wrong, or may not be trusted
     ├── PlacementError
     │   ├── NeverFitsError        the request can never be served on this machine              exit 3
     │   └── NotFreeError          the request cannot be served now                             exit 4
+    ├── AlreadyLoadedError        a vendor's runtime is loaded in this process already         exit 1
     ├── EnvConflictError          the environment of a worker cannot be made                   exit 1
     ├── EnforcementError          a worker cannot be confined to its devices                   exit 1
     ├── CommandNotFoundError      the command to run does not exist                            exit 127
@@ -17,9 +19,12 @@
     │   ├── NurseryError          no worker can be started
     │   ├── RemoteError           it raised an exception that cannot travel; carries its text
     │   └── TaskTimeoutError      it took longer than it may
+    ├── JobNotFoundError          no job goes by this number                                   exit 2
+    ├── JobStateError             the directory of jobs must not be used                       exit 6
     ├── PluginError               a plug-in is at fault; carries its Problem                   exit 1
     └── LedgerError               the leases of this machine cannot be kept or counted         exit 1
         ├── DevicesBusyError      the devices were not free, or not in time                    exit 4
+        ├── LimitError            the machine's configuration does not give this user so much     exit 3
         ├── LeaseCancelledError   the wait for devices was cancelled                           exit 1
         ├── LeaseNotFoundError    no lease goes by this name                                   exit 2
         ├── LeasePermissionError  the lease belongs to another user                            exit 6
@@ -67,6 +72,12 @@ class UsageError(AnyaccelError):
     exit_code = 2
 
 
+class AlreadyLoadedError(AnyaccelError):
+    """Raised when devices are wanted for a process in which a vendor's runtime has been loaded."""
+
+    code = "already-loaded"
+
+
 class RequestError(UsageError):
     """Raised when a request does not follow the grammar."""
 
@@ -83,6 +94,12 @@ class MachineError(UsageError):
     """Raised when a machine cannot be found or understood."""
 
     code = "machine"
+
+
+class ConfigurationError(UsageError):
+    """Raised when a configuration file cannot be read, says something wrong, or could be written by somebody else."""
+
+    code = "configuration"
 
 
 class PlacementError(AnyaccelError):
@@ -172,6 +189,20 @@ class TaskTimeoutError(WorkerError, TimeoutError):
     code = "timeout"
 
 
+class JobNotFoundError(AnyaccelError):
+    """Raised when no job goes by a number."""
+
+    code = "job-not-found"
+    exit_code = 2
+
+
+class JobStateError(AnyaccelError):
+    """Raised when the directory of jobs must not be used: it cannot be made, or others could change what is in it."""
+
+    code = "job-state"
+    exit_code = 6
+
+
 class PluginError(AnyaccelError):
     """Raised when a plug-in is at fault; carries the :class:`~anyaccel.model.Problem`."""
 
@@ -203,6 +234,13 @@ class DevicesBusyError(LedgerError):
         super().__init__(message, hint=hint)
         self.holders = holders
         self.ahead = ahead
+
+
+class LimitError(LedgerError):
+    """Raised when the machine's configuration does not give a user so much, whatever is free."""
+
+    code = "limit"
+    exit_code = 3
 
 
 class LeaseCancelledError(LedgerError):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from anyaccel.errors import UsageError
-
 REPLACEMENT = "\ufffd"
 _LONGEST_COMMENT = 200
 _SHOWN = 60
 _LISTED = 4
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST_DURATION = 366 * _UNITS["d"]
 
 
 def printable(text: str) -> str:
@@ -25,6 +25,24 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else " " if char.isspace() else REPLACEMENT for char in text)
+
+
+def duration(text: object) -> float:
+    """Read a duration as people write it, such as ``90s``, ``15m``, ``2h``, ``7d`` or ``1h30m``, in seconds.
+
+    Raises:
+        ValueError: When it is none, nothing, or more than 366 days; a bare number is none, since nobody can tell its
+            unit.
+    """
+    import re
+
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([smhd])", text) if isinstance(text, str) else []
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise ValueError(f"must be a duration such as 90s, 15m, 2h or 1h30m (got {text!r})")
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if not 0 < seconds <= _LONGEST_DURATION:
+        raise ValueError(f"must be more than 0 and at most 366d (got {text!r})")
+    return seconds
 
 
 def cells(text: str) -> int:
@@ -56,6 +74,8 @@ def shell_quote(text: str) -> str:
     import shlex
 
     if not text.isprintable():
+        from anyaccel.errors import UsageError
+
         raise UsageError(
             f"a shell command takes printable text only (got {shown(text)})",
             hint="rename what has this name, or read the value from JSON (--json)",

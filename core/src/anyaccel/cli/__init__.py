@@ -68,6 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             pass
         else:
             return 0
+    if "_ARGCOMPLETE" in os.environ:
+        from anyaccel.cli._completer import complete
+
+        complete()
     from anyaccel.cli import output
     from anyaccel.cli.parser import dispatch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from anyaccel.cli import output
-from anyaccel.cli.parser import EPILOG, add_common
+from anyaccel.cli.parser import EPILOG, HELP, PASSES_ON, UNCONFIGURED, add_common, defaults
 from anyaccel.errors import UsageError
 
 TYPE_CHECKING = False
@@ -26,9 +26,13 @@ def parse(name: str, module: ModuleType, arguments: list[str]) -> argparse.Names
         UsageError: When one is wrong.
     """
     parser = Parser(prog=f"anyaccel {name}", description=module.__doc__, epilog=EPILOG, allow_abbrev=False)
-    add_common(parser)
+    parser.examples = module.EXAMPLES
+    add_common(parser, name)
     module.add_arguments(parser)
-    if getattr(module, "PASSES_ON", False):
+    if name not in UNCONFIGURED and HELP.isdisjoint(arguments):
+        dests = {action.dest for action in parser._actions}  # noqa: SLF001 - argparse has no other way to name them
+        parser.set_defaults(**{name: value for name, value in defaults().items() if name in dests})
+    if name in PASSES_ON:
         args, passed_on = parser.parse_known_args(arguments)
         args.passed_on = passed_on
         return args
@@ -36,7 +40,18 @@ def parse(name: str, module: ModuleType, arguments: list[str]) -> argparse.Names
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that raises instead of printing its usage and exiting."""
+    """A parser that raises instead of printing its usage and exiting.
+
+    Attributes:
+        examples: Command lines, each with what it does, that stand at the end of the help as they are.
+    """
+
+    examples: tuple[tuple[str, str], ...] = ()
+
+    def format_help(self) -> str:
+        """The help, with examples."""
+        lines = [f"  {line}\n      {told}\n" for line, told in self.examples]
+        return f"{super().format_help()}\nexamples:\n{''.join(lines)}"
 
     def error(self, message: str) -> NoReturn:
         """Refuse the arguments."""

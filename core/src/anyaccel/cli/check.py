@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from anyaccel.testing import Check, Result
 
 
+EXAMPLES = (
+    ("anyaccel check acme", "on the recordings that it was installed with"),
+    ("anyaccel check acme --real", "on this host"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("vendor", metavar="VENDOR", help="vendor whose plug-in is checked")

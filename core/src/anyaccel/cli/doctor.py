@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     import argparse
 
 
+EXAMPLES = (
+    ("anyaccel doctor", "what is wrong, and what to do about it"),
+    ("anyaccel doctor --quiet", "only what is not well"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("-q", "--quiet", action="store_true", help="leave out what is well")

@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     import argparse
 
 
+EXAMPLES = (
+    ('eval "$(anyaccel env GPU:1)"', "let this shell see one GPU, without holding it"),
+    ("anyaccel env GPU:2 --json", "what to set and to unset, for programs"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_request(parser)

@@ -13,6 +13,7 @@ from anyaccel.accelerators import instance_type
 from anyaccel.cli import output
 from anyaccel.cli.options import survey
 from anyaccel.errors import AnyaccelError, UsageError
+from anyaccel.exports.cores import cores_by_node
 from anyaccel.exports.source import Source, container_edits, left_out, usable
 from anyaccel.exports.targets import TARGETS, Needs, export
 from anyaccel.inventory.current import ALLOCATION_VARIABLE
@@ -23,6 +24,12 @@ from anyaccel.scheduler.filters import facts
 
 _NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _MOST_SHARDS = 1000
+
+
+EXAMPLES = (
+    ("anyaccel export slurm --node n1", "lines for gres.conf and slurm.conf"),
+    ("anyaccel export cdi --out /etc/cdi/anyaccel.json", "a CDI file for container engines"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="slurm: also cut each device that can be shared into so many shards",
     )
+    parser.add_argument(
+        "--cores", action="store_true", help="slurm: also say which cores of this host are near a device"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -51,6 +61,8 @@ def main(args: argparse.Namespace) -> int:
     target = TARGETS[args.target]
     if args.shards and not args.target.startswith("slurm"):
         raise UsageError(f"--shards belongs to the target slurm (got it with {args.target})")
+    if args.cores and args.target != "slurm":
+        raise UsageError(f"--cores belongs to the target slurm (got it with {args.target})")
     if args.instance:
         _imagine(args)
     inventory = survey(args)
@@ -86,6 +98,7 @@ def _collect(inventory: Inventory, args: argparse.Namespace, needs: Needs) -> So
         node=_node(args.node, inventory) if needs & Needs.NODE else "localhost",
         facts={device.id: facts(device, inventory, typed=False) for device in devices},
         shards=args.shards,
+        cores=_cores(inventory) if args.cores else {},
         alone=alone,
         together=together,
         environments=environments,
@@ -135,6 +148,12 @@ def _node(name: str | None, inventory: Inventory) -> str:
             f"the name of a node must be letters, digits, '-' and '.' (got {found!r:.80}); add --node NAME"
         )
     return found
+
+
+def _cores(inventory: Inventory) -> dict[int, tuple[int, ...]]:
+    if inventory.machine != HOST:
+        raise UsageError(f"--cores counts the cores of this host, and {inventory.machine!r} is another machine")
+    return cores_by_node()
 
 
 def _shards(text: str) -> int:

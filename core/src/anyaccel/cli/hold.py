@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping
 
 from anyaccel.cli import output
-from anyaccel.cli.durations import duration
-from anyaccel.cli.options import acquire, add_launch, add_request, add_wait
+from anyaccel.cli.options import acquire, add_launch, add_request, add_time, add_wait
 from anyaccel.errors import UsageError
+from anyaccel.exports.shell import exports
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
 from anyaccel.ledger import process
 from anyaccel.text import shell_quote
@@ -26,13 +26,23 @@ if TYPE_CHECKING:
 _COVERED = (ALLOCATION_VARIABLE, LEASE_VARIABLE)
 
 
+EXAMPLES = (
+    ("anyaccel hold GPU:1 --for 2h", "for a notebook: prints a lease and what to set"),
+    ("anyaccel hold H100:2 --note evaluation --no-wait", "now or not at all, with a word for others"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_request(parser)
     add_launch(parser)
     add_wait(parser)
+    add_time(parser, "--for")
+
     parser.add_argument(
-        "--for", dest="time", metavar="DURATION", type=duration, help="give them back by itself after so long"
+        "--export",
+        action="store_true",
+        help='print what a shell evaluates, bash, zsh or fish: eval "$(anyaccel hold GPU:1 --export)"',
     )
 
 
@@ -58,12 +68,14 @@ def main(args: argparse.Namespace) -> int:
 
 def _hold(args: argparse.Namespace, reporting: int) -> int:
     """Take the devices, print the lease, and hold it until the end; returns only where nothing is held."""
-    hold = acquire(args)
-    if hold.lease is None:
-        output.say("nothing is held: the request falls back to the CPU")
-        return 0
+    hold = acquire(args, program="sleep")
     # A lease covers what was started with it; whoever sets these variables elsewhere was not.
     variables = {name: value for name, value in hold.launch.environment.set.items() if name not in _COVERED}
+    if hold.lease is None:
+        output.say("nothing is held: the request falls back to the CPU")
+        if args.export:
+            output.print_document(exports(variables, _unset(hold)))
+        return 0
     with hold:
         _print(args, hold, variables)
         process.live_on()
@@ -87,11 +99,19 @@ def _print(args: argparse.Namespace, hold: Hold, variables: Mapping[str, str]) -
     if args.json:
         devices = [device.id for device in hold.devices]
         output.print_json("hold/1", {"lease": hold.id, "pid": os.getpid(), "devices": devices, "set": dict(variables)})
+    elif args.export:
+        output.print_document(exports(variables, _unset(hold)))
+        names = ", ".join(device.name for device in hold.devices)
+        output.say(f"{names} held by lease {hold.id}; give back with: anyaccel release {hold.id}")
     else:
         output.print_line(hold.id)
         for name, value in sorted(variables.items()):
             output.say(_export(name, value))
         output.say(f"give them back with: anyaccel release {hold.id}")
+
+
+def _unset(hold: Hold) -> list[str]:
+    return [name for name in hold.launch.environment.unset if name not in _COVERED]
 
 
 def _export(name: str, value: str) -> str:

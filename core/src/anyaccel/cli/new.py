@@ -27,6 +27,12 @@ SUFFIX = ".in"
 """Behind the names of the template's files, so that nobody takes them for parts of anyaccel."""
 
 
+EXAMPLES = (
+    ("anyaccel new acme --resource NPU", "a project that reads the files of a driver"),
+    ("anyaccel new acme --from tool", "one that asks the vendor's command"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("vendor", metavar="VENDOR", help="key of the vendor, such as acme")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
+
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.durations import duration
@@ -10,9 +14,12 @@ from anyaccel.model import Inventory
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
     from typing import Any
 
     from anyaccel.ledger import LeaseRecord
+
+_LISTED = 4
 
 
 def add_request(parser: argparse.ArgumentParser) -> None:
@@ -43,39 +50,128 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
 
 def add_wait(parser: argparse.ArgumentParser) -> None:
     """Let a command say how it waits for devices, and what for."""
+    from argparse import BooleanOptionalAction
+
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--wait", metavar="DURATION", type=duration, help="wait this long at most (default: no limit)")
     group.add_argument("--no-wait", action="store_true", help="fail at once, with status 4, when they are not free now")
     parser.add_argument("--priority", metavar="N", type=int, default=0, help="the higher, the earlier (default: 0)")
     parser.add_argument("--note", metavar="TEXT", default="", help="what it is for; everybody sees it")
     parser.add_argument(
-        "--avoid-busy", action="store_true", help="leave devices alone that somebody uses without a lease"
+        "--avoid-busy",
+        action=BooleanOptionalAction,
+        default=False,
+        help="leave devices alone that are used without a lease",
     )
 
 
-def acquire(args: argparse.Namespace, *, confined: bool = False) -> anyaccel.Hold:
-    """Hold what the command line asks for, saying on the way what people should know."""
+def add_time(parser: argparse.ArgumentParser, *forms: str) -> None:
+    """Let a command say for how long it needs the devices.
+
+    Args:
+        parser: Where to add it.
+        forms: Further forms of the option.
+    """
+    parser.add_argument(
+        *forms,
+        "--time",
+        dest="time",
+        metavar="DURATION",
+        type=duration,
+        help="end it, and give the devices back, after so long; who is known to end in time may pass others who wait",
+    )
+
+
+def acquire(
+    args: argparse.Namespace,
+    *,
+    confined: bool = False,
+    waits: Callable[[], object] = lambda: None,
+    program: str | None = None,
+) -> anyaccel.Hold:
+    """Hold what the command line asks for, saying on the way what people should know.
+
+    Where this process is going to become a command, a process beside it ends what runs with the devices when the time
+    is over, and writes down their use.
+
+    Args:
+        args: The arguments.
+        confined: Whether the holder will be confined.
+        waits: Called once when the wait has begun, before anything is said of it.
+        program: Name of the command that this process is going to become; None where it stays.
+    """
+    from anyaccel.launcher.hold import take, written
+    from anyaccel.launcher.keeper import keep
+    from anyaccel.ledger.mark import of_process
+
     request = anyaccel.parse_request(args.request)
-    return anyaccel.acquire(
-        request,
-        inventory=survey(args),
-        mask=args.mask,
-        unallocated=args.unallocated,
-        wait=0 if args.no_wait else args.wait,
-        priority=args.priority,
-        note=args.note,
-        avoid_busy=args.avoid_busy,
-        confined=confined,
-        on_wait=_say_wait,
-    )
+    inventory = survey(args)
+    line = output.StatusLine()
+    began = time.monotonic()
+
+    def show(place: int, holders: tuple[LeaseRecord, ...]) -> None:
+        nonlocal line
+        if not line.used:
+            waits()
+            line = output.StatusLine()  # where standard error leads now
+        line.show(_waiting(place, holders, inventory))
+
+    try:
+        hold = take(request, of_process, inventory=inventory, confined=confined, on_wait=show, **wait_options(args))
+    finally:
+        line.clear()
+    if line.used:
+        names = ", ".join(device.name for device in hold.devices)
+        output.say(f"got {names} after {written(time.monotonic() - began)}")
+    if hold.lease is not None and inventory.machine == "host":
+        _tell_once_of_others()
+    if program is None:
+        return hold.carried().noted()
+    keep(hold, program)
+    return hold.carried()
 
 
-def _say_wait(place: int, holders: tuple[LeaseRecord, ...]) -> None:
+def _tell_once_of_others() -> None:
+    """Say, once for a user, that leases of other users are not seen."""
+    from anyaccel.configuration import user_directory
+    from anyaccel.ledger import Ledger
+
+    directory = user_directory("XDG_STATE_HOME", ".local/state")
+    if os.environ.get("ANYACCEL_STATE_DIR") or not directory or Ledger.open().shared:
+        return
+    with contextlib.suppress(OSError):  # who has no place for the note is told nothing, rather than every time
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        os.close(os.open(f"{directory}/told-of-others", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        output.say("leases of other users are not seen on this machine; 'sudo anyaccel setup' shares them (said once)")
+
+
+def wait_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of :func:`anyaccel.acquire` that :func:`add_launch` and :func:`add_wait` declare."""
+    return {
+        "mask": args.mask,
+        "unallocated": args.unallocated,
+        "wait": 0 if args.no_wait else args.wait,
+        "priority": args.priority,
+        "note": args.note,
+        "avoid_busy": args.avoid_busy,
+        "time": args.time,
+    }
+
+
+def _waiting(place: int, holders: tuple[LeaseRecord, ...], inventory: Inventory) -> str:
+    """Say how a wait goes, naming each device once."""
     from anyaccel.launcher.hold import holder
 
-    who = "; ".join(f"{record.device} is held by {holder(record)}" for record in holders[:4]) or "others came first"
-    more = f"; and {len(holders) - 4} more" if len(holders) > 4 else ""  # noqa: PLR2004
-    output.say(f"waiting, place {place} in line: {who}{more}")
+    names = {device.id: device.name for device in inventory.devices}
+    by_device: dict[str, list[str]] = {}
+    for record in holders:
+        by_device.setdefault(names.get(record.device, record.device), []).append(holder(record))
+    by_holders: dict[str, list[str]] = {}
+    for name, by in sorted(by_device.items()):
+        by_holders.setdefault(" and by ".join(dict.fromkeys(by)), []).append(name)
+    who = "; ".join(f"{', '.join(them)} held by {by}" for by, them in list(by_holders.items())[:_LISTED])
+    more = f"; and {len(by_holders) - _LISTED} more" if len(by_holders) > _LISTED else ""
+    return f"waiting, place {place} in line: {who or 'others came first'}{more}"
 
 
 def launch(args: argparse.Namespace) -> anyaccel.Launch:
@@ -88,6 +184,9 @@ def survey(args: argparse.Namespace) -> Inventory:
     """Detect what the command line names, with a word about what people should know of it."""
     inventory = anyaccel.detect(**machine_options(args))
     for report in inventory.vendors:
+        if args.verbose:
+            driver = f", driver {report.driver_version}" if report.driver_version else ""
+            output.say(f"{report.vendor}: {report.state.value} in {report.seconds:.3f} s{driver}")
         for note in report.notes:
             output.say(note)
         if report.problem is not None:

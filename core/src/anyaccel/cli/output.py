@@ -18,10 +18,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Literal
 
+    Span = tuple[str, str]
+    """Text, and the name of its style in :data:`STYLES`; empty for none."""
+
 GIB = 1 << 30
 _USUAL_WIDTH = 80
+_USUAL_HEIGHT = 24
+_NARROWEST = 8
+_LOG_SECONDS = 600.0
 _GAP = 2
 """Blanks between the columns of a table, and before its continued rows."""
+STYLES = {"bold": "1", "dim": "2", "bad": "31", "good": "32", "warn": "33", "accent": "36"}
+"""How a terminal is told to show what has a meaning."""
 
 
 def prepare_streams() -> None:
@@ -51,6 +59,18 @@ def print_lines(lines: Iterable[str]) -> None:
     _print("".join(f"{printable(line)}\n" for line in lines))
 
 
+def print_bytes(data: bytes) -> None:
+    """Print what a command of this user has printed, as it is: what 'run' would have shown without a detour.
+
+    Raises:
+        BrokenPipeError: When its reader has gone.
+        AnyaccelError: When it cannot be written otherwise.
+    """
+    if sys.stdout is None:
+        return
+    _told(_write_bytes(data))
+
+
 def print_document(text: str) -> None:
     """Print a text in a notation of its own, such as a script: as it is, or not at all.
 
@@ -73,9 +93,10 @@ def print_document(text: str) -> None:
     _print(text)
 
 
-def print_json(schema: str, content: Mapping[str, Any]) -> None:
+def print_json(schema: str, content: Mapping[str, Any], *, on_one_line: bool = False) -> None:
     """Print one JSON document, with its schema's name and version, and the time."""
-    _print_json({"schema": f"anyaccel.{schema}", "time": moment(time.time()), **content})
+    document = {"schema": f"anyaccel.{schema}", "time": moment(time.time()), **content}
+    _print_json(document, indent=None if on_one_line else 2)
 
 
 def moment(seconds: float) -> str:
@@ -91,6 +112,63 @@ def print_help(text: str) -> None:
 def say(message: str) -> None:
     """Tell people something, on standard error, in one line; does nothing where nobody can be told."""
     _write("stderr", f"anyaccel: {printable(message)}\n")
+
+
+def say_folded(message: str) -> None:
+    """Tell people something, on standard error, in one line, or in as many as it needs where that is a terminal."""
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    for line in folded(f"anyaccel: {message}", width()) if terminal else [f"anyaccel: {printable(message)}"]:
+        _write("stderr", f"{line}\n")
+
+
+class StatusLine:
+    """How something goes, on standard error: one line in place on a terminal, and next to nothing in a log.
+
+    A log gets the first line and then one at most every ten minutes.
+    """
+
+    def __init__(self) -> None:
+        self._shown = 0
+        self._said: float | None = None
+        self._in_place = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+    def show(self, message: str) -> None:
+        """Show how it goes now, cut off where the terminal ends."""
+        now = time.monotonic()
+        if not self._in_place:
+            if self._said is None or now - self._said >= _LOG_SECONDS:
+                self._said = now
+                say(message)
+            return
+        text = cut(printable(f"anyaccel: {message}"), max(1, _width_of(2) - 1))
+        self._said = now
+        self._shown, before = cells(text), self._shown
+        _write("stderr", f"\r{text}{' ' * (before - self._shown)}")
+
+    def clear(self) -> None:
+        """Take the line away, where it stands on a terminal, so that something else can be printed."""
+        if self._shown:
+            _write("stderr", f"\r{' ' * self._shown}\r")
+            self._shown = 0
+
+    @property
+    def used(self) -> bool:
+        """Whether anything was shown."""
+        return self._said is not None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether each line takes the place of the one before."""
+        return self._in_place
+
+
+def cut(text: str, room: int) -> str:
+    """The beginning of a printable text that takes so many columns at most; what is cut off is ``...``."""
+    if cells(text) <= room:
+        return text
+    while text and cells(text) > room - 3:
+        text = text[:-1]
+    return f"{text}..."[:room]
 
 
 def say_lines(text: str) -> None:
@@ -120,6 +198,90 @@ def memory(size: int | None) -> str:
     return "-" if size is None else f"{size / GIB:.1f} GiB"
 
 
+def print_spans(lines: Iterable[Iterable[Span]]) -> None:
+    """Print lines of text in several styles, which count only on a terminal that wants them."""
+    _print("".join(f"{line}\n" for line in _styled(lines)))
+
+
+class Screen:
+    """Shows one frame after the other: in place of the last on a terminal, and below it, with the time, elsewhere."""
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    def show(self, lines: Iterable[Iterable[Span]]) -> None:
+        """Show a frame; what has no room on the terminal is left out, and told."""
+        text = list(_styled(lines))
+        if not (is_terminal() and _steered()):
+            _print("".join(f"{line}\n" for line in (*[""] * self._begun, time.strftime("%H:%M:%S"), *text)))
+        else:
+            most = max(2, _height() - 1)
+            if len(text) > most:
+                text[most - 1 :] = [f"{len(text) - most + 1} more lines"]
+            begin = "\x1b[H" if self._begun else "\x1b[2J\x1b[H"
+            _print(begin + "".join(f"{line}\x1b[K\n" for line in text) + "\x1b[J")
+        self._begun = True
+
+
+def _styled(lines: Iterable[Iterable[Span]]) -> Iterator[str]:
+    colours = is_terminal() and coloured()
+    for line in lines:
+        written = ""
+        for text, style in line:
+            plain = printable(text)
+            written += f"\x1b[{STYLES[style]}m{plain}\x1b[0m" if colours and style and plain.strip() else plain
+        yield written if written.endswith("m") else written.rstrip()
+
+
+def coloured() -> bool:
+    """Whether the terminal that shows our output is to show colours and bold letters."""
+    return not os.environ.get("NO_COLOR") and _steered()
+
+
+def _steered() -> bool:
+    """Whether the terminal knows sequences that steer it."""
+    return os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
+def writes(text: str) -> bool:
+    """Whether the encoding of standard output has all characters of a text."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def shortened(text: str, room: int) -> str:
+    """Cut a printable text to so many columns of a terminal, and show that it is cut."""
+    if cells(text) <= room:
+        return text
+    sign = "\u2026" if writes("\u2026") else "~"
+    kept = text[: max(0, room - 1)]
+    while cells(kept) > max(0, room - 1):
+        kept = kept[:-1]
+    return (kept + sign)[:room]
+
+
+def folded(text: str, room: int) -> list[str]:
+    """Cut a text into lines of so many columns at most, between words where that is possible; later ones indented."""
+    lines, line = [], ""
+    room = max(room, _NARROWEST)
+    for word in printable(text).split(" "):
+        rest = word
+        if line and cells(line) + 1 + cells(rest) > room:
+            lines.append(line)
+            line = ""
+        while cells(rest) > room - 2:
+            head = rest[: room - 2]
+            while cells(head) > room - 2:
+                head = head[:-1]
+            lines.append(f"{'  ' * bool(lines)}{head}")
+            rest = rest[len(head) :]
+        line = f"{line} {rest}" if line else f"{'  ' * bool(lines)}{rest}"
+    return [*lines, line]
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table, one line per row and nothing cut off.
 
@@ -129,9 +291,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     widths = [max(map(cells, column)) for column in zip(*lines, strict=True)]
     parts = [range(len(widths))]
     bold = False
-    if _is_terminal():
+    if is_terminal():
         parts = list(_parts(widths, width()))
-        bold = not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+        bold = coloured()
     text = ""
     for number, line in enumerate(lines):
         for place, part in enumerate(parts):
@@ -157,23 +319,36 @@ def width() -> int:
 
     It is what ``shutil.get_terminal_size`` says; that module imports half of all archive formats.
     """
+    return _width_of(1)
+
+
+def _width_of(descriptor: int) -> int:
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) > 0:
         return int(columns)
     try:
-        return os.get_terminal_size(1).columns or _USUAL_WIDTH
+        return os.get_terminal_size(descriptor).columns or _USUAL_WIDTH
     except OSError:
         return _USUAL_WIDTH
 
 
-def _is_terminal() -> bool:
+def _height() -> int:
+    """Lines of the terminal."""
+    try:
+        return os.get_terminal_size(1).lines or _USUAL_HEIGHT
+    except OSError:
+        return _USUAL_HEIGHT
+
+
+def is_terminal() -> bool:
+    """Whether standard output is a terminal."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
-def _print_json(document: Mapping[str, Any]) -> None:
+def _print_json(document: Mapping[str, Any], indent: int | None = 2) -> None:
     import json
 
-    _print(json.dumps(document, indent=2) + "\n")  # ASCII, so that nothing in it is lost or steers a terminal
+    _print(json.dumps(document, indent=indent) + "\n")  # ASCII, so that nothing in it is lost or steers a terminal
 
 
 def _print(text: str) -> None:
@@ -183,7 +358,11 @@ def _print(text: str) -> None:
         BrokenPipeError: When its reader has gone.
         AnyaccelError: When it cannot be written otherwise: the disk is full, it is closed.
     """
-    error = _write("stdout", text)
+    _told(_write("stdout", text))
+
+
+def _told(error: OSError | None) -> None:
+    """Raise what could not be written."""
     if isinstance(error, BrokenPipeError):
         raise error
     if error is not None:
@@ -191,6 +370,15 @@ def _print(text: str) -> None:
         raise AnyaccelError(
             f"standard output cannot be written: {reason}", hint="make room, or let it lead to another file"
         )
+
+
+def _write_bytes(data: bytes) -> OSError | None:
+    try:
+        while data:
+            data = data[os.write(sys.stdout.fileno(), data) :]
+    except OSError as error:
+        return error
+    return None
 
 
 def _write(name: Literal["stdout", "stderr"], text: str) -> OSError | None:

@@ -17,10 +17,18 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "status": "show the accelerators of this machine (what 'anyaccel' alone does)",
+    "top": "watch devices, holders and waiters, and end what is yours (needs 'anyaccel[top]')",
     "run": "run a command that sees exactly the accelerators it asked for",
+    "sweep": "run many commands, as many at once as there are devices",
+    "jobs": "list the jobs that run without a terminal",
+    "logs": "print what a job has printed",
+    "cancel": "end jobs, waits and leases of yours",
+    "wait": "wait until jobs have ended",
     "hold": "hold devices without a command, until they are released or the time is over",
     "release": "give back what a lease holds",
     "queue": "show who waits for devices",
+    "report": "say who used what, from the journal of leases that have ended",
+    "metrics": "print what a monitoring system collects, in OpenMetrics, or serve it",
     "select": "print the ids of devices that would serve a request, without holding them",
     "why": "say whether a request fits, why not, and what would",
     "env": "print the variables that make a shell see what a request gets",
@@ -31,15 +39,27 @@ COMMANDS = {
     "record": "record this machine, so that it can be replayed anywhere",
     "export": "print the devices in another scheduler's or container engine's own form",
     "ray": "make this machine a node of a Ray cluster",
+    "config": "show what is configured, and where",
+    "setup": "make what all users of this machine share, as root",
+    "completion": "print the script by which a shell completes commands, types and devices",
+    "help": "show what a command does, with examples",
 }
 DEFAULT = "status"
-SURVEYS = {"status", "run", "hold", "select", "why", "env", "doctor", "export"}
+SURVEYS = {"status", "top", "metrics", "run", "sweep", "hold", "select", "why", "env", "doctor", "export"}
 """Commands that look at the machine."""
+RUNS = {"run", "sweep"}
+"""Commands that take a command to run, behind ``--``."""
 EPILOG = """exit status: 0 done, 1 failed, 2 the request or an argument is wrong, 3 the request can never fit on this
 machine, 4 not free now, 126 the command cannot be run, 127 it was not found; 'run' returns the command's own"""
 
 
 HELP = {"-h", "--help"}
+PASSES_ON = {"ray"}
+"""Commands that pass options which they do not know on to another program."""
+UNCONFIGURED = {"config", "setup", "completion", "help"}
+"""Commands that work whatever the files of configuration say."""
+APART = UNCONFIGURED | {"release", "queue", "new", "jobs", "logs", "cancel", "wait", "report"}
+"""Commands that look at no machine."""
 
 
 def dispatch(arguments: Sequence[str]) -> int:
@@ -60,22 +80,41 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
     if name in SURVEYS and HELP.isdisjoint(arguments):
-        begin_for(_machine(arguments), os.environ)
+        begin_for(_machine(arguments) or defaults().get("machine", ""), os.environ)
     module = import_module(f"anyaccel.cli.{name}")
     if name == DEFAULT and not arguments:
         args: Any = Defaults()
         add_common(args)
         module.add_arguments(args)
+        vars(args).update(defaults())
     else:
         from anyaccel.cli.arguments import parse
 
         args = parse(name, module, arguments)
-    if command is not None and name != "run":
-        raise UsageError(f"'--' and a command belong to 'anyaccel run' (got them with {name!r})")
-    if name == "run":
+    if name in RUNS:
         args.command = command
+    elif command is not None:
+        raise UsageError(f"'--' and a command belong to 'anyaccel run' and 'anyaccel sweep' (got them with {name!r})")
     status: int = module.main(args)
     return status
+
+
+def defaults() -> dict[str, Any]:
+    """Defaults of options, by the name of the option, that the user has configured.
+
+    Raises:
+        ConfigurationError: When the user's file says something wrong.
+    """
+    from anyaccel import configuration
+
+    path = configuration.user_file()
+    if not path or not os.path.exists(path):
+        return {}
+    values = configuration.user().values
+    found = {key.removeprefix("defaults."): value for key, value in values.items() if key.startswith("defaults.")}
+    if os.environ.get("ANYACCEL_MACHINE"):
+        found.pop("machine", None)
+    return found
 
 
 def _machine(arguments: Sequence[str]) -> str:
@@ -103,10 +142,21 @@ class Defaults:
         return self
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """Options that every command understands, before or after its name."""
+def add_common(parser: argparse.ArgumentParser, command: str = DEFAULT) -> None:
+    """Options that every command understands, before or after its name, and those of all that look at a machine.
+
+    A command that passes options on to another program leaves it the short ones.
+    """
     group = parser.add_argument_group("common options")
     group.add_argument("-j", "--json", action="store_true", help="print JSON")
+    if command in APART:
+        return
+    group.add_argument(
+        *(() if command in PASSES_ON else ("-v",)),
+        "--verbose",
+        action="store_true",
+        help="say how each vendor's detection ended, and how long it took",
+    )
     group.add_argument(
         "--machine",
         metavar="MACHINE",
@@ -135,8 +185,11 @@ VALUED = (
     "--node",
     "--shards",
     "--instance",
+    "--columns",
 )
 """Options that may stand before the command and take the next argument as their value."""
+NUMBERED = ("-w", "--watch")
+"""Options that take the next argument as their value where it is a number."""
 
 
 def _seconds(text: str) -> float:
@@ -167,13 +220,15 @@ def _find_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
         if value_next or argument.startswith("-"):
             value_next = not value_next and argument in VALUED
             continue
+        if argument[:1].isdigit() and position and arguments[position - 1] in NUMBERED:
+            continue
         if argument not in COMMANDS:
             raise UsageError(
                 f"there is no command {argument!r}; {_close_command(argument)}", hint="see 'anyaccel --help'"
             )
         return argument, [*arguments[:position], *arguments[position + 1 :]]
     if not HELP.isdisjoint(arguments):
-        _print_help()
+        print_help()
     if list(arguments) in VERSION:
         from anyaccel._version import __version__
 
@@ -198,7 +253,8 @@ def _columns(told: Mapping[str, str]) -> str:
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in told.items())
 
 
-def _print_help() -> NoReturn:
+def print_help() -> NoReturn:
+    """Print what ``anyaccel --help`` does, and end."""
     from anyaccel.scheduler.filters import FILTERS
 
     commands = _columns(COMMANDS)

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+EXAMPLES = (
+    ("anyaccel plugins", "what is installed, and how each fared"),
+    ("anyaccel plugins acme", "one of them, with the details of its fault"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("vendor", nargs="*", metavar="VENDOR", help="show these only, with the details of their faults")

@@ -10,9 +10,36 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
+    from anyaccel.ledger.record import TicketRecord
+
+
+EXAMPLES = (
+    ("anyaccel queue", "who waits, first to be served first"),
+    ("anyaccel queue --json", "the same for programs"),
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+
+
+def reason(ticket: TicketRecord) -> str:
+    """Why somebody waits, in words."""
+    if ticket.limited:
+        return "its user holds as much as the machine's limits allow"
+    if not ticket.responsive:
+        return "it has stopped looking, and is overtaken"
+    if ticket.behind:
+        return f"{ticket.behind} who came first want{'s' * (ticket.behind == 1)} the same devices"
+    return "what it wants is held"
+
+
+def moment(seconds: float) -> str:
+    """Write a time for people, of today by the hour."""
+    import time
+
+    day = time.localtime(seconds)[:3] == time.localtime()[:3]
+    return time.strftime("%H:%M" if day else "%m-%d %H:%M", time.localtime(seconds))
 
 
 def main(args: argparse.Namespace) -> int:
@@ -28,6 +55,10 @@ def main(args: argparse.Namespace) -> int:
                 "ticket": ticket.id,
                 "place": place,
                 "priority": ticket.priority,
+                "behind": ticket.behind,
+                "seconds": ticket.seconds,
+                "starts": None if ticket.starts is None else output.moment(ticket.starts),
+                "reason": reason(ticket),
                 "user": ticket.user,
                 "pid": ticket.pid,
                 "waited_seconds": round(ticket.waited, 3),
@@ -59,11 +90,13 @@ def main(args: argparse.Namespace) -> int:
                 ticket.user,
                 str(ticket.pid),
                 written(ticket.waited),
+                "-" if ticket.starts is None else moment(ticket.starts),
+                reason(ticket),
                 ticket.note or "-",
             )
             for place, ticket in enumerate(waiting, start=1)
         ]
-        output.print_table(("PLACE", "REQUEST", "USER", "PROCESS", "WAITED", "NOTE"), rows)
+        output.print_table(("PLACE", "REQUEST", "USER", "PROCESS", "WAITED", "STARTS BY", "REASON", "NOTE"), rows)
     else:
         output.print_line("Nobody waits.")
     if not args.json:

@@ -30,8 +30,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-PASSES_ON = True
-"""Arguments that are not ours are Ray's."""
+
+EXAMPLES = (
+    ("anyaccel ray start --head", "the first node of a cluster"),
+    ("anyaccel ray start --address 10.0.0.1:6379 --dry-run", "print what it would run"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 KIB = 1 << 10
 
 
+EXAMPLES = (
+    ("anyaccel record my-machine", "write what detection reads here"),
+    ("anyaccel record my-machine --verify", "does it still replay to what it is expected to?"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("directory", metavar="DIR", help="directory for the recording; made when missing")

@@ -11,6 +11,12 @@ if TYPE_CHECKING:
     import argparse
 
 
+EXAMPLES = (
+    ("anyaccel release 3f2a9c4b1d07", "end what holds a lease, as 'anyaccel' shows it"),
+    ("anyaccel release --forget 3f2a9c4b1d07", "give its devices back whatever still runs"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("lease", nargs="+", metavar="LEASE", help="identity of a lease, as 'anyaccel' shows it")

@@ -1,15 +1,34 @@
-"""Run a command that sees exactly the accelerators it asked for: anyaccel run REQUEST ... -- CMD ..."""
+"""Run a command that sees exactly the accelerators it asked for: anyaccel run REQUEST ... -- CMD ...
+
+Without a command, at a terminal, it starts your shell.
+"""
 
 from __future__ import annotations
 
+import os
+
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import acquire, add_launch, add_request, add_wait
-from anyaccel.errors import UsageError
+from anyaccel.cli.options import acquire, add_launch, add_request, add_time, add_wait
+from anyaccel.errors import AnyaccelError, LeaseCancelledError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable
+
+    from anyaccel.launcher.jobs import Job, Keeper
+    from anyaccel.launcher.sandbox import Sandbox
+
+
+EXAMPLES = (
+    ("anyaccel run GPU:1 -- python train.py", "one whole GPU of any vendor, the others hidden"),
+    (
+        "anyaccel run GPU:2,linked --wait 30m -- torchrun --nproc-per-node 2 train.py",
+        "two that are linked, or fail after half an hour",
+    ),
+    ("anyaccel run GPU:0.5 -- python serve.py", "half of one"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request(parser)
     add_launch(parser)
     add_wait(parser)
+    add_time(parser)
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--enforce",
@@ -43,26 +63,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="set MASTER_ADDR and MASTER_PORT, a port of this job alone, for a command that starts its ranks itself",
     )
+    parser.add_argument(
+        "--detach",
+        action="store_true",
+        help="wait and run without this terminal, and print the number of the job: see 'anyaccel jobs'",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command."""
-    from anyaccel.launcher.command import replace_process
-    from anyaccel.launcher.launch import with_variables
+    """Run the command, or the user's shell where there is none."""
+    if args.detach:
+        return _detach(args)
+    shell = not args.command
+    if shell:
+        args.command = _shell(args)
+    hold = _acquire(args, program=args.command[0])
+    if shell:
+        names = ", ".join(device.name for device in hold.devices) or "no device"
+        output.say(f"{args.command[0]} has {names}; it is given back when the shell ends")
+    return _become(args, hold, _sandbox(args, hold))
+
+
+def _acquire(
+    args: argparse.Namespace, waits: Callable[[], object] = lambda: None, program: str | None = None
+) -> anyaccel.Hold:
+    from anyaccel.launcher.sandbox import available
+
+    hold = acquire(args, confined=bool(args.enforce and not available()), waits=waits, program=program)
+    if hold.allocation.cpu:
+        output.say(anyaccel.open_scheduler(hold.launch.inventory).why(hold.allocation.request).message)
+    return hold
+
+
+def _sandbox(args: argparse.Namespace, hold: anyaccel.Hold) -> Sandbox | None:
     from anyaccel.launcher.sandbox import available, sandbox_for
 
-    if not args.command:
-        raise UsageError("a command to run must follow '--', as in: anyaccel run GPU:1 -- python train.py")
-    unable = available() if args.enforce else ""
-    hold = acquire(args, confined=bool(args.enforce and not unable))
-    allocation, inventory = hold.allocation, hold.launch.inventory
-    if allocation.cpu:
-        output.say(anyaccel.open_scheduler(inventory).why(allocation.request).message)
-    sandbox = sandbox_for(allocation, inventory, enforce=args.enforce)
+    sandbox = sandbox_for(hold.allocation, hold.launch.inventory, enforce=args.enforce)
     if args.enforce and sandbox is None:
-        output.say(f"the command is not confined to its devices: {unable}")
-    for gap in sandbox.gaps if sandbox else ():
+        output.say(f"the command is not confined to its devices: {available()}")
+    for gap in dict.fromkeys((*hold.allocation.gaps, *(sandbox.gaps if sandbox else ()))):
         output.say(gap)
+    return sandbox
+
+
+def _become(args: argparse.Namespace, hold: anyaccel.Hold, sandbox: Sandbox | None) -> int:
+    """Become the command, or what runs its ranks."""
+    from anyaccel.launcher.command import replace_process
+    from anyaccel.launcher.launch import with_variables
+
     if hold.lease:
         hold.lease.inherit()  # the command carries the lease from here on, and all that it starts
     if not args.ranks and not args.port:
@@ -76,3 +124,73 @@ def main(args: argparse.Namespace) -> int:
     from anyaccel.launcher.ranks import run_ranks
 
     return run_ranks(hold.launch, args.command, rendezvous, sandbox=sandbox)
+
+
+def _shell(args: argparse.Namespace) -> list[str]:
+    """The user's shell, for a person at a terminal."""
+    import sys
+
+    if args.command is not None or args.ranks or args.port or sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError(
+            "a command to run must follow '--', as in: anyaccel run GPU:1 -- python train.py",
+            hint="at a terminal, 'anyaccel run GPU:1' alone starts a shell with the devices",
+        )
+    return [os.environ.get("SHELL") or "/bin/sh"]
+
+
+def _detach(args: argparse.Namespace) -> int:
+    """Run the command as a job, and print its number."""
+    from anyaccel.launcher.command import not_started
+    from anyaccel.launcher.jobs import detach
+    from anyaccel.launcher.start import check
+
+    if not args.command:
+        raise UsageError("a command to run must follow '--', as in: anyaccel run --detach GPU:1 -- python train.py")
+    request = str(anyaccel.parse_request(args.request))
+    try:
+        check(args.command[0])
+    except OSError as error:
+        raise not_started(args.command[0], error) from error
+
+    def keep(keeper: Keeper) -> int:
+        try:
+            return _keep(args, keeper)
+        except AnyaccelError as error:
+            output.report_error(error, as_json=args.json and not keeper.job.id)
+            keeper.end(error.exit_code, cancelled=isinstance(error, LeaseCancelledError))
+            return error.exit_code
+
+    job, status = detach(keep, request=request, command=args.command, note=args.note)
+    if job is not None:
+        say_detached(job, as_json=args.json)
+    return status
+
+
+def _keep(args: argparse.Namespace, keeper: Keeper) -> int:
+    """Wait for the devices, run the command, and write down what happens."""
+    from anyaccel.vendors import close as close_vendors
+
+    with _acquire(args, waits=lambda: keeper.begin("waiting")) as hold:
+        sandbox = _sandbox(args, hold)
+        keeper.begin("running", devices=tuple(device.name for device in hold.devices), lease=hold.id)
+        close_vendors()
+        mark = hold.lease.mark if hold.lease else ()
+        status, cancelled = keeper.supervise(lambda: _become(args, hold, sandbox), mark, args.time)
+        keeper.end(status, cancelled=cancelled)
+        hold.note_end(status)
+        os._exit(status)  # the devices go with this process, or with the last one that the command has left behind
+
+
+def say_detached(job: Job, *, as_json: bool) -> None:
+    """Print the number of a job that has begun."""
+    if as_json:
+        from anyaccel.cli.jobs import describe
+
+        output.print_json("job/1", describe(job))
+        return
+    output.print_line(job.id)
+    if job.state == "waiting":
+        how = "waits for its devices"
+    else:
+        how = f"runs with {', '.join(job.devices)}" if job.devices else "runs"
+    output.say(f"job {job.id} {how}; see 'anyaccel logs -f {job.id}', end it with 'anyaccel cancel {job.id}'")

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     import argparse
 
 
+EXAMPLES = (
+    ("anyaccel select GPU:2,linked", "ids of two linked GPUs"),
+    ("anyaccel select GPU --format index", "the vendor's number of one"),
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_request(parser)

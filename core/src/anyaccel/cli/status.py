@@ -2,81 +2,160 @@
 
 from __future__ import annotations
 
+import time
+
 import anyaccel
-from anyaccel.cli import output
+from anyaccel.cli import _sample, output
 from anyaccel.cli.options import machine_options, survey
-from anyaccel.model import (
-    UNITS_PER_DEVICE,
-    Device,
-    Health,
-    Inventory,
-    Stats,
-    VendorReport,
-    VendorState,
-    format_slots,
-    format_units,
-)
+from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, VendorReport, VendorState, format_units
 from anyaccel.probe import HOST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
     from typing import Any
 
     from anyaccel.ledger import LeaseRecord
 
-    Leases = dict[str, list[LeaseRecord]]
+    Lines = list[list[output.Span]]
+
+INTERVAL = 2.0
+SHORTEST = 0.1
+LONGEST = 3600.0
+
+
+EXAMPLES = (
+    ("anyaccel", "the accelerators of this machine"),
+    ("anyaccel --json", "the same for programs"),
+    ("anyaccel --machine sim:H100:8", "a machine that you do not have"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--no-stats", action="store_true", help="leave out memory in use, load and temperature")
+    parser.add_argument(
+        "-w",
+        "--watch",
+        metavar="SECONDS",
+        nargs="?",
+        const=INTERVAL,
+        type=seconds,
+        help="show it again and again, after so many seconds (default: 2)",
+    )
+    parser.add_argument(
+        "--columns",
+        metavar="NAME,...",
+        default="",
+        help="what to show of each device: device, type, model, memory, load, temp, power, clock, ecc, state, free,"
+        " user, share, program, command, since, lease, process, note, pci, numa, id",
+    )
+
+
+def seconds(text: str) -> float:
+    """Understand how often to look, for an argument parser."""
+    import argparse
+
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not SHORTEST <= value <= LONGEST:
+        raise argparse.ArgumentTypeError(f"must be seconds, from {SHORTEST:g} to {LONGEST:g} (got {text!r})")
+    return value
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
+    if args.columns:
+        from anyaccel.cli._devices_table import chosen
+
+        args.columns = chosen(args.columns)
+    if args.watch is not None:
+        _watch(args)
     inventory = anyaccel.detect(**machine_options(args)) if args.json else survey(args)
-    observed, problems = ({}, ()) if args.no_stats else anyaccel.stats(inventory, timeout=args.probe_timeout)
-    leases, unknown = _leases(inventory)
+    sample = _look(args, inventory)
     if args.json:
-        output.print_json("status/1", status_json(inventory, observed, leases))
+        _print_json(sample)
         return 0
     if inventory.machine != HOST:
         output.say(f"this is not your host but {inventory.machine}")
-    if inventory.devices:
-        _print_devices(inventory, observed, leases)
-    else:
+    for note in _sample.notes(sample):
+        output.say_folded(note)
+    if not inventory.devices:
         _print_nothing_found(inventory)
-    for problem in problems:
-        output.say(str(problem))
-    if unknown:
-        output.say(f"who holds what is not known: {unknown}")
+        return 0
+    lines, left_out, further = _lines(args, sample)
+    output.print_spans(lines)
+    for note in (*_left_out(left_out), *further):
+        output.say_folded(note)
     return 0
 
 
-def _leases(inventory: Inventory) -> tuple[Leases | None, str]:
-    """The leases by device id, or None and why they are not known. Nobody can hold what is not there."""
-    from anyaccel.errors import LedgerError
-
-    if not inventory.devices:
-        return {}, ""
-    from anyaccel.launcher.hold import leases
-
-    found: Leases = {}
-    try:
-        for record in leases(inventory):
-            found.setdefault(record.device, []).append(record)
-    except LedgerError as error:
-        return None, str(error)
-    return found, ""
+def _look(args: argparse.Namespace, inventory: Inventory) -> _sample.Sample:
+    return _sample.look(inventory, stats=not args.no_stats, waiters=not args.json, timeout=args.probe_timeout)
 
 
-def status_json(inventory: Inventory, observed: dict[str, Stats], leases: Leases | None) -> dict[str, Any]:
+def _watch(args: argparse.Namespace) -> None:
+    """Show the machine again and again, until somebody interrupts."""
+    screen = output.Screen()
+    while True:
+        began = time.monotonic()
+        sample = _look(args, anyaccel.detect(**machine_options(args)))
+        if args.json:
+            _print_json(sample, on_one_line=True)
+        else:
+            screen.show(_frame(args, sample))
+        time.sleep(max(0.0, args.watch - (time.monotonic() - began)))
+
+
+def _frame(args: argparse.Namespace, sample: _sample.Sample) -> Lines:
+    """All that there is to see at one moment: the table, and below it what people should know."""
+    inventory = sample.inventory
+    told = [f"this is not your host but {inventory.machine}"] if inventory.machine != HOST else []
+    told += [note for report in inventory.vendors for note in report.notes]
+    told += [str(report.problem) for report in inventory.vendors if report.problem is not None]
+    told += _sample.notes(sample)
+    lines: Lines = [[("No accelerators were found.", "")]]
+    if inventory.devices:
+        lines, left_out, further = _lines(args, sample)
+        told += [*_left_out(left_out), *further]
+    room = output.width()
+    return [*lines, *([(line, "")] for note in told for line in output.folded(f"anyaccel: {note}", room))]
+
+
+def _lines(args: argparse.Namespace, sample: _sample.Sample) -> tuple[Lines, list[str], list[str]]:
+    """The table with its last line, names of columns for which there is no room, and what the signs in it mean."""
+    from anyaccel.cli._devices_table import table
+
+    lines, left_out = table(sample, output.width() if output.is_terminal() else None, args.columns)
+    devices = sample.inventory.devices
+    total = sum(_sample.free(device, sample) or 0 for device in devices)
+    summary = f"{len(devices)} device{'s' * (len(devices) != 1)}, {format_units(total)} free"
+    if sample.tickets:
+        summary += f"; {len(sample.tickets)} waiting (anyaccel queue)"
+    further = []
+    if any(holder.state == "unleased" for device in devices for holder in _sample.holders(device, sample)):
+        further.append("* uses a device without a lease; --avoid-busy leaves such devices alone")
+    return [*lines, [(summary, "")]], left_out if args.columns else [], further
+
+
+def _left_out(names: Sequence[str]) -> list[str]:
+    return [f"the terminal is too narrow for {', '.join(names)}"] if names else []
+
+
+def _print_json(sample: _sample.Sample, *, on_one_line: bool = False) -> None:
+    output.print_json("status/1", status_json(sample), on_one_line=on_one_line)
+
+
+def status_json(sample: _sample.Sample) -> dict[str, Any]:
     """The inventory as JSON: base units, null for unknown."""
+    inventory = sample.inventory
     return {
         "machine": inventory.machine,
         "vendors": [_vendor_json(report) for report in inventory.vendors],
-        "devices": [_device_json(device, observed.get(device.id, Stats()), leases) for device in inventory.devices],
+        "devices": [_device_json(device, sample) for device in inventory.devices],
     }
 
 
@@ -104,9 +183,10 @@ def _vendor_json(report: VendorReport) -> dict[str, Any]:
     }
 
 
-def _device_json(device: Device, seen: Stats, leases: Leases | None) -> dict[str, Any]:
-    health, reason, remedy = _health(device, seen)
-    free = _free(device, leases)
+def _device_json(device: Device, sample: _sample.Sample) -> dict[str, Any]:
+    seen = sample.stats(device)
+    health, reason, remedy = _sample.health(device, seen)
+    free = _sample.free(device, sample)
     return {
         "vendor": device.vendor,
         "id": device.id,
@@ -136,7 +216,7 @@ def _device_json(device: Device, seen: Stats, leases: Leases | None) -> dict[str
         "slots": device.slots,
         "own_slots": list(device.own_slots),
         "free": None if free is None else free / UNITS_PER_DEVICE,
-        "holders": None if leases is None else [_holder_json(record) for record in leases.get(device.id, [])],
+        "holders": None if sample.leases is None else [_holder_json(record) for record in sample.of(device)],
         "declared": device.declared,
         "parent": device.parent,
         "pci_bus_id": device.pci_bus_id,
@@ -146,13 +226,6 @@ def _device_json(device: Device, seen: Stats, leases: Leases | None) -> dict[str
         "occupies": list(device.occupies),
         "attributes": dict(device.attributes),
     }
-
-
-def _health(device: Device, seen: Stats) -> tuple[Health, str, str]:
-    """Health, reason and remedy: what was seen last counts, unless it says nothing."""
-    if seen.health is Health.UNKNOWN or device.health is Health.UNHEALTHY:
-        return device.health, device.health_reason, device.health_remedy
-    return seen.health, seen.health_reason, seen.health_remedy
 
 
 def _holder_json(record: LeaseRecord) -> dict[str, Any]:
@@ -173,66 +246,6 @@ def _holder_json(record: LeaseRecord) -> dict[str, Any]:
         "command": record.command or None,
         "confined": record.confined,
     }
-
-
-def _free(device: Device, leases: Leases | None) -> int | None:
-    """Units of a device that are free now, or None when nobody knows."""
-    if not device.usable:
-        return 0
-    if leases is None:
-        return None
-    return max(0, device.units - sum(record.units for record in leases.get(device.id, [])))
-
-
-def _held_by(device: Device, seen: Stats, leases: Leases | None) -> str:
-    """Who has a device, in words; a star for those who hold no lease."""
-    from anyaccel.launcher.hold import holder
-
-    records = (leases or {}).get(device.id, [])
-    if records:
-        return "; ".join(
-            f"{record.id} {holder(record)}"
-            + (f" (with {record.through})" if record.through else "")
-            + (f" (slots {format_slots(record.slots)})" if record.slots else "")
-            + " (confined)" * record.confined
-            + " (set aside: anyaccel doctor says why)" * (record.state == "aside")
-            for record in records
-        )
-    if seen.processes:
-        return "* " + ", ".join(f"process {process.pid}" for process in seen.processes[:3])
-    return "-"
-
-
-def _print_devices(inventory: Inventory, observed: dict[str, Stats], leases: Leases | None) -> None:
-    rows = []
-    total = 0
-    for device in inventory.devices:
-        seen = observed.get(device.id, Stats())
-        health, reason, remedy = _health(device, seen)
-        state = health.value if health is Health.UNHEALTHY else "ok" if device.visible else "hidden"
-        if health is Health.UNHEALTHY:
-            told = f"{reason or 'the vendor gives no reason'}{'; ' if remedy else ''}{remedy}"
-            output.say(f"{device.name} is unhealthy: {told}")
-        free = _free(device, leases)
-        total += free or 0
-        used = f"{seen.memory_used_bytes / output.GIB:.1f} / " if seen.memory_used_bytes is not None else ""
-        rows.append(
-            (
-                device.name,
-                device.type,
-                used + output.memory(device.memory_bytes),
-                "-" if seen.utilization is None else f"{seen.utilization:.0%}",
-                "-" if seen.temperature_celsius is None else f"{seen.temperature_celsius:.0f}C",
-                "declared" if device.declared else state,
-                "-" if free is None else format_units(free),
-                device.id,
-                _held_by(device, seen, leases),
-            )
-        )
-    output.print_table(("DEVICE", "TYPE", "MEMORY", "UTIL", "TEMP", "STATE", "FREE", "ID", "HELD BY"), rows)
-    output.print_line(f"{len(inventory.devices)} devices, {format_units(total)} free")
-    if any(row[-1].startswith("*") for row in rows):
-        output.say("* is used by processes that hold no lease; --avoid-busy leaves such devices alone")
 
 
 def _print_nothing_found(inventory: Inventory) -> None:

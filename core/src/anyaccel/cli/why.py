@@ -5,11 +5,19 @@ from __future__ import annotations
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import add_request, survey
+from anyaccel.cli.queue import moment
 from anyaccel.errors import NeverFitsError, NotFreeError
+from anyaccel.launcher.hold import starts
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+
+
+EXAMPLES = (
+    ("anyaccel why GPU:8", "does it fit, and what holds it up"),
+    ("anyaccel why 'H100|A100:2,mem=40GiB'", "one of several types, with so much memory"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,11 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     wanted = anyaccel.parse_request(args.request)
-    verdict = anyaccel.why(wanted, inventory=survey(args))
+    inventory = survey(args)
+    verdict = anyaccel.why(wanted, inventory=inventory)
+    waits = verdict.ever_fits and not verdict.fits_now
+    start = starts(wanted, inventory=inventory) if waits else None
     if args.json:
-        output.print_json("why/1", {"request": str(wanted), **verdict.to_json()})
+        told = None if start is None else output.moment(start)
+        output.print_json("why/1", {"request": str(wanted), **verdict.to_json(), "starts": told})
     else:
         output.print_lines([verdict.message, *verdict.hint.splitlines()])
+        if start is not None:
+            output.print_line(f"It would start by {moment(start)}, if everything lasts as long as it may.")
     if verdict.fits_now:
         return 0
     return NotFreeError.exit_code if verdict.ever_fits else NeverFitsError.exit_code

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from anyaccel.errors import UsageError
-from anyaccel.workers.core import Core
-from anyaccel.workers.engine import Setting
-from anyaccel.workers.machine import machine_leases
+from anyaccel.pool.broker import broker_of
+from anyaccel.pool.core import Core
+from anyaccel.pool.engine import Setting
 
 
 def open_engine(setting: Setting) -> Core:
@@ -17,7 +17,7 @@ def open_engine(setting: Setting) -> Core:
     if setting.address is not None:
         raise UsageError(f"address is for the engines of a cluster, such as engine='ray' (got {setting.address!r:.60})")
     return Core(
-        lambda: machine_leases(setting.machine, setting.declare, shared=setting.shared),
+        lambda: broker_of(setting.machine, setting.declare, shared=setting.shared),
         setting.preparation,
         preload=setting.preload,
         max_workers=setting.max_workers,

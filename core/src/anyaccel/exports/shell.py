@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 
 from anyaccel.model import EnvEdits
@@ -28,6 +29,34 @@ def statements(variables: Mapping[str, str], unset: Collection[str]) -> str:
     lines = [f"unset {name}" for name in sorted(unset)]
     lines += [f"export {name}={shell_quote(value)}" for name, value in sorted(variables.items())]
     return "".join(f"{line}\n" for line in lines)
+
+
+def exports(variables: Mapping[str, str], unset: Collection[str]) -> str:
+    """Write lines that set and remove variables of a shell that may be bash, zsh, fish or any POSIX shell.
+
+    What removes a variable differs: fish does not know ``unset``.
+
+    Raises:
+        UsageError: When a value is not printable.
+    """
+    lines = [
+        f"command -v unset >/dev/null && unset {name}; command -v unset >/dev/null || set -e {name}"
+        for name in sorted(unset)
+    ]
+    lines += [f"export {name}={_quote_for_all(value)}" for name, value in sorted(variables.items())]
+    return "".join(f"{line};\n" for line in lines)
+
+
+def _quote_for_all(text: str) -> str:
+    """Quote a text so that fish, where a backslash means something in single quotes, reads it like others."""
+    shell_quote(text)
+    parts = re.split(r"([\\']+)", text)
+    quoted = (
+        f"'{part}'" if number % 2 == 0 else '"' + part.replace("\\", "\\\\") + '"'
+        for number, part in enumerate(parts)
+        if part
+    )
+    return "".join(quoted) or "''"
 
 
 def assignments(edits: EnvEdits) -> str:

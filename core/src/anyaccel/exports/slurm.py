@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from anyaccel.errors import UsageError
 from anyaccel.exports.source import Export, Source, by_resource, own_nodes
-from anyaccel.exports.text import slug
+from anyaccel.exports.text import number_ranges, slug
 from anyaccel.model import Device, Fractional
 from anyaccel.text import comment
 
@@ -89,6 +89,9 @@ def _device_line(source: Source, name: str, device: Device, peers: Sequence[Devi
     linked = any(int(strength) > 0 for strength in links)
     option = "File" if len(nodes) == 1 else "MultipleFiles"
     line = f"NodeName={source.node} Name={name} Type={_type(device)} {option}={','.join(nodes)}"
+    near = () if device.numa_node is None else source.cores.get(device.numa_node, ())
+    if near:
+        line = f"{line} Cores={number_ranges(near)}"
     return f"{line} Links={','.join(links)}" if linked else line
 
 

@@ -18,6 +18,7 @@ class Source(Value):
         node: The name under which a cluster knows the machine.
         facts: What requests filter by beside the type, by name, by device id.
         shards: Shares into which each device that can be shared is cut, where a target has such a thing; 0 for none.
+        cores: The numbers of the cores that are near a NUMA node, by node, where a target is to be told.
         alone: What a container needs for one device, by device id.
         together: What a container needs for all exported devices of one vendor, by vendor.
         environments: The edits by which a process sees one device and no other, by device id.
@@ -28,6 +29,7 @@ class Source(Value):
     node: str = "localhost"
     facts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     shards: int = 0
+    cores: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     alone: Mapping[str, ContainerEdits] = field(default_factory=dict)
     together: Mapping[str, ContainerEdits] = field(default_factory=dict)
     environments: Mapping[str, EnvEdits] = field(default_factory=dict)

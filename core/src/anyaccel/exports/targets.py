@@ -38,6 +38,7 @@ class Target(Value):
 
 
 TARGETS = {
+    "apptainer": Target(summary="flags for apptainer exec", function="apptainer:export", needs=Needs.CONTAINERS),
     "cdi": Target(summary="a Container Device Interface specification", function="cdi:export", needs=Needs.CONTAINERS),
     "dask": Target(
         summary="a script that starts one Dask worker per device",
@@ -46,6 +47,8 @@ TARGETS = {
     ),
     "docker": Target(summary="flags for docker run", function="containers:export", needs=Needs.CONTAINERS),
     "env": Target(summary="export lines for a shell", function="shell:export", needs=Needs.EVERYTHING),
+    "flux": Target(summary="an entry of Flux's resource.config", function="flux:export", needs=Needs.NODE),
+    "htcondor": Target(summary="what an inventory command of HTCondor prints", function="htcondor:export"),
     "hyperqueue": Target(
         summary="the command that starts a HyperQueue worker", function="hyperqueue:export", needs=Needs.ENVIRONMENTS
     ),
@@ -53,7 +56,10 @@ TARGETS = {
         summary="ResourceSlices and DeviceClasses of Kubernetes", function="kubernetes:export", needs=Needs.NODE
     ),
     "kuberay": Target(summary="a worker group of KubeRay", function="ray:kuberay", needs=Needs.NODE),
+    "lsf": Target(summary="a section of lsf.cluster", function="lsf:resource_map", needs=Needs.NODE),
+    "lsf-shared": Target(summary="a section of lsf.shared", function="lsf:resources"),
     "nomad": Target(summary="device blocks for a Nomad job", function="nomad:export"),
+    "pbs": Target(summary="a vnode definition of PBS", function="pbs:export", needs=Needs.NODE),
     "podman": Target(summary="flags for podman run", function="containers:export", needs=Needs.CONTAINERS),
     "ray": Target(summary="the command that starts a Ray node", function="ray:command"),
     "ray-autoscaler": Target(

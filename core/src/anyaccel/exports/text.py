@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from anyaccel.errors import UsageError
+from anyaccel.model import Device
 from anyaccel.text import shown
 
 _PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")
@@ -42,6 +43,23 @@ def unique_names(ids: Iterable[str], *, allowed: str, most: int) -> dict[str, st
         item: name if seen[name] == 1 and len(name) <= most else f"{name[: most - 9]}-{zlib.crc32(item.encode()):08x}"
         for item, name in names.items()
     }
+
+
+def only_type(devices: Iterable[Device]) -> str:
+    """The type of all these devices, or ``mixed``: where nobody may choose among them, none may be promised."""
+    types = {device.type for device in devices}
+    return types.pop() if len(types) == 1 else "mixed"
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Write numbers as ranges in rising order, such as ``0-3,7``."""
+    ranges: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def quote(value: object) -> str:

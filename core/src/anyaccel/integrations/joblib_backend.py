@@ -15,8 +15,8 @@ from joblib.parallel import (  # type: ignore[import-untyped, import-not-found, 
 )
 
 from anyaccel.integrations.capacity import count_jobs
-from anyaccel.workers.pool import Pool
-from anyaccel.workers.tasks import TaskFuture
+from anyaccel.pool.call import CallFuture
+from anyaccel.pool.pool import Pool
 
 JOBLIBS_OWN = frozenset({"context", "max_nbytes", "mmap_mode", "prefer", "require", "temp_folder", "verbose"})
 """Options that joblib passes to every backend and that mean nothing here: large arrays travel without copies anyway."""
@@ -52,7 +52,7 @@ class AnyaccelBackend(ParallelBackendBase):  # type: ignore[misc, unused-ignore]
         self._options: dict[str, Any] = {"needs": needs, **options}
         self._owner: Any = None
         self._pool: Pool | None = None
-        self._running: set[TaskFuture] = set()
+        self._running: set[CallFuture] = set()
         self._aborted = False
         self._callbacks: ThreadPoolExecutor | None = None
 
@@ -93,7 +93,7 @@ class AnyaccelBackend(ParallelBackendBase):  # type: ignore[misc, unused-ignore]
         """A call of the same Parallel begins, perhaps after one that failed."""
         self._aborted = False
 
-    def submit(self, func: Callable[[], Any], callback: Callable[[TaskFuture], Any] | None = None) -> TaskFuture:
+    def submit(self, func: Callable[[], Any], callback: Callable[[CallFuture], Any] | None = None) -> CallFuture:
         """Have a batch run."""
         if self._pool is None or self._callbacks is None:
             raise RuntimeError("the pool of this Parallel has ended, perhaps because its generator was thrown away")
@@ -106,7 +106,7 @@ class AnyaccelBackend(ParallelBackendBase):  # type: ignore[misc, unused-ignore]
             future.cancel()
         return future
 
-    def retrieve_result_callback(self, out: TaskFuture) -> Any:
+    def retrieve_result_callback(self, out: CallFuture) -> Any:
         """What a batch returned; raises what it raised."""
         return out.result()
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from anyaccel.errors import UsageError
 from anyaccel.integrations.capacity import count_jobs
+from anyaccel.pool.pool import Pool
 from anyaccel.scheduler import RequestLike
-from anyaccel.workers.pool import Pool
 
 Objective = Callable[[Any], Any]
 

@@ -14,9 +14,12 @@ Fields of a device that have their default are left out, and so is what the core
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from glob import glob
+from pathlib import Path
 
 from anyaccel.errors import MachineError, UsageError
 from anyaccel.model import Detected, Device, Problem, Value, replace
@@ -194,14 +197,29 @@ def names_of_host() -> Names:
     import pwd
     import socket
 
-    import psutil  # type: ignore[import-untyped, unused-ignore]
-
     full = socket.gethostname()
     people = [entry.pw_name for entry in pwd.getpwall() if entry.pw_uid in PERSONS or entry.pw_uid == os.getuid()]
     people += [os.environ[name] for name in ("USER", "LOGNAME", "SUDO_USER") if os.environ.get(name)]
-    addresses = [address.address for listed in psutil.net_if_addrs().values() for address in listed]
     hosts = dict.fromkeys((full, full.partition(".")[0]))
-    return Names(hosts=tuple(hosts), users=tuple(dict.fromkeys(people)), addresses=tuple(addresses))
+    return Names(hosts=tuple(hosts), users=tuple(dict.fromkeys(people)), addresses=_addresses())
+
+
+def _addresses() -> tuple[str, ...]:
+    """Addresses of this host on its links and on its networks, as the kernel lists them."""
+    import re
+    import socket
+
+    found = []
+    for link in glob("/sys/class/net/*/address"):
+        with contextlib.suppress(OSError):
+            found.append(Path(link).read_text(encoding="ascii").strip())
+    with contextlib.suppress(OSError):
+        routes = Path("/proc/net/fib_trie").read_text(encoding="ascii")
+        found += re.findall(r"\|-- (\S+)\n\s+/32 host LOCAL", routes)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
+            found.append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line.split()[0])))
+    return tuple(dict.fromkeys(filter(None, found)))
 
 
 def _has(value: Any, name: str) -> bool:

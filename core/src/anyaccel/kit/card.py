@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from anyaccel.kit.catalog import Entry
@@ -99,6 +100,12 @@ class Card:
     def glob(self, pattern: str) -> list[str]:
         """List the paths that match a shell pattern below the first of its folders."""
         return self.ctx.glob(f"{self.folders[0]}/{pattern}") if self.folders else []
+
+    def drm_nodes(self) -> tuple[str, ...]:
+        """The nodes that the kernel's graphics subsystem made for it, in ``/dev/dri``: the render node first."""
+        names = (path.rpartition("/")[2] for path in self.glob("drm/*"))
+        own = [name for name in names if re.fullmatch(r"(renderD|card)\d+", name)]
+        return tuple(f"/dev/dri/{name}" for name in sorted(own, reverse=True))
 
     def blame(self, reason: str, remedy: str = "", *, partial: bool = False) -> None:
         """Say why the device cannot be used. The first reason stays.

@@ -12,7 +12,9 @@ from anyaccel.plugin import CommandResult, CommandTimeoutError, ProbeContext
 UNKNOWN = frozenset({"", "n/a", "[n/a]", "na", "-", "unknown", "not supported", "[not supported]"})
 """What tools print for what they do not know, in lower case."""
 MIB = 1 << 20
-_NUMBER = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*(?:[A-Za-z%/]+)?")
+NOT_FOUND = "env: "
+"""How the message of ``env`` begins where the command is not installed. A missing library has the same exit status."""
+_NUMBER = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*(?:[A-Za-z%/°℃]+)?")
 
 
 class Measures(TypedDict, total=False):
@@ -103,7 +105,14 @@ class Tool:
     """
 
     def __init__(
-        self, name: str, *others: str, seconds: float = 4.0, package: str = "", hung: str = "", failed: str = ""
+        self,
+        name: str,
+        *others: str,
+        seconds: float = 4.0,
+        package: str = "",
+        hung: str = "",
+        failed: str = "",
+        libraries: str = "",
     ) -> None:
         """Say where it is and what to do about it.
 
@@ -114,6 +123,7 @@ class Tool:
             package: The package that installs it, for people.
             hung: What to do when it hangs, beside running it by hand.
             failed: What to do when it says that it failed.
+            libraries: Directory of the shared libraries that it needs and does not find itself.
         """
         self.name = name.rpartition("/")[2]
         self.package = package
@@ -121,6 +131,7 @@ class Tool:
         self._seconds = seconds
         self._hung = hung
         self._failed = failed
+        self._before = ("env", f"LD_LIBRARY_PATH={libraries}") if libraries else ()
 
     def run(self, ctx: ProbeContext, *arguments: str) -> CommandResult | None:
         """Run it.
@@ -135,13 +146,14 @@ class Tool:
         """
         for name in self._names:
             try:
-                result = ctx.run([name, *arguments], timeout=min(self._seconds, ctx.remaining() / 2))
+                result = ctx.run([*self._before, name, *arguments], timeout=min(self._seconds, ctx.remaining() / 2))
             except CommandTimeoutError as error:
                 remedy = f"run '{self.name}' by hand{' and ' if self._hung else ''}{self._hung}"
-                raise FaultError(str(error), remedy) from error
+                reason = re.sub("^env", self.name, str(error)) if self._before else str(error)
+                raise FaultError(reason, remedy) from error
             except OSError as error:
                 raise FaultError(f"{self.name} cannot be run ({error})", f"reinstall {self.package or 'it'}") from error
-            if result is not None:
+            if result is not None and not (self._before and result.stderr.startswith(NOT_FOUND)):
                 return result
         return None
 
@@ -165,7 +177,7 @@ class Tool:
         return result.stdout
 
     def json(self, ctx: ProbeContext, *arguments: str) -> Any | None:
-        """Run it and read what it prints as JSON, with or without a banner before it.
+        """Run it and read what it prints as JSON, with or without lines of another kind before and after it.
 
         Returns:
             The data; None when it is not installed.
@@ -180,7 +192,7 @@ class Tool:
 
         start = re.search(r"^\s*[\[{]", text, re.MULTILINE)
         try:
-            return json.loads(text[start.start() :] if start else text)
+            return json.JSONDecoder().raw_decode(text[start.start() :].lstrip() if start else text)[0]
         except (ValueError, RecursionError) as error:
             raise self._other("JSON", text.strip(), arguments) from error
 
@@ -218,6 +230,35 @@ class Tool:
                 raise FaultError(f"{self.name} must name each device once (got {name} twice)", "run it again by hand")
             rows[name] = Row(self.name, name, dict(zip(fields, map(_known, cells), strict=True)))
         return rows
+
+    def scan(self, ctx: ProbeContext, pattern: str, *arguments: str) -> dict[str, Row] | None:
+        """Run it and read a table that is drawn for people, by a regular expression.
+
+        Args:
+            ctx: The machine.
+            pattern: What stands there for one device; lines are told apart, case is not. The group ``key`` tells
+                devices apart, each other group is a value under its name, None where it matched nothing.
+            arguments: Arguments of the tool.
+
+        Returns:
+            Rows by their key in lower case; None when the tool is not installed.
+
+        Raises:
+            FaultError: When it hangs, fails, shows no device, or names one twice.
+        """
+        text = self.ask(ctx, *arguments)
+        if text is None:
+            return None
+        found: dict[str, Row] = {}
+        for match in re.finditer(pattern, text, re.MULTILINE | re.IGNORECASE):
+            groups = match.groupdict()
+            name = groups.pop("key").lower()
+            if name in found:
+                raise FaultError(f"{self.name} must name each device once (got {name} twice)", "run it again by hand")
+            found[name] = Row(self.name, name, {key: value and _known(value) for key, value in groups.items()})
+        if not found:
+            raise self._other("a table of devices", text.strip(), arguments)
+        return found
 
     def sections(self, ctx: ProbeContext, begin: str, *arguments: str) -> dict[str, Row] | None:
         """Run it and read lines ``name : value``, in one section per device.

@@ -37,6 +37,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+OTHER_USES = ("vfio-pci", "pci-stub", "uio_pci_generic")
+"""Drivers that keep a PCI function for a virtual machine or a program of its own."""
+
 
 class Vendor:
     """A plug-in. An instance of a subclass is what the entry point names: ``acme = "anyaccel_acme:plugin"``.
@@ -50,7 +53,9 @@ class Vendor:
         kind: Kind of accelerator in lower case.
         brand: Name of the vendor or product line for people, as in ``no Acme device is on the PCI bus``.
         url: Where people find the vendor's documentation on choosing devices.
-        driver: Name of the kernel driver, as module and as PCI driver.
+        runtimes: How the file names of its runtime libraries begin; see :class:`anyaccel.plugin.PluginInfo`.
+        driver: Name of the kernel driver, as module and as PCI driver. Empty where nobody publishes it: then every
+            driver counts but those that keep a function for another use.
         modules: Names of the kernel modules, where it is not the driver's alone.
         pci_vendors: PCI vendor ids, the usual one first.
         pci_classes: Base class and subclass (16 bits) of its functions; empty for any.
@@ -59,9 +64,14 @@ class Vendor:
         entry_attribute: Attribute of a device that holds the key of its entry in the catalog.
         mask: The variable by which a process sees certain devices.
         variables: Further variables that the plug-in sets or unsets.
+        borrowed: Those of all its variables that are another vendor's and that the runtime obeys; no worker gets
+            devices of both.
+        cleared: Those that are another vendor's, that the runtime does not obey and the plug-in only removes.
         sharing: Whether several holders may share a device.
         exclusive: Why a device has one holder only, in a clause, where ``sharing`` is ``Fractional.NO``.
         counts: Numbers of devices that one job may use; empty for any.
+        ray_switch: What keeps Ray from writing the mask, where Ray calls it otherwise than the mask; see
+            :class:`~anyaccel.plugin.PluginInfo`.
         number_name: What the mask takes where that is no position but a number that the machine must tell: ``module
             id``. A device without it, or that shares it, is listed and cannot be given out.
         number_remedy: What to do when that number is unknown.
@@ -80,6 +90,7 @@ class Vendor:
     kind: str = ""
     brand: str = ""
     url: str = ""
+    runtimes: Sequence[str] = ()
     driver: str = ""
     modules: Sequence[str] = ()
     pci_vendors: Sequence[int] = ()
@@ -89,9 +100,12 @@ class Vendor:
     entry_attribute: str = ""
     mask: Mask
     variables: Sequence[str] = ()
+    borrowed: Sequence[str] = ()
+    cleared: Sequence[str] = ()
     sharing: Fractional = Fractional.NO
     exclusive: str = ""
     counts: Sequence[int] = ()
+    ray_switch: str = ""
     number_name: str = ""
     number_remedy: str = ""
     nameless: str = "nameless"
@@ -117,9 +131,13 @@ class Vendor:
             resource=self.resource,
             kind=self.kind,
             env_vars=(self.mask.variable, *self.variables),
+            borrowed=tuple(self.borrowed),
+            cleared=tuple(self.cleared),
             url=self.url,
+            runtimes=tuple(self.runtimes),
             counts=tuple(self.counts),
             exclusive=self.exclusive,
+            ray_switch=self.ray_switch,
         )
 
     def products(self) -> Sequence[Product]:
@@ -145,7 +163,7 @@ class Vendor:
     @property
     def log_hint(self) -> str:
         """Where people look for what the driver has to say."""
-        return f"look for {self.driver} in 'dmesg'"
+        return f"look for {self.driver} in 'dmesg'" if self.driver else "look in 'dmesg'"
 
     def functions(self, ctx: ProbeContext) -> list[PciFunction]:
         """List the PCI functions that may be devices of this vendor."""
@@ -160,12 +178,15 @@ class Vendor:
 
     def present(self, ctx: ProbeContext) -> bool:
         """Whether the vendor's driver is on a machine that shows none of its devices."""
-        return any(ctx.exists(f"/sys/module/{module}") for module in self.modules or (self.driver,))
+        return any(ctx.exists(f"/sys/module/{module}") for module in self._loaded_as())
 
     def driver_version(self, ctx: ProbeContext) -> str:
         """Version of the kernel driver; empty when unknown."""
-        versions = (text(ctx, f"/sys/module/{module}/version") for module in self.modules or (self.driver,))
+        versions = (text(ctx, f"/sys/module/{module}/version") for module in self._loaded_as())
         return next(filter(None, versions), "")
+
+    def _loaded_as(self) -> Sequence[str]:
+        return self.modules or ((self.driver,) if self.driver else ())
 
     def detect(self, ctx: ProbeContext) -> Detected | None:
         """Find the devices of a machine; None when this vendor is not on it."""
@@ -217,15 +238,23 @@ class Vendor:
     def bound(self, card: Card) -> bool:
         """Whether the vendor's driver has a card; where it does not, that is its fault."""
         driver = card.function.driver if card.function else None
-        if driver == self.driver:
+        if self._drives(driver):
             return True
         if driver is None:
-            remedy = f"install the {self.driver} driver and run 'modprobe {self.driver}'"
-            card.blame("no driver is bound to it", remedy)
+            load = f" and run 'modprobe {self.driver}'" if self.driver else ""
+            card.blame("no driver is bound to it", f"install the {self._driver_name} driver{load}")
         else:
             reason = f"it is bound to the driver {driver!r}, which keeps it for another use"
-            card.blame(reason, f"bind it to {self.driver}")
+            card.blame(reason, f"bind it to {self.driver or f'the {self.brand} driver'}")
         return False
+
+    def _drives(self, driver: str | None) -> bool:
+        """Whether a driver is the vendor's, as far as its name is known."""
+        return driver == self.driver if self.driver else driver is not None and driver not in OTHER_USES
+
+    @property
+    def _driver_name(self) -> str:
+        return self.driver or self.brand
 
     def look(self, card: Card) -> None:
         """Look at what the driver shows of a card that it has: nodes, number, folders, what is the vendor's own."""
@@ -299,7 +328,7 @@ class Vendor:
         fact = f"its {self.number_name} is unknown"
         if card.number is not None:
             fact = f"its {self.number_name} {card.number} is that of {holders} devices"
-        bound = card.function is None or card.function.driver == self.driver
+        bound = card.function is None or self._drives(card.function.driver)
         card.blame(f"{fact}, so no process can be confined to it", self.number_remedy, partial=bound)
         card.number = None
         card.attributes[self.nameless] = True
@@ -450,7 +479,7 @@ class Vendor:
             return ()
         if not detected.devices and not detected.notes:
             where = f"'lspci -d {self.pci_vendors[0]:04x}:' and " if self.pci_vendors else ""
-            reason = f"the {self.driver} driver is loaded and no {self.brand} device is on the PCI bus"
+            reason = f"the {self._driver_name} driver is loaded and no {self.brand} device is on the PCI bus"
             return (warn(reason, f"check {where}the seating of the boards"),)
         return (*self.measuring_faults(ctx, detected.devices), *self.findings(ctx, detected))
 

@@ -20,7 +20,11 @@ from anyaccel.vendors import close as close_vendors
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
+    import threading
     from typing import Any, NoReturn
+
+GRACE_SECONDS = 10.0
+"""Time between asking a command to end at its time and killing it."""
 
 
 def run(
@@ -33,6 +37,7 @@ def run(
     wait: float | None = None,
     priority: int = 0,
     note: str = "",
+    time: float | None = None,
     enforce: Enforce = False,
     **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
@@ -47,6 +52,8 @@ def run(
         wait: Seconds to wait for the devices; 0 to take what is free now or fail, None to wait as long as it takes.
         priority: The higher, the earlier.
         note: What it is for, for people to read.
+        time: Seconds for which it may run at most; then it is ended with all that it started. See
+            :func:`anyaccel.acquire`.
         enforce: Whether the kernel refuses the command the device nodes of all other devices: True to insist, ``"try"``
             to do without where the kernel cannot. Do not combine it with a ``preexec_fn`` that ties the command's life
             to its parent's.
@@ -60,15 +67,17 @@ def run(
         CommandNotFoundError, CommandNotRunnableError: When the command cannot be started.
     """
     confined = confines(enforce)
-    terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "confined": confined}
+    terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "time": time, "confined": confined}
     with take(request, marks.draw, machine=machine, declare=declare, environ=environ, **terms) as hold:
         sandbox = sandbox_for(hold.allocation, hold.launch.inventory, enforce=enforce)
         # The command has the descriptors and the mark: should this process die, the devices are the command's.
         options["pass_fds"] = (*hold.fds, *options.get("pass_fds", ()))
         options["env"] = dict(hold.environ)
         mark = hold.lease.mark if hold.lease else ()
+        use, status = hold.usage(command[0]), None
         try:
-            return _complete(list(command), mark, sandbox, **options)
+            done = _complete(list(command), mark, sandbox, until=hold.lease.until if hold.lease else None, **options)
+            status = done.returncode
         except OSError as error:
             if error.filename not in (None, command[0]):
                 raise
@@ -76,6 +85,8 @@ def run(
         finally:
             if hold.lease:
                 hold.lease.leave_to(mark)  # to what the command has left behind
+                use.ended(status)
+        return done
 
 
 def _complete(
@@ -86,10 +97,11 @@ def _complete(
     check: bool = False,
     input: Any = None,  # noqa: A002 - as subprocess.run has it
     timeout: float | None = None,
+    until: float | None = None,
     capture_output: bool = False,
     **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
-    """What :func:`subprocess.run` does, with a process that carries a mark and may be confined."""
+    """What :func:`subprocess.run` does, with a process that carries a mark, may be confined, and is ended in time."""
     import subprocess
 
     if input is not None:
@@ -98,15 +110,50 @@ def _complete(
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     popen = partial(start, command, mark, **options)
     with popen() if sandbox is None else sandbox.start(popen) as process:
+        ending = None if until is None else _end_at(until, process.pid, mark)
         try:
             out, err = process.communicate(input, timeout=timeout)
         except BaseException:
             process.kill()
             raise
+        finally:
+            if ending is not None:
+                ending.set()
     done = subprocess.CompletedProcess(command, process.returncode, out, err)
     if check:
         done.check_returncode()
     return done
+
+
+def _end_at(until: float, pid: int, mark: Mark) -> threading.Event:
+    """End a command, and all that carries its mark, at a time since the boot: TERM, grace, KILL.
+
+    Returns:
+        What calls it off.
+    """
+    import threading
+
+    from anyaccel.ledger import process
+    from anyaccel.ledger.ending import send
+
+    called_off = threading.Event()
+    command = (pid, process.start_time(pid) or 0)
+
+    def end() -> None:
+        while (left := until - process.boot_seconds()) > 0:
+            if called_off.wait(min(left, 60.0)):
+                return
+        for number, pause in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 0.0)):
+            found = (marks.carriers([mark]) or {}).get(mark, ()) if mark else ()
+            for each in {pid, *found}:
+                start = command[1] if each == pid else process.start_time(each)
+                if start is not None and each != os.getpid():
+                    send(each, start, number)
+            if called_off.wait(pause):
+                return
+
+    threading.Thread(target=end, name="anyaccel-time", daemon=True).start()
+    return called_off
 
 
 def replace_process(launch: Launch, command: Sequence[str], sandbox: Sandbox | None = None) -> NoReturn:

@@ -39,8 +39,8 @@ def _of_leases(records: tuple[LeaseRecord, ...], names: Mapping[str, str]) -> It
     for record in records:
         name = f"{names[record.device]} ({record.device})"
         holder = f"process {record.pid} of {record.user}"
-        if record.state == "aside":
-            message = f"{name} is set aside by {holder}: {record.reason}"
+        if record.state == "quarantined":
+            message = f"{name} is quarantined by {holder}: {record.reason}"
             fix = (
                 "nothing if this is new: it comes back by itself; else end what is left on it, reset it with its"
                 f" vendor's tool, or have it given out as it is (anyaccel release {record.id})"

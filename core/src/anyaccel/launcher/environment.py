@@ -77,7 +77,7 @@ def worker_environment(
     base = dict(os.environ if environ is None else environ)
     edits, gaps = _edits(allocation, inventory, base, unallocated, mask)
     allocation = _name_enforcement(allocation, edits)
-    changes, unset, more = _merge(edits, {device.vendor for device in allocation.devices})
+    changes, unset, more = _merge(_courteous(edits, inventory), {device.vendor for device in allocation.devices})
     allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more))
     changes |= _own_variables(allocation, inventory, lease)
     unset = (unset | {MEMORY_VARIABLE, LEASE_VARIABLE}) - changes.keys() & base.keys()
@@ -126,6 +126,17 @@ def _vendor(name: str) -> VendorProcess:
     from anyaccel.vendors.process import vendor_process
 
     return vendor_process(name)
+
+
+def _courteous(edits: Mapping[str, EnvEdits], inventory: Inventory) -> dict[str, EnvEdits]:
+    """Leave a variable that a vendor only clears to a vendor that may be here and obeys it."""
+    here = [report for report in inventory.vendors if report.state in {VendorState.OK, VendorState.FAILED}]
+    obeyed = {name for report in here for name in report.env_vars if name not in report.cleared}
+    left = {report.vendor: obeyed.intersection(report.cleared) for report in here}
+    return {
+        vendor: replace(edit, unset=edit.unset - left[vendor]) if left.get(vendor) else edit
+        for vendor, edit in edits.items()
+    }
 
 
 def _merge(edits: Mapping[str, EnvEdits], given: Collection[str]) -> tuple[dict[str, str], set[str], list[str]]:

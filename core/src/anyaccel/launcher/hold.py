@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from time import monotonic
+from time import time as now
 from types import TracebackType
 
 from anyaccel.errors import DevicesBusyError, NeverFitsError, NotFreeError
@@ -15,6 +16,7 @@ from anyaccel.launcher.busy import Foreign
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.launch import KnownNames, Launch, open_scheduler, survey, validate
 from anyaccel.launcher.start import start
+from anyaccel.launcher.usage import Usage
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, OnWait, Want
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.lockfile import Life
@@ -35,6 +37,7 @@ from anyaccel.model import (
     replace,
     slot_mask,
 )
+from anyaccel.policy import Need
 from anyaccel.probe import HOST
 from anyaccel.scheduler import Choice, Verdict, parse_request
 from anyaccel.scheduler.choice import extent_of
@@ -53,11 +56,16 @@ class Hold:
     Attributes:
         launch: The inventory, and the environment of a worker that sees exactly these devices.
         lease: The lease; None when nothing is held, since the request fell back to the CPU.
+        note: What it is for.
+        waited: Seconds for which the request waited.
     """
 
-    def __init__(self, launch: Launch, lease: Lease | None) -> None:
+    def __init__(self, launch: Launch, lease: Lease | None, *, note: str = "", waited: float = 0.0) -> None:
         self.launch = launch
         self.lease = lease
+        self.note = note
+        self.waited = waited
+        self._use: Usage | None = None
         self._started: marks.Mark = ()
 
     @property
@@ -108,6 +116,7 @@ class Hold:
 
     def release(self) -> None:
         """Give the devices back, those of :meth:`popen` once that has ended; does nothing the second time."""
+        self.note_end()
         if self.lease and self._started:
             self.lease.leave_to(self._started)
         elif self.lease:
@@ -119,6 +128,34 @@ class Hold:
             marks.put(self.lease.mark)
         return self
 
+    def usage(self, program: str = "") -> Usage:
+        """Begin a line of the journal.
+
+        Args:
+            program: Name of the program that uses the devices; that of this process when empty.
+        """
+        request = str(self.allocation.request)
+        return Usage(self.id, self.allocation.shares, request, self.note, waited=self.waited, program=program)
+
+    def noted(self) -> Self:
+        """Have a line in the journal when the devices are given back, or this process ends; return the hold."""
+        if self.lease:
+            import atexit
+
+            self._use = self.usage()
+            atexit.register(self._use.ended)
+        return self
+
+    def note_end(self, status: int | None = None) -> None:
+        """Write the line of :meth:`noted` now.
+
+        Args:
+            status: Exit status of the command that used the devices; None where there was none.
+        """
+        use, self._use = self._use, None
+        if use is not None:
+            use.ended(status)
+
     def __enter__(self) -> Self:
         return self
 
@@ -126,6 +163,12 @@ class Hold:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+    def _repr_html_(self) -> str:
+        """Show the devices in a notebook."""
+        from anyaccel.model.html import device_table
+
+        return device_table(f"{self.allocation.request} held as {self.id or 'nothing'}", self.devices)
 
     def __repr__(self) -> str:
         return f"<Hold {self.id or 'of nothing'}: {', '.join(device.id for device in self.devices) or 'CPU'}>"
@@ -138,6 +181,7 @@ def acquire(
     priority: int = 0,
     note: str = "",
     avoid_busy: bool = False,
+    time: float | None = None,
     on_wait: OnWait | None = None,
     environ: Mapping[str, str] | None = None,
     **options: Any,
@@ -154,6 +198,8 @@ def acquire(
         priority: The higher, the earlier; by agreement among users.
         note: What it is for, for people to read.
         avoid_busy: Whether devices that somebody uses without a lease are left alone.
+        time: Seconds for which the devices are held at most: the lease says until when. Who is known to end in time may
+            pass those who cannot start yet. Ending in time is up to you.
         on_wait: Called with the place in line and with who holds the devices, when the wait begins and on change.
         environ: The environment to start from; that of this process when None.
         options: ``inventory``, ``machine``, ``declare``, ``timeout``, ``unallocated`` and ``mask`` as
@@ -166,12 +212,13 @@ def acquire(
         RequestError, UnknownNameError: When the request is wrong.
         NeverFitsError: When this machine can never serve it.
         NotFreeError: When the devices were not free in time; says who holds them.
+        LimitError: When the configuration of the machine does not give this user so much.
         LedgerError: When leases cannot be kept on this machine.
     """
     return take(
         request, marks.of_process, wait=wait, priority=priority, note=note, on_wait=on_wait, environ=environ,
-        avoid_busy=avoid_busy, **options,
-    ).carried()  # fmt: skip
+        avoid_busy=avoid_busy, time=time, **options,
+    ).carried().noted()  # fmt: skip
 
 
 def take(  # noqa: D417 -- the others are those of acquire()
@@ -196,8 +243,10 @@ def take(  # noqa: D417 -- the others are those of acquire()
     if wish.nothing:
         return wish.hold(None)
     terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "on_wait": wish.telling(on_wait)}
+    began = monotonic()
     try:
-        return wish.hold(wish.ledger.acquire(wish.want, wish.choose, **terms))
+        lease = wish.ledger.acquire(wish.want, wish.choose, **terms)
+        return wish.hold(lease, note=note, waited=monotonic() - began)
     except DevicesBusyError as error:
         raise wish.not_free(error) from error
 
@@ -209,6 +258,7 @@ async def acquire_async(
     priority: int = 0,
     note: str = "",
     avoid_busy: bool = False,
+    time: float | None = None,
     on_wait: OnWait | None = None,
     environ: Mapping[str, str] | None = None,
     **options: Any,
@@ -217,15 +267,33 @@ async def acquire_async(
 
     Detection, which takes a moment, runs in a thread.
     """
+    terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "on_wait": on_wait, "environ": environ}
+    hold = await take_async(request, marks.of_process, avoid_busy=avoid_busy, time=time, **terms, **options)
+    return hold.carried().noted()
+
+
+async def take_async(
+    request: str | Sequence[str] | Request,
+    mark: Callable[[Collection[marks.Mark]], marks.Mark],
+    *,
+    wait: float | None = None,
+    priority: int = 0,
+    note: str = "",
+    on_wait: OnWait | None = None,
+    environ: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Hold:
+    """Hold devices like :func:`take`, on the running event loop; cancel the task to stop waiting."""
     import asyncio
 
-    options |= {"mark": marks.of_process, "avoid_busy": avoid_busy}
-    wish = await asyncio.to_thread(_Wish, request, environ, **options)
+    wish = await asyncio.to_thread(_Wish, request, environ, mark=mark, **options)
     if wish.nothing:
         return wish.hold(None)
     terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "on_wait": wish.telling(on_wait)}
+    began = monotonic()
     try:
-        return wish.hold(await wish.ledger.acquire_async(wish.want, wish.choose, **terms)).carried()
+        lease = await wish.ledger.acquire_async(wish.want, wish.choose, **terms)
+        return wish.hold(lease, note=note, waited=monotonic() - began)
     except DevicesBusyError as error:
         raise wish.not_free(error) from error
 
@@ -305,13 +373,15 @@ class Scope(Value):
         ids = self.with_parts(device_ids)
         return ids.union(whole for whole, parts in self.parts.items() if not ids.isdisjoint(parts))
 
-    def want(self, candidates: Collection[str], **more: Any) -> Want:
+    def want(self, candidates: Collection[str], needs: Iterable[Need] = (), **more: Any) -> Want:
         """What to ask the ledger for.
 
         Args:
             candidates: Ids of the devices that could serve.
+            needs: How much is needed of which of them, by id.
             more: The other attributes of :class:`~anyaccel.ledger.Want`.
         """
+        more["needs"] = tuple(replace(need, among=self.keys(map(str, need.among))) for need in needs)
         wholes = frozenset(key for each in candidates for key in self.wholes.get(each, ()))
         return Want(candidates=self.keys(self.with_parts(candidates)), wholes=wholes, **more)
 
@@ -423,6 +493,7 @@ class _Wish:
         mark: Callable[[Collection[marks.Mark]], marks.Mark],
         avoid_busy: bool = False,
         confined: bool = False,
+        time: float | None = None,
         unallocated: Literal["hide", "inherit"] = "hide",
         mask: Literal["id", "index"] = "id",
         **where: Any,
@@ -430,6 +501,8 @@ class _Wish:
         self.request = parse_request(request)
         self.environ = os.environ if environ is None else environ
         self._confined = confined
+        if time is not None and not 0 < time < float("inf"):
+            raise ValueError(f"time must be seconds, more than 0, or None (got {time!r})")
         self.inventory = survey(environ=self.environ, request=self.request, **where)
         self._options: dict[str, Any] = {"environ": environ, "unallocated": unallocated, "mask": mask}
         self._grants: tuple[Grant, ...] = ()
@@ -444,6 +517,8 @@ class _Wish:
         candidates = self._choice.candidates
         self.want = self._scope.want(
             [device.id for device in candidates],
+            self._choice.needs,
+            seconds=time,
             witnesses=self._scope.witnesses(self.inventory, candidates),
             request=str(self.request),
             confined=confined,
@@ -463,7 +538,7 @@ class _Wish:
         """The same with devices by their own ids."""
         return on_wait and (lambda place, records: on_wait(place, self._scope.ours(records)))
 
-    def hold(self, lease: Lease | None) -> Hold:
+    def hold(self, lease: Lease | None, **about: Any) -> Hold:
         """Make the hold; gives the lease back when the environment cannot be made."""
         try:
             lease_id = lease.id if lease else ""
@@ -473,7 +548,7 @@ class _Wish:
             if lease:
                 lease.release()
             raise
-        return Hold(Launch(inventory=self.inventory, environment=environment), lease)
+        return Hold(Launch(inventory=self.inventory, environment=environment), lease, **about)
 
     def not_free(self, error: DevicesBusyError) -> NotFreeError:
         """Say who has what was wanted."""
@@ -512,6 +587,26 @@ def why(
     return _verdict(inventory, parse_request(request), Ledger.open(environ), environ)
 
 
+def starts(request: Request, *, inventory: Inventory, environ: Mapping[str, str] | None = None) -> float | None:
+    """Say when a request that came now would start if everything lasts as long as it may.
+
+    Args:
+        request: The request; it fits the machine.
+        inventory: The machine's inventory.
+        environ: Our environment; that of this process when None.
+
+    Returns:
+        Seconds since 1970; None when that is not known, since something says no end.
+
+    Raises:
+        StateDirectoryError: When the ledger cannot be read.
+    """
+    environ = os.environ if environ is None else environ
+    choice = Choice(inventory, request, validate, KnownNames())
+    scope = Scope.of(inventory, environ)
+    return Ledger.open(environ).starts(scope.want([device.id for device in choice.candidates], choice.needs))
+
+
 def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[LeaseRecord, ...]:
     """The leases of a machine's devices: one record for each device of each lease.
 
@@ -548,7 +643,7 @@ def holder(record: LeaseRecord) -> str:
     words = record.note or record.request or record.command
     if record.state == Life.KEPT.value:
         return f"{record.user}, {record.reason}"
-    since = f", for {written(time.time() - record.since)}" if record.since is not None else ""
+    since = f", for {written(now() - record.since)}" if record.since is not None else ""
     return f"{record.user}, process {record.pid or 'unknown'}{since}" + (f", {words}" if words else "")
 
 

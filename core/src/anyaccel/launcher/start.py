@@ -51,7 +51,7 @@ def start(command: Sequence[str] | str, mark: Mark, **options: Any) -> subproces
     program = options.pop("executable", None)
     if options.pop("shell", False):
         program, arguments = program or "/bin/sh", ["/bin/sh", "-c", *arguments]
-    _check(program or arguments[0], options.get("env"), options.get("cwd"))
+    check(program or arguments[0], options.get("env"), options.get("cwd"))
     if (tool := _prlimit()) and program in (None, arguments[0]):
         value = limit(mark)
         before = [tool, f"--locks={value}:{value}", "--"]
@@ -67,7 +67,7 @@ def _prlimit() -> str | None:
     return shutil.which("prlimit")
 
 
-def _check(program: str, environ: Mapping[str, str] | None, directory: str | None) -> None:
+def check(program: str, environ: Mapping[str, str] | None = None, directory: str | None = None) -> None:
     """Raise what :class:`subprocess.Popen` would raise for a program that cannot be started.
 
     Raises:

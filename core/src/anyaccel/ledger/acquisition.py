@@ -19,9 +19,10 @@ from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lease import Lease, Want
 from anyaccel.ledger.listing import Listing
 from anyaccel.ledger.lockfile import Life, LockedFile
-from anyaccel.ledger.names import LeaseName, lease_name, new_nonce
+from anyaccel.ledger.names import ENDLESS, LeaseName, Period, lease_name, new_nonce
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tickets import Standing
+from anyaccel.ledger.turns import permitted, rules
 from anyaccel.ledger.waiting import Waiter
 from anyaccel.ledger.witness import Witnesses, describe
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
@@ -75,15 +76,16 @@ class Acquisition:
         note: str,
         on_wait: OnWait | None,
     ) -> None:
+        policy = rules()
         self._state = state
-        self._want = want
+        self._want = want = permitted(want, priority, policy)
         self._concerned = want.concerned
         self._choose = choose
         self._note = note
         self._on_wait = on_wait
         self._began = time.monotonic()
         self._deadline = None if wait is None else self._began + wait
-        self.waiter = Waiter(state, want, priority=priority, note=note, deadline=self._deadline)
+        self.waiter = Waiter(state, want, priority=priority, note=note, deadline=self._deadline, policy=policy)
         self._busy_since: float | None = None
         self._busy_turn: tuple[int | None, int] = (None, 0)
         self._over: set[str] = set()
@@ -106,7 +108,10 @@ class Acquisition:
         Raises:
             LedgerError: When the ledger cannot be used.
             DevicesBusyError: When time is up.
+            LeaseCancelledError: When our ticket was cancelled.
         """
+        if self.waiter.cancelled:
+            raise self._cancelled()
         self._late = self._deadline is not None and time.monotonic() >= self._deadline
         lease = None
         directory = self._state.open(make=True)
@@ -114,6 +119,7 @@ class Acquisition:
             if not self._late and self.waiter.still_behind(directory):
                 return None
             self.waiter.forget()
+            self.waiter.turns.policy = rules()
             self._contradicted.clear()
             self._doubtful.clear()
             self._kept.clear()
@@ -149,7 +155,7 @@ class Acquisition:
         except OSError as error:
             raise self._state.fault(error) from error
         if cancelled:
-            raise LeaseCancelledError(f"the wait for {self._want.request or 'devices'} was cancelled")
+            raise self._cancelled()
 
     def tell(self) -> None:
         """Tell whoever wants to know how the wait goes."""
@@ -164,6 +170,9 @@ class Acquisition:
             finally:
                 self._state.close(directory)
             self._on_wait(place + 1, holders)
+
+    def _cancelled(self) -> LeaseCancelledError:
+        return LeaseCancelledError(f"the wait for {self._want.request or 'devices'} was cancelled")
 
     def close(self) -> None:
         """Leave the line."""
@@ -200,6 +209,11 @@ class Acquisition:
         choice = self._select(directory, listing)
         if choice is None:
             return None, False
+        if self.waiter.turns.limited(directory, listing, self._over):
+            self._count_out(directory, listing.leases)
+            self._look_at_carriers(directory)
+            if self.waiter.turns.limited(directory, listing, self._over):
+                return None, False
         if not choice:
             return Lease(self._state, new_nonce(), {}, {}, self._witnesses), False
         lease = self._publish(directory, choice, standing)
@@ -315,8 +329,9 @@ class Acquisition:
                 if not self._still_free(directory, listing, choice, standing) or not self._attest():
                     return None
                 mark = self._want.mark(listing.marks) if self._want.mark else ()
+                period = ENDLESS if want.seconds is None else _period(want.seconds, passes=standing.passes)
                 for device, file in self._files.items():
-                    file.rename(directory, lease_name(device, choice[device], nonce, mark=mark))
+                    file.rename(directory, lease_name(device, choice[device], nonce, mark=mark, period=period))
                 done = True
             except FileNotFoundError:  # somebody who cannot see this process took what it was making for debris
                 return None
@@ -325,7 +340,7 @@ class Acquisition:
         finally:
             if not done:
                 self._withdraw()
-        self._lease = Lease(self._state, nonce, choice, self._files, self._witnesses, mark=mark)
+        self._lease = Lease(self._state, nonce, choice, self._files, self._witnesses, mark=mark, period=period)
         return self._lease
 
     def _withdraw(self) -> None:
@@ -339,7 +354,9 @@ class Acquisition:
     def _still_free(self, directory: int, listing: Listing, choice: dict[str, Extent], standing: Standing) -> bool:
         if self._state.replaced(directory):
             return False
-        if not self.waiter.in_front(directory, listing, standing.passed):
+        if not self.waiter.in_front(directory, listing, standing):
+            return False
+        if self.waiter.turns.limited(directory, listing, self._over):
             return False
         dead = [lease.name for lease in listing.leases if lease.name in self._over and lease.understood]
         listings.sweep(directory, (*standing.over, *dead))
@@ -395,3 +412,9 @@ class Acquisition:
             ahead=ahead,
             hint="\n".join(dict.fromkeys(each.hint for each in holders if each.hint)),
         )
+
+
+def _period(seconds: float, *, passes: bool) -> Period:
+    """When a lease ends that begins now."""
+    now = int(process.boot_seconds() * 1000)
+    return Period(now + max(1, int(seconds * 1000)), now if passes else None)

@@ -108,7 +108,7 @@ def _others(environ: Mapping[str, str], state: StateDirectory | None = None) -> 
     who = f"{', '.join(sorted(users))} keep{'s' * (len(users) == 1)} leases in a directory of their own"
     if state is not None and state.shared:
         message = f"{who}, made before {state.path}: others do not see them until one of these users takes devices"
-        fix = "sudo anyaccel doctor  (which brings them over)"
+        fix = "sudo anyaccel setup  (which brings them over)"
     else:
         message, fix = f"{who}, as you do: each of you may be given the same devices", _share()
     yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
@@ -179,10 +179,7 @@ def _summary(state: StateDirectory, directory: int | None, environ: Mapping[str,
 
 
 def _share() -> str:
-    return (
-        f"sudo install -d -m 1777 {MACHINE_WIDE} && sudo anyaccel doctor  (shared by all users, until the next boot;"
-        " see tmpfiles.d for later)"
-    )
+    return "sudo anyaccel setup  (shared by all users)"
 
 
 def _fail(message: str, fix: str) -> Finding:

@@ -66,7 +66,7 @@ def end(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> t
             while left := _in_force(directory, files):
                 ours, others = _processes(directory, left, owner)
                 for pid in ours if number == signal.SIGKILL else [pid for pid in ours if pid not in asked]:
-                    _send(pid, ours[pid], number)
+                    send(pid, ours[pid], number)
                     asked.add(pid)
                 pause = min(_LOOK_AGAIN, deadline - time.monotonic())
                 if pause <= 0 or (others and not ours):
@@ -249,7 +249,7 @@ def _still_held(
     )
 
 
-def _send(pid: int, start: int, number: signal.Signals) -> None:
+def send(pid: int, start: int, number: signal.Signals) -> None:
     """Send a signal to exactly this process: never to one that was given its number since."""
     try:
         descriptor = os.pidfd_open(pid)

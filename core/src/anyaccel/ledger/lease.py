@@ -13,10 +13,11 @@ from anyaccel.ledger import listing, record
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lockfile import Life, LockedFile
 from anyaccel.ledger.mark import Mark
-from anyaccel.ledger.names import boot, lease_name, parse_lease
+from anyaccel.ledger.names import ENDLESS, Period, boot, lease_name, parse_lease
 from anyaccel.ledger.witness import Witnesses
 from anyaccel.model import Value, field
 from anyaccel.model.extent import Extent
+from anyaccel.policy import Need
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Want(Value):
         confined: Whether the holder will be confined to its devices, for people to read.
         mark: Gives the mark of what will be started with the lease, which differs from all of a collection: those of
             other leases. None where nothing will be marked; then the lease ends with its lock and its process.
+        needs: How much of them, for those who wait: each term's count and units among candidates, by name.
+        seconds: How long it is held at most; None for as long as it takes.
     """
 
     candidates: frozenset[str]
@@ -46,6 +49,8 @@ class Want(Value):
     request: str = ""
     confined: bool = False
     mark: Callable[[Collection[Mark]], Mark] | None = None
+    needs: tuple[Need, ...] = ()
+    seconds: float | None = None
 
     @property
     def concerned(self) -> frozenset[str]:
@@ -75,8 +80,10 @@ class Lease:
         witnesses: Witnesses,
         *,
         mark: Mark = (),
+        period: Period = ENDLESS,
     ) -> None:
         self.mark = mark
+        self._period = period
         self.devices: Mapping[str, Extent] = MappingProxyType(dict(choice))
         self._state = state
         self._nonce = nonce
@@ -88,6 +95,11 @@ class Lease:
     def id(self) -> str:
         """Identity, as ``anyaccel status`` shows it."""
         return self._nonce.removeprefix(boot())
+
+    @property
+    def until(self) -> float | None:
+        """When it ends at the latest, in seconds since the boot (``CLOCK_BOOTTIME``); None when it does not say."""
+        return None if self._period.until is None else self._period.until / 1000
 
     @property
     def fds(self) -> tuple[int, ...]:
@@ -124,7 +136,7 @@ class Lease:
             if not self._state.lock(directory, BUSY_SECONDS):
                 raise self._state.busy(self._state.owner(directory))
             for device, file in self._files.items():
-                file.rename(directory, lease_name(device, self.devices[device], self._nonce, owner, mark))
+                file.rename(directory, lease_name(device, self.devices[device], self._nonce, owner, mark, self._period))
         except OSError as error:
             raise self._state.fault(error) from error
         finally:
@@ -158,7 +170,7 @@ class Lease:
         finally:
             self._state.close(directory)
 
-    def set_aside(self, reason: str) -> None:
+    def quarantine(self, reason: str) -> None:
         """Say to others why the devices are kept although nobody uses them.
 
         Args:

@@ -17,7 +17,6 @@ from anyaccel.ledger.lease import Lease, Want
 from anyaccel.ledger.listing import Listing, read, states
 from anyaccel.ledger.lockfile import Life
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
-from anyaccel.ledger.places import MACHINE_WIDE
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, records
 
 _Found = TypeVar("_Found")
@@ -69,8 +68,8 @@ class Ledger:
         if self.shared:
             return ()
         note = (
-            f"leases are kept in {self.path}, where those of other users and containers are not seen; to share them, "
-            f"root makes {MACHINE_WIDE} with mode 1777, for which anyaccel comes with a line for tmpfiles.d"
+            f"leases are kept in {self.path}, where those of other users and containers are not seen; "
+            "'sudo anyaccel setup' shares them"
         )
         return (note,)
 
@@ -154,6 +153,14 @@ class Ledger:
             raise
         return lease
 
+    def make(self) -> None:
+        """Make the state directory where there is none, with the leases in it that are kept elsewhere and in force.
+
+        Raises:
+            StateDirectoryError: When it cannot be made.
+        """
+        self._state.close(self._state.open(make=True))
+
     def leases(self, devices: frozenset[str] = frozenset()) -> tuple[LeaseRecord, ...]:
         """The leases that are in force: one record for each device of each.
 
@@ -168,6 +175,17 @@ class Ledger:
         from anyaccel.ledger.tickets import records
 
         return self._looked(records)
+
+    def starts(self, want: Want) -> float | None:
+        """When a request that came now would start if everything lasts as long as it may.
+
+        Returns:
+            Seconds since 1970; None when that is not known, since something says no end.
+        """
+        from anyaccel.ledger.tickets import newcomer_starts
+
+        found = self._looked(lambda directory, listing: newcomer_starts(directory, listing, want))
+        return found[0] if found else None
 
     def wanted(self, devices: frozenset[str]) -> frozenset[str]:
         """Those of some devices for which another process waits: a quick look for those who could give some back."""
@@ -189,6 +207,20 @@ class Ledger:
             raise self._state.fault(error) from error
         finally:
             self._state.close(directory)
+
+    def carriers(self, lease_id: str) -> tuple[int, ...] | None:
+        """The processes that keep a lease whose holder has ended, as far as they can be seen; None when it is over.
+
+        Raises:
+            StateDirectoryError: When the ledger cannot be read.
+        """
+
+        def look(directory: int, listing: Listing) -> Iterable[tuple[int, ...]]:
+            found = states(directory, [lease for lease in listing.leases if lease.id == lease_id and lease.id])
+            return (state.carriers for state in found.values() if state.life is not Life.OVER)
+
+        found = self._looked(look)
+        return tuple(sorted({pid for pids in found for pid in pids})) if found else None
 
     def release_of(self, lease_id: str, *, grace: float = 10.0, force: bool = False) -> tuple[int, ...]:
         """End a lease of one's own from outside, or any lease as root, by ending all that was started with it.
@@ -215,6 +247,30 @@ class Ledger:
             return end(self._state, lease_id, grace=grace, force=force)
         except NoStateDirectoryError as error:
             raise LeaseNotFoundError(f"no lease {lease_id!r} is in force: {error}") from error
+
+    def cancel(self, ticket_id: str, *, seconds: float = 30.0) -> int:
+        """Have somebody of one's own who waits leave the line, or anybody as root.
+
+        Its call for devices raises :class:`~anyaccel.errors.LeaseCancelledError`; its process is not ended.
+
+        Args:
+            ticket_id: Identity of the ticket.
+            seconds: Time for the one who waits to notice.
+
+        Returns:
+            The process that waited, as its ticket says.
+
+        Raises:
+            LeaseNotFoundError: When nobody waits with this ticket.
+            LeasePermissionError: When it belongs to another user.
+            LedgerError: When the one who waits does not notice in time.
+        """
+        from anyaccel.ledger.tickets import cancel
+
+        try:
+            return cancel(self._state, ticket_id, seconds=seconds)
+        except NoStateDirectoryError as error:
+            raise LeaseNotFoundError(f"nobody waits with ticket {ticket_id!r}: {error}") from error
 
     def forget(self, lease_id: str) -> tuple[int, ...]:
         """Give back what a lease of one's own holds, and leave alone what still runs with it.

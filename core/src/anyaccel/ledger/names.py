@@ -7,7 +7,9 @@ the devices with its id, of whichever vendor. The extent is a number of units, i
 device has slots, a hyphen and these slots follow, as a bit mask in hexadecimal digits. No units are held of a device by
 who holds a part of it that is a device of its own, and then the device itself is nobody's. The mark is the one that all
 carry which was started with the lease, as 16 hexadecimal digits of :func:`anyaccel.ledger.mark.limit`, zeros for none;
-a process id of 0 says that no process matters but those that carry the mark. ``v1`` is the same without vendor, slots
+a process id of 0 says that no process matters but those that carry the mark. Of a lease that ends in time, ``.e`` and
+the time stand before the nonce, in milliseconds since the boot as hexadecimal digits; after them, where it was given to
+somebody who passed others, ``b`` and when that was. ``v1`` is the same without vendor, slots
 and mark, as version 0.1 writes it. A ticket of a waiter is
 ``t1.<rank>.<number>.<pid>.<starttime>.<nonce>.<wanted>``, in which the numbers have leading zeros, so that the order of
 the names is the order of service. What is being made is hidden: ``.<pid>.<starttime>.<nonce>``. A nonce starts with the
@@ -46,10 +48,13 @@ _OF_VENDOR = re.compile(rf"{_VENDOR}/(?P<id>.+)")
 _PLAIN = re.compile(r"[0-9A-Za-z:@+_-]")
 _OWNER, _NONCE = r"(?P<pid>[0-9]{1,10})\.(?P<start>[0-9]{1,20})", r"(?P<boot>[0-9a-f]{8})(?P<id>[0-9a-f]{12})"
 _UNITS, _SLOTS = r"(?P<units>[0-9]{1,5})", r"(-(?P<slots>[0-9a-f]{1,8}))?"
+_TERM = r"(\.e(?P<until>[0-9a-f]{1,10})(b(?P<passed>[0-9a-f]{1,10}))?)?"
 _LEASES = {
-    "v1": re.compile(rf"v1\.(?P<device>[^.]+)(?P<vendor>)\.{_UNITS}(?P<slots>)\.{_OWNER}\.{_NONCE}(?P<mark>)"),
+    "v1": re.compile(
+        rf"v1\.(?P<device>[^.]+)(?P<vendor>)\.{_UNITS}(?P<slots>)\.{_OWNER}\.{_NONCE}(?P<mark>)(?P<until>)(?P<passed>)"
+    ),
     "v2": re.compile(
-        rf"v2\.(?P<device>[^.]+)(\.{_VENDOR})?\.{_UNITS}{_SLOTS}\.{_OWNER}\.(?P<mark>[0-9a-f]{{16}})\.{_NONCE}"
+        rf"v2\.(?P<device>[^.]+)(\.{_VENDOR})?\.{_UNITS}{_SLOTS}\.{_OWNER}\.(?P<mark>[0-9a-f]{{16}}){_TERM}\.{_NONCE}"
     ),
 }
 _ANY_LEASE = re.compile(r"v[0-9]+\.(?P<device>[^.]+)(\..*)?")
@@ -57,6 +62,21 @@ _TICKET = re.compile(
     rf"t1\.(?P<rank>[0-9]{{7}})\.(?P<number>[0-9]{{16}})\.{_OWNER}\.{_NONCE}\.(?P<wanted>[0-9A-Za-z_+-]*)"
 )
 _HIDDEN = re.compile(rf"\.{_OWNER}\.{_NONCE}")
+
+
+class Period(NamedTuple):
+    """When a lease ends, in milliseconds since the boot.
+
+    Attributes:
+        until: When it ends at the latest; None when it does not say.
+        passed: When it was given, where others who had come before were passed; None where it was in turn.
+    """
+
+    until: int | None = None
+    passed: int | None = None
+
+
+ENDLESS = Period()
 
 
 class LeaseName(NamedTuple):
@@ -73,6 +93,7 @@ class LeaseName(NamedTuple):
         mark: Mark of all that was started with the lease; empty where there is none.
         understood: Whether this version knows what the name says.
         vendor: Key of the device's vendor; empty where the file's name says none.
+        period: When it ends.
     """
 
     name: str
@@ -85,6 +106,7 @@ class LeaseName(NamedTuple):
     mark: marks.Mark = ()
     understood: bool = False
     vendor: str = ""
+    period: Period = ENDLESS
 
     def means(self, devices: frozenset[str]) -> frozenset[str]:
         """Which of some devices, by name, it is a lease of: all with its id where the file's name says no vendor."""
@@ -207,15 +229,23 @@ def hidden_name() -> str:
     return f".{pid}.{start}.{new_nonce()}"
 
 
-def lease_name(
-    device: str, extent: Extent, nonce: str, owner: tuple[int, int] | None = None, mark: marks.Mark = ()
+def lease_name(  # noqa: PLR0917 -- in the order of the name
+    device: str,
+    extent: Extent,
+    nonce: str,
+    owner: tuple[int, int] | None = None,
+    mark: marks.Mark = (),
+    period: Period = ENDLESS,
 ) -> str:
     """Name a lease of this process, or of the one whose process id and start time are given."""
     pid, start = owner or me()
     vendor, own = vendor_and_id(device)
     named = f"{encode(own, _room(vendor))}.{vendor}" if vendor else encode(own)
     slots = "" if extent.divided or extent.slots == ANY_SLOTS else f"-{extent.slots:x}"
-    return f"v2.{named}.{extent.units}{slots}.{pid}.{start}.{marks.limit(mark) if mark else 0:016x}.{nonce}"
+    term = "" if period.until is None else f".e{period.until:x}"
+    if period.until is not None and period.passed is not None:
+        term += f"b{period.passed:x}"
+    return f"v2.{named}.{extent.units}{slots}.{pid}.{start}.{marks.limit(mark) if mark else 0:016x}{term}.{nonce}"
 
 
 def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[str]) -> str:
@@ -272,6 +302,7 @@ def parse_lease(name: str) -> LeaseName | None:
         mark=mark,
         understood=True,
         vendor=vendor,
+        period=Period(*(int(each, 16) if each else None for each in (match["until"], match["passed"]))),
     )
 
 

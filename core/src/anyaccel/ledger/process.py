@@ -52,6 +52,11 @@ def monotonic_ns() -> int:
     return time.monotonic_ns() - _ahead("monotonic")
 
 
+def boot_seconds() -> float:
+    """Seconds since the boot, those asleep among them: the same for all who ask, also in a time namespace."""
+    return (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - _ahead("boottime")) / 1e9
+
+
 def state(pid: int) -> str:
     """Letter of a process's state: ``R``, ``S``, ``D``, ``T`` for stopped, ``Z`` ...; empty when unknown."""
     fields = _stat(pid)

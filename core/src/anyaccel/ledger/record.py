@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from functools import cache, lru_cache
 
 from anyaccel.ledger import process
 from anyaccel.ledger.listing import Listing, states
 from anyaccel.ledger.lockfile import Life, read_body
-from anyaccel.ledger.names import LeaseName
+from anyaccel.ledger.names import LeaseName, boot
 from anyaccel.ledger.usernamespace import unmapped
 from anyaccel.model import Value
 from anyaccel.model.device import UNITS_PER_DEVICE
@@ -35,7 +36,7 @@ class LeaseRecord(Value):
         device: Name of the device in the ledger, ``vendor/id``; the id alone, and where the lease says no vendor.
         units: Units of it that are held, in 1/10000; 0 where a part of it is held that is a device of its own.
         slots: Which of its slots are held; empty for all of them, and where nobody says which.
-        state: ``held``; ``aside`` when its holder keeps it although nobody uses it any more; ``leaving`` when its
+        state: ``held``; ``quarantined`` when its holder keeps it although nobody uses it any more; ``leaving`` when its
             holder was killed and has not left the kernel yet; ``kept`` when its holder has ended and processes that
             were started with it still run; ``unknown`` when it is locked and not understood, which counts as the whole
             device; ``outside`` when the device itself is locked though no lease says so.
@@ -52,6 +53,7 @@ class LeaseRecord(Value):
         command: Name of the program.
         confined: Whether the holder is confined to its devices.
         through: Id of the device that is really held, where that is a part of this one, or this one a part of it.
+        until: When it ends at the latest, in seconds since 1970; None when it does not say.
     """
 
     id: str
@@ -72,6 +74,7 @@ class LeaseRecord(Value):
     confined: bool = False
     slots: tuple[int, ...] = ()
     through: str = ""
+    until: float | None = None
 
     def __str__(self) -> str:
         where = f", slots {format_slots(self.slots)}" if self.slots else ""
@@ -95,6 +98,10 @@ class TicketRecord(Value):
         user: Name of that user, or its number.
         waited: Seconds since it began to wait.
         responsive: Whether it has lately looked for devices; one that has not is overtaken.
+        seconds: How long it holds the devices at most; None when it does not say.
+        starts: When it starts if everything lasts as long as it may, in seconds since 1970; None when nobody can tell.
+        behind: How many of those ahead want one of the same devices.
+        limited: Whether it waits until its user holds less, as the machine's configuration has it.
         request: What it asks for, in its own words, like the two below.
         note: What for.
         command: Name of the program.
@@ -110,6 +117,10 @@ class TicketRecord(Value):
     request: str = ""
     note: str = ""
     command: str = ""
+    seconds: float | None = None
+    starts: float | None = None
+    behind: int = 0
+    limited: bool = False
 
 
 def write_body(request: str, note: str, *, confined: bool = False, **more: Any) -> bytes:
@@ -118,7 +129,7 @@ def write_body(request: str, note: str, *, confined: bool = False, **more: Any) 
         "request": clean(request),
         "note": clean(note),
         "command": clean(_command()),
-        "namespace": _namespace(),
+        "namespace": pid_namespace(),
         "confined": confined,
     }
     return json.dumps(words | more, ensure_ascii=False).encode(errors="replace")
@@ -155,7 +166,7 @@ def read_words(body: bytes) -> dict[str, Any]:
     return {
         **texts,
         "confined": words.get("confined") is True,
-        "here": words.get("namespace") in (None, _namespace()),
+        "here": words.get("namespace") in (None, pid_namespace()),
         "arrived": arrived if type(arrived) is int and abs(arrived) < 1 << 63 else process.monotonic_ns(),
     }
 
@@ -203,9 +214,9 @@ def describe(directory: int, lease: LeaseName, state: Life, carriers: tuple[int,
     elif not lease.understood:
         kind, reason = "unknown", f"{lease.name!r} is locked and was not written by this version: all of it counts"
     words = read_words(read_body(directory, lease.name))
-    aside = words.pop("aside")
-    if state is Life.HELD and aside and not reason:
-        kind, reason = "aside", aside
+    quarantined = words.pop("aside")
+    if state is Life.HELD and quarantined and not reason:
+        kind, reason = "quarantined", quarantined
     del words["arrived"]
     if not reason and words["here"] and process.state(lease.pid) in _STOPPED:
         reason, hint = f"process {lease.pid} is stopped", f"it goes on with 'kill -CONT {lease.pid}'"
@@ -221,8 +232,16 @@ def describe(directory: int, lease: LeaseName, state: Life, carriers: tuple[int,
         pid=lease.pid,
         **owner(found),
         since=found.st_mtime if found else None,
+        until=_until(lease),
         **words,
     )
+
+
+def _until(lease: LeaseName) -> float | None:
+    """When a lease ends at the latest, in seconds since 1970 by the clock as it goes now."""
+    if lease.period.until is None or lease.boot != boot():
+        return None
+    return time.time() - process.boot_seconds() + lease.period.until / 1000
 
 
 def _kept(carriers: tuple[int, ...]) -> str:
@@ -274,7 +293,7 @@ def user_name(uid: int) -> str:
 
 
 @cache
-def _namespace() -> int:
+def pid_namespace() -> int:
     """Number of the namespace in which process ids of this process mean something; 0 when unknown."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino

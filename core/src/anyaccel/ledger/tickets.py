@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import json
 import os
+import stat
+import time
 from collections.abc import Iterator
 
+from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
 from anyaccel.ledger import process
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.listing import Listing
+from anyaccel.ledger.lease import Want
+from anyaccel.ledger.listing import Listing, read
 from anyaccel.ledger.lockfile import Life, LockedFile, look, read_body
 from anyaccel.ledger.names import (
     behind_tickets,
@@ -28,7 +32,17 @@ from anyaccel.ledger.names import (
     ticket_suffix,
 )
 from anyaccel.ledger.record import TicketRecord, owner, read_words, write_body
+from anyaccel.ledger.turns import (
+    BODY_LIMIT,
+    Turns,
+    holdings,
+    lenient_rules,
+    since_1970,
+    ticket_words,
+    waiting_of,
+)
 from anyaccel.model import Value
+from anyaccel.policy import forecast
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +51,7 @@ if TYPE_CHECKING:
 _PATIENCE = 2.0
 _LOOKS_EVERY = 0.25
 _PER_PLACE = 0.05
-_WANTED_LIMIT = 1 << 18
+_CANCEL_LOOK = 0.02
 
 
 def interval(place: int) -> float:
@@ -53,12 +67,14 @@ class Standing(Value):
         before: The nearest of them that is there; None when nobody must be waited for.
         passed: Tickets ahead that need not be waited for.
         over: Those of them whose owner is gone.
+        passes: Whether it may be served before others who are there and cannot start yet.
     """
 
     place: int
     before: str | None
     passed: frozenset[str]
     over: tuple[str, ...]
+    passes: bool = False
 
 
 class Line:
@@ -67,18 +83,21 @@ class Line:
     Args:
         candidates: Ids of the devices that could serve the request.
         priority: The higher, the earlier.
+        turns: What the machine's rules say.
     """
 
-    def __init__(self, candidates: frozenset[str], priority: int) -> None:
+    def __init__(self, candidates: frozenset[str], priority: int, turns: Turns) -> None:
         self._candidates = candidates
+        self._turns = turns
         self._behind = behind_tickets(priority)
         self._suffix = ticket_suffix(candidates) if listed_in_name(candidates) else "\0"
         self._in_bodies: dict[str, frozenset[int] | None] = {}
 
     def rivals(self, directory: int, listing: Listing, own: str | None) -> Iterator[str]:
         """Names of the tickets ahead that compete for a device, first to be served first."""
-        for name in listing.tickets:
-            if name >= (own or self._behind):
+        plain = self._turns.policy.plain
+        for name in listing.tickets if plain else self._turns.ahead(directory, listing, own):
+            if plain and name >= (own or self._behind):
                 return
             # Most want what we want, and their names need not be read then.
             if name.endswith(self._suffix) or self._competes(directory, name):
@@ -102,7 +121,18 @@ class Line:
             passed.add(name)
         ahead = rivals[len(passed) :]
         before = next((name for name in reversed(ahead) if look(directory, name)[0] is not Life.OVER), None)
-        return Standing(place=len(ahead), before=before, passed=frozenset(passed), over=tuple(over))
+        passes = before is not None and self._turns.may_pass(directory, listing, ahead)
+        if passes:
+            passed.update(ahead)
+            before = None
+        return Standing(place=len(ahead), before=before, passed=frozenset(passed), over=tuple(over), passes=passes)
+
+    def in_front(self, directory: int, listing: Listing, own: str | None, standing: Standing) -> bool:
+        """Whether nobody came in front since some were found not to be waited for, who may still be passed."""
+        rivals = list(self.rivals(directory, listing, own))
+        if not all(rival in standing.passed for rival in rivals):
+            return False
+        return not standing.passes or self._turns.may_pass(directory, listing, rivals)
 
     def _competes(self, directory: int, name: str) -> bool:
         ticket = parse_ticket(name)
@@ -133,20 +163,21 @@ class Ticket:
         self._file = LockedFile(state.path)
         self._owner = os.getpid()
 
-    def publish(self, directory: int, priority: int, candidates: frozenset[str], request: str, note: str) -> None:
+    def publish(self, directory: int, priority: int, want: Want, since: float, note: str) -> None:
         """Get in line.
 
         Args:
             directory: Descriptor of the state directory, locked: numbers are given in order.
             priority: The higher, the earlier.
-            candidates: Ids of the devices that could serve the request.
-            request: What was asked for, for people to read.
+            want: What is wanted.
+            since: When the request came, in seconds since the boot.
             note: What for.
         """
-        more: dict[str, Any] = {"arrived": process.monotonic_ns()}
+        candidates = want.candidates
+        more: dict[str, Any] = {"arrived": process.monotonic_ns(), **ticket_words(want, since)}
         if not listed_in_name(candidates):
             more["wanted"] = sorted(hashes(candidates))
-        self._file.make(directory, write_body(request, note, **more))
+        self._file.make(directory, write_body(want.request, note, **more))
         self.stamp()
         number = 1 + last_number(os.listdir(directory))
         self._file.rename(directory, ticket_name(priority, number, new_nonce(), candidates))
@@ -156,6 +187,11 @@ class Ticket:
         """Show that we are here and look for devices."""
         now = process.monotonic_ns()
         os.utime(self._file.fd, ns=(now, now))
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether its owner, or root, has cancelled it: see :func:`cancel`."""
+        return bool(self.name) and not os.fstat(self._file.fd).st_mode & stat.S_IWUSR
 
     def drop(self) -> None:
         """Leave the line. A copy in a forked child leaves it to its parent."""
@@ -167,23 +203,113 @@ class Ticket:
 
 def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:
     """Describe those who wait, first to be served first."""
-    now = process.monotonic_ns()
-    for position, ticket in enumerate(filter(None, map(parse_ticket, listing.tickets))):
-        life, found = look(directory, ticket.name)
-        if life is Life.OVER:
+    now, clock, policy = process.monotonic_ns(), process.boot_seconds(), lenient_rules()
+    looks = {name: look(directory, name) for name in listing.tickets}
+    there = {name: file for name, (life, file) in looks.items() if life is not Life.OVER}
+    held = holdings(directory, listing)
+    waiting = {name: facts for name in there if (facts := waiting_of(directory, name))}
+    order = list(waiting.values()) if policy.plain else policy.order(waiting.values(), held, clock)
+    starts = forecast([each for each in order if not policy.limited(each, held)], held, clock)
+    for position, facts in enumerate(order):
+        name = str(facts.key)
+        ticket, found = parse_ticket(name), there[name]
+        if ticket is None:
             continue
-        words = read_words(read_body(directory, ticket.name, _WANTED_LIMIT))
+        words = read_words(read_body(directory, name, BODY_LIMIT))
+        start = starts.get(name)
         yield TicketRecord(
             id=ticket.id,
-            priority=ticket.priority,
+            priority=policy.priority(facts),
             pid=ticket.pid,
             **owner(found),
             waited=max(0, now - words["arrived"]) / 1e9,
             responsive=found is None or not _silent(found, now, position),
+            seconds=facts.seconds,
+            starts=None if start is None else since_1970(max(start, clock)),
+            behind=sum(facts.competes(other) for other in order[:position]),
+            limited=policy.limited(facts, held),
             request=words["request"],
             note=words["note"],
             command=words["command"],
         )
+
+
+def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
+    """Have somebody who waits leave the line: its call for devices fails, its process goes on.
+
+    A ticket is cancelled by making its file read-only, which the kernel lets only its owner and root do. No process is
+    signalled.
+
+    Args:
+        state: The state directory.
+        ticket_id: Identity of the ticket.
+        seconds: Time for the one who waits to notice.
+
+    Returns:
+        The process that waited, as its ticket says.
+
+    Raises:
+        LeaseNotFoundError: When nobody waits with this ticket.
+        LeasePermissionError: When it belongs to another user.
+        LedgerError: When it is not noticed in time: its process is stopped, or of an older version.
+    """
+    directory = state.open()
+    try:
+        names = filter(None, map(parse_ticket, read(directory).tickets))
+        found = [
+            ticket for ticket in names if ticket.id == ticket_id and look(directory, ticket.name)[0] is not Life.OVER
+        ]
+        ours = [ticket for ticket in found if _forbid_writing(directory, ticket.name)]
+        if not found:
+            raise LeaseNotFoundError(
+                f"nobody waits with ticket {ticket_id!r} in {state.path}", hint="'anyaccel queue' lists those who wait"
+            )
+        if not ours:
+            user = owner(os.stat(found[0].name, dir_fd=directory, follow_symlinks=False))["user"]
+            raise LeasePermissionError(
+                f"ticket {ticket_id} belongs to {user}; only {user} and root can cancel it", hint=f"ask {user}"
+            )
+        deadline = time.monotonic() + seconds
+        while left := [ticket for ticket in ours if look(directory, ticket.name)[0] is not Life.OVER]:
+            if time.monotonic() > deadline:
+                raise LedgerError(
+                    f"ticket {ticket_id} is cancelled, but process {left[0].pid} has not noticed within {seconds:g} s:"
+                    " it is stopped, or of an older version",
+                    hint=f"end it with 'kill {left[0].pid}' where that is right",
+                )
+            time.sleep(_CANCEL_LOOK)
+        return ours[0].pid
+    except FileNotFoundError as error:
+        raise LeaseNotFoundError(f"ticket {ticket_id!r} has just left the line") from error
+    except OSError as error:
+        raise state.fault(error) from error
+    finally:
+        state.close(directory)
+
+
+def _forbid_writing(directory: int, name: str) -> bool:
+    """Make a ticket read-only; False when it belongs to another user."""
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.fchmod(descriptor, 0o444)
+    except PermissionError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def newcomer_starts(directory: int, listing: Listing, want: Want) -> Iterator[float]:
+    """When somebody who came now would start if everything lasts as long as it may, in seconds since 1970, if known."""
+    clock, policy = process.boot_seconds(), lenient_rules()
+    held = holdings(directory, listing)
+    there = [name for name in listing.tickets if look(directory, name)[0] is not Life.OVER]
+    waiting = [facts for name in there if (facts := waiting_of(directory, name))]
+    own = Turns(want, 0, policy).own
+    order = policy.order([*waiting, own], held, clock)
+    start = forecast([each for each in order if each is own or not policy.limited(each, held)], held, clock)[own.key]
+    if start is not None:
+        yield since_1970(start)
 
 
 def wanted_by_others(directory: int, listing: Listing, devices: frozenset[str]) -> frozenset[str]:
@@ -211,7 +337,7 @@ def _silent(found: os.stat_result, now: int, position: int) -> bool:
 def _read_wanted(directory: int, name: str) -> frozenset[int] | None:
     """What a ticket wants that could not list it in its name; None when it does not say, which means everything."""
     try:
-        wanted = json.loads(read_body(directory, name, _WANTED_LIMIT))["wanted"]
+        wanted = json.loads(read_body(directory, name, BODY_LIMIT))["wanted"]
         return frozenset(int(each) for each in wanted)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):  # overflow: "1e999" is infinite
         return None

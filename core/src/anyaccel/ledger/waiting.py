@@ -22,6 +22,8 @@ from anyaccel.ledger.listing import Listing
 from anyaccel.ledger.lockfile import Life, look
 from anyaccel.ledger.names import parse_lease
 from anyaccel.ledger.tickets import Standing, Ticket
+from anyaccel.ledger.turns import Turns
+from anyaccel.policy import Policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,13 +66,24 @@ class Waiter:
         priority: The higher, the earlier.
         note: What it is for.
         deadline: Until when to wait, by the monotonic clock; None for as long as it takes.
+        policy: The rules of the machine.
 
     Attributes:
+        turns: What the rules say about the request.
         place: How many are ahead, as far as is known.
         refused: Whether the ledger was locked by somebody else for too long.
     """
 
-    def __init__(self, state: StateDirectory, want: Want, *, priority: int, note: str, deadline: float | None) -> None:
+    def __init__(
+        self,
+        state: StateDirectory,
+        want: Want,
+        *,
+        priority: int,
+        note: str,
+        deadline: float | None,
+        policy: Policy,
+    ) -> None:
         self.place = 0
         self.refused = False
         self._state = state
@@ -80,7 +93,9 @@ class Waiter:
         self._deadline = deadline
         self._began = self._looked = time.monotonic()
         self._before: str | None = None
-        self._line = tickets.Line(want.candidates, priority)
+        self.turns = Turns(want, priority, policy)
+        self._line = tickets.Line(want.candidates, priority, self.turns)
+        self._news = False
         self._ticket: Ticket | None = None
         self._watch: Watch | None = None
         self._event = -1
@@ -94,9 +109,17 @@ class Waiter:
         """Whether there is a place in line."""
         return self._ticket is not None
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether somebody who may has cancelled our ticket."""
+        return self._ticket is not None and self._ticket.cancelled
+
     def still_behind(self, directory: int) -> bool:
         """Whether the one ahead of us is still there: a cheap look, in place of most of the real ones."""
         if self._ticket is None or self._before is None:
+            return False
+        if self._news:
+            self._news = False
             return False
         if time.monotonic() - self._looked > max(_REAL_LOOKS_EVERY, tickets.interval(self.place)):
             return False
@@ -120,9 +143,9 @@ class Waiter:
             self._ticket.stamp()
         return standing
 
-    def in_front(self, directory: int, listing: Listing, passed: frozenset[str]) -> bool:
-        """Whether nobody came in front of us since some were found not to be waited for."""
-        return all(rival in passed for rival in self._line.rivals(directory, listing, self._own))
+    def in_front(self, directory: int, listing: Listing, standing: Standing) -> bool:
+        """Whether nobody came in front of us since we found where we stand."""
+        return self._line.in_front(directory, listing, self._own, standing)
 
     def enter(self, directory: int, lock: Callable[[int], bool], *, at_once: bool) -> bool:
         """Get a place in line and watch what we wait for, once the wait is worth it.
@@ -148,7 +171,7 @@ class Waiter:
         try:
             if not self._state.replaced(directory):
                 want = self._want
-                self._ticket.publish(directory, self._priority, want.candidates, want.request, self._note)
+                self._ticket.publish(directory, self._priority, want, self.turns.since, self._note)
         except FileNotFoundError:  # somebody who cannot see this process took it for debris
             self._again = True
         finally:
@@ -160,12 +183,12 @@ class Waiter:
 
     def _aim(self, directory: int) -> bool:
         """Watch whoever is ahead, or the directory; whether something may have happened before we did."""
-        before = self._before
+        before = None if self.turns.watches_all else self._before
         if before and self._follow(before):
             return look(directory, before)[0] is Life.OVER
         if self.place >= _WATCHING:
             return False
-        path = f"{self._state.path}/{self._before}" if self._before else self._state.path
+        path = f"{self._state.path}/{before}" if before else self._state.path
         try:
             self._watch = self._watch or Watch()
             if self._watch.path == path:
@@ -175,7 +198,7 @@ class Waiter:
             return True
         except (OSError, ImportError):  # there is no watch to be had: then we poll
             return False
-        return self._before is None or look(directory, self._before)[0] is Life.OVER
+        return before is None or look(directory, before)[0] is Life.OVER
 
     def _follow(self, ticket: str) -> bool:
         """Have the thread that has a ticket wake us when it leaves the line; False when that is none of ours."""
@@ -227,10 +250,14 @@ class Waiter:
             return True
         worth = False
         for name, removed in self._watch.events():
+            if name and name.startswith("t1.") and removed and self.turns.watches_all:
+                worth = self._news = True
+                continue
             lease = parse_lease(name) if name else None
             if name and (lease is None or name in self._removed or not lease.means(self._want.candidates)):
                 continue
             worth = True
+            self._news = self.turns.watches_all
             if removed:
                 self._removed.add(name)  # its holder is going to close it next
             else:

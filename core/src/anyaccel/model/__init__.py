@@ -8,7 +8,6 @@ from anyaccel.model.device import (
     Device,
     Fractional,
     Health,
-    PluginInfo,
     Product,
     VisiblePart,
 )
@@ -22,6 +21,7 @@ from anyaccel.model.observation import (
     Severity,
     Stats,
 )
+from anyaccel.model.plugin import PluginInfo
 from anyaccel.model.problem import Problem, ProblemKind
 from anyaccel.model.request import Request, Term, format_units
 

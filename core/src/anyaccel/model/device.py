@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from anyaccel.model._value import Value, field, replace
-
-TYPE_CHECKING = False  # that of typing, which takes longer to import than the model
-if TYPE_CHECKING:
-    from anyaccel.model.request import Term
 
 UNITS_PER_DEVICE = 10_000
 """Quantities are exact integers of 1/10000 of a device, so that shares never drift."""
@@ -43,53 +39,6 @@ class Fractional(Enum):
 
     def __bool__(self) -> bool:
         return self is not Fractional.NO
-
-
-class PluginInfo(Value):
-    """The identity of a vendor plug-in, the same on every machine.
-
-    Attributes:
-        vendor: Key of the vendor, ``[a-z][a-z0-9_]{0,31}``, equal to the entry point's name.
-        resource: Name under which schedulers count its devices: ``GPU``, ``TPU``, ``NPU`` ...
-        kind: Kind of accelerator in lower case: ``gpu``, ``tpu``, ``npu`` ...
-        env_vars: Every variable that the plug-in may set or unset. A hook that touches another one is refused.
-            Empty when the vendor's runtime cannot be masked.
-        url: Where people find the plug-in's documentation.
-        counts: Numbers of devices that one job may have, in ascending order; empty for any. Placement keeps to them
-            without asking; what depends on which devices they are is for ``anyaccel_validate`` to say.
-        exclusive: Why a device has one holder only, in a clause, for whoever asks for a part of one; empty where
-            devices can be shared, and where there is nothing to say.
-    """
-
-    vendor: str
-    resource: str
-    kind: str
-    env_vars: tuple[str, ...]
-    url: str = ""
-    counts: tuple[int, ...] = ()
-    exclusive: str = ""
-
-    def refusal(self, term: Term, devices: Sequence[Device]) -> str | None:
-        """Say why one job cannot have so much of the vendor's devices; None when it can."""
-        numbers = _listed(self.counts)
-        if term.fraction and self.exclusive:
-            whole = f": {numbers}" if numbers else ""
-            return (
-                f"one {self.resource} cannot be divided or shared: {self.exclusive}; ask for a whole number of devices"
-                f"{whole}"
-            )
-        if self.counts and devices and len(devices) not in self.counts:
-            return (
-                f"one job can use {numbers} {self.resource}s of a machine (got {len(devices)}); ask for one of these"
-                " numbers"
-            )
-        return None
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    """Write numbers for people: ``1, 2, 4 or 8``."""
-    words = [str(number) for number in numbers]
-    return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words)
 
 
 class Device(Value):

@@ -43,7 +43,11 @@ class VendorReport(Value):
         state: Whether it found its hardware, found none, or failed.
         resource: Resource name of its devices; empty when the plug-in did not get to say.
         kind: Kind of accelerator; empty likewise.
-        env_vars: Variables that the plug-in owns.
+        env_vars: Variables that the plug-in may set or unset.
+        borrowed: Those of them that are another vendor's, and
+        cleared: those that it only removes; see :class:`PluginInfo`.
+        runtimes: How the file names of the vendor's runtime libraries begin.
+        ray_switch: See :class:`PluginInfo`.
         distribution: Distribution that ships the plug-in, and
         version: its version.
         driver_version: Version of the driver; empty when unknown.
@@ -59,6 +63,10 @@ class VendorReport(Value):
     resource: str = ""
     kind: str = ""
     env_vars: tuple[str, ...] = ()
+    borrowed: tuple[str, ...] = ()
+    cleared: tuple[str, ...] = ()
+    runtimes: tuple[str, ...] = ()
+    ray_switch: str = ""
     distribution: str = ""
     version: str = ""
     driver_version: str = ""
@@ -67,6 +75,21 @@ class VendorReport(Value):
     problem: Problem | None = None
     hidden: EnvEdits | None = None
     seconds: float = 0.0
+
+    def shared_with(self, other: VendorReport) -> str:
+        """The variable that keeps devices of two vendors from one worker; empty where there is none.
+
+        Both obey it, and one of them borrows it, so that no value of it means devices of both.
+        """
+        both = (name for name in self.env_vars if name in other.env_vars)
+        return next(
+            (
+                name
+                for name in both
+                if name in (*self.borrowed, *other.borrowed) and name not in (*self.cleared, *other.cleared)
+            ),
+            "",
+        )
 
 
 class Inventory(Value):
@@ -82,6 +105,17 @@ class Inventory(Value):
     devices: tuple[Device, ...]
     vendors: tuple[VendorReport, ...] = ()
 
+    def __repr__(self) -> str:
+        types = [device.type for device in self.devices]
+        counted = ", ".join(f"{types.count(each)} {each}" for each in dict.fromkeys(types))
+        return f"<Inventory of {self.machine}: {counted or 'no devices'}>"
+
+    def _repr_html_(self) -> str:
+        """Show the devices in a notebook."""
+        from anyaccel.model.html import device_table
+
+        return device_table(f"{len(self.devices)} devices of {self.machine}", self.devices)
+
     def of_vendor(self, vendor: str) -> tuple[Device, ...]:
         """The devices of one vendor."""
         return tuple(device for device in self.devices if device.vendor == vendor)
@@ -89,3 +123,9 @@ class Inventory(Value):
     def report(self, vendor: str) -> VendorReport | None:
         """The report of one vendor, or None when no plug-in of that name is installed."""
         return next((report for report in self.vendors if report.vendor == vendor), None)
+
+    def apart(self, vendor: str) -> dict[str, str]:
+        """The vendors of which no device is given to a worker that has some of this one's, each with the variable."""
+        own = self.report(vendor)
+        others = () if own is None else (report for report in self.vendors if report.vendor != vendor)
+        return {other.vendor: name for other in others if own and (name := own.shared_with(other))}

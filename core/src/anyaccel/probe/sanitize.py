@@ -116,7 +116,8 @@ def _completed(item: str, replacements: Mapping[str, str]) -> str:
 
 
 def _replacements(found: Found, names: Names, users: set[str], words: set[str]) -> dict[str, str]:
-    made = {text: f"{n:08x}-0000-4000-8000-{n:012x}" for n, text in _ranked(found.uuids)}
+    uuids = {text for text in found.uuids if text.strip("0-")}  # one of zeros alone says that there is none
+    made = {text: f"{n:08x}-0000-4000-8000-{n:012x}" for n, text in _ranked(uuids)}
     made |= {text: _mac(text, n) for n, text in _ranked(found.macs)}
     made |= {text: f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}" for n, text in _ranked(found.ipv4, _octets)}
     made |= {text: f"2001:db8::{n:x}" for n, text in _ranked(found.ipv6)}

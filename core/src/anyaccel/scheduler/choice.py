@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.model import (
     AGREEMENT,
@@ -19,6 +19,7 @@ from anyaccel.model import (
     slot_mask,
     slot_numbers,
 )
+from anyaccel.policy import Need
 from anyaccel.scheduler.placement import Layout, Occupancy, Spot, Validate, Wanted, choose_slots, place, want
 
 
@@ -50,6 +51,17 @@ class Choice:
         for wanted in self._wanted:
             mask |= wanted.mask
         return tuple(device for position, device in enumerate(self._layout.devices) if mask >> position & 1)
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        """How much each term needs, of which devices by their ids."""
+        return tuple(
+            Need(count=each.term.count, units=each.units, among=frozenset(self._ids(each.mask)))
+            for each in self._wanted
+        )
+
+    def _ids(self, mask: int) -> Iterator[str]:
+        return (device.id for position, device in enumerate(self._layout.devices) if mask >> position & 1)
 
     def choose(self, taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
         """Choose devices among what is left.
@@ -120,6 +132,15 @@ def _located(device: Device, units: int, taken: Extent) -> Share | None:
 def extent_of(given: Share) -> Extent:
     """How much of a device a share is, and where."""
     return Extent(given.units, slot_mask(given.slots) if given.slots else ANY_SLOTS)
+
+
+def extent_within(given: Share, device: Device) -> Extent:
+    """How much a share is, and where, of its device as it is now: its slots may be others than they were."""
+    was, now = given.device.slots, device.slots
+    if now == 1 or not given.slots:
+        return Extent(given.units, ANY_SLOTS)
+    overlapping = (each for slot in given.slots for each in range(slot * now // was, -(-(slot + 1) * now // was)))
+    return Extent(given.units, slot_mask(overlapping))
 
 
 def share(device: Device, units: int, slots: tuple[int, ...] = ()) -> Share:

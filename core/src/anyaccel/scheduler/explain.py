@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Request, Term, Value, VendorState, format_units
 from anyaccel.scheduler.cells import bits
@@ -45,7 +46,10 @@ def judge(scene: Scene, request: Request) -> Verdict:
     now = ever and not scene.ahead and place(layout, scene.free, wanted, scene.validate) is not None
     if now:
         return Verdict(request=request, fits_now=True, ever_fits=True)
-    reasons = list(_reasons_now(scene, wanted) if ever else _reasons_ever(scene, wanted, empty))
+    if ever:
+        reasons = list(_reasons_now(scene, wanted))
+    else:
+        reasons = list(_rivals(scene, request)) or list(_reasons_ever(scene, wanted, empty))
     return Verdict(
         request=request,
         fits_now=False,
@@ -65,7 +69,30 @@ def _remedies(layout: Layout, reasons: Iterable[Reason]) -> tuple[str, ...]:
             device = layout.devices[layout.positions[name]]
             if device.health_remedy:
                 broken.setdefault(device.health_remedy, []).append(name)
-    return tuple(f"{listed(names)}: {remedy}" for remedy, names in broken.items())
+    apart = any(reason.code is ReasonCode.VARIABLE for reason in reasons)
+    return (
+        *(f"{listed(names)}: {remedy}" for remedy, names in broken.items()),
+        *(("ask for their devices in separate commands",) if apart else ()),
+    )
+
+
+def _rivals(scene: Scene, request: Request) -> Iterator[Reason]:
+    """Which vendors no worker gets devices of together, where that alone is in the way."""
+    layout = scene.layout
+    if not layout.rivals:
+        return
+    twin = layout.without_rivals()
+    placed = place(twin, Occupancy(twin), [want(twin, term) for term in request.terms], scene.validate)
+    devices = [layout.devices[spot.position] for spots in placed or () for spot in spots]
+    for one, other in combinations(dict.fromkeys(device.vendor for device in devices), 2):
+        variable = layout.inventory.apart(one).get(other)
+        if variable:
+            yield Reason(
+                code=ReasonCode.VARIABLE,
+                message=f"{one} and {other} both obey the variable {variable}, and no value of it means devices of"
+                " both, so one worker cannot have them together",
+                devices=tuple(device.id for device in devices if device.vendor in {one, other}),
+            )
 
 
 def _reasons_ever(scene: Scene, wanted: Sequence[Wanted], empty: Occupancy) -> Iterator[Reason]:

@@ -57,6 +57,11 @@ class Names:
         for name in filter(None, names):
             self._spelled.setdefault(name.lower(), name)
 
+    def keep(self, other: Names) -> None:
+        """Know what another one knew or could find out: a name stays one when its last device is lost."""
+        self._learn(other._spelled.values())
+        self._known = other._known
+
     def spelled(self, name: str) -> str:
         """The name as its owner spells it."""
         return self._spelled.get(name.lower(), name)

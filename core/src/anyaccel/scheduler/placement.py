@@ -3,12 +3,16 @@
 A share goes to the fullest device that still has room, before a fresh one is broken; of a device with slots it gets as
 many whole ones as it needs, where that leaves the others together. Whole devices go to the best-connected set. Several
 terms are placed together or not at all: a term that took the only device that another one could use gives it back and
-tries the next. The search is bounded by ``PLACEMENTS``, some tens of milliseconds at worst; past it the answer is no.
+tries the next. Devices of two vendors that obey one variable are never given out together, where one of them borrows
+it. The search is bounded by ``PLACEMENTS``, some tens of milliseconds at worst; past it the answer is no.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Extent, Inventory, Share, Term, Value, parts_of, slot_mask
@@ -50,6 +54,10 @@ class Layout:
             self.positions[whole]: slot_mask(self.positions[part] for part in parts)
             for whole, parts in parts_of(self.devices).items()
         }
+        self.vendors: dict[str, int] = {}
+        for position, device in enumerate(self.devices):
+            self.vendors[device.vendor] = self.vendors.get(device.vendor, 0) | 1 << position
+        self.rivals = {vendor: rivals for vendor in self.vendors if (rivals := self._rivals(vendor))}
         self.kin: dict[int, list[int]] = {}
         for whole, parts in self.parts.items():
             for part in bits(parts):
@@ -66,6 +74,31 @@ class Layout:
             if mask >> whole & 1:
                 mask |= parts
         return mask
+
+    def _rivals(self, vendor: str) -> int:
+        """The devices of which a worker that has some of this vendor's gets none."""
+        others = self.inventory.apart(vendor) if len(self.vendors) > 1 else ()
+        return reduce(or_, (self.vendors.get(other, 0) for other in others), 0)
+
+    def without_rivals(self) -> Layout:
+        """The same machine, were there no variable that two vendors obey."""
+        twin = copy(self)
+        twin.rivals = {}
+        return twin
+
+    def compatible(self, mask: int) -> tuple[int, ...]:
+        """Split devices into sets of which one worker may have any."""
+        for vendor, rivals in self.rivals.items():
+            own = self.vendors[vendor]
+            if mask & own and mask & rivals:
+                return tuple(dict.fromkeys((*self.compatible(mask & ~rivals), *self.compatible(mask & ~own))))
+        return (mask,)
+
+    def barred_by(self, spots: Iterable[Spot]) -> int:
+        """The devices that are out of the question for who has some already."""
+        if not self.rivals:
+            return 0
+        return reduce(or_, (self.rivals.get(self.devices[spot.position].vendor, 0) for spot in spots), 0)
 
     def apart(self, mask: int) -> tuple[int, ...]:
         """Devices of which none is a part of another one: those that are no parts, and those that have none."""
@@ -265,7 +298,7 @@ def want(layout: Layout, term: Term) -> Wanted:
     together = layout.serving(term)
     choices = [_groups(layout, term, layout.names.devices(name) & together) for name in term.names]
     if term.count > 1 and (term.mixed or counted(term)):
-        choices.append((together,))
+        choices.append(layout.compatible(together))
     return Wanted(term=term, units=min(term.units, UNITS_PER_DEVICE), choices=tuple(choices), mask=together)
 
 
@@ -292,23 +325,23 @@ def place(
     placed: list[tuple[Spot, ...]] = [()] * len(wanted)
     left = PLACEMENTS
 
-    def serve(rank: int) -> bool:
+    def serve(rank: int, barred: int) -> bool:
         nonlocal left
         if rank == len(order):
             return True
         index = order[rank]
-        for spots in _candidates(layout, free, wanted[index], validate):
+        for spots in _candidates(layout, free, wanted[index], validate, barred):
             left -= 1
             if left < 0:
                 return False
             placed[index] = spots
             free.take(spots)
-            if serve(rank + 1):
+            if serve(rank + 1, barred | layout.barred_by(spots)):
                 return True
             free.give(spots)
         return False
 
-    return tuple(placed) if serve(0) else None
+    return tuple(placed) if serve(0, 0) else None
 
 
 def vetoed(layout: Layout, term: Term, positions: Sequence[int], validate: Validate | None) -> str:
@@ -360,10 +393,11 @@ def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
 
 
 def _candidates(
-    layout: Layout, free: Occupancy, wanted: Wanted, validate: Validate | None
+    layout: Layout, free: Occupancy, wanted: Wanted, validate: Validate | None, barred: int = 0
 ) -> Iterator[tuple[Spot, ...]]:
-    """Sets of devices that could serve a term now and that no vendor vetoes, best first."""
-    for groups in wanted.choices:
+    """Sets of devices that could serve a term now and that no vendor vetoes, best first; none of those barred."""
+    for choice in wanted.choices:
+        groups = [group & ~barred for group in choice] if barred else choice
         for positions in _sets(layout, free, wanted, groups):
             if not vetoed(layout, wanted.term, positions, validate):
                 yield tuple(free.spot(position, wanted.units) for position in positions)

@@ -32,6 +32,8 @@ class ReasonCode(Enum):
     """There are enough devices, and not enough that are linked to each other."""
     VENDOR_RULE = "vendor-rule"
     """The vendor's rule refuses the quantity or the set."""
+    VARIABLE = "variable"
+    """Two vendors obey one variable, and no value of it means devices of both."""
     TOGETHER = "together"
     """Each term fits, and all of them at once do not."""
     TAKEN = "taken"

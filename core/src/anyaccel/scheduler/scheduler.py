@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from threading import Lock
+from time import monotonic
 
 from anyaccel.errors import NeverFitsError, NotFreeError
-from anyaccel.model import Allocation, Extent, Grant, Inventory, Request, Term, slot_numbers
-from anyaccel.scheduler.choice import grants, share
+from anyaccel.model import Allocation, Device, Extent, Grant, Health, Inventory, Request, Term, replace, slot_numbers
+from anyaccel.policy import Holding, Need, Policy, Waiting
+from anyaccel.scheduler.cells import bits
+from anyaccel.scheduler.choice import extent_within, grants, share
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.placement import Layout, Occupancy, Spot, Validate, place, want
 from anyaccel.scheduler.queue import Queue
@@ -38,27 +42,117 @@ class Scheduler:
             or None. Must be a pure function; it is called while the scheduler is locked.
         known: Names that installed plug-ins know beside those on this machine: a request for one of them never fits,
             while any other name is an error.
+        policy: Who is next and who may pass whom, as for those who wait in the machine's ledger; None for priority and
+            arrival alone.
+        clock: Seconds of the clock that the policy goes by.
     """
 
-    def __init__(self, inventory: Inventory, validate: Validate | None = None, known: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        inventory: Inventory,
+        validate: Validate | None = None,
+        known: Iterable[str] = (),
+        *,
+        policy: Policy | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._inventory = inventory
         self._layout = Layout(inventory, known)
         self._validate = validate
         self._lock = Lock()
         self._free = Occupancy(self._layout)
+        self._spots: dict[str, tuple[Spot, ...]] = {}
+        self._short = False
         self._held: dict[str, Allocation] = {}
         self._notes: dict[str, str] = {}
         self._holders: list[dict[str, Allocation]] = [{} for _ in inventory.devices]
         self._queue: Queue[Ticket] = Queue()
         self._infeasible: dict[int, Ticket] = {}
-        self._plans: dict[Request, Plan] = {}
+        self._plans: tuple[Layout, dict[Request, Plan]] = (self._layout, {})
         self._numbers = count(1)
+        self._policy = policy
+        self._clock = clock
+        self._terms: dict[str, tuple[int | None, float | None, float | None]] = {}
 
     @property
     def inventory(self) -> Inventory:
-        """The machine."""
-        return self._layout.inventory
+        """The machine, as it was last told."""
+        return self._inventory
 
-    def allocate(self, request: RequestLike, *, priority: int = 0, note: str = "") -> Allocation:
+    def update(self, inventory: Inventory) -> None:
+        """Go on with a machine of which devices were lost, added, repaired or divided anew.
+
+        Nothing that is held is lost: what somebody holds of a device that is no longer there, or that can no longer be
+        given out, counts until it is released, also should the device come back meanwhile. Who waits keeps the place,
+        and whoever can be served now is. Who waits for what can never fit any more stands in nobody's way until it can
+        again; with ``else=cpu`` it gets an allocation without devices. Names that were known stay known.
+
+        Args:
+            inventory: The machine as it is now.
+        """
+        with self._lock:
+            there = {device.id for device in inventory.devices}
+            lost = {
+                each.device.id: _lost(each.device)
+                for allocation in self._held.values()
+                for each in allocation.shares
+                if each.device.id not in there
+            }
+            layout = Layout(replace(inventory, devices=(*inventory.devices, *lost.values())))
+            layout.names.keep(self._layout.names)
+            self._inventory, self._layout, self._plans = inventory, layout, (layout, {})
+            self._holders = [{} for _ in layout.devices]
+            for key, allocation in self._held.items():
+                for each in allocation.shares:
+                    self._holders[layout.positions[each.device.id]][key] = allocation
+            self._recount()
+            placed = self._replan()
+            placed += self._serve((1 << len(layout.devices)) - 1)
+        notify(placed)
+
+    def _recount(self) -> None:
+        """Count all that is held on the machine as it is now, first come first."""
+        self._free, self._short = Occupancy(self._layout), False
+        for key, allocation in self._held.items():
+            spots = []
+            for each in allocation.shares:
+                position = self._layout.positions[each.device.id]
+                device = self._layout.devices[position]
+                spot = self._free.spot_within(position, extent_within(each, device))
+                self._free.take((spot,))
+                self._short |= device.usable and spot.units < each.units
+                spots.append(spot)
+            self._spots[key] = tuple(spots)
+
+    def _replan(self) -> list[Ticket]:
+        """Resolve the requests of all who wait anew; those who get the CPU alone are placed."""
+        tickets = sorted((*self._queue, *self._infeasible.values()), key=lambda ticket: ticket.number)
+        self._queue, self._infeasible = Queue(), {}
+        placed = []
+        for ticket in tickets:
+            plan, was = self._plan(*self._plans, ticket.request), ticket.waiting
+            ticket.plan = plan
+            ticket.waiting = replace(
+                self._waiting(plan, was.number, was.priority, was.seconds, was.user), since=was.since
+            )
+            if plan.ever_fits:
+                self._queue.add(ticket, priority=ticket.priority, number=ticket.number, mask=plan.mask)
+            elif plan.request.else_cpu:
+                ticket.allocation = self._hold(plan, (), ticket.note)
+                placed.append(ticket)
+            else:
+                self._infeasible[ticket.number] = ticket
+        return placed
+
+    def allocate(
+        self,
+        request: RequestLike,
+        *,
+        priority: int = 0,
+        note: str = "",
+        time: float | None = None,
+        user: int | None = None,
+    ) -> Allocation:
         """Give devices to a request at once.
 
         Nobody who waits for the same devices with at least this priority is overtaken. With ``else=cpu``, a request
@@ -69,6 +163,8 @@ class Scheduler:
             request: What is asked for.
             priority: The higher, the earlier.
             note: Whose it is, in words, for those who find the devices taken.
+            time: Seconds for which it holds them at most, where the scheduler has a policy; None when it does not say.
+            user: Number of the user whom the policy counts it for.
 
         Returns:
             The allocation, to be given back to :meth:`release`.
@@ -79,9 +175,8 @@ class Scheduler:
             NeverFitsError: When this machine can never serve it; carries the verdict.
             NotFreeError: When this machine cannot serve it now; carries the verdict.
         """
-        plan = self._plan(parse_request(request))
-        with self._lock:
-            allocation = self._try(plan, priority, note)
+        with self._resolved(request) as plan:
+            allocation = self._try(self._waiting(plan, _LAST, priority, time, user), plan, note)
             if allocation is None:
                 verdict = self._judge(plan, priority)
         if allocation is not None:
@@ -95,6 +190,8 @@ class Scheduler:
         *,
         priority: int = 0,
         note: str = "",
+        time: float | None = None,
+        user: int | None = None,
         infeasible: Literal["raise", "pend"] = "raise",
         on_placed: Callable[[Ticket], None] | None = None,
     ) -> Ticket:
@@ -104,6 +201,8 @@ class Scheduler:
             request: What is asked for.
             priority: The higher, the earlier.
             note: Whose it is, in words.
+            time: As of :meth:`allocate`, like the next.
+            user: Whom the policy counts it for.
             infeasible: What becomes of a request that can never fit: an error, or a ticket that stands in nobody's
                 way and counts as demand.
             on_placed: Called once, with the ticket, when it has its allocation: before this method returns, or later
@@ -114,14 +213,14 @@ class Scheduler:
             UnknownNameError: When nothing goes by one of its names.
             NeverFitsError: When this machine can never serve it and ``infeasible`` is ``raise``.
         """
-        plan = self._plan(parse_request(request))
-        never = not (plan.ever_fits or plan.request.else_cpu)
-        with self._lock:
+        with self._resolved(request) as plan:
+            never = not (plan.ever_fits or plan.request.else_cpu)
             verdict = self._judge(plan, priority) if never and infeasible == "raise" else None
             if verdict is None:
                 number = next(self._numbers)
-                ticket = Ticket(self, plan, number=number, priority=priority, note=note, on_placed=on_placed)
-                ticket.allocation = self._try(plan, priority, note)
+                waiting = self._waiting(plan, number, priority, time, user)
+                ticket = Ticket(plan, cancel=self.cancel, why=self.why, waiting=waiting, note=note, on_placed=on_placed)
+                ticket.allocation = self._try(waiting, plan, note)
                 if never:
                     self._infeasible[number] = ticket
                 elif ticket.allocation is None:
@@ -131,6 +230,53 @@ class Scheduler:
         if ticket.allocation is not None:
             notify([ticket])
         return ticket
+
+    async def acquire(
+        self,
+        request: RequestLike,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 -- as of asyncio.wait_for; nothing is left waiting when it ends
+        priority: int = 0,
+        note: str = "",
+        time: float | None = None,
+        user: int | None = None,
+    ) -> Allocation:
+        """Wait on an asyncio loop until it is the request's turn. Any thread may make the room.
+
+        A task that is cancelled meanwhile leaves the queue, and holds nothing.
+
+        Args:
+            request: What is asked for.
+            timeout: Seconds to wait at most; None for no end.
+            priority: The higher, the earlier.
+            note: Whose it is, in words.
+            time: As of :meth:`allocate`, like the next.
+            user: Whom the policy counts it for.
+
+        Returns:
+            The allocation, to be given back to :meth:`release`.
+
+        Raises:
+            RequestError, UnknownNameError, NeverFitsError: As of :meth:`submit`.
+            NotFreeError: When the time is over; carries the verdict.
+        """
+        import asyncio
+
+        ticket = self.submit(request, priority=priority, note=note, time=time, user=user)
+        try:
+            async with asyncio.timeout(timeout):
+                return await ticket
+        except TimeoutError:
+            verdict = ticket.why()
+            if not ticket.cancel() and ticket.allocation is not None:
+                return ticket.allocation
+            raise NotFreeError(
+                f"not free within {timeout:g} s: {verdict.message}", verdict=verdict, hint=verdict.hint
+            ) from None
+        except asyncio.CancelledError:
+            if not ticket.cancel() and ticket.allocation is not None:
+                self.release(ticket.allocation)
+            raise
 
     def release(self, allocation: Allocation) -> None:
         """Take back what an allocation holds, and serve those who waited for it.
@@ -146,12 +292,14 @@ class Scheduler:
                     f"another scheduler gave it"
                 )
             self._notes.pop(allocation.id, None)
+            self._terms.pop(allocation.id, None)
             changed = 0
-            for share in held.shares:
-                position = self._layout.positions[share.device.id]
-                self._free.give((self._free.spot_of(share),))
-                self._holders[position].pop(allocation.id, None)
-                changed |= 1 << position
+            for spot in self._spots.pop(allocation.id):
+                self._free.give((spot,))
+                self._holders[spot.position].pop(allocation.id, None)
+                changed |= 1 << spot.position
+            if self._short:  # others hold more than a device that shrank still has: it is theirs before it is free
+                self._recount()
             placed = self._serve(self._layout.with_parts(changed))
         notify(placed)
 
@@ -166,6 +314,8 @@ class Scheduler:
                 placed = self._serve(mask) if waited else []
             ticket.cancelled = ticket.cancelled or waited
         notify(placed)
+        if waited:
+            ticket.wake()
         return waited
 
     def occupy(self, held: Mapping[str, Extent], *, holder: str, note: str = "") -> Allocation:
@@ -212,8 +362,7 @@ class Scheduler:
 
                     return Verdict(request=request.request, fits_now=True, ever_fits=True)
                 return self._judge(request.plan, request.priority, request.number)
-        plan = self._plan(parse_request(request))
-        with self._lock:
+        with self._resolved(request) as plan:
             return self._judge(plan, priority)
 
     def free(self, device_id: str) -> int:
@@ -251,29 +400,95 @@ class Scheduler:
             *summarize(self._layout, infeasible, infeasible=True),
         )
 
-    def _plan(self, request: Request) -> Plan:
-        """Resolve a request against the machine. Needs no lock: it depends on nothing that changes."""
-        found = self._plans.get(request)
+    @contextmanager
+    def _resolved(self, request: RequestLike) -> Iterator[Plan]:
+        """Resolve a request, then take the lock; once more when the machine was updated meanwhile."""
+        wanted = parse_request(request)
+        while True:
+            layout, plans = self._plans
+            plan = self._plan(layout, plans, wanted)
+            with self._lock:
+                if layout is self._layout:
+                    yield plan
+                    return
+
+    def _plan(self, layout: Layout, plans: dict[Request, Plan], request: Request) -> Plan:
+        """Resolve a request against a machine. Needs no lock: it depends on nothing that changes."""
+        found = plans.get(request)
         if found is None:
-            wanted = tuple(want(self._layout, term) for term in request.terms)
+            wanted = tuple(want(layout, term) for term in request.terms)
             mask = 0
             for each in wanted:
-                mask |= self._layout.with_parts(each.mask)
-            empty = Occupancy(self._layout)
-            ever = place(self._layout, empty, wanted, self._validate) is not None
+                mask |= layout.with_parts(each.mask)
+            ever = place(layout, Occupancy(layout), wanted, self._validate) is not None
             found = Plan(request=request, wanted=wanted, mask=mask, ever_fits=ever)
-            if len(self._plans) >= _PLANS:
-                self._plans.clear()
-            self._plans[request] = found
+            if len(plans) >= _PLANS:
+                plans.clear()
+            plans[request] = found
         return found
 
-    def _try(self, plan: Plan, priority: int, note: str) -> Allocation | None:
-        """Serve a newcomer unless that would overtake somebody."""
+    def _waiting(self, plan: Plan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
+        """A request as the policy sees it; without a policy, the order alone."""
+        if self._policy is None:
+            return Waiting(key=number, number=number, since=0.0, priority=priority)
+        needs = tuple(
+            Need(count=each.term.count, units=each.units, among=frozenset(bits(each.mask))) for each in plan.wanted
+        )
+        return Waiting(
+            key=number,
+            number=number,
+            since=self._clock(),
+            priority=priority,
+            user=user,
+            seconds=time,
+            needs=needs,
+            wants=frozenset(bits(plan.mask)),
+        )
+
+    def _try(self, waiting: Waiting, plan: Plan, note: str) -> Allocation | None:
+        """Serve a newcomer unless that would overtake somebody who may not be passed."""
         if not plan.ever_fits:
             return self._hold(plan, (), note) if plan.request.else_cpu else None
-        if self._queue.blocked(priority=priority, mask=plan.mask):
+        if self._policy is not None:
+            held, now = self._holdings(), self._clock()
+            line = [ticket.waiting for ticket in self._queue]
+            return self._place_in_turn(waiting, plan, note, self._policy.order([*line, waiting], held, now), held, now)
+        if self._queue.blocked(priority=waiting.priority, mask=plan.mask):
             return None
         return self._place(plan, note)
+
+    def _place_in_turn(  # noqa: PLR0917 -- what was found out once for all who wait
+        self,
+        waiting: Waiting,
+        plan: Plan,
+        note: str,
+        order: Sequence[Waiting],
+        held: Sequence[Holding],
+        now: float,
+    ) -> Allocation | None:
+        """Place a request if it is its turn, or it may pass those whose turn it is."""
+        policy = self._policy
+        if policy is None or policy.limited(waiting, held):
+            return None
+        at = next(position for position, each in enumerate(order) if each is waiting)
+        ahead = [each for each in order[:at] if waiting.competes(each) and not policy.limited(each, held)]
+        if ahead and not policy.may_pass(waiting, ahead, held, now):
+            return None
+        allocation = self._place(plan, note)
+        if allocation is not None:
+            until = None if waiting.seconds is None else now + waiting.seconds
+            self._terms[allocation.id] = (waiting.user, until, now if ahead else None)
+        return allocation
+
+    def _holdings(self) -> list[Holding]:
+        """All that is held, as the policy sees it."""
+        found = []
+        for allocation in self._held.values():
+            user, until, passed = self._terms.get(allocation.id, (None, None, None))
+            for each in allocation.shares:
+                position = self._layout.positions[each.device.id]
+                found.append(Holding(device=position, units=each.units, user=user, until=until, passed=passed))
+        return found
 
     def _place(self, plan: Plan, note: str) -> Allocation | None:
         placed = place(self._layout, self._free, plan.wanted, self._validate)
@@ -286,10 +501,11 @@ class Scheduler:
 
     def _enter(self, allocation: Allocation, note: str) -> Allocation:
         """Write an allocation into the books."""
-        for each in allocation.shares:
-            position = self._layout.positions[each.device.id]
-            self._free.take((self._free.spot_of(each),))
-            self._holders[position][allocation.id] = allocation
+        spots = tuple(self._free.spot_of(each) for each in allocation.shares)
+        for spot in spots:
+            self._free.take((spot,))
+            self._holders[spot.position][allocation.id] = allocation
+        self._spots[allocation.id] = spots
         self._held[allocation.id] = allocation
         if note:
             self._notes[allocation.id] = note
@@ -298,6 +514,10 @@ class Scheduler:
     def _serve(self, changed: int) -> list[Ticket]:
         """Place those whose turn it is; the caller notifies them once the lock is open."""
         served: list[Ticket] = []
+        if self._policy is not None:
+            while (ticket := self._serve_next(self._policy)) is not None:
+                served.append(ticket)
+            return served
 
         def serve(ticket: Ticket) -> bool:
             ticket.allocation = self._place(ticket.plan, ticket.note)
@@ -307,6 +527,19 @@ class Scheduler:
 
         self._queue.serve(changed, serve)
         return served
+
+    def _serve_next(self, policy: Policy) -> Ticket | None:
+        """Place the first in the order of service that can be placed; None when nobody can."""
+        held, now = self._holdings(), self._clock()
+        tickets = {ticket.number: ticket for ticket in self._queue}
+        order = policy.order([ticket.waiting for ticket in tickets.values()], held, now)
+        for each in order:
+            ticket = tickets[each.number]
+            ticket.allocation = self._place_in_turn(each, ticket.plan, ticket.note, order, held, now)
+            if ticket.allocation is not None:
+                self._queue.remove(priority=ticket.priority, number=ticket.number, mask=ticket.plan.mask)
+                return ticket
+        return None
 
     def _judge(self, plan: Plan, priority: int, number: int = _LAST) -> Verdict:
         from anyaccel.scheduler.explain import Scene, judge
@@ -335,3 +568,16 @@ class Scheduler:
 
 def _named(key: str, note: str) -> str:
     return f"{key} ({note})"
+
+
+def _lost(device: Device) -> Device:
+    """A device that is no longer there, though somebody holds it: given to nobody, near nothing."""
+    return replace(
+        device,
+        links={},
+        numa_node=None,
+        pci_bus_id=None,
+        health=Health.UNHEALTHY,
+        health_reason="lost, though it is still held",
+        health_remedy="",
+    )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
 
 from anyaccel.model import Allocation, Request, Value
+from anyaccel.policy import Waiting
 from anyaccel.scheduler.placement import Wanted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import asyncio
+
     from anyaccel.scheduler.reasons import Verdict
-    from anyaccel.scheduler.scheduler import Scheduler
 
 
 class Plan(Value):
@@ -32,8 +35,12 @@ class Plan(Value):
 class Ticket:
     """A request's place in the queue, until it is placed or cancelled.
 
+    On an asyncio loop, ``await ticket`` waits for the allocation, as often as one likes; a ticket that is cancelled
+    raises :class:`asyncio.CancelledError` there, as a task does. Who stops to wait so does not cancel the ticket.
+
     Attributes:
         plan: The request in the terms of the machine.
+        waiting: The request as the policy sees it.
         number: Position in the order of arrival.
         priority: The higher, the earlier.
         note: Whose it is, in words.
@@ -42,23 +49,29 @@ class Ticket:
         cancelled: Whether it was withdrawn.
     """
 
-    __slots__ = ("_scheduler", "allocation", "cancelled", "note", "number", "on_placed", "plan", "priority")
+    __slots__ = (
+        "_awaiting", "_cancel", "_why", "allocation", "cancelled", "note", "number", "on_placed", "plan", "priority",
+        "waiting",
+    )  # fmt: skip
 
     def __init__(
         self,
-        scheduler: Scheduler,
         plan: Plan,
         *,
-        number: int,
-        priority: int,
+        waiting: Waiting,
+        cancel: Callable[[Ticket], bool],
+        why: Callable[[Ticket], Verdict],
         note: str,
         on_placed: Callable[[Ticket], None] | None,
     ) -> None:
-        self._scheduler = scheduler
+        self._awaiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
+        self._cancel = cancel
+        self._why = why
         self.plan = plan
-        self.number = number
+        self.waiting = waiting
+        self.number = waiting.number
         self.on_placed = on_placed
-        self.priority = priority
+        self.priority = waiting.priority
         self.note = note
         self.allocation: Allocation | None = None
         self.cancelled = False
@@ -80,11 +93,36 @@ class Ticket:
             True when the ticket waited; False when it has its allocation, which then is to be released, or when it
             was cancelled before.
         """
-        return self._scheduler.cancel(self)
+        return self._cancel(self)
+
+    def __await__(self) -> Generator[object, None, Allocation]:
+        import asyncio
+
+        while not self._settled():
+            loop = asyncio.get_running_loop()
+            future: asyncio.Future[None] = loop.create_future()
+            self._awaiting.append((loop, future))
+            if not self._settled():  # else nobody may be left who wakes it
+                yield from future
+        if self.allocation is None:
+            raise asyncio.CancelledError(f"ticket {self.id} ({self.request}) was cancelled")
+        return self.allocation
+
+    def _settled(self) -> bool:
+        return self.allocation is not None or self.cancelled
+
+    def wake(self) -> None:
+        """Wake the tasks that await the ticket, since it was placed or cancelled. Any thread may call it."""
+        while self._awaiting:
+            try:
+                loop, future = self._awaiting.popleft()
+                loop.call_soon_threadsafe(_finish, future)
+            except (IndexError, RuntimeError):  # another thread was faster; the loop is closed
+                continue
 
     def why(self) -> Verdict:
         """Say what the ticket waits for."""
-        return self._scheduler.why(self)
+        return self._why(self)
 
     def __repr__(self) -> str:
         state = "cancelled" if self.cancelled else self.allocation.id if self.allocation else "waiting"
@@ -94,6 +132,7 @@ class Ticket:
 def notify(tickets: Iterable[Ticket]) -> None:
     """Tell those who were placed. Call it without a lock: what they do is up to them."""
     for ticket in tickets:
+        ticket.wake()
         on_placed = ticket.on_placed
         if on_placed is None:
             continue
@@ -103,3 +142,8 @@ def notify(tickets: Iterable[Ticket]) -> None:
             import logging
 
             logging.getLogger("anyaccel").exception("on_placed of %r failed", ticket)
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -182,7 +182,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         id="C24",
         name="together",
-        title="Beside every other installed vendor, no variable is set to two values.",
+        title="Beside every other installed vendor, no variable is set to two values, unless it is borrowed.",
         function=placing.together,
     ),
     Check(

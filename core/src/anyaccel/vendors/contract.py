@@ -62,13 +62,27 @@ def info_faults(value: Any, vendor: str) -> Iterator[str]:
     yield from _mismatches(VENDOR, "PluginInfo.vendor", [value.vendor])
     yield from _mismatches(RESOURCE, "PluginInfo.resource", [value.resource])
     yield from _mismatches(VARIABLE, "PluginInfo.env_vars", value.env_vars)
+    for name in value.runtimes:
+        if len(name) < len("libx.so") or "/" in name or not name.isprintable():
+            yield f"PluginInfo.runtimes must be names of shared libraries, such as 'libacme.so' (got {name!r:.80})"
+    yield from _mismatches(VARIABLE, "PluginInfo.ray_switch", [value.ray_switch] if value.ray_switch else [])
     if any(count < 1 for count in value.counts) or list(value.counts) != sorted(set(value.counts)):
         yield f"PluginInfo.counts must be numbers of devices from 1 on, in ascending order (got {value.counts})"
     if not value.exclusive.isprintable():
         yield f"PluginInfo.exclusive must be printable text (got {value.exclusive!r:.80})"
-    for name in value.env_vars:
-        if NOT_A_VENDORS.fullmatch(name):
-            yield f"PluginInfo.env_vars must not hold {name!r}: that variable belongs to the system"
+    yield from _variable_faults(value)
+
+
+def _variable_faults(info: PluginInfo) -> Iterator[str]:
+    for name in filter(NOT_A_VENDORS.fullmatch, info.env_vars):
+        yield f"PluginInfo.env_vars must not hold {name!r}: that variable belongs to the system"
+    for field, names in (("borrowed", info.borrowed), ("cleared", info.cleared)):
+        for name in names:
+            if name not in info.env_vars:
+                yield f"PluginInfo.{field} must hold variables of env_vars (got {name!r}); add it there"
+    for name in info.cleared:
+        if name in info.borrowed:
+            yield f"PluginInfo.cleared must not hold {name!r}, which is borrowed: the vendor's runtime obeys it"
 
 
 def detected_faults(value: Any) -> Iterator[str]:

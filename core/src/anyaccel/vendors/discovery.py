@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from anyaccel.errors import UsageError
 from anyaccel.model import Problem, ProblemKind, Value
-from anyaccel.vendors._entry_points import entry_points
+from anyaccel.vendors.entry_points import entry_points
 
 GROUP = "anyaccel"
 """Group of the entry points."""

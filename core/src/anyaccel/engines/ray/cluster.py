@@ -1,4 +1,4 @@
-"""The Ray cluster as the caller sees it: its nodes, and whether they can ever serve a request."""
+"""The nodes of a Ray cluster as the caller sees them: what they are, and whether they can ever serve a request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _inventories: dict[str, dict[object, Inventory]] = {}
 """By address of the cluster, what is on nodes of each kind: the same for all pools."""
 
 
-class Cluster:
+class Nodes:
     """A connection to Ray.
 
     Args:
@@ -105,12 +105,12 @@ class Cluster:
 
     def _survey(self, nodes: Mapping[object, Mapping[str, Any]]) -> dict[object, Inventory]:
         """Ask one node of each kind what is on it."""
-        from anyaccel.engines.ray import host
+        from anyaccel.engines.ray import tasks
 
         affinity = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        task = self.ray.remote(num_cpus=0, max_retries=1)(host.survey)
+        call = self.ray.remote(num_cpus=0, max_retries=1)(tasks.survey)
         refs = {
-            key: task.options(scheduling_strategy=affinity(node["NodeID"], soft=False)).remote()
+            key: call.options(scheduling_strategy=affinity(node["NodeID"], soft=False)).remote()
             for key, node in nodes.items()
         }
         self.ray.wait(list(refs.values()), num_returns=len(refs), timeout=SURVEY_SECONDS)

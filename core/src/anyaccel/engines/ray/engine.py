@@ -2,303 +2,213 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import secrets
-import sys
-import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.engines.ray import actor_host, host
-from anyaccel.engines.ray.cluster import Cluster
-from anyaccel.engines.ray.members import RemoteActor, RemoteCall
-from anyaccel.engines.ray.messages import Order, Spec
-from anyaccel.engines.ray.notices import LOOK_SECONDS, look
+from anyaccel.engines.ray import tasks
+from anyaccel.engines.ray.cluster import Nodes
+from anyaccel.engines.ray.connection import last_line
+from anyaccel.engines.ray.notices import Watch, remove, spare, spare_no_more
 from anyaccel.engines.ray.plan import Plan
-from anyaccel.errors import UsageError
-from anyaccel.model import Allocation, Request
-from anyaccel.workers.engine import Setting
-from anyaccel.workers.lifecycle import Lifecycle
-from anyaccel.workers.loop import loop
-from anyaccel.workers.member import Member
-from anyaccel.workers.pickling import Pickled, dumps, dumps_whole
-from anyaccel.workers.tasks import Options, Task, TaskFuture, name_of
+from anyaccel.engines.remote.driver import Driver, order_of
+from anyaccel.model import Request
+from anyaccel.pool.call import Options
+from anyaccel.pool.engine import Setting
+from anyaccel.pool.payload import Pickled
+from anyaccel.pool.reactor import reactor
 
 if TYPE_CHECKING:
-    from anyaccel.workers.gangs import GangFuture
+    from anyaccel.pool.gang import GangFuture
 
 LARGE = 1 << 15
 """Bytes from which what each call needs is stored once."""
-MOST_PREPARED = 256
 THREADS = 4
 """Of an actor's host: for a call, for word of its end, and for whatever ends it."""
+_LOOK_UP_SECONDS = 0.2
+"""How often somebody who waits for Ray looks whether there still is a reason to."""
 
 
-def open_engine(setting: Setting) -> RayEngine:
+def open_engine(setting: Setting) -> Driver:
     """Make it.
 
     Raises:
         UsageError: When Ray is not installed or not there, or an argument is for one machine.
     """
-    for name, given in (("machine", setting.machine), ("declare", setting.declare)):
-        if given is not None:
-            raise UsageError(f"{name} is for engine='local': each node of a Ray cluster has devices of its own")
-    return RayEngine(setting)
+    setting.check_cluster("Ray")
+    return Driver(RayCluster(setting.address), setting)
 
 
-class RayEngine(Lifecycle):
-    """The calls of one pool on a Ray cluster. Every method may be called by any thread.
+class RayCluster:
+    """Ray, as one pool uses it; see :class:`~anyaccel.engines.remote.driver.Cluster`.
 
     Attributes:
         ray: The module.
-        cluster: The cluster.
-        logs: Where the output of each call goes, or None.
-        run: Our task of Ray.
-        spec: What hosts must know of the pool.
+        nodes: What there is.
     """
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(grace=setting.grace, idle=setting.idle)
-        self.cluster = Cluster(setting.address)
-        self.ray = self.cluster.ray
-        self.max_workers = setting.max_workers
-        self.logs = setting.logs
-        self.preparation = setting.preparation
-        self._name = secrets.token_hex(8)
-        self._numbers = count()
-        # With the plan and the options, of which the key has the ids: they take long to hash.
-        self._prepared: dict[object, tuple[Any, bytes, Plan | None, Options]] = {}
-        self._looking = False
+    title = "Ray"
+
+    def __init__(self, address: str | None) -> None:
+        self.nodes = Nodes(address)
+        self.ray = self.nodes.ray
+        self.plan = self.nodes.plan
         # Whatever dies is told at once, and run again by us where that was asked for.
-        self.run = self.ray.remote(max_calls=0, max_retries=0)(host.run)
-        self._actors = self.ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=THREADS)(
-            actor_host.ActorHost
-        )
-        spec = dumps_whole(
-            Spec(
-                pool=self._name,
-                path=tuple(os.path.abspath(entry) for entry in sys.path),
-                preparation=setting.preparation,
-                preload=setting.preload,
-                grace=setting.grace,
-                idle=setting.idle,
-                shared=setting.shared,
-            )
-        )
-        self.spec = spec if len(spec) < LARGE else self.ray.put(spec)
+        self._run = self.ray.remote(max_calls=0, max_retries=0)(tasks.run)
+        self._actors = self.ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=THREADS)(tasks.RayActorHost)
+        self._spared: set[str] = set()
+
+    @property
+    def connected(self) -> bool:
+        """Whether this process still belongs to it."""
+        return bool(self.ray.is_initialized())
 
     def check(self, request: Request) -> None:
         """Raise the error of a request that no node can ever serve."""
-        self.cluster.plan(request)
+        self.plan(request)
 
-    def submit(self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any) -> TaskFuture:
-        """Let Ray place a call."""
-        task = Task(name_of(function), options, self.on_cancel)
-        self.enter(task, (function, args, kwargs))
-        return task.future
+    def open(self, driver: Driver, spec: bytes) -> None:
+        """Begin for a pool."""
+        self._watch = Watch(driver, self.ray)
+        self._spec = spec if len(spec) < LARGE else self.ray.put(spec)
 
-    def gang(self, options: Options, hosts: int, name: str, call: bytes) -> GangFuture:
-        """Let a pickled call be run on each of several nodes at once."""
-        from anyaccel.engines.ray.gangs import Gang
-
-        if self.max_workers is not None:
-            raise UsageError("a gang starts all its workers at once; max_workers must be None for it")
-        gang = Gang(self, options, hosts, name)
-        with self.lock:
-            self.check_open()
-            self.members.update(gang.calls)
-        gang.start(call)
-        self._watch()
-        return gang.future
-
-    def enter(self, task: Task, call: object) -> None:
-        """Let Ray place a call, once there may be one more."""
-        try:
-            body = call if isinstance(call, Pickled) else dumps(call)
-        except Exception as error:  # noqa: BLE001 - it belongs to the future, as other executors do it
-            self.check_open()
-            task.fail(error)
-            return
-        task.body = body
-        with self.lock:
-            self.check_open()
-            self.backlog.cpu.append(task)
-        self.pump()
-        self.keep(task)
-
-    def pump(self) -> None:
-        """Hand over to Ray whatever may be."""
-        while True:
-            with self.lock:
-                task = self.backlog.next_cpu()
-                if task is None or (self.max_workers is not None and len(self.members) >= self.max_workers):
-                    return
-                self.backlog.cpu.popleft()
-                member = (RemoteCall if task.actor is None else RemoteActor)(self, task.options, task)
-                self.members.add(member)
-            member.launch(task)
-            self._watch()
-
-    def prepared(self, task: Task) -> tuple[Any, bytes]:
-        """What to ask Ray for, and what to tell the host of a call; the same for all calls that are alike.
-
-        Raises:
-            NeverFitsError: When no node can ever serve its request any more.
-        """
-        needs, options = task.options.needs, _options(task)
-        plan = None if needs is None else self.cluster.plan(needs)
-        key = (task.name, task.kind, id(options), id(plan))
-        found = self._prepared.get(key)
-        if found is None:
-            order, wanted = self.order(task, plan)
-            remote = (
-                self.run.options(name=task.name, **wanted) if task.actor is None else self._actors.options(**wanted)
-            )
-            if len(self._prepared) > MOST_PREPARED:
-                self._prepared.clear()
-            found = self._prepared[key] = (remote, pickle.dumps(order), plan, options)
-        return found[:2]
+    def place(self, name: str, options: Options, plan: Plan | None, *, actor: bool) -> tuple[Any, bytes]:
+        """What to ask Ray for, and what to tell the host."""
+        wanted, order = self.wanted(name, options, plan, actor=actor)
+        return self._actors.options(**wanted) if actor else self._run.options(name=name, **wanted), order
 
     @staticmethod
-    def order(task: Task, plan: Plan | None) -> tuple[Order, dict[str, Any]]:
-        """What to tell the host of a call, and the options of what to ask Ray for."""
-        options = _options(task)
-        order = partial(Order, name=task.name, max_calls=options.max_calls, timeout=options.timeout)
+    def wanted(name: str, options: Options, plan: Plan | None, *, actor: bool) -> tuple[dict[str, Any], bytes]:
+        """The options of what to ask Ray for, and what to tell the host."""
         if plan is None or plan.request is None:
             # Actors are idle for most of the time, as calls with devices leave the processors to others.
-            return order(request=None, resources=()), {"num_cpus": 1 if task.actor is None else 0}
+            return {"num_cpus": 0 if actor else 1}, pickle.dumps(order_of(name, options, None))
         resources = dict(plan.resources)
         wanted: dict[str, Any] = {"num_cpus": 0, "num_gpus": resources.pop("GPU", 0), "resources": resources}
         if plan.selector:
             wanted["label_selector"] = dict(plan.selector)
-        return order(request=plan.request, resources=plan.terms), wanted
+        return wanted, pickle.dumps(order_of(name, options, plan.request, plan.terms))
 
-    def follow(
-        self,
-        ref: Any,
-        on_value: Callable[[Any], None],
-        on_lost: Callable[[BaseException], None],
-        wanted: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """Have a value of Ray handed over once it is there, or why it never will be; in the thread of the loop.
+    def run(self, place: Any, key: str, log: str | None, body: Pickled) -> Any:
+        """Have a call run."""
+        remote, order = place
+        ref = remote.remote(self._spec, pickle.dumps((order, key, log)), body.data, *map(bytes, body.buffers))
+        self._watch.begin()
+        return ref
 
-        Args:
-            ref: The value.
-            on_value: Called with it.
-            on_lost: Called with the reason.
-            wanted: Whether anybody still wants it by then.
-        """
+    def in_bundle(self, bundle: Any, wanted: dict[str, Any], name: str) -> Any:
+        """The same as a part of what Ray has reserved."""
+        wanted.pop("label_selector", None)  # the node is chosen
+        return self._run.options(name=name, scheduling_strategy=bundle, **wanted)
+
+    def host(self, place: Any, key: str) -> RayHost:  # noqa: ARG002
+        """Have an actor hosted."""
+        remote, order = place
+        return RayHost(self, remote.remote(self._spec, order))
+
+    def follow(self, ref: Any, hear: Callable[[Any, BaseException | None], None], wanted: Callable[[], bool]) -> None:
+        """Have a value handed over in the thread of the reactor."""
 
         def tell(done: Future[Any]) -> None:
             if wanted():
-                loop().call_soon(partial(_hand_over, done, on_value, on_lost))
+                reactor().call_soon(partial(_hand_over, done, hear))
 
         ref.future().add_done_callback(tell)
 
-    def new_key(self) -> str:
-        """A key for the notice of a call."""
-        return f"{self._name}/{next(self._numbers)}"
+    def attend(self, ref: Any, pending: Callable[[], bool], seconds: float | None) -> tuple[Any, Any] | None:
+        """Wait for a value in this thread."""
+        end = float("inf") if seconds is None else time.monotonic() + seconds
+        while pending() and self.connected and (left := end - time.monotonic()) > 0:
+            try:
+                return self.ray.get(ref, timeout=min(left, _LOOK_UP_SECONDS)), None
+            except self.ray.exceptions.GetTimeoutError:
+                continue
+            except Exception as error:  # noqa: BLE001 - Ray raises many kinds
+                return None, error
+        return None
 
-    def look_for_notices(self) -> None:
-        """See which calls run by now, as long as there are some of which nothing was heard."""
-        with self.lock:
-            calls = {member.key: member for member in self.members if isinstance(member, RemoteCall)}
-        silent = self.ray.is_initialized() and any(member.started is None for member in calls.values())
-        try:
-            found = look(f"{self._name}/", (key for key, member in calls.items() if member.started)) if silent else {}
-        except Exception:  # noqa: BLE001 - the cluster is busy, or has gone, of which the calls themselves tell
-            found = {}
-        for key, started in found.items():
-            if key in calls:
-                calls[key].on_started(started)
-        with self.lock:
-            self._looking = bool(self.members) and self.ray.is_initialized()
-        if self._looking:
-            loop().call_later(LOOK_SECONDS, self._look_aside)
+    def cancel(self, key: str, ref: Any) -> None:
+        """End a call."""
+        if key in self._spared:
+            spare_no_more(key)
+        if self.connected:
+            self.ray.cancel(ref)
 
-    def _watch(self) -> None:
-        """Look for notices from now on, if we do not yet."""
-        with self.lock:
-            unwatched, self._looking = not self._looking, True
-        if unwatched:
-            loop().call_later(LOOK_SECONDS, self._look_aside)
+    def recall(self, key: str, ref: Any) -> None:
+        """End a call unless it runs."""
+        self._spared.add(key)
+        spare(key)
+        if self.connected:
+            self.ray.cancel(ref)
 
-    def _look_aside(self) -> None:
-        # Not in the thread of the loop, which others need: this may take a while.
-        threading.Thread(target=self.look_for_notices, name="anyaccel ray", daemon=True).start()
+    def recalled(self, error: BaseException) -> bool:
+        """Whether a call has ended because it was recalled."""
+        return isinstance(error, self.ray.exceptions.TaskCancelledError)
+
+    def forget(self, key: str, *, left: bool) -> None:
+        """A call is over."""
+        if key in self._spared:
+            self._spared.discard(key)
+            spare_no_more(key)
+        if left:
+            remove(key)
+
+    def lost(self, error: BaseException) -> str:
+        """Why Ray has no answer: the last line of what failed in our code there, or empty."""
+        return last_line(error) if isinstance(error, self.ray.exceptions.RayTaskError) else ""
 
     def tell(self, method: Any, *arguments: object) -> None:
         """Call a method of an actor of Ray, and expect no answer."""
-        if self.ray.is_initialized():  # else Ray would start a cluster to do that
+        if self.connected:  # else Ray would start a cluster to do that
             method.remote(*arguments)
 
     def kill(self, actor: Any) -> None:
         """End an actor of Ray."""
-        if self.ray.is_initialized():
+        if self.connected:
             self.ray.kill(actor)
 
-    def cancel(self, ref: Any) -> None:
-        """Let Ray stop a task."""
-        if self.ray.is_initialized():
-            self.ray.cancel(ref)
+    def gang(self, driver: Driver, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
+        """Run a pickled call on several nodes at once."""
+        from anyaccel.engines.ray.gangs import Gang
 
-    def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
-        """Take no more calls; end when those that there are have been run, or nobody is left who would."""
-        if not self.foreign and not self.ray.is_initialized():
-            with self.lock:
-                members = [member for member in self.members if isinstance(member, (RemoteCall, RemoteActor))]
-            for member in members:
-                member.on_lost(ConnectionError("this process has left the cluster"))
-        super().shutdown(wait=wait, cancel_futures=cancel_futures)
+        gang = Gang(driver, self, options, hosts, name)
+        driver.add(gang.calls)
+        gang.start(work)
+        return gang.future
 
-    def recall(self, member: Member) -> bool:
-        """Cancel a call that nobody has begun with."""
-        if isinstance(member, (RemoteCall, RemoteActor)) and self.ray.is_initialized():
-            member.recall()
-        return False
-
-    def discard(self, member: Member) -> None:
-        """A call is over, or an actor."""
-        with self.lock:
-            self.members.discard(member)
-        self.pump()
-        self.settle()
-
-    def retry(self, task: Task) -> None:
-        """Let a call be placed again, whose worker or node has died."""
-        with self.lock:
-            task.tries += 1
-            task.worker = None
-            self.backlog.cpu.appendleft(task)
-
-    def on_cancel(self, task: Task) -> None:
-        """A call was cancelled: if Ray knows of it, tell Ray."""
-        with self.lock:
-            member = next((member for member in self.members if member.task is task), None)
-            task.body = None
-        if member is not None:
-            member.stop(self.grace, answer=False)
-        self.pump()
-        self.settle()
-
-    def kept_aside(self) -> tuple[tuple[Allocation, str], ...]:
-        """The nodes keep devices aside, and say so in their ledgers."""
-        return ()
+    def close(self) -> None:
+        """Hosts end by themselves, and the connection is of the whole process."""
 
 
-def _options(task: Task) -> Options:
-    """How a call is to be run, or the calls of an actor."""
-    return task.options if task.actor is None else task.actor.options
+class RayHost:
+    """An actor of Ray that hosts one of ours; see :class:`~anyaccel.engines.remote.driver.RemoteHost`."""
+
+    def __init__(self, cluster: RayCluster, actor: Any) -> None:
+        self._cluster = cluster
+        self._actor = actor
+        self.started, self.ended = actor.started.remote, actor.ended.remote
+        self.construct, self.call = actor.construct.remote, actor.call.remote
+
+    def close(self) -> None:
+        """Let the object's process end by itself."""
+        self._cluster.tell(self._actor.close)
+
+    def stop(self, grace: float) -> None:
+        """End the object's process."""
+        self._cluster.tell(self._actor.stop, grace)
+
+    def kill(self) -> None:
+        """End Ray's process."""
+        self._cluster.kill(self._actor)
 
 
-def _hand_over(done: Future[Any], on_value: Callable[[Any], None], on_lost: Callable[[BaseException], None]) -> None:
+def _hand_over(done: Future[Any], hear: Callable[[Any, BaseException | None], None]) -> None:
     try:
         value = done.result()
     except BaseException as error:  # noqa: BLE001 - Ray raises many kinds
-        on_lost(error)
+        hear(None, error)
     else:
-        on_value(value)
+        hear(value, None)

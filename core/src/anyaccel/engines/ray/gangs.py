@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.ray.connection import import_ray, last_line
-from anyaccel.engines.ray.members import RemoteCall
 from anyaccel.engines.ray.plan import Plan
 from anyaccel.engines.ray.spread import spread
+from anyaccel.engines.remote.driver import Driver, RemoteCall
 from anyaccel.errors import NurseryError
 from anyaccel.launcher.rendezvous import Rendezvous
-from anyaccel.workers.gangs import GangFuture, ranked
-from anyaccel.workers.pickling import dumps
-from anyaccel.workers.tasks import Options, Task
+from anyaccel.pool.call import Call, Options
+from anyaccel.pool.gang import GangFuture, ranked
+from anyaccel.pool.payload import dumps
 
 if TYPE_CHECKING:
-    from anyaccel.engines.ray.engine import RayEngine
+    from anyaccel.engines.ray.engine import RayCluster
 
 _LOOK_SECONDS = 1
 """How often to look whether somebody still wants what Ray cannot reserve yet."""
@@ -29,35 +28,33 @@ _LOOK_SECONDS = 1
 class GangCall(RemoteCall):
     """One call of a gang."""
 
-    __slots__ = ("_plan", "bundle", "over")
+    __slots__ = ("_cluster", "_plan", "bundle", "over")
 
-    def __init__(self, engine: RayEngine, task: Task, plan: Plan) -> None:
-        super().__init__(engine, task.options, task)
+    def __init__(self, driver: Driver, cluster: RayCluster, call: Call, plan: Plan) -> None:
+        super().__init__(driver, call)
+        self._cluster = cluster
         self._plan = plan
         self.bundle: Any = None  # where Ray is to run it, once that is reserved
         self.over = threading.Event()
-        self.expect_devices(task)
 
-    def ask(self, task: Task) -> tuple[Any, bytes]:
+    def place(self, call: Call) -> Any:
         """What to ask Ray for: a place in what is reserved."""
-        order, wanted = self.engine.order(task, self._plan)
-        wanted.pop("label_selector", None)  # the node is chosen
-        remote = self.engine.run.options(name=task.name, scheduling_strategy=self.bundle, **wanted)
-        return remote, pickle.dumps(order)
+        wanted, order = self._cluster.wanted(call.name, call.options, self._plan, actor=False)
+        return self._cluster.in_bundle(self.bundle, wanted, call.name), order
 
-    def stop(self, grace: float, *, answer: bool = True) -> None:
+    def stop(self, grace: float) -> None:
         """End it; nobody asks Ray for it any more if nobody has."""
-        super().stop(grace, answer=answer)
+        super().stop(grace)
         self.recall()
 
     def recall(self) -> None:
         """Cancel the gang, if nothing is reserved for it."""
-        if self.bundle is None and self.task is not None:
-            self.task.future.cancel()
+        if self.bundle is None and self.call is not None:
+            self.call.future.cancel()
 
-    def end(self) -> None:
+    def end(self, *, left: bool) -> None:
         """It is over, and its worker gone."""
-        super().end()
+        super().end(left=left)
         self.over.set()
 
 
@@ -65,7 +62,8 @@ class Gang:
     """Calls that run together.
 
     Args:
-        engine: The pool.
+        driver: The pool.
+        cluster: Ray.
         options: Of each call.
         hosts: How many there are.
         name: What to call them in messages.
@@ -74,38 +72,37 @@ class Gang:
         NeverFitsError: When there are not so many nodes for them, and none can come.
     """
 
-    def __init__(self, engine: RayEngine, options: Options, hosts: int, name: str) -> None:
-        cluster = engine.cluster
+    def __init__(self, driver: Driver, cluster: RayCluster, options: Options, hosts: int, name: str) -> None:
         plan = Plan() if options.needs is None else cluster.plan(options.needs)
-        self._spread = spread(cluster, plan, options.needs, hosts)
-        self._engine = engine
-        self._ray: Any = engine.ray
-        self._tasks = [Task(name, options, engine.on_cancel) for _ in range(hosts)]
-        self.calls = [GangCall(engine, task, plan) for task in self._tasks]
-        self.future = GangFuture([task.future for task in self._tasks])
+        self._spread = spread(cluster.nodes, plan, options.needs, hosts)
+        self._cluster = cluster
+        self._ray: Any = cluster.ray
+        self._calls = [Call(name, options, driver.on_cancel) for _ in range(hosts)]
+        self.calls = [GangCall(driver, cluster, call, plan) for call in self._calls]
+        self.future = GangFuture([call.future for call in self._calls])
 
-    def start(self, call: bytes) -> None:
+    def start(self, work: bytes) -> None:
         """Have the pickled call run by all, as soon as Ray has reserved what they need."""
-        threading.Thread(target=self._run, args=(call,), name="anyaccel gang", daemon=True).start()
+        threading.Thread(target=self._run, args=(work,), name="anyaccel gang", daemon=True).start()
 
-    def _run(self, call: bytes) -> None:
+    def _run(self, work: bytes) -> None:
         try:
             with self._reserved() as bundles, self._rendezvous(bundles) as rendezvous:
-                for rank, (each, task, bundle) in enumerate(zip(self.calls, self._tasks, bundles, strict=True)):
+                for rank, (each, call, bundle) in enumerate(zip(self.calls, self._calls, bundles, strict=True)):
                     each.bundle = bundle
-                    task.body = dumps(ranked(rank, len(self.calls), rendezvous, call))
-                    each.launch(task)
+                    call.body = dumps(ranked(rank, len(self.calls), rendezvous, work))
+                    each.launch(call)
                 for each in self.calls:
                     each.over.wait()  # what is reserved goes with whatever still runs there
         except _NotWantedError:
             pass
         except Exception as error:  # noqa: BLE001 - Ray raises many kinds
-            for task in self._tasks:
-                task.fail(NurseryError(f"no gang can be started for {task.name}: {last_line(error)}"))
+            for call in self._calls:
+                call.fail(NurseryError(f"no gang can be started for {call.name}: {last_line(error)}"))
         finally:
             for each in self.calls:
                 if not each.over.is_set():
-                    each.end()
+                    each.end(left=False)
 
     @contextlib.contextmanager
     def _reserved(self) -> Iterator[Sequence[Any]]:
@@ -134,7 +131,7 @@ class Gang:
             self._check_wanted()
             yield variables
         finally:
-            self._engine.kill(made)
+            self._cluster.kill(made)
 
     def _check_wanted(self) -> None:
         if self.future.done():

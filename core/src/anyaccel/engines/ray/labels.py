@@ -1,6 +1,6 @@
 """What a Ray node says of its devices: quantities, accelerator types, labels, and what is counted device by device.
 
-The label ``anyaccel/RESOURCE`` names the type of the devices that are counted under a resource. Ray gives a task whole
+The label ``anyaccel/RESOURCE`` names the type of the devices that are counted under a resource. Ray gives a call whole
 slots of a resource and knows nothing of their types, so a node with several types under one resource cannot serve a
 request for one of them: it is labeled :data:`MIXED`.
 """
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from anyaccel.model import Device, Inventory
+from anyaccel.model import Device, Inventory, PluginInfo, VendorReport
 from anyaccel.scheduler.filters import shared_facts
 
 PREFIX = "anyaccel/"
@@ -19,12 +19,17 @@ MIXED = "mixed"
 """Value of the label where a resource has devices of several types."""
 TYPE_PREFIX = "accelerator_type:"
 TYPE_SHARE = 0.001
-"""How much of ``accelerator_type:TYPE`` a task asks for, of the 1 that a node has: what Ray itself asks for."""
+"""How much of ``accelerator_type:TYPE`` a call asks for, of the 1 that a node has: what Ray itself asks for."""
 UNIT_VARIABLE = "RAY_custom_unit_instance_resources"
 PREDEFINED = "GPU"
 """The resource that has an option of its own and is always counted device by device."""
 _LONGEST = 63
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def mask_switch(vendor: PluginInfo | VendorReport) -> str:
+    """The variable that keeps Ray from writing the mask of a vendor's devices; empty where they have no mask."""
+    return vendor.ray_switch or "".join(f"RAY_EXPERIMENTAL_NOSET_{name}" for name in vendor.env_vars[:1])
 
 
 def by_resource(devices: Iterable[Device]) -> dict[str, list[Device]]:

@@ -15,10 +15,11 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
+from anyaccel.engines.ray.labels import mask_switch
 from anyaccel.engines.ray.slices import slice_labels, slice_resources
 from anyaccel.errors import UnknownNameError
 from anyaccel.inventory.detect import detect
-from anyaccel.model import Device, EnvContext, Inventory, Share, Term, VendorState
+from anyaccel.model import Device, EnvContext, Fractional, Inventory, Share, Term, VendorState
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.probe.machine import Machine, parse_machine
 from anyaccel.vendors.process import vendor_process
@@ -39,8 +40,6 @@ METHODS = (
 )
 """The methods of Ray's interface."""
 
-_KEEP = "RAY_EXPERIMENTAL_NOSET_{}"
-"""Set by people who do not want Ray to touch a variable."""
 _log = logging.getLogger("anyaccel.engines.ray")
 
 
@@ -135,7 +134,7 @@ class _Backend:
         """
         environ: MutableMapping[str, str] = os.environ
         variable = self.get_visible_accelerator_ids_env_var()
-        if variable is None or environ.get(_KEEP.format(variable), "").lower() in ("1", "true"):
+        if variable is None or environ.get(mask_switch(self._plugin.info), "").lower() in ("1", "true"):
             return
         everything = self._devices()
         known = {str(device.index): device for device in everything} | {device.id: device for device in everything}
@@ -191,7 +190,10 @@ class _Backend:
         count = max(1, int(quantity))
         sets = list(self._imagined(count))
         if not whole:
-            shared = not sets or any(self._plugin.fractional(device) for devices in sets for device in devices)
+            # Ray's ids name whole devices: who has a part of a device that is divided by position would get all of it.
+            shared = not sets or any(
+                self._plugin.fractional(device) is Fractional.SHARED for devices in sets for device in devices
+            )
             return (
                 shared,
                 None

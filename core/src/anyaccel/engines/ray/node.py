@@ -1,10 +1,11 @@
-"""On a node: what is on it, and which devices Ray has given to the task that runs in this process."""
+"""On a node: what is on it, and which devices Ray has given to the call that runs in this process."""
 
 from __future__ import annotations
 
 import functools
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,37 +13,73 @@ from anyaccel.engines.ray.connection import import_ray
 from anyaccel.engines.ray.labels import PREDEFINED, UNIT_VARIABLE, by_resource, own_unit_instances
 from anyaccel.engines.ray.snapshot import VARIABLE as SNAPSHOT_VARIABLE
 from anyaccel.engines.ray.snapshot import read_snapshot
+from anyaccel.engines.remote.given import Given, check_known, given_broker, plain
+from anyaccel.engines.remote.messages import Order, Spec
 from anyaccel.errors import NurseryError
 from anyaccel.inventory.detect import detect
-from anyaccel.model import UNITS_PER_DEVICE, Device, Grant, Inventory, Request
+from anyaccel.model import UNITS_PER_DEVICE, Allocation, Device, Grant, Inventory, Request
+from anyaccel.pool.call import Options
+from anyaccel.pool.core import Core
+from anyaccel.pool.launching import CPU
 from anyaccel.scheduler.choice import share
 from anyaccel.scheduler.serving import serves
 
 Slots = Mapping[str, Sequence[tuple[int, float]]]
-"""By resource, the slots that a task holds and how much of each: Ray's own form."""
+"""By resource, the slots that a call holds and how much of each: Ray's own form."""
 
+MARGIN_SECONDS = 5.0
+_SETTLE_SECONDS = 0.005
+MOST_OPTIONS = 256
 _KEPT = re.compile(rb"RAY_|PYTHON|SPT_")
 
 
-class Given(Request):
-    """A request with the devices that Ray has given for it.
+class RayNode:
+    """What Ray knows of this node, for one pool; see :class:`~anyaccel.engines.remote.host.Node`."""
 
-    Requests are equal when their devices are, so that a process is used again only for calls with the same ones.
+    def __init__(self, spec: Spec) -> None:
+        ray = import_ray()
+        restore_environ()
+        context = ray.get_runtime_context()
+        self.name = f"{ray.util.get_node_ip_address()} ({context.get_node_id()[:8]})"
+        self._inventory = node_inventory()
+        self._shared = spec.shared
+        self.broker = given_broker(self._inventory, shared=spec.shared, note=f"Ray job {context.get_job_id()}")
+        self._grace = spec.grace
+        self._options: dict[object, Options] = {}
 
-    Attributes:
-        grants: What was given; not compared, since ``units`` says the same.
-        units: Ids of the devices, and how much of each is held.
-    """
+    def refresh(self) -> None:
+        """Undo what Ray has written into the environment."""
+        restore_environ()
 
-    grants: tuple[Grant, ...]
-    units: tuple[tuple[str, int], ...] = ()
+    def options(self, order: Order) -> Options:
+        """How workers are to run it: on the devices that Ray has given to us."""
+        if order.request is None:
+            return Options.of(max_calls=order.max_calls, timeout=order.timeout)
+        slots = held_slots()
+        key = (order, tuple((name, tuple(held)) for name, held in slots.items()))
+        if key not in self._options:
+            if len(self._options) > MOST_OPTIONS:
+                self._options.clear()
+            needs = given(order.request, order.resources, slots, self._inventory)
+            if not self._shared:
+                check_known(needs)
+            # Nobody could be told to give devices back that are kept where leases are not shared.
+            max_calls = order.max_calls if self._shared else 1
+            self._options[key] = Options.of(needs=needs, max_calls=max_calls, timeout=order.timeout)
+        return self._options[key]
 
-    # Not generated: that would compare the grants, which hold mappings.
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Given) and (self.terms, self.units) == (other.terms, other.units)
+    def expected(self, options: Options) -> Allocation | None:
+        """What Ray has given."""
+        needs = options.needs
+        if not isinstance(needs, Given):
+            return CPU
+        return Allocation(id="ray", request=plain(needs), grants=needs.grants)
 
-    def __hash__(self) -> int:
-        return hash((self.terms, self.units))
+    def settle(self, core: Core) -> None:
+        """Where nobody else would wait for devices that are on their way back, wait for them."""
+        end = time.monotonic() + self._grace + MARGIN_SECONDS
+        while not self._shared and any(member.held for member in tuple(core.members)) and time.monotonic() < end:
+            time.sleep(_SETTLE_SECONDS)
 
 
 @functools.cache
@@ -59,7 +96,7 @@ def _started_with() -> dict[bytes, bytes]:
 
 
 def restore_environ() -> None:
-    """Undo what Ray has written into the environment for its task: masks, and a number of threads."""
+    """Undo what Ray has written into the environment for its call: masks, and a number of threads."""
     # Its data, since a look at each variable through the mapping takes longer than all the rest of a call.
     before, now = _started_with(), os.environb._data  # type: ignore[attr-defined]  # noqa: SLF001
     for name, _ in now.items() - before.items():
@@ -82,7 +119,7 @@ def node_inventory() -> Inventory:
 
 
 def held_slots() -> Slots:
-    """What Ray has given to the task or actor of this process."""
+    """What Ray has given to the call or actor of this process."""
     ids: Slots = _core_worker().resource_ids()
     return {_plain(name): slots for name, slots in ids.items() if not re.search(r"_group_\d+_[0-9a-f]+$", name)}
 
@@ -93,7 +130,7 @@ def _core_worker() -> Any:
 
 
 def given(request: Request, resources: Sequence[str], slots: Slots, inventory: Inventory) -> Given:
-    """Say which devices the slots of a task are.
+    """Say which devices the slots of a call are.
 
     Args:
         request: What was asked for.

@@ -1,6 +1,6 @@
 """Word between pools and calls that run: in the key-value store that every Ray cluster has.
 
-Ray does not say when a task starts. A call that takes a while leaves a notice, and its pool looks for notices while it
+Ray does not say when a call starts. A call that takes a while leaves a notice, and its pool looks for notices while it
 has calls of which it has heard nothing. A pool that wants only those calls back that have not begun lets Ray cancel
 them, and leaves word that a call which runs by then is to be spared.
 """
@@ -9,28 +9,67 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import threading
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.ray.connection import import_ray
-from anyaccel.model import Allocation
+from anyaccel.engines.remote.messages import Started
+from anyaccel.pool.reactor import reactor
+
+if TYPE_CHECKING:
+    from anyaccel.engines.remote.driver import Driver
 
 LOOK_SECONDS = 0.1
-"""How often a pool looks for notices, and how long a call runs before it leaves one."""
+"""How often a pool looks for notices."""
 _NAMESPACE = b"anyaccel"
 _SPARED = b"anyaccel spared"
 
 
-class Started(NamedTuple):
-    """A call has its devices and runs.
+class Watch:
+    """Looks for notices of a pool's calls, as long as there are some of which nothing was heard.
 
-    Attributes:
-        node: Name of its node.
-        allocation: What it holds.
+    Args:
+        driver: The pool.
+        ray: Ray, connected.
     """
 
-    node: str
-    allocation: Allocation
+    def __init__(self, driver: Driver, ray: Any) -> None:
+        self._driver = driver
+        self._ray = ray
+        self._lock = threading.Lock()
+        self._looking = False
+
+    def begin(self) -> None:
+        """A call is on its way: look from now on."""
+        with self._lock:
+            unwatched, self._looking = not self._looking, True
+        if unwatched:
+            reactor().call_later(LOOK_SECONDS, self._look_aside)
+
+    def _look_aside(self) -> None:
+        # Not in the thread of the reactor, which others need: this may take a while.
+        threading.Thread(target=self._look, name="anyaccel ray", daemon=True).start()
+
+    def _look(self) -> None:
+        driver, ray = self._driver, self._ray
+        with driver.lock:
+            calls = {member.key: member for member in driver.members}
+        silent = ray.is_initialized() and any(member.started is None for member in calls.values())
+        try:
+            known = (key for key, member in calls.items() if member.started)
+            found = look(f"{driver.name}/", known) if silent else {}
+        except Exception:  # noqa: BLE001 - the cluster is busy, or has gone, of which the calls themselves tell
+            found = {}
+        for key, started in found.items():
+            if key in calls:
+                calls[key].on_started(started)
+        with self._lock:
+            with driver.lock:
+                self._looking = bool(driver.members) and ray.is_initialized()
+            looking = self._looking
+        if looking:
+            reactor().call_later(LOOK_SECONDS, self._look_aside)
 
 
 def leave(key: str, started: Started) -> None:

@@ -13,7 +13,7 @@ from anyaccel.model import Request, Value
 from anyaccel.scheduler import Verdict
 
 if TYPE_CHECKING:
-    from anyaccel.engines.ray.cluster import Cluster
+    from anyaccel.engines.ray.cluster import Nodes
 
 _NODE = "ray.io/node-id"
 Node = Mapping[str, Any]
@@ -56,7 +56,7 @@ class Spread(Value):
         return sorted(nodes, key=lambda index: (self.workers.get(nodes[index], index), index))
 
 
-def spread(cluster: Cluster, plan: Plan, request: Request | None, hosts: int) -> Spread:
+def spread(cluster: Nodes, plan: Plan, request: Request | None, hosts: int) -> Spread:
     """Find nodes for a gang.
 
     Args:

@@ -1,6 +1,6 @@
 """How a machine becomes a node of Ray: what ``ray start`` is told about its devices.
 
-The result holds for tasks of ours, which look into the snapshot of the node, and is as good as Ray allows for tasks
+The result holds for calls of ours, which look into the snapshot of the node, and is as good as Ray allows for calls
 that know nothing of us: these get the masks that Ray itself writes, and where those would be wrong, none.
 """
 
@@ -17,8 +17,6 @@ from anyaccel.text import shell_join
 from anyaccel.vendors.process import vendor_process
 
 TYPE_LABEL = "ray.io/accelerator-type"
-KEEP = "RAY_EXPERIMENTAL_NOSET_{}"
-"""The variable that keeps Ray from writing a mask of its own."""
 
 
 class Node(Value):
@@ -153,8 +151,8 @@ def _kept_from_ray(inventory: Inventory, devices: Sequence[Device]) -> tuple[dic
     for resource, own in labels.by_resource(devices).items():
         vendors = sorted({device.vendor for device in own if not device.declared})
         if len(vendors) > 1:
-            reports = (inventory.report(vendor) for vendor in vendors)
-            kept |= {KEEP.format(report.env_vars[0]): "1" for report in reports if report and report.env_vars}
+            switches = (labels.mask_switch(report) for report in map(inventory.report, vendors) if report)
+            kept |= {switch: "1" for switch in switches if switch}
             notes.append(
                 f"{resource} of this node are of {' and '.join(vendors)}, and Ray's own tasks see all of them: to Ray"
                 " a resource is one vendor's. Calls of a Pool see theirs alone."

@@ -14,6 +14,7 @@ from anyaccel.model import (
     Detected,
     Grant,
     Inventory,
+    PluginInfo,
     Request,
     Share,
     Term,
@@ -83,7 +84,7 @@ def _bad_reasons(subject: Subject, devices: Devices) -> Iterator[str]:
 
 
 def together(subject: Subject) -> None:
-    """C24: with every other installed vendor on one machine, no two set a variable differently."""
+    """C24: beside every other installed vendor, no two set a variable differently but one that PluginInfo lends."""
     own = _report(subject.source)
     if own is None:
         raise NotApplicable("the plug-in lists no product, so nothing can be simulated")
@@ -112,13 +113,15 @@ def _report(source: Source) -> Simulation | None:
     answer = tasks.detect({**shared, "machine": encode(machine)})
     if not answer.get("detected"):
         return None
-    info, detected = answer["info"], decode(Detected, answer["detected"])
+    info, detected = decode(PluginInfo, answer["info"]), decode(Detected, answer["detected"])
     report = VendorReport(
         vendor=source.vendor,
         state=VendorState.OK,
-        resource=info["resource"],
-        kind=info["kind"],
-        env_vars=tuple(info["env_vars"]),
+        resource=info.resource,
+        kind=info.kind,
+        env_vars=info.env_vars,
+        borrowed=info.borrowed,
+        cleared=info.cleared,
     )
     return report, detected.devices
 
@@ -127,6 +130,8 @@ def _conflicts(own: Simulation, others: list[Simulation]) -> Iterator[str]:
     for other in others:
         inventory = Inventory(machine="sim", devices=(*own[1], *other[1]), vendors=(own[0], other[0]))
         for given in _divisions(own[1], other[1]):
+            if len({device.vendor for device in given}) > 1 and own[0].shared_with(other[0]):
+                continue  # placement never gives these to one worker
             try:
                 worker_environment(_allocation(given), inventory, environ={})
             except EnvConflictError as error:

@@ -1,0 +1,107 @@
+"""Answer a shell that completes a command line of ours.
+
+The shell's function, which ``anyaccel completion`` prints, starts this program with ``_ARGCOMPLETE`` set, the line in
+``COMP_LINE``, and reads from descriptor 8. Only the command that the line names is imported. Types and devices are
+those that a detection finds within a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from importlib import import_module
+from typing import NoReturn
+
+from anyaccel.cli.parser import COMMANDS, add_common
+from anyaccel.scheduler.names import names_of
+
+VARIABLE = "_ARGCOMPLETE"
+"""Set by the shell's function, and by nothing else."""
+
+_SECONDS = 1.0
+_WORD = re.compile(r"[\w.+/:-]+")
+"""Names that a shell takes as one word; what a plug-in calls a device otherwise is not offered."""
+
+
+def complete() -> NoReturn:
+    """Print what may stand at the cursor, and end the process."""
+    import argcomplete
+
+    line = os.environ.get("COMP_LINE", "")
+    parser = argparse.ArgumentParser(prog="anyaccel", allow_abbrev=False)
+    parser.add_argument("-V", "--version", action="store_true", help="print the version")
+    add_common(parser)
+    _offer(parser)
+    commands = parser.add_subparsers()
+    words = set(line.split())
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, allow_abbrev=False)
+        if name in words:
+            _declare(name, command)
+    argcomplete.autocomplete(parser, always_complete_options="long")
+    raise SystemExit(1)  # not reached: it ends the process where the variable is set
+
+
+def _declare(name: str, parser: argparse.ArgumentParser) -> None:
+    add_common(parser, name)
+    import_module(f"anyaccel.cli.{name}").add_arguments(parser)
+    _offer(parser)
+
+
+def _offer(parser: argparse.ArgumentParser) -> None:
+    """Say what the arguments may be."""
+    for action in parser._actions:  # noqa: SLF001 - argparse has no other way to name them
+        if action.dest in _COMPLETERS:
+            action.completer = _COMPLETERS[action.dest]  # type: ignore[attr-defined]
+
+
+def _requests(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+    """What a request may begin with: resources, vendors, types and the devices themselves, and filters after those."""
+    import anyaccel
+    from anyaccel.scheduler.filters import FILTERS
+
+    head, comma, _last = prefix.rpartition(",")
+    if comma:
+        forms = [each.form.partition("=") for each in FILTERS.values()]
+        return [f"{head},{key}=" for key, equals, _ in forms if equals]
+    try:
+        inventory = anyaccel.detect(getattr(parsed_args, "machine", None), timeout=_SECONDS)
+    except anyaccel.AnyaccelError:
+        return []
+    found = {name for device in inventory.devices for name in names_of(device)}
+    found |= {f"{device.vendor}/{device.index}" for device in inventory.devices}
+    return sorted(name for name in found if _WORD.fullmatch(name))
+
+
+def _machines(prefix: str, **_: object) -> list[str]:
+    """Simulations of known products, or directories of recordings."""
+    from argcomplete.completers import DirectoriesCompleter
+
+    if not prefix.startswith("sim:"):
+        return ["host", "sim:", *DirectoriesCompleter()(prefix)]
+    from anyaccel import accelerators
+
+    head, comma, _last = prefix.rpartition(",")
+    start = f"{head}," if comma else "sim:"
+    found = {getattr(accelerators, name) for name in dir(accelerators)}
+    tags = sorted(tag for tag in found if isinstance(tag, str) and _WORD.fullmatch(tag))
+    return [f"{start}{tag}:" for tag in tags]
+
+
+def _leases(**_: object) -> list[str]:
+    from anyaccel.errors import AnyaccelError
+    from anyaccel.ledger import Ledger
+
+    try:
+        return sorted({record.id for record in Ledger.open().leases()})
+    except AnyaccelError:
+        return []
+
+
+def _commands(**_: object) -> list[str]:
+    return list(COMMANDS)
+
+
+_COMPLETERS = {"request": _requests, "machine": _machines, "lease": _leases, "command": _commands}
+"""What arguments may be, by the names that commands give them."""

@@ -1,0 +1,314 @@
+"""What ``status`` and ``top`` show: a machine, how its devices fare, who holds them and who waits, at one moment."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+
+import anyaccel
+from anyaccel.errors import LedgerError
+from anyaccel.model import (
+    UNITS_PER_DEVICE,
+    Device,
+    Health,
+    Inventory,
+    Problem,
+    Stats,
+    Value,
+    format_slots,
+    format_units,
+)
+from anyaccel.probe import HOST
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.launcher.jobs import Job
+    from anyaccel.ledger import LeaseRecord, TicketRecord
+
+    Leases = Mapping[str, list[LeaseRecord]]
+
+_NO_STATS = Stats()
+_COMMAND_LIMIT = 4096
+_MOST_REASONS = 64
+
+
+class Sample(Value):
+    """A machine at one moment.
+
+    Attributes:
+        inventory: What is on it.
+        observed: What vendors told of their devices, by id.
+        problems: Why some could not tell.
+        leases: Leases by device id; None when they are not known.
+        unknown: Why they are not.
+        tickets: Those who wait, first to be served first.
+        jobs: Jobs of this user that wait or run here.
+        at: When it was taken, in seconds since 1970.
+    """
+
+    inventory: Inventory
+    observed: Mapping[str, Stats]
+    problems: tuple[Problem, ...]
+    leases: Leases | None
+    unknown: str
+    tickets: tuple[TicketRecord, ...]
+    jobs: tuple[Job, ...] = ()
+    at: float
+
+    def stats(self, device: Device) -> Stats:
+        """What is known of a device's state."""
+        return self.observed.get(device.id, _NO_STATS)
+
+    def of(self, device: Device) -> list[LeaseRecord]:
+        """The leases of a device, as far as they are known."""
+        return (self.leases or {}).get(device.id, [])
+
+
+class Holder(Value):
+    """Who has a device, or uses it without a lease.
+
+    Attributes:
+        user: Name or number of the user; a star in front of who has no lease.
+        share: How much is held, as people write it; empty without a lease.
+        program: Name of the program.
+        pid: Its process; 0 when unknown.
+        mine: Whether it belongs to the user who asks.
+        lease: Identity of the lease; empty without one.
+        since: When it was taken, in seconds since 1970; None when unknown.
+        note: What for, and what else is to be known about it.
+        state: That of the lease's record; ``unleased`` without a lease.
+    """
+
+    user: str
+    share: str
+    program: str
+    pid: int
+    mine: bool
+    lease: str
+    since: float | None
+    note: str
+    state: str
+
+    @property
+    def command(self) -> str:
+        """The command line of a process of one's own; of others the program's name: arguments may hold secrets."""
+        try:
+            if not self.mine or os.stat(f"/proc/{self.pid}").st_uid != os.geteuid():
+                return self.program
+            with open(f"/proc/{self.pid}/cmdline", encoding="utf-8", errors="replace") as file:
+                return file.read(_COMMAND_LIMIT).rstrip("\0").replace("\0", " ") or self.program
+        except OSError:
+            return self.program
+
+
+def look(
+    inventory: Inventory, *, stats: bool = True, waiters: bool = True, own_jobs: bool = False, timeout: float = 10.0
+) -> Sample:
+    """Look at a machine now.
+
+    Args:
+        inventory: What is on it.
+        stats: Whether vendors are asked how their devices fare.
+        waiters: Whether to look who waits.
+        own_jobs: Whether to look for jobs of this user.
+        timeout: Seconds that each vendor may take.
+    """
+    observed, problems = anyaccel.stats(inventory, timeout=timeout) if stats else ({}, ())
+    found: dict[str, list[LeaseRecord]] = {}
+    unknown = ""
+    tickets: tuple[TicketRecord, ...] = ()
+    if inventory.devices:  # nobody can hold what is not there
+        from anyaccel.launcher.hold import leases
+        from anyaccel.ledger import Ledger
+
+        try:
+            for record in leases(inventory):
+                found.setdefault(record.device, []).append(record)
+            tickets = Ledger.open().tickets() if waiters else ()
+        except LedgerError as error:
+            unknown = str(error)
+    return Sample(
+        inventory=inventory,
+        observed=observed,
+        problems=problems,
+        leases=None if unknown else found,
+        unknown=unknown,
+        tickets=tickets,
+        jobs=_jobs() if own_jobs else (),
+        at=time.time(),
+    )
+
+
+def _jobs() -> tuple[Job, ...]:
+    from anyaccel.launcher.jobs import jobs
+
+    try:
+        return tuple(job for job in jobs() if job.live and job.here)
+    except anyaccel.AnyaccelError:  # 'anyaccel jobs' says what is wrong with their directory
+        return ()
+
+
+class Reasons:
+    """Says why those who wait do: one answer for all who want the same, until another lease begins or ends."""
+
+    def __init__(self) -> None:
+        self._seen: object = None
+        self._known: dict[str, str] = {}
+
+    def knows(self, sample: Sample) -> bool:
+        """Whether :meth:`of` is quick: what is held is what it was, and nobody wants anything new."""
+        seen = (sample.inventory, {record.id for found in (sample.leases or {}).values() for record in found})
+        if self._seen != seen:
+            self._seen, self._known = seen, {}
+        return self._known.keys() >= {ticket.request for ticket in sample.tickets[:_MOST_REASONS]}
+
+    def of(self, ticket: TicketRecord, place: int, sample: Sample, *, ask: bool = True) -> str:
+        """Say why somebody waits.
+
+        Args:
+            ticket: Who.
+            place: The place in line, from 1.
+            sample: The machine, of which :meth:`knows` was asked.
+            ask: Whether to find it out where it is not known yet, which takes a moment.
+        """
+        if not ticket.responsive:
+            return "does not look for devices: is it stopped?"
+        if ask and ticket.request not in self._known and place <= _MOST_REASONS:
+            self._known[ticket.request] = _reason(ticket.request, sample.inventory)
+        return self._known.get(ticket.request) or (f"{place - 1} came first" if place > 1 else "-")
+
+
+def _reason(request: str, inventory: Inventory) -> str:
+    """Why a request does not fit now, in the words of ``why``; empty when it does, so that others came first."""
+    try:
+        verdict = anyaccel.why(request.split(), inventory=inventory)
+    except anyaccel.AnyaccelError as error:
+        return str(error)
+    if verdict.fits_now:
+        return ""
+    return verdict.message.removeprefix(f"{request} ").removeprefix("does not fit now: ")
+
+
+def health(device: Device, seen: Stats) -> tuple[Health, str, str]:
+    """Health, reason and remedy: what was seen last counts, unless it says nothing."""
+    if seen.health is Health.UNKNOWN or device.health is Health.UNHEALTHY:
+        return device.health, device.health_reason, device.health_remedy
+    return seen.health, seen.health_reason, seen.health_remedy
+
+
+def free(device: Device, sample: Sample) -> int | None:
+    """Units of a device that are free now, or None when nobody knows."""
+    if not device.usable:
+        return 0
+    if sample.leases is None:
+        return None
+    return max(0, device.units - sum(record.units for record in sample.of(device)))
+
+
+def state(device: Device, sample: Sample, holders: tuple[Holder, ...]) -> tuple[str, str]:
+    """How a device stands, in a word or two, and the style in which that is shown."""
+    left = free(device, sample)
+    odd = [holder.state for holder in holders if holder.state not in ("held", "unleased")]
+    if health(device, sample.stats(device))[0] is Health.UNHEALTHY:
+        found = "unhealthy", "bad"
+    elif not device.visible:
+        found = "hidden", "dim"
+    elif odd or left is None:
+        found = "".join(odd[:1]) or "unknown", "warn"
+    elif sample.of(device):
+        found = (f"{format_units(left)} free", "good") if left else ("held", "accent")
+    elif holders:
+        found = "busy", "warn"
+    else:
+        found = "declared" if device.declared else "free", "good"
+    return found
+
+
+def notes(sample: Sample) -> list[str]:
+    """What people should know beside the table, a sentence each."""
+    found = []
+    for device in sample.inventory.devices:
+        is_now, reason, remedy = health(device, sample.stats(device))
+        if is_now is Health.UNHEALTHY:
+            told = f"{reason or 'the vendor gives no reason'}{'; ' if remedy else ''}{remedy}"
+            found.append(f"{device.name} is unhealthy: {told}")
+    found += map(str, sample.problems)
+    if sample.unknown:
+        found.append(f"who holds what is not known: {sample.unknown}")
+    return found
+
+
+def holders(device: Device, sample: Sample) -> tuple[Holder, ...]:
+    """Those who hold a device, and those who use it without a lease.
+
+    A process counts as one without a lease when no lease of the device is its user's. Processes of a recorded machine
+    are not looked up on this one.
+    """
+    here = sample.inventory.machine == HOST
+    records = sample.of(device)
+    users = {record.uid for record in records}
+    found = [_of_lease(record) for record in records]
+    for process in sample.stats(device).processes or ():
+        uid = _user(process.pid) if here else None
+        if not records or (uid is not None and uid not in users):
+            name = "" if uid is None else _user_name(uid)
+            found.append(
+                Holder(
+                    user=f"*{name or '?'}",
+                    share="",
+                    program=(program(process.pid) if here else "") or f"process {process.pid}",
+                    pid=process.pid,
+                    mine=uid == os.geteuid(),
+                    lease="",
+                    since=None,
+                    note="",
+                    state="unleased",
+                )
+            )
+    return tuple(found)
+
+
+def _of_lease(record: LeaseRecord) -> Holder:
+    pid = record.carriers[0] if record.carriers else record.pid
+    words = [
+        f"(with {record.through})" if record.through else "",
+        f"(slots {format_slots(record.slots)})" if record.slots else "",
+        "(confined)" if record.confined else "",
+        "(quarantined: anyaccel doctor says why)" if record.state == "quarantined" else record.reason,
+        record.note or record.request,
+    ]
+    return Holder(
+        user=record.user,
+        share=format_units(record.units or UNITS_PER_DEVICE),
+        program=(program(pid) if record.here else "") or record.command or "-",
+        pid=pid,
+        mine=record.uid == os.geteuid(),
+        lease=record.id,
+        since=record.since,
+        note=" ".join(filter(None, words)),
+        state=record.state,
+    )
+
+
+def program(pid: int) -> str:
+    """Name of the program that a process runs; empty when it cannot be seen."""
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read(64).removesuffix("\n")
+    except OSError:
+        return ""
+
+
+def _user(pid: int) -> int | None:
+    """User id of a process; None when it cannot be seen."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+
+
+def _user_name(uid: int) -> str:
+    from anyaccel.ledger.record import user_name
+
+    return user_name(uid)

@@ -1,0 +1,673 @@
+"""The application behind ``anyaccel top``: what it shows, and what its keys do.
+
+Texts of others become segments of plain text here, never markup.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.geometry import Size
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widgets import Footer, Input
+
+import anyaccel
+from anyaccel.cli import _sample, output
+from anyaccel.cli._devices_table import Row, laid_out, megahertz, memory, percent, since
+from anyaccel.cli._sample import Holder, Sample
+from anyaccel.errors import AnyaccelError
+from anyaccel.launcher.jobs import Job, cancel, find
+from anyaccel.ledger import Ledger, TicketRecord
+from anyaccel.model import Device, format_units, replace
+from anyaccel.text import cells, printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    Line = Sequence[output.Span]
+
+_STYLES = {
+    "": Style(),
+    "bold": Style(bold=True),
+    "dim": Style(dim=True),
+    "bad": Style(color="red"),
+    "good": Style(color="green"),
+    "warn": Style(color="yellow"),
+    "accent": Style(color="cyan"),
+}
+_HISTORY = 240
+_LOAD = ((6, 4), (14, 10), (26, 25), (29, 45))
+"""Steps of the column of the load: of the line of its history, and the number."""
+_LEVELS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+_SIGNS = "_.-~=+*#"
+_GRACE = 10.0
+_WAITING = ("WAITING", "USER", "REQUEST", "FOR", "MAY START", "WHY")
+_JOBS = ("JOB", "STATE", "REQUEST", "FOR", "DEVICES", "COMMAND")
+_OF_TICKET = ("id", "user", "pid", "priority", "request", "note", "command")
+SORTS = ("device", "load", "memory", "free")
+
+
+def sparkline(history: Sequence[float | None], width: int) -> str:
+    """Draw the last of some parts of a whole, one column each; what is unknown is blank."""
+    levels = _LEVELS if output.writes(_LEVELS) else _SIGNS
+    found = list(history)[-width:]
+    drawn = (
+        " " if ratio is None else levels[min(int(min(max(ratio, 0.0), 1.0) * len(levels)), len(levels) - 1)]
+        for ratio in found
+    )
+    return "".join(drawn).rjust(width)
+
+
+class Lines(ScrollView, can_focus=True):
+    """Lines of text, of which some belong together and are chosen together."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", show=False),
+        Binding("down,j", "move(1)", show=False),
+        Binding("pageup", "move(-10)", show=False),
+        Binding("pagedown", "move(10)", show=False),
+        Binding("home,g", "move(-100000)", show=False),
+        Binding("end,G", "move(100000)", show=False),
+        Binding("enter", "choose", show=False),
+    ]
+    DEFAULT_CSS = "Lines { height: auto; scrollbar-size-vertical: 1; }"
+
+    class Chosen(Message):
+        """Somebody chose a group of lines, by its key."""
+
+        def __init__(self, lines: Lines, key: str) -> None:
+            super().__init__()
+            self.lines = lines
+            self.key = key
+
+    def __init__(self, *, id: str | None = None, choice: bool = True) -> None:  # noqa: A002 - as of every widget
+        super().__init__(id=id)
+        self.can_focus = choice
+        self._lines: list[tuple[int, Line]] = []
+        self._keys: list[str] = []
+        self._at = 0
+
+    @property
+    def chosen(self) -> str:
+        """Key of the group at the cursor; empty when there is none."""
+        return self._keys[self._at] if self._keys else ""
+
+    @property
+    def text(self) -> str:
+        """What it shows, without styles."""
+        return "\n".join("".join(printable(text) for text, _ in line).rstrip() for _, line in self._lines)
+
+    def show(self, groups: Sequence[tuple[str, Sequence[Line]]]) -> None:
+        """Show these lines; the cursor stays where it was."""
+        before = self.chosen
+        keys = [key for key, _ in groups]
+        lines = [(number, line) for number, (_, own) in enumerate(groups) for line in own]
+        at = keys.index(before) if before in keys else min(self._at, max(0, len(keys) - 1))
+        if (keys, lines, at) == (self._keys, self._lines, self._at):
+            return
+        if len(lines) != len(self._lines):
+            self.virtual_size = Size(0, len(lines))
+        self._keys, self._lines, self._at = keys, lines, at
+        self.refresh()
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:  # noqa: ARG002 - as Textual calls it
+        """As high as its lines."""
+        return max(1, len(self._lines))
+
+    def render_line(self, y: int) -> Strip:
+        """Draw one line of the screen."""
+        y += int(self.scroll_offset.y)
+        if y >= len(self._lines):
+            return Strip.blank(self.size.width, self.rich_style)
+        number, line = self._lines[y]
+        base = self.rich_style
+        if self.can_focus and self.has_focus and number == self._at:
+            base += Style(reverse=True)
+        segments = [Segment(printable(text), base + _STYLES[style]) for text, style in line]
+        return Strip(segments).adjust_cell_length(self.size.width, base)
+
+    def action_move(self, steps: int) -> None:
+        """Move the cursor."""
+        self._at = min(max(0, self._at + steps), max(0, len(self._keys) - 1))
+        own = [place for place, (number, _) in enumerate(self._lines) if number == self._at]
+        if own:
+            height = max(1, self.size.height)
+            top = int(self.scroll_offset.y)
+            if own[0] < top:
+                self.scroll_to(y=own[0], animate=False)
+            elif own[-1] >= top + height:
+                self.scroll_to(y=own[-1] - height + 1, animate=False)
+        self.refresh()
+
+    def action_choose(self) -> None:
+        """Tell what is at the cursor."""
+        if self._keys:
+            self.post_message(self.Chosen(self, self.chosen))
+
+    def on_click(self, event: events.Click) -> None:
+        """Move the cursor to where somebody clicked."""
+        y = int(event.y + self.scroll_offset.y)
+        if self.can_focus and y < len(self._lines):
+            self._at = self._lines[y][0]
+            self.refresh()
+
+    def on_focus(self) -> None:
+        """Show the cursor."""
+        self.refresh()
+
+    def on_blur(self) -> None:
+        """Show no cursor."""
+        self.refresh()
+
+
+class Text(Lines):
+    """A screenful of text, or a line of it, in which nothing is chosen."""
+
+    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - as of every widget
+        super().__init__(id=id, choice=False)
+
+    def tell(self, *lines: Line) -> None:
+        """Show these lines."""
+        self.show([("", lines)])
+
+
+class Details(ModalScreen[None]):
+    """All that is known of one device, or what was asked for."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss_it", "back")]
+    CSS = "Details Vertical { background: $surface; } Details Lines { height: 1fr; }"
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        super().__init__()
+        self._told = lines
+
+    def compose(self) -> ComposeResult:
+        """Lay it out."""
+        with Vertical():
+            yield Lines(id="details")
+            yield Footer()
+
+    def on_mount(self) -> None:
+        """Show it; each line is one of its own, so that the cursor scrolls."""
+        self.query_one("#details", Lines).show([(str(number), [line]) for number, line in enumerate(self._told)])
+
+    def action_dismiss_it(self) -> None:
+        """Go back."""
+        self.dismiss(None)
+
+
+class Confirm(ModalScreen[str]):
+    """Asks which of some things to end, and whether really to."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "yes", "yes"),
+        Binding("n,escape,q", "no", "no"),
+    ]
+    CSS = "Confirm { align: center middle; } Confirm Vertical { height: auto; width: 76; background: $surface; }"
+
+    def __init__(self, question: str, among: Sequence[tuple[str, str]]) -> None:
+        super().__init__()
+        self._question = question
+        self._among = among
+
+    def compose(self) -> ComposeResult:
+        """Lay it out."""
+        with Vertical():
+            yield Text(id="question")
+            yield Lines(id="among")
+            yield Footer()
+
+    def on_mount(self) -> None:
+        """Show what is asked."""
+        self.query_one("#question", Text).tell([(self._question, "bold")])
+        self.query_one("#among", Lines).show([(key, [[(f"  {text}", "")]]) for key, text in self._among])
+        self.query_one("#among", Lines).focus()
+
+    def action_yes(self) -> None:
+        """End what is at the cursor."""
+        self.dismiss(self.query_one("#among", Lines).chosen)
+
+    def action_no(self) -> None:
+        """End nothing."""
+        self.dismiss("")
+
+
+class Ask(ModalScreen[str]):
+    """Asks for a line of text."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "back")]
+    CSS = "Ask { align: center middle; } Ask Vertical { height: auto; width: 76; background: $surface; }"
+
+    def __init__(self, question: str, text: str = "") -> None:
+        super().__init__()
+        self._question = question
+        self._text = printable(text)
+
+    def compose(self) -> ComposeResult:
+        """Lay it out."""
+        with Vertical():
+            yield Text(id="question")
+            yield Input(self._text, id="answer")
+
+    def on_mount(self) -> None:
+        """Show what is asked."""
+        self.query_one("#question", Text).tell([(self._question, "bold")])
+        self.query_one("#answer", Input).focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Answer."""
+        self.dismiss(event.value)
+
+    def action_leave(self) -> None:
+        """Change nothing."""
+        self.dismiss(self._text)
+
+
+class Top(App[None]):
+    """Shows a machine until somebody has seen enough.
+
+    Args:
+        look: Looks at the machine; called in a thread.
+        interval: Seconds between two looks.
+    """
+
+    TITLE = "anyaccel top"
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "quit"),
+        Binding("s", "sort", "sort"),
+        Binding("slash", "filter", "filter", key_display="/"),
+        Binding("enter", "details", "look into", show=True),
+        Binding("x", "end", "release/cancel"),
+        Binding("w", "why", "why"),
+        Binding("tab", "focus_next", "next list", show=True),
+    ]
+    CSS = """
+    Screen { layout: vertical; }
+    Lines { background: $background; }
+    #devices { height: auto; max-height: 60%; }
+    #waiters { height: 1fr; }
+    #jobs { max-height: 30%; }
+    """
+
+    def __init__(self, look: Callable[[], Sample], *, interval: float = 2.0) -> None:
+        super().__init__()
+        self._look = look
+        self._interval = interval
+        self._sample: Sample | None = None
+        self._reasons = _sample.Reasons()
+        self._history: dict[str, deque[float | None]] = {}
+        self._sort = SORTS[0]
+        self._filter = ""
+        self._told = ""
+        self._waiting: list[tuple[str, list[str]]] = []
+        self._busy = False
+
+    def compose(self) -> ComposeResult:
+        """Lay it out."""
+        yield Text(id="summary")
+        yield Text(id="heading")
+        yield Lines(id="devices")
+        yield Text(id="line")
+        yield Lines(id="waiters")
+        yield Text(id="joblist")
+        yield Lines(id="jobs")
+        yield Text(id="told")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to look."""
+        self.query_one("#summary", Text).tell([("looking ...", "dim")])
+        self.query_one("#devices", Lines).focus()
+        self._at_terminal = os.isatty(0)
+        self.set_interval(self._interval, self._begin)
+        self._begin()
+
+    def on_resize(self) -> None:
+        """Lay it out anew."""
+        self.call_after_refresh(self._draw)
+
+    def _begin(self) -> None:
+        """Look once more, unless the last look still lasts."""
+        if self._at_terminal and not os.isatty(0):  # the terminal has gone, and nobody told us: reading it would spin
+            self.exit()
+            return
+        if not self._busy:
+            self._busy = True
+            self.run_worker(self._take, thread=True, group="look")
+
+    def _take(self) -> None:
+        """Look, and then ask why those who wait do, which takes longer."""
+        try:
+            sample = self._look()
+            if not self._reasons.knows(sample):
+                self._from_thread(self._took, sample, self._rows(sample, ask=False))
+            self._from_thread(self._took, sample, self._rows(sample, ask=True))
+        except AnyaccelError as error:
+            self._from_thread(self._tell, str(error))
+        finally:
+            self._busy = False
+
+    def _from_thread(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call something in the application's own thread; nothing happens once it has ended."""
+        try:
+            self.call_from_thread(call, *arguments)
+        except RuntimeError:
+            if self.is_running:
+                raise
+
+    def _rows(self, sample: Sample, *, ask: bool) -> list[tuple[str, list[str]]]:
+        """What is shown of those who wait, by ticket."""
+        return [
+            (
+                ticket.id,
+                [
+                    str(place),
+                    ticket.user,
+                    ticket.request or "-",
+                    since(sample.at - ticket.waited),
+                    _clock(ticket.starts),
+                    self._reasons.of(ticket, place, sample, ask=ask) + (f"  [{ticket.note}]" if ticket.note else ""),
+                ],
+            )
+            for place, ticket in enumerate(sample.tickets, start=1)
+        ]
+
+    def _took(self, sample: Sample, waiting: list[tuple[str, list[str]]]) -> None:
+        if sample is not self._sample:
+            for device in sample.inventory.devices:
+                own = self._history.setdefault(device.id, deque(maxlen=_HISTORY))
+                own.append(sample.stats(device).utilization)
+        self._sample = sample
+        self._waiting = waiting
+        self._draw()
+
+    def _tell(self, text: str) -> None:
+        """Say something in the line above the keys."""
+        self._told = text
+        self._draw()
+
+    def _shown(self, sample: Sample) -> list[Device]:
+        """The devices, filtered and sorted."""
+        wanted = self._filter.lower()
+        found = [
+            device
+            for device in sample.inventory.devices
+            if wanted in f"{device.name} {device.type} {device.model} {device.id} {self._people(device)}".lower()
+        ]
+        if self._sort == "load":
+            found.sort(key=lambda device: -(sample.stats(device).utilization or 0.0))
+        elif self._sort == "memory":
+            found.sort(key=lambda device: -(sample.stats(device).memory_used_bytes or 0))
+        elif self._sort == "free":
+            found.sort(key=lambda device: -(_sample.free(device, sample) or 0))
+        return found
+
+    def _people(self, device: Device) -> str:
+        if self._sample is None:
+            return ""
+        return " ".join(f"{record.user} {record.note} {record.command}" for record in self._sample.of(device))
+
+    def _draw(self) -> None:
+        """Show what is known."""
+        if not self.is_running:
+            return
+        sample = self._sample
+        base = self.screen_stack[0]
+        told = self._told or "; ".join(_sample.notes(sample)[:1] if sample else [])
+        base.query_one("#told", Text).tell([(told, "warn")])
+        if sample is None:
+            return
+        room = max(20, self.size.width - 1)
+        devices = self._shown(sample)
+        shown = replace(sample, inventory=replace(sample.inventory, devices=tuple(devices)))
+        heading, rows, _ = laid_out(shown, room, draw=self._drawn, drawn=_LOAD)
+        base.query_one("#heading", Text).tell(heading)
+        base.query_one("#devices", Lines).show(
+            [(device.id, lines) for device, lines in zip(devices, rows, strict=True)]
+        )
+        total = sum(_sample.free(device, sample) or 0 for device in sample.inventory.devices)
+        words = f"{len(sample.inventory.devices)} devices, {format_units(total)} free, {len(sample.tickets)} waiting"
+        more = f"  sorted by {self._sort}" + (f", only {self._filter!r}" if self._filter else "")
+        where = f"  {sample.inventory.machine}" if sample.inventory.machine != "host" else ""
+        base.query_one("#summary", Text).tell(
+            [
+                (f"{time.strftime('%H:%M:%S', time.localtime(sample.at))}  ", "dim"),
+                (words, "bold"),
+                (more + where, "dim"),
+            ]
+        )
+        head, waiters = _table(_WAITING, [row for _, row in self._waiting], room, "nobody waits")
+        base.query_one("#line", Text).tell([(head, "bold")])
+        base.query_one("#waiters", Lines).show(
+            [(ticket, [[(line, "")]]) for (ticket, _), line in zip(self._waiting, waiters, strict=True)]
+        )
+
+        jobs = [_job_row(job) for job in sample.jobs]
+        head, lines = _table(_JOBS, jobs, room, "")
+        base.query_one("#joblist", Text).tell([(head, "bold")])
+        base.query_one("#joblist", Text).display = base.query_one("#jobs", Lines).display = bool(jobs)
+        base.query_one("#jobs", Lines).show(
+            [(_job_key(job), [[(line, "")]]) for job, line in zip(sample.jobs, lines, strict=True)]
+        )
+
+    def _drawn(self, row: Row, width: int) -> str:
+        return sparkline(self._history.get(row.device.id, ()), width)
+
+    def _chosen(self) -> Device | TicketRecord | Job | None:
+        """The device, the waiter or the job at the cursor of the list in use."""
+        if self._sample is None:
+            return None
+        focused = self.focused
+        key = focused.chosen if isinstance(focused, Lines) else ""
+        among: dict[str, Device | TicketRecord | Job] = {_job_key(job): job for job in self._sample.jobs}
+        among |= {device.id: device for device in self._sample.inventory.devices}
+        among |= {ticket.id: ticket for ticket in self._sample.tickets}
+        return among.get(key)
+
+    def on_lines_chosen(self, event: Lines.Chosen) -> None:
+        """Look into what was chosen."""
+        if event.lines.id in ("devices", "waiters", "jobs"):
+            self.action_details()
+
+    def action_sort(self) -> None:
+        """Sort by something else."""
+        self._sort = SORTS[(SORTS.index(self._sort) + 1) % len(SORTS)]
+        self._draw()
+
+    def action_filter(self) -> None:
+        """Ask which devices to show."""
+
+        def use(text: str | None) -> None:
+            self._filter = text or ""
+            self._draw()
+
+        self.push_screen(Ask("Show devices with this in their name, type, id or holders:", self._filter), use)
+
+    def action_details(self) -> None:
+        """Look into the device or the waiter at the cursor."""
+        chosen = self._chosen()
+        if chosen is None or self._sample is None:
+            return
+        room = max(20, self.size.width - 2)
+        if isinstance(chosen, Device):
+            lines = device_details(chosen, self._sample, room)
+        elif isinstance(chosen, TicketRecord):
+            lines = _facts([(name, str(getattr(chosen, name))) for name in _OF_TICKET], room)
+        else:
+            names = ("id", "state", "request", "note", "directory", "lease", "log")
+            facts = [(name, str(getattr(chosen, name))) for name in names]
+            lines = _facts([*facts, ("devices", " ".join(chosen.devices)), ("command", " ".join(chosen.command))], room)
+        self.push_screen(Details(lines))
+
+    def action_why(self) -> None:
+        """Ask whether a request fits, and why not."""
+        chosen = self._chosen()
+        known = "" if chosen is None else chosen.name if isinstance(chosen, Device) else chosen.request
+        self.push_screen(Ask("Does this request fit, and why not?", known), self._say_why)
+
+    def _say_why(self, request: str | None) -> None:
+        sample = self._sample
+        if not request or sample is None:
+            return
+
+        def ask() -> None:
+            try:
+                verdict = anyaccel.why(request.split(), inventory=sample.inventory)
+                told = [verdict.message, *verdict.hint.splitlines()]
+            except AnyaccelError as error:
+                told = [str(error), *error.hint.splitlines()]
+            room = max(20, self.size.width - 2)
+            lines = [[(line, "")] for text in told for line in output.folded(text, room)]
+            self._from_thread(self.push_screen, Details(lines))
+
+        self.run_worker(ask, thread=True, group="why")
+
+    def action_end(self) -> None:
+        """Release a lease of one's own on the device at the cursor, or cancel one's own wait."""
+        chosen, sample = self._chosen(), self._sample
+        if chosen is None or sample is None:
+            return
+        end: Callable[[str], str]
+        if isinstance(chosen, TicketRecord):
+            mine = [(chosen.id, f"{chosen.request} of {chosen.user}, process {chosen.pid}")] if _own(chosen.uid) else []
+            question, what, end = "Cancel this wait? y/n", "waits", self._cancel
+        elif isinstance(chosen, Job):
+            mine = [(chosen.id, f"job {chosen.id}, {chosen.state}: {' '.join(chosen.command)}")]
+            question, what, end = "Cancel this job, and end its processes? y/n", "jobs", self._cancel_job
+        else:
+            mine = [
+                (holder.lease, f"{holder.lease}  {holder.share}  {holder.program}  {holder.note}")
+                for holder in _sample.holders(chosen, sample)
+                if holder.mine and holder.lease
+            ]
+            question, what, end = "Release this lease, and end its processes? y/n", "leases", self._release
+        if not mine:
+            self._tell(f"none of the {what} here is yours")
+            return
+        self.push_screen(Confirm(question, mine), lambda key: self._end(key or "", end))
+
+    def _end(self, key: str, end: Callable[[str], str]) -> None:
+        """End something in a thread, and say what came of it."""
+        if not key:
+            return
+
+        def work() -> None:
+            try:
+                told = end(key)
+            except AnyaccelError as error:
+                told = f"{error} {error.hint}".strip()
+            self._from_thread(self._tell, told)
+            self._from_thread(self._begin)
+
+        self.run_worker(work, thread=True, group="end")
+
+    def _release(self, lease: str) -> str:
+        pids = Ledger.open().release_of(lease, grace=_GRACE)
+        return f"{lease} is released; asked to end: {', '.join(map(str, pids)) or 'no process'}"
+
+    def _cancel_job(self, number: str) -> str:
+        job = cancel(find(number), grace=_GRACE)
+        return f"job {number} is {job.state}"
+
+    def _cancel(self, ticket: str) -> str:
+        return f"the wait of process {Ledger.open().cancel(ticket)} is cancelled"
+
+
+def device_details(device: Device, sample: Sample, room: int) -> list[Line]:
+    """All that is known of a device: facts, health, who uses it, what it is linked to."""
+    seen = sample.stats(device)
+    is_now, reason, remedy = _sample.health(device, seen)
+    names = {each.id: each.name for each in sample.inventory.devices}
+    facts = [
+        ("device", f"{device.name}  {device.type}  {device.model}"),
+        ("id", device.id),
+        ("health", " ".join(filter(None, (is_now.value, reason, f"-> {remedy}" if remedy else "")))),
+        ("memory", f"{memory(seen.memory_used_bytes, device.memory_bytes)} GiB"),
+        ("load", percent(seen.utilization)),
+        ("clocks", f"{megahertz(seen.clock_hz)}, of the memory {megahertz(seen.memory_clock_hz)}"),
+        ("ecc", f"{_known(seen.ecc_errors_corrected)} corrected, {_known(seen.ecc_errors_uncorrected)} not"),
+        ("pci", device.pci_bus_id or "-"),
+        ("numa", _known(device.numa_node)),
+        ("nodes", " ".join(device.nodes) or "-"),
+        *((f"{name}", str(value)) for name, value in sorted(device.attributes.items())),
+    ]
+    links = [(names.get(other, other), str(strength)) for other, strength in device.links.items()]
+    people = [
+        (holder.user, f"{holder.share or 'no lease'}  {holder.command}  process {holder.pid}  {_of_lease(holder)}")
+        for holder in _sample.holders(device, sample)
+    ]
+    processes = [
+        (str(process.pid), f"{output.memory(process.memory_bytes)}  {_sample.program(process.pid)}")
+        for process in seen.processes or ()
+    ]
+    found: list[Line] = [*_facts(facts, room)]
+    for title, rows in (("Held and used by", people), ("Processes", processes), ("Links", links)):
+        found += [[("", "")], [(f"{title}:", "bold")], *(_facts(rows, room) or [[("  -", "")]])]
+    return found
+
+
+def _facts(facts: Sequence[tuple[str, str]], room: int) -> list[Line]:
+    """Names and what they have, in so many columns; what is longer goes on in further lines."""
+    width = max((cells(printable(name)) for name, _ in facts), default=0)
+    found: list[Line] = []
+    for name, text in facts:
+        head = f"  {printable(name)}{' ' * (width - cells(printable(name)))}  "
+        for number, line in enumerate(output.folded(text, room - width - 4)):
+            found.append([(head if number == 0 else " " * (width + 4), "dim"), (line, "")])
+    return found
+
+
+def _of_lease(holder: Holder) -> str:
+    return f"lease {holder.lease}  for {since(holder.since)}  {holder.note}" if holder.lease else ""
+
+
+def _known(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _own(uid: int | None) -> bool:
+    import os
+
+    return uid == os.geteuid()
+
+
+def _clock(moment: float | None) -> str:
+    return "-" if moment is None else time.strftime("%H:%M", time.localtime(moment))
+
+
+def _job_key(job: Job) -> str:
+    return f"job {job.id}"
+
+
+def _job_row(job: Job) -> tuple[str, ...]:
+    ran = "-" if job.started is None else since(job.started)
+    command = " ".join(job.command) + (f"  [{job.note}]" if job.note else "")
+    return (job.id, job.state, job.request or "-", ran, ",".join(job.devices) or "-", command)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], room: int, empty: str) -> tuple[str, list[str]]:
+    """The heading and the lines of those who wait, or of jobs; the words for none where there are none."""
+    if not rows:
+        return empty, []
+    plain = [tuple(map(printable, row)) for row in rows]
+    widths = [max(map(cells, column)) for column in zip(headings, *plain, strict=True)]
+    widths[1:3] = [min(width, 20) for width in widths[1:3]]
+    lines = []
+    for row in (headings, *plain):
+        short = [output.shortened(text, width) for width, text in zip(widths, row, strict=True)]
+        text = " ".join(f"{text}{' ' * (width - cells(text))}" for width, text in zip(widths, short, strict=True))
+        lines.append(output.shortened(text.rstrip(), room))
+    return lines[0], lines[1:]

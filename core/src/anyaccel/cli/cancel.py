@@ -1,0 +1,115 @@
+"""End jobs, waits and leases of one's own: anyaccel cancel 3, a ticket of 'anyaccel queue', a lease, or --all.
+
+A job's processes, and those of a lease, are asked to end and killed after the time of --grace. Whoever waits with a
+ticket leaves the line: its call for devices fails, its process is not ended.
+"""
+
+from __future__ import annotations
+
+import os
+
+from anyaccel.cli import output
+from anyaccel.cli.durations import duration
+from anyaccel.errors import AnyaccelError, LeaseNotFoundError, UsageError
+from anyaccel.ledger import Ledger
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+
+EXAMPLES = (
+    ("anyaccel cancel 3", "end a job"),
+    ("anyaccel cancel --all", "all jobs, waits and leases of yours"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="ID",
+        help="number of a job, ticket of one who waits ('anyaccel queue --json'), or lease ('anyaccel')",
+    )
+    parser.add_argument("--all", action="store_true", help="all jobs, waits and leases of this user")
+    parser.add_argument(
+        "--grace", metavar="DURATION", type=duration, default=10.0, help="time to end after SIGTERM (default: 10s)"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    if bool(args.what) == args.all:
+        raise UsageError("name what to cancel, or give --all" + " alone" * args.all)
+    ledger = Ledger.open()
+    named = list(dict.fromkeys(args.what)) if args.what else _own(ledger)
+    done, failed = _cancel_all(ledger, named, args)
+    if args.json and failed is None:
+        output.print_json("cancel/1", {"cancelled": done})
+    elif not args.json:
+        for message in done.values():
+            output.say(message)
+        if not named:
+            output.say("there is nothing of yours to cancel")
+    if failed is not None:
+        raise failed
+    return 0
+
+
+def _cancel_all(
+    ledger: Ledger, named: list[str], args: argparse.Namespace
+) -> tuple[dict[str, str], AnyaccelError | None]:
+    """Cancel things one after the other; what to say of each, and the first error."""
+    done: dict[str, str] = {}
+    failed: AnyaccelError | None = None
+    for each in named:
+        try:
+            done[each] = _cancel(ledger, each, args.grace)
+        except AnyaccelError as error:
+            if args.all and isinstance(error, LeaseNotFoundError):  # it has ended with another one
+                continue
+            if failed is not None:
+                output.say(str(error))
+            failed = failed or error
+    return done, failed
+
+
+def _own(ledger: Ledger) -> list[str]:
+    """Everything of this user: jobs first, which have leases and tickets of their own."""
+    from anyaccel.launcher.jobs import jobs
+
+    user = os.geteuid()
+    found = [job.id for job in jobs() if job.here and (job.live or (job.state == "lost" and job.lease))]
+    found += [ticket.id for ticket in ledger.tickets() if ticket.uid == user]
+    for lease in dict.fromkeys(lease.id for lease in ledger.leases() if lease.uid == user and lease.id):
+        if ledger.refusal(lease):
+            found.append(lease)
+        else:
+            output.say(f"lease {lease} is left alone: this command runs with it")
+    return found
+
+
+def _cancel(ledger: Ledger, what: str, grace: float) -> str:
+    """Cancel one thing; what to say about it."""
+    from anyaccel.launcher.jobs import cancel, find, is_id, jobs
+
+    if is_id(what):
+        job = find(what)
+        before, job = job.state, cancel(job, grace=grace)
+        if before in ("waiting", "running"):
+            return f"job {job.id} is {job.state}"
+        left = "; what it had left running is ended" if before == "lost" else ""
+        return f"job {job.id} was {before} already{left}"
+    if any(ticket.id == what for ticket in ledger.tickets()):
+        return f"process {ledger.cancel(what)} does not wait with ticket {what} any more"
+    for job in jobs():
+        if job.lease == what and job.live and job.here:
+            return f"job {cancel(job, grace=grace).id} is cancelled, which held lease {what}"
+    if all(lease.id != what for lease in ledger.leases()):
+        raise LeaseNotFoundError(
+            f"there is no job, ticket or lease {what!r}",
+            hint="'anyaccel jobs' lists jobs, 'anyaccel queue --json' tickets, 'anyaccel' leases",
+        )
+    pids = ledger.release_of(what, grace=grace, force=True)
+    return f"lease {what} is released; asked to end: {', '.join(map(str, pids)) or 'no process'}"

@@ -1,0 +1,32 @@
+"""Print the script by which a shell completes commands, options, requests and the devices of this machine."""
+
+from __future__ import annotations
+
+from anyaccel.cli import output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+SHELLS = ("bash", "zsh", "fish")
+EXAMPLES = (
+    ('eval "$(anyaccel completion bash)"', "in ~/.bashrc; the same with zsh in ~/.zshrc, after compinit"),
+    ("anyaccel completion fish > ~/.config/fish/completions/anyaccel.fish", "for fish, once"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=f"one of {', '.join(SHELLS)}")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    from argcomplete.shell_integration import shellcode
+
+    script = shellcode(["anyaccel"], shell=args.shell)
+    if args.json:
+        output.print_json("completion/1", {"shell": args.shell, "script": script})
+    else:
+        output.print_help(script)
+    return 0

@@ -1,0 +1,32 @@
+"""Show what a command does, its options and examples: the same as 'anyaccel COMMAND --help'."""
+
+from __future__ import annotations
+
+from anyaccel.cli.parser import COMMANDS, print_help
+from anyaccel.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+EXAMPLES = (("anyaccel help", "all commands"), ("anyaccel help run", "one of them"))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help="the command; all of them when there is none")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    from importlib import import_module
+
+    from anyaccel.cli.arguments import parse
+
+    if args.command is None:
+        print_help()
+    elif args.command not in COMMANDS:
+        raise UsageError(f"there is no command {args.command!r}", hint=f"the commands are {', '.join(COMMANDS)}")
+    else:
+        parse(args.command, import_module(f"anyaccel.cli.{args.command}"), ["--help"])
+    return 0

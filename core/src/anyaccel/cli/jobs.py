@@ -1,0 +1,94 @@
+"""List the jobs that 'anyaccel run --detach' and 'sweep --detach' started: those that live or ended within a day."""
+
+from __future__ import annotations
+
+import time
+
+from anyaccel.cli import output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+    from anyaccel.launcher.jobs import Job
+
+_RECENT_SECONDS = 86400.0
+
+
+EXAMPLES = (
+    ("anyaccel jobs", "those that wait or run, and those that ended lately"),
+    ("anyaccel jobs --json", "the same for programs"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--all", action="store_true", help="also those that ended more than a day ago")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    from anyaccel.launcher.jobs import jobs
+
+    since = 0.0 if args.all else time.time() - _RECENT_SECONDS
+    found = [job for job in jobs() if job.live or (job.ended or job.started or job.created) >= since]
+    if args.json:
+        output.print_json("jobs/1", {"jobs": [describe(job) for job in found]})
+    elif found:
+        columns = ("JOB", "STATE", "REQUEST", "DEVICES", "STARTED", "TOOK", "EXIT", "COMMAND")
+        output.print_table(columns, map(_row, found))
+    else:
+        output.print_line(
+            "No jobs." if args.all else "No jobs of the last day; 'anyaccel jobs --all' lists older ones."
+        )
+    return 0
+
+
+def describe(job: Job) -> dict[str, Any]:
+    """A job for programs."""
+    times = {
+        name: None if moment is None else output.moment(moment)
+        for name, moment in (("created", job.created), ("started", job.started), ("ended", job.ended))
+    }
+    took = job.took
+    return {
+        "job": job.id,
+        "state": job.state,
+        "request": job.request,
+        "note": job.note or None,
+        "command": list(job.command),
+        "directory": job.directory,
+        "devices": list(job.devices),
+        "lease": job.lease or None,
+        **times,
+        "took_seconds": None if took is None else round(took, 3),
+        "exit_status": job.status,
+        "pid": job.pid if job.live and job.here else None,
+        "host": job.host,
+        "log": job.log,
+    }
+
+
+def _row(job: Job) -> tuple[str, ...]:
+    from anyaccel.launcher.hold import written
+
+    took = job.took
+    started = "-" if job.started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(job.started))
+    return (
+        job.id,
+        job.state if job.here else f"{job.state} on {job.host}",
+        job.request or "-",
+        ",".join(job.devices) or "-",
+        started,
+        "-" if took is None else written(took),
+        "-" if job.status is None else str(job.status),
+        written_command(job.command),
+    )
+
+
+def written_command(command: tuple[str, ...]) -> str:
+    """A command as people would type it."""
+    import shlex
+
+    return shlex.join(command) or "-"

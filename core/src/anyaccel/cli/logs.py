@@ -1,0 +1,58 @@
+"""Print what a job has printed, as it printed it: anyaccel logs 3, or logs -f 3 until it ends."""
+
+from __future__ import annotations
+
+import os
+
+from anyaccel.cli import output
+from anyaccel.errors import AnyaccelError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+    from anyaccel.launcher.jobs import Job
+
+_LOOK_SECONDS = 0.2
+_CHUNK = 1 << 16
+
+
+EXAMPLES = (
+    ("anyaccel logs 3", "what a job has printed"),
+    ("anyaccel logs 3 --follow", "and what it prints from now on"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("job", metavar="ID", help="number of a job, as 'anyaccel jobs' shows it")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    from anyaccel.launcher.jobs import find
+
+    job = find(args.job)
+    if args.json:
+        if args.follow:
+            raise UsageError("--json and --follow exclude each other: a document has an end")
+        output.print_json("logs/1", {"job": job.id, "state": job.state, "log": job.log})
+        return 0
+    try:
+        log = os.open(job.log, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise AnyaccelError(f"the log of job {job.id} cannot be read: {job.log}: {error.strerror}") from error
+    with open(log, "rb", buffering=0) as file:
+        while True:
+            live = args.follow and _live(job)  # asked before: what it prints last is not missed
+            while data := file.read(_CHUNK):
+                output.print_bytes(data)
+            if not live:
+                return 0
+
+
+def _live(job: Job) -> bool:
+    from anyaccel.launcher.jobs import wait
+
+    return wait(job, timeout=_LOOK_SECONDS).live

@@ -1,0 +1,184 @@
+"""Say who used what, from the journal: anyaccel report --since 7d --by user."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from anyaccel.cli import output
+from anyaccel.cli.durations import duration
+from anyaccel.errors import AnyaccelError
+from anyaccel.launcher.hold import written
+from anyaccel.ledger.journal import Entry, Used, read
+from anyaccel.model import UNITS_PER_DEVICE, Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+BY = ("user", "device", "type", "job")
+IDLE_BELOW = 0.05
+"""Devices that were busy for less of the time that they were held were held idle."""
+_HOUR = 3600.0
+
+
+class Row(Value):
+    """What the uses of one group come to.
+
+    Attributes:
+        name: The group.
+        leases: How many leases.
+        device_seconds: Seconds for which devices were held, times the devices.
+        waited_mean: Seconds that a request waited.
+        waited_longest: Seconds that one waited, of those that are not added up.
+        utilization: Share of the time held that the devices were busy; None where no vendor tells.
+        idle_seconds: Of the device seconds, those of leases that hardly used theirs; None likewise.
+    """
+
+    name: str
+    leases: int
+    device_seconds: float
+    waited_mean: float
+    waited_longest: float
+    utilization: float | None
+    idle_seconds: float | None
+
+
+EXAMPLES = (
+    ("anyaccel report --since 7d", "who used what in the last week"),
+    ("anyaccel report --by type --plot use.svg", "by type, with a picture"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "--since", metavar="DURATION", type=duration, default=7 * 24 * _HOUR, help="how far to look back (default: 7d)"
+    )
+    parser.add_argument("--by", choices=BY, default="user", help="add up by user, device, type or job (default: user)")
+    parser.add_argument("--csv", action="store_true", help="print comma-separated values")
+    parser.add_argument("--plot", metavar="FILE", help="write a picture of who held what when to FILE, as SVG")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    now = time.time()
+    since = now - args.since
+    entries = [part for entry in read(since=since) if (part := clipped(entry, since, now))]
+    if args.plot:
+        _write(args.plot, entries, since, now)
+    rows = summarize(entries, args.by)
+    if args.json:
+        content = {"since": output.moment(since), "by": args.by, "rows": [_json(row, args.by) for row in rows]}
+        output.print_json("report/1", content)
+    elif args.csv:
+        _print_csv(rows, args.by)
+    elif rows:
+        output.print_table(
+            (args.by.upper(), "LEASES", "DEVICE HOURS", "WAITED", "LONGEST", "BUSY", "IDLE HOURS"),
+            [
+                (
+                    row.name,
+                    str(row.leases),
+                    f"{row.device_seconds / _HOUR:.2f}",
+                    written(row.waited_mean),
+                    written(row.waited_longest),
+                    "-" if row.utilization is None else f"{row.utilization:.0%}",
+                    "-" if row.idle_seconds is None else f"{row.idle_seconds / _HOUR:.2f}",
+                )
+                for row in rows
+            ],
+        )
+    else:
+        output.print_line(f"No lease has ended in the last {written(args.since)}.")
+    return 0
+
+
+def clipped(entry: Entry, since: float, until: float) -> Entry | None:
+    """The part of a use that lies in a period; None when there is none."""
+    began, ended = max(entry.began, since), min(entry.ended, until)
+    if ended < began:
+        return None
+    whole = entry.ended - entry.began
+    share = (ended - began) / whole if whole > 0 else 1.0
+    from anyaccel.model import replace
+
+    return replace(entry, began=began, ended=ended, held=min(entry.held, whole or entry.held) * share)
+
+
+def summarize(entries: Iterable[Entry], by: str) -> list[Row]:
+    """Add up uses by what they have in common, those with the most device hours first."""
+    groups: dict[str, list[tuple[Entry, Sequence[Used]]]] = {}
+    for entry in entries:
+        for name, devices in _parts(entry, by):
+            groups.setdefault(name, []).append((entry, devices))
+    rows = [_row(name, uses) for name, uses in groups.items()]
+    return sorted(rows, key=lambda row: (-row.device_seconds, row.name))
+
+
+def _parts(entry: Entry, by: str) -> list[tuple[str, Sequence[Used]]]:
+    """The groups that a use belongs to, with the devices that count there."""
+    if by == "user":
+        return [(entry.user, entry.devices)]
+    if by == "job":
+        return [(f"{entry.user}: {entry.note or entry.program or entry.request or '-'}", entry.devices)]
+    name: Callable[[Used], str] = (lambda used: used.device) if by == "device" else (lambda used: used.type or "-")
+    names = dict.fromkeys(map(name, entry.devices))
+    return [(each, [used for used in entry.devices if name(used) == each]) for each in names]
+
+
+def _row(name: str, uses: Sequence[tuple[Entry, Sequence[Used]]]) -> Row:
+    seconds = [(entry, entry.held * sum(used.units for used in devices) / UNITS_PER_DEVICE) for entry, devices in uses]
+    leases = sum(entry.leases for entry, _ in uses)
+    told = [(entry.utilization, time_) for entry, time_ in seconds if entry.utilization is not None]
+    total = sum(time_ for _, time_ in told)
+    return Row(
+        name=name,
+        leases=leases,
+        device_seconds=sum(time_ for _, time_ in seconds),
+        waited_mean=sum(entry.waited for entry, _ in uses) / max(1, leases),
+        waited_longest=max(entry.waited / entry.leases for entry, _ in uses),
+        utilization=sum(busy * time_ for busy, time_ in told) / total if total else None,
+        idle_seconds=sum(time_ for busy, time_ in told if busy < IDLE_BELOW) if told else None,
+    )
+
+
+def _json(row: Row, by: str) -> dict[str, Any]:
+    return {
+        by: row.name,
+        "leases": row.leases,
+        "device_seconds": round(row.device_seconds, 3),
+        "waited_mean_seconds": round(row.waited_mean, 3),
+        "waited_longest_seconds": round(row.waited_longest, 3),
+        "utilization": row.utilization,
+        "idle_device_seconds": row.idle_seconds,
+    }
+
+
+def _print_csv(rows: Sequence[Row], by: str) -> None:
+    import csv
+    import io
+
+    names = list(_json(Row(name="", leases=0, device_seconds=0, waited_mean=0, waited_longest=0, utilization=None,
+                           idle_seconds=None), by))  # fmt: skip
+    file = io.StringIO()
+    table = csv.writer(file, lineterminator="\n")
+    table.writerow(names)
+    for row in rows:
+        values = list(_json(row, by).values())
+        # A spreadsheet takes what begins with one of these for a formula.
+        values[0] = f"'{values[0]}" if str(values[0])[:1] in tuple("=+-@") else values[0]
+        table.writerow("" if value is None else value for value in values)
+    output.print_lines(file.getvalue().splitlines())
+
+
+def _write(path: str, entries: Sequence[Entry], since: float, until: float) -> None:
+    from anyaccel.cli.timeline import picture
+
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(picture(entries, since, until))
+    except OSError as error:
+        raise AnyaccelError(f"{path} cannot be written: {error.strerror}", hint="name another file") from error
+    output.say(f"the picture is in {path}")

@@ -1,0 +1,46 @@
+"""Make what all users of this machine share: the directory of leases, its line for tmpfiles.d, a configuration.
+
+Without it each user's leases are seen by that user alone. Nothing that is there is changed: run it as often as you
+like. Leases that users hold already are brought over.
+"""
+
+from __future__ import annotations
+
+from anyaccel.cli import output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+EXAMPLES = (
+    ("sudo anyaccel setup", "once for a machine"),
+    ("anyaccel setup --dry-run", "what that would do"),
+    ("anyaccel setup --root image", "in a system that is being built"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("--dry-run", action="store_true", help="change nothing; say what would be made")
+    parser.add_argument("--root", metavar="DIR", default="", help="the system in this directory instead of this one")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    from anyaccel.launcher.setup import check_user, steps
+
+    root = args.root.rstrip("/")
+    if not args.dry_run:
+        check_user(root)
+    rows = []
+    for step in steps(root):
+        if not step.done and not args.dry_run:
+            step.perform()
+        state = "there" if step.done else "to be made" if args.dry_run else "made"
+        rows.append((step.path, state, step.summary))
+    if args.json:
+        made = [{"path": path, "state": state} for path, state, _ in rows]
+        output.print_json("setup/1", {"steps": made})
+    else:
+        output.print_table(("PATH", "STATE", "WHAT"), rows)
+    return 0

@@ -1,0 +1,422 @@
+"""What the administrator of a machine and a user have written down: two files in TOML, and one table of their settings.
+
+The machine's file holds for every user, so it counts only as root has written it. No variable and no argument of a
+command names another one.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+
+from anyaccel.errors import ConfigurationError
+from anyaccel.model import Value, field
+from anyaccel.text import duration, printable, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MACHINE_FILE = "/etc/anyaccel/config.toml"
+"""The machine's file. Tests mount a directory of their own there, in a private mount namespace."""
+_MOST_BYTES = 1 << 20
+_LONGEST_PROBE = 3600
+
+
+class Rule(Value):
+    """What a value must be.
+
+    Attributes:
+        words: The rule in words, after "must be".
+        read: Turns what the file says into the value; raises ValueError or TypeError when it does not follow the rule.
+        example: A value as it is written in the file.
+        default: The value where no file says one.
+    """
+
+    words: str
+    read: Callable[[Any], Any]
+    example: str
+    default: Any = None
+
+
+class Setting(Value):
+    """One setting.
+
+    Attributes:
+        key: Its table and name, separated by dots. ``*`` stands for any name, such as that of a user.
+        rule: What its value must be, and its default.
+        summary: What it does, in one line.
+        machine: Whether the machine's file may have it.
+        user: Whether the user's file may have it.
+    """
+
+    key: str
+    rule: Rule
+    summary: str
+    machine: bool = False
+    user: bool = False
+
+
+class Configuration(Value):
+    """What one file says.
+
+    Attributes:
+        path: The file.
+        found: Whether there is one.
+        values: What it sets, by key.
+    """
+
+    path: str
+    found: bool = False
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def get(self, key: str) -> Any:
+        """The value of a setting: what the file says, or else the default.
+
+        Args:
+            key: Its key, with a name in place of ``*``.
+        """
+        return self.values[key] if key in self.values else _setting(key).rule.default
+
+    def names(self, table: str) -> tuple[str, ...]:
+        """The names that the file gives settings for, in a table whose keys have ``*`` in place of them."""
+        within = [key.split(".") for key in self.values if key.startswith(f"{table}.")]
+        return tuple(dict.fromkeys(parts[1] for parts in within))
+
+
+def _seconds(value: Any) -> float:
+    if value == 0 and type(value) is int:
+        return 0.0
+    return duration(value)
+
+
+def _longest(value: Any) -> float:
+    return duration(value)
+
+
+def _number(low: float, high: float) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise ValueError
+        return value
+
+    return read
+
+
+def _whole(low: int, high: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError
+        return value
+
+    return read
+
+
+def _truth(value: Any) -> bool:
+    if type(value) is not bool:
+        raise TypeError
+    return value
+
+
+def _probe_seconds(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value <= _LONGEST_PROBE:
+        raise ValueError
+    return float(value)
+
+
+def _enforce(value: Any) -> bool | str:
+    if value == "try":
+        return "try"
+    return _truth(value)
+
+
+def text(value: Any) -> str:
+    """Read a value that is any one line of text."""
+    if type(value) is not str or not value.isprintable():
+        raise ValueError
+    return value
+
+
+def one_of(*choices: str) -> Rule:
+    """The rule of a value that is one of some words."""
+
+    def read(value: Any) -> str:
+        if value not in choices:
+            raise ValueError
+        return str(value)
+
+    return Rule(words=" or ".join(map(repr, choices)), read=read, example=f'"{choices[0]}"')
+
+
+DURATION = Rule(words="a duration such as '90s', '15m', '2h' or '1h30m'", read=_longest, example='"2h"')
+DEVICES = Rule(words="a number of devices from 0 to 1000000, such as 2 or 0.5", read=_number(0, 1_000_000), example="2")
+PRIORITY = Rule(words="a whole number from -1000000 to 1000000", read=_whole(-1_000_000, 1_000_000), example="0")
+TRUTH = Rule(words="true or false", read=_truth, example="true")
+TEXT = Rule(words="one line of printable text", read=text, example='"host"')
+WEIGHT = Rule(words="a number from 0.001 to 1000", read=_number(0.001, 1000), example="1")
+
+
+def _defaulted(rule: Rule, default: Any) -> Rule:
+    return Rule(words=rule.words, read=rule.read, example=rule.example, default=default)
+
+
+_SECONDS = Rule(words="seconds, more than 0 and at most 3600", read=_probe_seconds, example="10")
+_ENFORCE = Rule(words="true, false or 'try'", read=_enforce, example='"try"')
+
+_LIMITS = (
+    ("devices", DEVICES, "devices that a user may hold at once"),
+    ("time", DURATION, "the longest time that a user may ask for, and what a request gets that gives none"),
+    ("priority", PRIORITY, "the highest priority that a user may ask for"),
+)
+
+SETTINGS: Mapping[str, Setting] = {
+    setting.key: setting
+    for setting in (
+        Setting(
+            key="queue.backfill",
+            rule=Rule(words="0, or a duration such as '90s', '15m' or '2h'", read=_seconds, example="0", default=0.0),
+            summary="by how much a request that is known to end in time may delay one that came before it",
+            machine=True,
+        ),
+        Setting(
+            key="queue.fair_shares",
+            rule=_defaulted(TRUTH, default=False),
+            summary="of two requests of one priority, serve first that of the user who holds less",
+            machine=True,
+        ),
+        Setting(
+            key="queue.patience",
+            rule=_defaulted(DURATION, 86400.0),
+            summary="who has waited this long comes before all who have not, whatever shares and priorities say",
+            machine=True,
+        ),
+        *(
+            Setting(key=f"limits.{name}", rule=rule, summary=f"{words}; root has no limit", machine=True)
+            for name, rule, words in _LIMITS
+        ),
+        *(
+            Setting(key=f"users.*.{name}", rule=rule, summary=f"{words}: this user, instead of [limits]", machine=True)
+            for name, rule, words in _LIMITS
+        ),
+        Setting(
+            key="users.*.weight",
+            rule=_defaulted(WEIGHT, 1),
+            summary="how much of the machine this user's fair share is, beside 1 for others",
+            machine=True,
+        ),
+        *(
+            Setting(key=f"defaults.{option}", rule=rule, summary=summary, user=True)
+            for option, rule, summary in (
+                ("machine", TEXT, "the machine to look at, where neither --machine nor ANYACCEL_MACHINE names one"),
+                ("probe_timeout", _SECONDS, "seconds for each vendor's detection"),
+                ("mask", one_of("id", "index"), "how masks name devices"),
+                ("unallocated", one_of("hide", "inherit"), "what becomes of vendors of which nothing was asked for"),
+                ("wait", DURATION, "the longest wait for devices"),
+                ("avoid_busy", TRUTH, "leave devices alone that are used without a lease"),
+                ("enforce", _ENFORCE, "confine commands to their devices: always, never, or where the kernel can"),
+            )
+        ),
+        Setting(
+            key="journal.keep",
+            rule=_defaulted(TRUTH, default=True),
+            summary="write one line for each lease that has ended, for reports",
+            user=True,
+        ),
+    )
+}
+"""Every setting, by key."""
+
+
+def template(*, machine: bool) -> str:
+    """A file of all settings, each commented out, with what it does and its default.
+
+    Args:
+        machine: Whether it is the machine's; else the user's.
+    """
+    whose = "every user of this machine" if machine else "you alone"
+    lines = [f"# Settings of anyaccel for {whose}. Take out the '#' of a table's name and of what you set in it."]
+    table = ""
+    for setting in SETTINGS.values():
+        if not (setting.machine if machine else setting.user):
+            continue
+        above, _, name = setting.key.rpartition(".")
+        if above != table:
+            lines += ["", f"#[{above.replace('*', 'NAME')}]"]
+            table = above
+        lines += ["", f"# {setting.summary}:", f"# {setting.rule.words}", f"#{name} = {setting.rule.example}"]
+    return "\n".join(lines) + "\n"
+
+
+def machine(path: str = MACHINE_FILE) -> Configuration:
+    """Read the machine's configuration.
+
+    Args:
+        path: The file; tests give another one, commands never do.
+
+    Returns:
+        What it says; nothing where there is none.
+
+    Raises:
+        ConfigurationError: When it cannot be read, says something wrong, or is not root's alone to write.
+    """
+    return _read(path, "machine", {0})
+
+
+def user(environ: Mapping[str, str] | None = None) -> Configuration:
+    """Read the configuration of the user.
+
+    Args:
+        environ: The environment, in which ``XDG_CONFIG_HOME`` or ``HOME`` says where it is; that of this process when
+            None.
+
+    Returns:
+        What it says; nothing where there is none.
+
+    Raises:
+        ConfigurationError: When it cannot be read, says something wrong, or is not the user's or root's.
+    """
+    path = user_file(environ)
+    return _read(path, "user", {0, os.geteuid()}) if path else Configuration(path="")
+
+
+def user_file(environ: Mapping[str, str] | None = None) -> str:
+    """Where the configuration of the user lies, or would lie; empty where nobody says."""
+    directory = user_directory("XDG_CONFIG_HOME", ".config", environ)
+    return f"{directory}/config.toml" if directory else ""
+
+
+def user_directory(variable: str, usual: str, environ: Mapping[str, str] | None = None) -> str:
+    """Where this user's files of one kind lie, or would lie, after the XDG Base Directory Specification.
+
+    Args:
+        variable: The variable that says so, such as ``XDG_STATE_HOME``; a relative path in it is ignored.
+        usual: Where they lie below the home directory otherwise, such as ``.local/state``.
+        environ: The environment; that of this process when None.
+
+    Returns:
+        Our own directory there, an absolute path; empty where nobody says.
+    """
+    found = os.environ if environ is None else environ
+    home = found.get(variable, "")
+    if not home.startswith("/"):
+        home = f"{found['HOME']}/{usual}" if found.get("HOME", "").startswith("/") else ""
+    return f"{home}/anyaccel" if home else ""
+
+
+def _read(path: str, kind: str, owners: set[int]) -> Configuration:
+    try:
+        os.stat(path)  # mostly there is none, and this needs no descriptor
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return Configuration(path=path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    with open(descriptor, "rb") as file:
+        try:
+            found = os.fstat(descriptor)
+            # In a user namespace where root has no number, root's files seem to belong to a number of nobody.
+            _trust(path, kind, found, {*owners, os.stat("/").st_uid})
+            known = (path, found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+            if known in _KNOWN:
+                return _KNOWN[known]
+            content = file.read(_MOST_BYTES + 1)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+    if len(content) > _MOST_BYTES:
+        raise ConfigurationError(f"{printable(path)!r} must be at most 1 MiB", hint="is it the right file?")
+    made = Configuration(path=path, found=True, values=_values(path, kind, content))
+    for old in [each for each in _KNOWN if each[0] == path]:
+        _KNOWN.pop(old, None)
+    _KNOWN[known] = made
+    return made
+
+
+def _unreadable(path: str, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"{printable(path)!r} cannot be read: {error.strerror}", hint="let its owner make it readable for all"
+    )
+
+
+_KNOWN: dict[tuple[str, int, int, int, int, int], Configuration] = {}
+"""What was read, by the file's path and identity: a process that waits asks again and again."""
+
+
+def _trust(path: str, kind: str, found: os.stat_result, owners: set[int]) -> None:
+    """Refuse a file that somebody else can write."""
+    whose = "root" if kind == "machine" else "the user or root"
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigurationError(f"{printable(path)!r} must be a regular file", hint="remove what has its name")
+    if found.st_uid not in owners:
+        raise ConfigurationError(
+            f"{printable(path)!r} must belong to {whose} (it belongs to user {found.st_uid})",
+            hint=f"look at what it says, then: sudo chown {0 if kind == 'machine' else os.geteuid()} {printable(path)}",
+        )
+    private = kind == "user" and found.st_gid == found.st_uid  # a group of the user's own, as many systems make it
+    wrong = stat.S_IWOTH | (0 if private or found.st_gid == 0 else stat.S_IWGRP)
+    if found.st_mode & wrong:
+        raise ConfigurationError(
+            f"{printable(path)!r} must be writable by {whose} only (its mode is {stat.S_IMODE(found.st_mode):04o})",
+            hint=f"{'sudo ' * (kind == 'machine')}chmod go-w {printable(path)}",
+        )
+
+
+def _values(path: str, kind: str, content: bytes) -> Mapping[str, Any]:
+    import tomllib
+
+    try:
+        document = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"{printable(path)!r} must be TOML in UTF-8: {printable(str(error))}", hint="correct it, or move it away"
+        ) from error
+    values: dict[str, Any] = {}
+    for key, value in _flat(document, ""):
+        setting = _setting(key)
+        if setting is None or not (setting.machine if kind == "machine" else setting.user):
+            raise ConfigurationError(f"{printable(path)!r}: {_unknown(key, kind)}", hint=_close(key, kind))
+        try:
+            values[key] = setting.rule.read(value)
+        except (ValueError, TypeError) as error:
+            raise ConfigurationError(
+                f"{printable(path)!r}: {key} must be {setting.rule.words} (got {shown(value)})",
+                hint=f"{key}: {setting.summary}",
+            ) from error
+    return values
+
+
+def _flat(table: Mapping[str, Any], above: str) -> list[tuple[str, Any]]:
+    """The settings of a document with their keys; a name with a dot or of other signs is quoted as it is in TOML."""
+    found: list[tuple[str, Any]] = []
+    for name, value in table.items():
+        key = f"{above}.{name}" if above else name
+        found += _flat(value, key) if isinstance(value, dict) else [(key, value)]
+    return found
+
+
+def _setting(key: str) -> Any:
+    """The setting of a key; None when there is none. The name of a user may have dots."""
+    if key in SETTINGS:
+        return SETTINGS[key]
+    table, _, rest = key.partition(".")
+    name, _, last = rest.rpartition(".")
+    return SETTINGS.get(f"{table}.*.{last}") if name else None
+
+
+def _unknown(key: str, kind: str) -> str:
+    setting = _setting(key)
+    if setting is not None and kind == "user":
+        return f"{printable(key)} is for the administrator, in {MACHINE_FILE}"
+    if setting is not None:
+        return f"{printable(key)} is for the files of users"
+    return f"there is no setting {shown(key)}"
+
+
+def _close(key: str, kind: str) -> str:
+    import difflib
+
+    known = [each.key for each in SETTINGS.values() if (each.machine if kind == "machine" else each.user)]
+    close = difflib.get_close_matches(key, known, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"the settings are {', '.join(known)}" if known else "there are no settings yet"

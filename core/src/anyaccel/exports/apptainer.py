@@ -1,0 +1,64 @@
+"""Apptainer: the flags that give a container the devices, for versions that read no CDI specification.
+
+Apptainer shows a container all of ``/dev`` unless it is told otherwise, so the flags limit something with ``--contain``
+alone.
+"""
+
+from __future__ import annotations
+
+import re
+
+from anyaccel.errors import UsageError
+from anyaccel.exports.source import Export, Source, groups, merge_env
+from anyaccel.model import ContainerEdits
+from anyaccel.text import shell_join, shown
+
+_EVALUATED = re.compile(r"[=\"'`$\\]")
+"""What has a meaning in a value of ``--env``: two ``=`` begin a list, and a shell in the container reads the rest."""
+
+
+def export(source: Source) -> Export:
+    """Write flags for ``apptainer exec`` and ``apptainer run``, on one line.
+
+    Raises:
+        EnvConflictError: When two vendors want one variable to differ.
+        UsageError: When a path or a value cannot be written as a flag.
+    """
+    edits = source.together.values()
+    nodes = dict.fromkeys(node for edit in edits for node in edit.nodes)
+    mounts = {mount.target: mount for edit in edits for mount in edit.mounts}
+    flags = [f"--bind={_path(node)}" for node in nodes]
+    flags += [
+        f"--bind={_path(mount.source)}:{_path(mount.target)}{':ro' if mount.read_only else ''}"
+        for mount in mounts.values()
+    ]
+    flags += [f"--env={name}={_value(value)}" for name, value in sorted(merge_env(source.together).items())]
+    if flags:
+        flags.insert(0, "--contain")
+    notes = [
+        f"There are no flags for the devices of {vendor}, because a container needs nothing for them."
+        for vendor, found in source.together.items()
+        if found == ContainerEdits()
+    ]
+    if needed := groups(edits):
+        numbers = " and ".join(map(str, needed))
+        notes.append(f"The devices are open to group {numbers}: who runs the container must be a member of it.")
+    return Export(text=f"{shell_join(flags)}\n" if flags else "", notes=tuple(notes))
+
+
+def _path(path: str) -> str:
+    if set(path) & set(',:\\"'):
+        raise UsageError(
+            f"the path {shown(path)} cannot be a flag of apptainer, because ',' and ':' separate parts there",
+            hint="use 'anyaccel export cdi', which has no such limit",
+        )
+    return path
+
+
+def _value(value: str) -> str:
+    if _EVALUATED.search(value):
+        raise UsageError(
+            f"the value {shown(value)} cannot be a flag of apptainer, which reads quotes, '$' and '=' in it",
+            hint="use 'anyaccel export cdi', which has no such limit",
+        )
+    return value

@@ -1,0 +1,195 @@
+"""Tell when the accelerators of a machine change."""
+
+from __future__ import annotations
+
+import asyncio
+from threading import Event, Thread
+from time import monotonic
+
+from anyaccel.inventory.detect import detect
+from anyaccel.model import Device, Inventory, Value, VendorState, replace
+from anyaccel.vendors import DEADLINE_SECONDS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from anyaccel.probe.machine import Machine
+
+EVERY_SECONDS = 10.0
+"""Seconds from one look at the machine to the next."""
+
+
+class Change(Value):
+    """What is different on a machine.
+
+    Attributes:
+        inventory: The machine as it is now. Of a vendor whose detection failed it has the devices that were there
+            before, since failed is not absent.
+        added: Devices that were not there before.
+        lost: Devices that are not there any more, as they were.
+        changed: Devices of which something else is different, as they are now: broken, repaired, hidden.
+        failed: Vendors whose detection failed, and had not failed before.
+    """
+
+    inventory: Inventory
+    added: tuple[Device, ...] = ()
+    lost: tuple[Device, ...] = ()
+    changed: tuple[Device, ...] = ()
+    failed: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.lost or self.changed or self.failed)
+
+    def __str__(self) -> str:
+        told = {
+            "added": [device.id for device in self.added],
+            "lost": [device.id for device in self.lost],
+            "changed": [device.id for device in self.changed],
+            "detection failed": self.failed,
+        }
+        return "; ".join(f"{what}: {', '.join(names)}" for what, names in told.items() if names) or "nothing changed"
+
+
+def compare(before: Inventory, after: Inventory) -> Change:
+    """Say what is different between two looks at one machine; false when nothing is."""
+    failed = [report.vendor for report in after.vendors if report.state is VendorState.FAILED]
+    kept = [device for device in before.devices if device.vendor in failed and not after.of_vendor(device.vendor)]
+    known = {device.id: device for device in before.devices}
+    devices = (*after.devices, *kept)
+    there = {device.id for device in devices}
+    had_failed = {report.vendor for report in before.vendors if report.state is VendorState.FAILED}
+    return Change(
+        inventory=replace(after, devices=devices),
+        added=tuple(device for device in devices if device.id not in known),
+        lost=tuple(device for device in before.devices if device.id not in there),
+        changed=tuple(device for device in devices if known.get(device.id, device) != device),
+        failed=tuple(vendor for vendor in failed if vendor not in had_failed),
+    )
+
+
+class Watch:
+    """The changes of a machine, for ``for`` and for ``async for``; one reader at a time. Made by :func:`watch`.
+
+    It looks when it is asked for the next change, and then at intervals until there is one: what happened meanwhile is
+    one change. Closing it, also by the end of a ``with`` block, ends the iteration.
+
+    Attributes:
+        inventory: The machine as the reader knows it; None before the first look.
+    """
+
+    def __init__(self, look: Callable[[], Inventory], since: Inventory | None, every: float) -> None:
+        self.inventory = since
+        self._look = look
+        self._every = every
+        self._looked: float | None = None
+        self._closed = Event()
+        self._stops = {self._closed}
+
+    def close(self) -> None:
+        """End the iteration; any thread may call it."""
+        for stop in tuple(self._stops):
+            stop.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Change:
+        change = self._wait(self._closed)
+        if change is None:
+            raise StopIteration
+        self.inventory = change.inventory
+        return change
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Change:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Change | None] = loop.create_future()
+        stop = Event()
+        self._stops.add(stop)
+        if self._closed.is_set():
+            stop.set()
+
+        def tell(change: Change | None, error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(change)
+
+        def wait() -> None:
+            change, problem = None, None
+            try:
+                change = self._wait(stop)
+            except Exception as error:  # noqa: BLE001 -- raised where the change is awaited
+                problem = error
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(tell, change, problem)
+
+        Thread(target=wait, name="anyaccel-watch", daemon=True).start()
+        try:
+            change = await future
+        finally:
+            stop.set()  # a task that was cancelled leaves no thread behind
+            self._stops.discard(stop)
+        if change is None:
+            raise StopAsyncIteration
+        self.inventory = change.inventory
+        return change
+
+    def _wait(self, stop: Event) -> Change | None:
+        """Look until something is different from what the reader knows; None when told to stop."""
+        before = self.inventory
+        while not stop.wait(0.0 if self._looked is None else max(0.0, self._looked + self._every - monotonic())):
+            self._looked = monotonic()
+            after = self._look()
+            if before is None:
+                self.inventory = before = after
+                continue
+            change = compare(before, after)
+            if change:
+                return change
+        return None
+
+
+def watch(
+    machine: str | Machine | None = None,
+    *,
+    since: Inventory | None = None,
+    every: float = EVERY_SECONDS,
+    declare: Mapping[str, int] | None = None,
+    timeout: float = DEADLINE_SECONDS,
+    environ: Mapping[str, str] | None = None,
+) -> Watch:
+    """Tell when the accelerators of a machine change.
+
+    Args:
+        machine: The machine, as for :func:`anyaccel.detect`.
+        since: The inventory with which the first look is compared; what the first look finds when None.
+        every: Seconds from one look to the next.
+        declare: Devices to count by resource name, as for :func:`anyaccel.detect`, like the next two.
+        timeout: Seconds that each vendor may take.
+        environ: The environment whose variables count; that of this process when None.
+
+    Returns:
+        An iterator, and an asynchronous one, of a :class:`Change` whenever something is different. The detection of an
+        asynchronous one runs in a thread. What detection raises, the iteration raises.
+    """
+
+    def look() -> Inventory:
+        return detect(machine, declare=declare, timeout=timeout, environ=environ)
+
+    return Watch(look, since, every)

@@ -1,0 +1,124 @@
+"""What an administrator sets up once, so that all users of a machine share its devices."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+
+from anyaccel import configuration
+from anyaccel.errors import AnyaccelError, UsageError
+from anyaccel.ledger import Ledger
+from anyaccel.ledger.places import MACHINE_WIDE, MODE_SHARED
+from anyaccel.model import Value
+
+TMPFILES = "/etc/tmpfiles.d/anyaccel.conf"
+"""Where systemd and its like read which directories to make at boot: tmpfiles.d(5)."""
+
+
+class Step(Value):
+    """One thing to set up.
+
+    Attributes:
+        path: What is made.
+        summary: What it is for.
+        done: Whether it is there already, as it must be.
+        perform: Makes it; raises OSError or AnyaccelError when that fails.
+    """
+
+    path: str
+    summary: str
+    done: bool
+    perform: Callable[[], None]
+
+
+def steps(root: str = "") -> list[Step]:
+    """What is to be set up, in order.
+
+    Args:
+        root: A directory that is another system's ``/``, such as an image that is being built; this system when empty.
+            There, nothing is made below ``/run``, which is made anew at each boot.
+    """
+    directory = f"{root}{MACHINE_WIDE}"
+    tmpfiles, config = f"{root}{TMPFILES}", f"{root}{configuration.MACHINE_FILE}"
+    line = os.path.join(os.path.dirname(os.path.dirname(__file__)), "ledger", "tmpfiles.conf")
+    with open(line, encoding="utf-8") as file:
+        setting = file.read()
+    made = [
+        Step(
+            path=tmpfiles,
+            summary="makes that directory at each boot",
+            done=_holds(tmpfiles, setting),
+            perform=lambda: _write(tmpfiles, setting),
+        ),
+        Step(
+            path=config,
+            summary="settings for all users, each explained in a comment",
+            done=os.path.lexists(config),  # whatever it says is the administrator's
+            perform=lambda: _write(config, configuration.template(machine=True)),
+        ),
+    ]
+    if not root:
+        shared = Step(
+            path=directory,
+            summary="the directory in which all users keep their leases",
+            done=_is_shared(directory),
+            perform=_share,
+        )
+        made.insert(0, shared)
+    return made
+
+
+def check_user(root: str) -> None:
+    """Make sure that this user may set up a system.
+
+    Raises:
+        UsageError: When that takes root.
+    """
+    if not root and os.geteuid() != 0:
+        raise UsageError(
+            f"setup makes files of the machine, for which it must be run by root (this is user {os.geteuid()})",
+            hint="sudo anyaccel setup; 'anyaccel setup --dry-run' shows what that does",
+        )
+
+
+def _is_shared(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        found = os.lstat(path)
+        return found.st_uid == 0 and found.st_mode & 0o7777 == MODE_SHARED
+    return False
+
+
+def _share() -> None:
+    """Make the machine's directory, with the leases in it that users hold already."""
+    if os.path.isdir(MACHINE_WIDE) and not os.path.islink(MACHINE_WIDE):
+        os.chown(MACHINE_WIDE, 0, 0)
+        os.chmod(MACHINE_WIDE, MODE_SHARED)
+    environ = {name: value for name, value in os.environ.items() if name != "ANYACCEL_STATE_DIR"}
+    Ledger.open(environ).make()
+
+
+def _holds(path: str, text: str) -> bool:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read() == text
+    except (OSError, ValueError):
+        return False
+
+
+def _write(path: str, text: str) -> None:
+    """Write a file, whole or not at all, that everybody can read and its owner alone can write."""
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        new = f"{path}.new"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o644)
+            file.write(text)
+        os.rename(new, path)
+    except OSError as error:
+        raise AnyaccelError(
+            f"{path} cannot be written: {error.strerror}", hint="make room, or run setup as root"
+        ) from error

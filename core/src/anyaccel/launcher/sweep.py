@@ -1,0 +1,734 @@
+"""Sweeps: many commands, in order, as many at once as there are devices, in one process that starts and logs them.
+
+A device is kept from one command to the next, so that a short command costs little more than its start, and goes back
+when somebody else waits for it or when a command has left something running with it. One place in line is taken at a
+time. The job log is that of GNU parallel: tab-separated values, one line for each command that has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import math
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from anyaccel.errors import AnyaccelError, LeaseCancelledError, NotFreeError, UsageError
+from anyaccel.launcher.command import not_started
+from anyaccel.launcher.hold import Hold, take_async
+from anyaccel.launcher.launch import open_scheduler
+from anyaccel.launcher.start import start
+from anyaccel.ledger import Ledger
+from anyaccel.ledger import mark as marks
+from anyaccel.ledger.mark import Mark
+from anyaccel.ledger.process import prctl
+from anyaccel.model import Inventory, Request, Value
+from anyaccel.text import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from anyaccel.launcher.usage import Usage
+
+GRACE_SECONDS = 10.0
+JOB_LOG = "jobs.tsv"
+COLUMNS = ("Seq", "Host", "Starttime", "JobRuntime", "Send", "Receive", "Exitval", "Signal", "Command")
+
+_LONGEST_RANGE = 1_000_000
+_MOST_AT_ONCE = 1024
+_TICK = 1.0
+_LOOK = 0.05
+_VARIABLE = re.compile(r"\{(#|[A-Za-z_][A-Za-z0-9_]*|)\}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)")
+_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""")
+_OPERATOR = re.compile("[|&;<>]")
+_SET_CHILD_SUBREAPER = 36
+
+
+def parse_each(text: str) -> tuple[str, tuple[str, ...]]:
+    """Understand ``lr=0.1,0.01`` or ``seed=1..5``: a name, and the values that it takes.
+
+    Values are separated by commas; ``1..5`` is each whole number from the first to the last, ``01..10`` with zeros in
+    front.
+
+    Raises:
+        UsageError: When it is neither.
+    """
+    name, equals, listed = text.partition("=")
+    if not equals or not _NAME.fullmatch(name):
+        raise UsageError(f"--each takes NAME=VALUE,VALUE,... or NAME=FIRST..LAST (got {shown(text)})")
+    values: list[str] = []
+    for value in listed.split(","):
+        if not value:
+            raise UsageError(f"a value of --each is empty (got {shown(text)})")
+        values += _range(value)
+    if len(values) > _LONGEST_RANGE:
+        raise UsageError(f"--each takes at most {_LONGEST_RANGE:,} values (got {len(values):,} of {name!r})")
+    return name, tuple(values)
+
+
+def _range(text: str) -> Iterable[str]:
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        if re.fullmatch(r"-?[0-9.]*[0-9]\.\.-?[0-9.]+", text):
+            raise UsageError(f"a range is of whole numbers, such as 1..5 (got {text!r}); write other values out")
+        return (text,)
+    first, last = int(match[1]), int(match[2])
+    if abs(last - first) >= _LONGEST_RANGE:
+        raise UsageError(f"a range has at most {_LONGEST_RANGE:,} numbers (got {text!r})")
+    padded = any(len(each) > 1 and each.lstrip("-").startswith("0") for each in match.groups())
+    width = max(map(len, match.groups())) if padded else 0
+    step = 1 if last >= first else -1
+    return (f"{number:0{width}d}" for number in range(first, last + step, step))
+
+
+class Commands:
+    """The commands of a sweep: each combination of the values put into a template, the last name fastest.
+
+    ``{name}`` stands for a value, ``{}`` for a line of the input and ``{#}`` for the number of the command, from 1. All
+    stand for a part of one argument: nothing is read by a shell. Other braces stay as they are.
+
+    Args:
+        template: The command; empty where each line of the input is one.
+        each: Values by name.
+        lines: The lines of the input; None where there is none.
+
+    Attributes:
+        notes: What people should know about them.
+
+    Raises:
+        UsageError: When they make no sense.
+    """
+
+    def __init__(
+        self, template: Sequence[str], each: Mapping[str, tuple[str, ...]], lines: Sequence[str] | None = None
+    ) -> None:
+        if not template and lines is None:
+            raise UsageError(
+                "a command to run must follow '--', or --from must give one per line",
+                hint="as in: anyaccel sweep GPU:1 --each lr=0.1,0.01 -- python train.py --lr {lr}",
+            )
+        self.notes: tuple[str, ...] = ()
+        self._axes: dict[str, Sequence[str | tuple[str, ...]]] = {}
+        if template:
+            if lines is not None:
+                self._axes[""] = [line for line in lines if line]
+            self._axes |= each
+            self._template = [self._parts(argument) for argument in template]
+            self._say(template, each)
+        else:
+            if each:
+                raise UsageError("--each puts values into a command, which must follow '--'")
+            self._axes[""] = _split(lines or ())
+            self._template = []
+
+    def __len__(self) -> int:
+        return math.prod(map(len, self._axes.values()))
+
+    def __iter__(self) -> Iterator[tuple[int, tuple[str, ...]]]:
+        """The number of each, from 1, and its arguments; made one by one."""
+        for number, values in enumerate(itertools.product(*self._axes.values()), 1):
+            if not self._template:
+                yield number, values[0]  # type: ignore[misc] # the line, split
+                continue
+            given = {**dict(zip(self._axes, values, strict=True)), "#": str(number)}
+            made = ("".join(str(given.get(text, text)) if kind else text for kind, text in parts)
+                    for parts in self._template)  # fmt: skip
+            yield number, tuple(made)
+
+    def _parts(self, argument: str) -> list[tuple[bool, str]]:
+        """An argument as texts and, with True, names of values."""
+        parts, at = [], 0
+        for match in _VARIABLE.finditer(argument):
+            if match[1] == "#" or match[1] in self._axes:
+                parts += [(False, argument[at : match.start()]), (True, match[1])]
+                at = match.end()
+        return [*parts, (False, argument[at:])]
+
+    def _say(self, template: Sequence[str], each: Mapping[str, tuple[str, ...]]) -> None:
+        used = {match[1] for argument in template for match in _VARIABLE.finditer(argument)}
+        unknown = sorted(used - self._axes.keys() - {"#"} - ({""} if "" in self._axes else set()))
+        notes = [f"'{{{name}}}' names no value of --each, and stays as it is" for name in unknown if name]
+        notes += [
+            f"no argument has '{{{name}}}': each value of {name} runs the same" for name in each if name not in used
+        ]
+        if "" in self._axes and "" not in used:
+            notes.append("no argument has '{}': each line of the input runs the same")
+        self.notes = tuple(notes)
+
+
+def _split(lines: Sequence[str]) -> list[tuple[str, ...]]:
+    """The arguments of each line, which a shell's quotes keep together; nothing else that a shell does."""
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        try:
+            words = shlex.split(line)
+        except ValueError as error:
+            raise UsageError(f"line {number} of the commands is no command: {error} (got {shown(line)})") from error
+        if operator := _OPERATOR.search(_QUOTED.sub("", line)):
+            raise UsageError(
+                f"line {number} of the commands needs a shell for {operator[0]!r} (got {shown(line)})",
+                hint="give it to one: sh -c '...'",
+            )
+        found.append(tuple(words))
+    return found
+
+
+def written(command: Sequence[str]) -> str:
+    """A command as one line without tabs: as people would type it."""
+    return shlex.join(command).replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
+
+
+class JobLog:
+    """The job log of a sweep: one line for each command that has ended.
+
+    Args:
+        path: Its file.
+        resume: Whether an earlier one is gone on with; those of its commands that ended well are not run again.
+
+    Attributes:
+        done: Numbers of the commands that ended well before, with the commands as written.
+
+    Raises:
+        UsageError: When there is one that is not gone on with, or it is none.
+        AnyaccelError: When it cannot be written.
+    """
+
+    def __init__(self, path: str, *, resume: bool) -> None:
+        self.path = path
+        self.done: dict[int, str] = {}
+        try:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            if os.path.exists(path):
+                if not resume:
+                    raise UsageError(
+                        f"{path} is the job log of an earlier sweep",
+                        hint="--resume goes on with it, --out FOLDER begins another",
+                    )
+                self._read()
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            if not os.fstat(self._fd).st_size:
+                os.write(self._fd, ("\t".join(COLUMNS) + "\n").encode())
+        except OSError as error:
+            raise AnyaccelError(f"the job log {path} cannot be written: {error.strerror}") from error
+
+    def _read(self) -> None:
+        with open(self.path, encoding="utf-8", errors="surrogateescape") as file:
+            if tuple(file.readline().rstrip("\n").split("\t")) != COLUMNS:
+                raise UsageError(f"{self.path} is no job log: its first line must be {' '.join(COLUMNS)}")
+            for line in file:
+                fields = line.rstrip("\n").split("\t", len(COLUMNS) - 1)
+                if len(fields) == len(COLUMNS) and fields[0].isdecimal():
+                    good = fields[6] == fields[7] == "0"
+                    self.done.pop(int(fields[0]), None)
+                    if good:
+                        self.done[int(fields[0])] = fields[8]
+
+    def was_done(self, number: int, command: Sequence[str]) -> bool:
+        """Whether a command has ended well before.
+
+        Raises:
+            UsageError: When the job log has another command by this number.
+        """
+        before = self.done.get(number)
+        if before is not None and before != written(command):
+            raise UsageError(
+                f"{self.path} is the job log of another sweep: its command {number} is {shown(before)}, not"
+                f" {shown(written(command))}",
+                hint="--out FOLDER names another folder",
+            )
+        return before is not None
+
+    def add(self, run: Ended) -> None:
+        """Add a command that has ended."""
+        fields = (run.number, run.host, f"{run.started:.3f}", f"{run.seconds:10.3f}", 0, run.output_bytes, run.status,
+                  run.signal, written(run.command))  # fmt: skip
+        line = "\t".join(map(str, fields)) + "\n"
+        os.write(self._fd, line.encode(errors="surrogateescape"))
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self._fd)
+
+
+class Ended(Value):
+    """A command that has ended.
+
+    Attributes:
+        number: Its number.
+        command: Its arguments.
+        status: Exit status; 0 where a signal ended it.
+        signal: The signal that ended it, or 0.
+        started: When it began, in seconds since 1970.
+        seconds: How long it ran.
+        output_bytes: Size of its log.
+        host: Where it ran; ``:`` for this machine, as GNU parallel has it.
+        attempts: How often it was run.
+        log: Path of what it has printed.
+    """
+
+    number: int
+    command: tuple[str, ...]
+    status: int
+    signal: int = 0
+    started: float = 0.0
+    seconds: float = 0.0
+    output_bytes: int = 0
+    host: str = ":"
+    attempts: int = 1
+    log: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether it ended with 0."""
+        return not self.status and not self.signal
+
+    @property
+    def how(self) -> str:
+        """How it ended, for people."""
+        return f"was ended by signal {self.signal}" if self.signal else f"failed with exit status {self.status}"
+
+
+class Tally:
+    """How a sweep goes.
+
+    Attributes:
+        total: How many commands it has.
+        skipped: How many had ended well before.
+        done: How many have ended well.
+        failed: How many have not.
+        running: How many run now.
+        failures: The first of those that failed.
+    """
+
+    MOST_FAILURES = 100
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.skipped = self.done = self.failed = self.running = 0
+        self.failures: list[Ended] = []
+        self.began = time.monotonic()
+
+    def add(self, run: Ended) -> None:
+        """Count a command that has ended."""
+        if run.good:
+            self.done += 1
+        else:
+            self.failed += 1
+            if len(self.failures) < self.MOST_FAILURES:
+                self.failures.append(run)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken."""
+        return time.monotonic() - self.began
+
+    @property
+    def left_seconds(self) -> float | None:
+        """How long the rest may take, as things went so far; None while nothing has ended."""
+        ended = self.done + self.failed
+        return self.seconds / ended * (self.total - self.skipped - ended) if ended else None
+
+
+def capacity(inventory: Inventory, request: Request, most: int) -> int:
+    """How many of a request fit a machine at once, when nobody holds anything; processors for one without devices.
+
+    Raises:
+        NeverFitsError: When not even one does.
+    """
+    scheduler = open_scheduler(inventory)
+    most = max(1, min(most, _MOST_AT_ONCE))
+    for count in range(most):
+        try:
+            if scheduler.allocate(request).cpu:
+                return min(most, os.cpu_count() or 1)
+        except NotFreeError:
+            return count
+    return most
+
+
+class Setting(Value):
+    """What a sweep keeps to.
+
+    Attributes:
+        request: What each command needs.
+        inventory: The machine.
+        out: Folder of the logs.
+        jobs: How many run at once, at most.
+        retries: How often a command that fails is run again.
+        stop_on_error: Whether no further command is started once one has failed.
+        grace: Seconds between asking commands to end and killing them, when the sweep is stopped or their time is over.
+        time: Seconds that each command may run; None for no limit.
+        wait: Options of :func:`anyaccel.acquire_async`, ``wait`` among them: seconds to wait for devices.
+    """
+
+    request: Request
+    inventory: Inventory
+    out: str
+    jobs: int
+    retries: int = 0
+    stop_on_error: bool = False
+    grace: float = GRACE_SECONDS
+    time: float | None = None
+    wait: Mapping[str, Any]
+
+
+class Sweep:
+    """Runs the commands of a sweep on this machine.
+
+    Args:
+        setting: What it keeps to.
+        commands: Numbers and arguments; those that are left to run.
+        log: The job log.
+        tally: How it goes; kept here.
+        on_change: Called when something has changed, and every second.
+        on_end: Called with each command that has ended.
+        on_wait: As of :func:`anyaccel.acquire`.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        commands: Iterator[tuple[int, tuple[str, ...]]],
+        log: JobLog,
+        tally: Tally,
+        *,
+        on_change: Callable[[], object],
+        on_end: Callable[[Ended], object],
+        on_wait: Callable[..., None] | None = None,
+    ) -> None:
+        self._setting = setting
+        self._commands = commands
+        self._log = log
+        self._tally = tally
+        self._on_change = on_change
+        self._on_end = on_end
+        self._on_wait = on_wait
+        self._left = tally.total - tally.skipped
+        self._running: dict[int, Hold] = {}
+        self._holds: dict[Hold, Usage | None] = {}
+        self._slots = 0
+        self._taking: asyncio.Task[Hold] | None = None
+        self._stopped = 0
+        self._asked = 0
+        self._error: AnyaccelError | None = None
+        self._left_over: list[Mark] = []
+        self._ledger = Ledger.open()
+
+    def run(self) -> int:
+        """Run them all.
+
+        Returns:
+            0 when all ended well, 1 when some did not, 128 and the number of the signal that stopped it.
+
+        Raises:
+            AnyaccelError: When devices cannot be got.
+        """
+        with contextlib.suppress(OSError):
+            prctl(_SET_CHILD_SUBREAPER, 1)  # what a command leaves behind becomes our child, and is seen
+        try:
+            asyncio.run(self._main())
+        finally:
+            with contextlib.suppress(OSError):
+                prctl(_SET_CHILD_SUBREAPER, 0)
+        if self._stopped:
+            return 128 + self._stopped
+        if self._error is not None:
+            raise self._error
+        return 1 if self._tally.failed else 0
+
+    async def _main(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._turn = asyncio.Lock()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._stop, number)
+        ticker = asyncio.create_task(self._tick())
+        try:
+            self._slots = min(self._setting.jobs, self._left)
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._slots):
+                    group.create_task(self._slot())
+            if self._asked:
+                await self._end_leftover()
+        finally:
+            ticker.cancel()
+            for hold in tuple(self._holds):
+                self._give_back(hold)
+
+    async def _slot(self) -> None:
+        """Run one command after the other."""
+        hold: Hold | None = None
+        while True:
+            if hold is None:
+                async with self._turn:
+                    hold = await self._take() if self._may_start() else None
+                if hold is None:
+                    break
+            command = next(self._commands, None) if self._may_start() else None
+            if command is None:
+                break
+            self._left -= 1
+            if not self._left and self._taking is not None:
+                self._taking.cancel()  # nothing is left that could use what is waited for
+            try:
+                await self._run(*command, hold)
+            except AnyaccelError as error:
+                self._error = self._error or error
+            if self._asked:
+                break  # the devices go back once nothing runs with them
+            if not self._keeps(hold):
+                self._give_back(hold)
+                hold = None
+        self._slots -= 1
+        if hold is not None and not self._asked:
+            self._give_back(hold)
+
+    def _may_start(self) -> bool:
+        failed = self._setting.stop_on_error and self._tally.failed
+        return bool(self._left) and not self._asked and self._error is None and not failed
+
+    async def _take(self) -> Hold | None:
+        """Get devices, when it is our turn; None when that is no longer needed, or others of us go on without."""
+        setting = self._setting
+        terms = dict(setting.wait)
+        if setting.time is not None:  # the lease says until when it is held at most
+            terms["time"] = (setting.retries + 1) * (setting.time + setting.grace)
+        waiting = take_async(setting.request, marks.draw, inventory=setting.inventory, on_wait=self._on_wait, **terms)
+        self._taking = asyncio.create_task(waiting)
+        try:
+            hold = await self._taking
+        except asyncio.CancelledError:
+            return None
+        except (NotFreeError, LeaseCancelledError) as error:
+            if self._slots == 1 or not self._holds:
+                self._error = self._error or error
+            return None
+        except AnyaccelError as error:
+            self._error = self._error or error
+            return None
+        finally:
+            self._taking = None
+        self._holds[hold] = None
+        return hold
+
+    async def _run(self, number: int, command: tuple[str, ...], hold: Hold) -> None:
+        """Run one command, again where it fails and that is wanted."""
+        if hold.lease is not None and self._holds[hold] is None:
+            self._holds[hold] = hold.usage(command[0])  # one line of the journal for all commands of a lease
+        self._tally.running += 1
+        for attempt in range(1, self._setting.retries + 2):
+            run = await self._attempt(number, command, hold, attempt)
+            if run.good or self._asked or not self._intact(hold):
+                break
+        self._tally.running -= 1
+        self._tally.add(run)
+        self._log.add(run)
+        self._on_end(run)
+        self._on_change()
+
+    async def _attempt(self, number: int, command: tuple[str, ...], hold: Hold, attempt: int) -> Ended:
+        path = f"{self._setting.out}/{number}.log"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if attempt == 1 else 0)
+        try:
+            log = os.open(path, flags, 0o666)
+        except OSError as error:
+            raise AnyaccelError(f"the log {path} cannot be written: {error.strerror}") from error
+        began, clock = time.time(), time.monotonic()
+        status = number_of_signal = 0
+        try:
+            lease = hold.lease
+            process = start(
+                command, lease.mark if lease else (), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=dict(hold.environ), pass_fds=hold.fds, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            fault = not_started(command[0], error)
+            os.write(log, f"anyaccel: {fault}\n".encode(errors="replace"))
+            status = fault.exit_code
+        else:
+            self._running[process.pid] = hold
+            self._on_change()
+            limit = self._limit(process.pid)
+            await _end_of(process.pid)
+            for timer in limit:
+                timer.cancel()
+            if self._asked > 1:
+                _signal_group(process.pid, signal.SIGKILL)  # before it is reaped
+            code = process.wait()
+            del self._running[process.pid]
+            status, number_of_signal = (code, 0) if code >= 0 else (0, -code)
+        size = os.fstat(log).st_size
+        os.close(log)
+        return Ended(
+            number=number, command=command, status=status, signal=number_of_signal, started=began, attempts=attempt,
+            seconds=time.monotonic() - clock, output_bytes=size, log=path,
+        )  # fmt: skip
+
+    def _limit(self, pid: int) -> list[asyncio.TimerHandle]:
+        """Ask a command to end once its time is over, and kill it after the grace; returns what does that."""
+        if self._setting.time is None:
+            return []
+        loop, seconds = asyncio.get_running_loop(), self._setting.time
+        return [
+            loop.call_later(seconds, _signal_group, pid, signal.SIGTERM),
+            loop.call_later(seconds + self._setting.grace, _signal_group, pid, signal.SIGKILL),
+        ]
+
+    def _intact(self, hold: Hold) -> bool:
+        """Whether nothing that a command has left behind runs with the devices."""
+        if hold.lease is None:
+            return True
+        orphans = self._orphans([hold.lease.mark])
+        if orphans:
+            self._left_over.append(hold.lease.mark)
+        return not orphans and hold.lease.intact
+
+    def _keeps(self, hold: Hold) -> bool:
+        """Whether the next command gets the same devices: nobody else waits for them, nothing is left behind.
+
+        Where commands have a time, each has a lease of its own, which says until when.
+        """
+        if hold.lease is None:
+            return True
+        if self._setting.time is not None:
+            return False
+        return self._intact(hold) and not self._ledger.wanted(frozenset(hold.lease.devices))
+
+    def _give_back(self, hold: Hold) -> None:
+        usage = self._holds.pop(hold)
+        if usage is not None:
+            usage.ended()
+        if hold.lease is not None:
+            hold.lease.leave_to(hold.lease.mark)
+
+    def _orphans(self, wanted: Sequence[Mark]) -> list[int]:
+        """Living processes with some marks that have become our children; those that have ended are reaped."""
+        found = []
+        for pid in _children():
+            if pid in self._running:
+                continue
+            value = marks.hard_limit(pid)
+            mark = marks.parse(value) if value is not None else None
+            if mark and any(mark[: len(each)] == each for each in wanted if each):
+                with contextlib.suppress(ChildProcessError):
+                    if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                        found.append(pid)
+        return found
+
+    def _stop(self, number: signal.Signals) -> None:
+        """End the sweep: ask at first, kill the second time."""
+        self._stopped = self._stopped or number
+        self._asked += 1
+        if self._taking is not None:
+            self._taking.cancel()
+        self._signal_all(signal.SIGTERM if self._asked == 1 else signal.SIGKILL)
+        if self._asked == 1:
+            asyncio.get_running_loop().call_later(self._setting.grace, self._press)
+        self._on_change()
+
+    def _press(self) -> None:
+        self._asked += 1
+        self._signal_all(signal.SIGKILL)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to all that was started and runs."""
+        for pid in self._running:
+            _signal_group(pid, number)
+            _signal_group(pid, signal.SIGCONT)
+        _signal_carriers([hold.lease.mark for hold in self._holds if hold.lease], number, self._running)
+
+    async def _end_leftover(self) -> None:
+        """Wait for what commands have left behind, which was asked to end with them; kill it in the end."""
+        wanted = [hold.lease.mark for hold in self._holds if hold.lease]
+        while _signal_carriers(wanted, signal.SIGKILL if self._asked > 1 else None, ()):  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK)
+        self._orphans(wanted)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK)
+            self._on_change()
+            if self._left_over:
+                self._orphans(self._left_over)
+
+
+async def _end_of(pid: int) -> None:
+    """Wait until a child has ended, without reaping it."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    descriptor = os.pidfd_open(pid)
+    try:
+        loop.add_reader(descriptor, ended.set_result, None)
+        try:
+            await ended
+        finally:
+            loop.remove_reader(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _children() -> list[int]:
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return [int(word) for word in file.read().split()]
+    except OSError:  # a kernel without this list: then leases are looked at when they are given back
+        return []
+
+
+def _signal_carriers(wanted: Sequence[Mark], number: signal.Signals | None, known: Iterable[int]) -> bool:
+    """Send a signal to processes that carry marks, besides those whose group got it; whether there are any."""
+    groups = set(known)
+    any_left = False
+    for mark, pids in (marks.carriers({mark for mark in wanted if mark}) or {}).items():
+        for pid in pids:
+            any_left = True
+            with contextlib.suppress(OSError):
+                descriptor = os.pidfd_open(pid)
+                try:
+                    if number is not None and os.getpgid(pid) not in groups and marks.carries(pid, mark):
+                        signal.pidfd_send_signal(descriptor, number)
+                finally:
+                    os.close(descriptor)
+    return any_left
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def call(command: Sequence[str]) -> tuple[int, int, float, float, str, bytes]:
+    """Run one command of a sweep in a worker of a pool, wherever that is.
+
+    Returns:
+        Exit status, signal, when it began, how long it ran, the machine's name, and what it has printed.
+    """
+    began, clock = time.time(), time.monotonic()
+    try:
+        done = subprocess.run(
+            list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+    except OSError as error:
+        fault = not_started(command[0], error)
+        return (
+            fault.exit_code,
+            0,
+            began,
+            time.monotonic() - clock,
+            socket.gethostname(),
+            f"anyaccel: {fault}\n".encode(),
+        )
+    code, seconds = done.returncode, time.monotonic() - clock
+    return max(0, code), max(0, -code), began, seconds, socket.gethostname(), done.stdout

@@ -1,0 +1,137 @@
+"""The use of devices, from when they were taken to when they were given back, for the journal."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable
+
+from anyaccel import configuration
+from anyaccel.errors import ConfigurationError
+from anyaccel.ledger.journal import Entry, Used, write
+from anyaccel.model import Share, replace
+
+SHORT_SECONDS = 1.0
+"""What was held for less by a pool is added up, and written once in a while."""
+FLUSH_SECONDS = 60.0
+
+
+class Usage:
+    """One lease that is being used.
+
+    Args:
+        lease: Identity of the lease.
+        shares: What it holds.
+        request: What was asked for.
+        note: What for.
+        waited: Seconds for which the request waited.
+        program: Name of the program; that of this process when empty.
+
+    Attributes:
+        lease: Identity of the lease.
+    """
+
+    def __init__(
+        self, lease: str, shares: Iterable[Share], request: str, note: str, *, waited: float, program: str = ""
+    ) -> None:
+        self.lease = lease
+        self._shares = tuple(shares)
+        self._request = request
+        self._note = note
+        self._waited = waited
+        self._program = program or (sys.argv[0] if getattr(sys, "argv", None) else "")
+        self._began = time.time()
+        self._clock = time.monotonic()
+        self._open = True
+
+    def ended(self, status: int | None = None, *, added_up: bool = False) -> None:
+        """Write down that it has ended.
+
+        Args:
+            status: Exit status of the command; None where nobody can tell.
+            added_up: Whether it may be written later, with others like it, when it was short.
+        """
+        if not self._open or not _wanted():
+            return
+        self._open = False
+        held = time.monotonic() - self._clock
+        entry = Entry(
+            lease=self.lease,
+            user="",
+            began=self._began,
+            ended=self._began + held,
+            held=held,
+            waited=self._waited,
+            devices=tuple(
+                Used(device=share.device.name, type=share.device.type, units=share.units) for share in self._shares
+            ),
+            request=self._request,
+            note=self._note,
+            program=os.path.basename(self._program),
+            exit=status,
+        )
+        if added_up and held < SHORT_SECONDS:
+            _SHORT.add(entry)
+        else:
+            write(entry)
+
+
+class _Short:
+    """Short uses that are written as one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[tuple[object, ...], Entry] = {}
+        self._flushed = time.monotonic()
+        self._registered = False
+
+    def add(self, entry: Entry) -> None:
+        """Add one to those like it."""
+        key = (entry.devices, entry.request, entry.note)
+        with self._lock:
+            if not self._registered:
+                import atexit
+
+                atexit.register(self.flush)
+                os.register_at_fork(after_in_child=self._forget)
+                self._registered = True
+            known = self._entries.get(key)
+            self._entries[key] = entry if known is None else _sum(known, entry)
+            due = time.monotonic() - self._flushed >= FLUSH_SECONDS
+        if due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write all of them."""
+        with self._lock:
+            entries, self._entries = list(self._entries.values()), {}
+            self._flushed = time.monotonic()
+        for entry in entries:
+            write(entry)
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._entries = {}
+
+
+def _sum(first: Entry, more: Entry) -> Entry:
+    return replace(
+        first,
+        ended=max(first.ended, more.ended),
+        held=first.held + more.held,
+        waited=first.waited + more.waited,
+        leases=first.leases + more.leases,
+    )
+
+
+def _wanted() -> bool:
+    """Whether the user wants a journal; also where the configuration cannot be read."""
+    try:
+        return bool(configuration.user().get("journal.keep"))
+    except ConfigurationError:
+        return True
+
+
+_SHORT = _Short()

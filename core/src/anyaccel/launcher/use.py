@@ -1,0 +1,173 @@
+"""Devices for this very process: held, and shown to it by its own environment before a framework is loaded."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+
+from anyaccel.errors import AlreadyLoadedError, UsageError
+from anyaccel.launcher.hold import Hold, acquire
+from anyaccel.launcher.launch import survey
+from anyaccel.model import Inventory, Request
+from anyaccel.scheduler import parse_request
+from anyaccel.vendors import DEADLINE_SECONDS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from anyaccel.probe.machine import Machine
+
+_lock = threading.Lock()
+_in_use: weakref.ref[Use] | None = None
+
+
+class Use(Hold):
+    """Devices that this process holds and sees, until they are released or the process has ended.
+
+    Keep a reference to it, or use it in a ``with`` statement. When nothing refers to it any more, the devices are given
+    back, with a warning. The variables that were set get their former values then, as far as nobody has changed them
+    since; a framework that was loaded meanwhile has read them already.
+    """
+
+    def __init__(self, hold: Hold) -> None:
+        vars(self).update(vars(hold))
+        environment = self.launch.environment
+        former = {name: os.environ.get(name) for name in (*environment.set, *environment.unset)}
+        for name in environment.unset:
+            os.environ.pop(name, None)
+        os.environ.update(environment.set)
+        self._dropped = weakref.finalize(self, _give_back, hold, former, os.getpid(), dropped=True)
+        self._dropped.atexit = False  # the process may use its devices until it is gone, which ends the lease
+
+    def release(self) -> None:
+        """Give the devices back, and the variables their former values; does nothing the second time.
+
+        Warns:
+            RuntimeWarning: When a vendor's runtime is loaded by now: what it holds of the devices it keeps until this
+                process has ended.
+        """
+        ending = self._dropped.detach()
+        if ending is not None:
+            _, function, arguments, _ = ending
+            function(*arguments, dropped=False)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("<Hold", "<Use", 1)
+
+
+def use(
+    request: str | Sequence[str] | Request,
+    *,
+    inventory: Inventory | None = None,
+    machine: str | Machine | None = None,
+    declare: Mapping[str, int] | None = None,
+    timeout: float = DEADLINE_SECONDS,
+    **options: Any,
+) -> Use:
+    """Hold devices for this process, and set its own environment so that frameworks see exactly these.
+
+    Call it before a framework is imported: a vendor's runtime reads its variables once. Inside,
+    :func:`anyaccel.current` says what is held, and what this process starts sees and holds the same devices.
+
+    Args:
+        request: What is wanted; several terms are one request, such as ``"GPU:1 TPU:4"``.
+        inventory: The machine's inventory; detected when None, and then the next three count.
+        machine: The machine; see :func:`anyaccel.detect`.
+        declare: Devices to count by resource name; see :func:`anyaccel.declare`.
+        timeout: Seconds that each vendor's detection may take.
+        options: ``wait``, ``priority``, ``note``, ``avoid_busy``, ``on_wait``, ``unallocated`` and ``mask``, and
+            whatever else :func:`anyaccel.acquire` takes.
+
+    Returns:
+        The devices. Keep it: when nothing refers to it any more, they are given back.
+
+    Raises:
+        UsageError: When this process uses devices already.
+        AlreadyLoadedError: When the runtime of a vendor that is on the machine is loaded in this process.
+        NeverFitsError, NotFreeError, LedgerError: As of :func:`anyaccel.acquire`.
+    """
+    global _in_use  # noqa: PLW0603 - a process has one environment
+    wanted = parse_request(request)
+    with _lock:
+        used = _in_use() if _in_use is not None else None
+        if used is not None and used._dropped.alive:  # noqa: SLF001 - it is ours
+            raise UsageError(
+                f"this process uses {', '.join(device.id for device in used.devices) or 'no devices'} already",
+                hint="release that first, or ask for all at once, as in anyaccel.use('GPU:1 TPU:4')",
+            )
+        found = survey(inventory, request=wanted, machine=machine, declare=declare, timeout=timeout)
+        _refuse_if_loaded(found)
+        made = Use(acquire(wanted, inventory=found, **options))
+        _in_use = weakref.ref(made)
+    return made
+
+
+def _refuse_if_loaded(inventory: Inventory) -> None:
+    present = {device.vendor for device in inventory.devices}
+    for report in inventory.vendors:
+        library = loaded(report.runtimes) if report.vendor in present else ""
+        if library:
+            raise AlreadyLoadedError(
+                f"{os.path.basename(library)} of {report.vendor} is loaded in this process already, and reads "
+                f"{', '.join(report.env_vars)} once: it would not see which devices this process was given",
+                hint="call anyaccel.use() before a framework is imported; in a notebook, restart the kernel first",
+            )
+
+
+def loaded(libraries: Collection[str]) -> str:
+    """Path of the first of some shared libraries that is mapped into this process; empty when none is.
+
+    Args:
+        libraries: How their file names begin, such as ``libacme.so``.
+    """
+    if not libraries:
+        return ""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        paths = dict.fromkeys(line.partition("/")[2].rstrip("\n") for line in file if "/" in line)
+    beginnings = tuple(libraries)
+    return next((f"/{path}" for path in paths if os.path.basename(path).startswith(beginnings)), "")
+
+
+def _give_back(hold: Hold, former: Mapping[str, str | None], pid: int, *, dropped: bool) -> None:
+    """End a use, in the process that began it."""
+    if os.getpid() != pid:
+        return
+    environment = hold.launch.environment
+    for name, value in former.items():
+        if os.environ.get(name) != environment.set.get(name):
+            continue  # somebody else has changed it since
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    held = {device.vendor for device in hold.devices}
+    reports = (report for report in hold.launch.inventory.vendors if report.vendor in held)
+    library = next(filter(None, (loaded(report.runtimes) for report in reports)), "")
+    names = ", ".join(device.id for device in hold.devices) or "no devices"
+    if dropped and library:
+        warnings.warn(
+            f"nothing refers to what anyaccel.use() returned; {os.path.basename(library)} is loaded and may use {names}"
+            " still, so that they stay held until this process has ended",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return
+    hold.release()
+    if dropped:
+        warnings.warn(
+            f"{names} were given back, since nothing refers to what anyaccel.use() returned; keep it, as in"
+            " 'devices = anyaccel.use(...)'",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    elif library:
+        warnings.warn(
+            f"{names} were given back, and {os.path.basename(library)} is loaded in this process: what it holds of them"
+            " it keeps until the process has ended",
+            RuntimeWarning,
+            stacklevel=3,
+        )

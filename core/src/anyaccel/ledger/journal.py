@@ -1,0 +1,275 @@
+"""The journal: one line of facts for each lease that has ended, for reports.
+
+A line is one JSON object, appended by one write, in a file of the user's own. Where the administrator has made the
+machine's directory, the file lies there, so that a report sees everybody; who wrote a file is told by its owner, and
+never by what it says. Nothing here fails a run: what cannot be written is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+
+from anyaccel.configuration import user_directory
+from anyaccel.ledger.record import clean, user_name
+from anyaccel.ledger.usernamespace import outside
+from anyaccel.model import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MACHINE_DIRECTORY = "/var/lib/anyaccel/journal"
+"""Root's, sticky and writable for all, like ``/tmp``; without it each user has a journal of their own."""
+VERSION = 1
+MOST_BYTES = 8 << 20
+"""Size after which a file is put aside as ``.1``, in place of the one that was there: so there are two at most."""
+_LONGEST_LINE = 1 << 14
+_PLACES = 10
+_MOST_DEVICES = 128
+
+
+class Used(Value):
+    """A device that was held.
+
+    Attributes:
+        device: Its name in tables, ``vendor/index``, or its id.
+        type: Its accelerator type; empty where nobody wrote it down.
+        units: How much of it, in 1/10000.
+    """
+
+    device: str
+    type: str = ""
+    units: int = 10_000
+
+
+class Entry(Value):
+    """A lease that has ended, or several short ones of a pool, added up.
+
+    Attributes:
+        lease: Identity of the lease, of the first of several.
+        user: Who held it: the owner of the file, whatever it says.
+        began: When the devices were taken, in seconds since 1970.
+        ended: When they were given back.
+        held: Seconds for which they were held; less than between the two where several leases are added up.
+        waited: Seconds for which the request waited.
+        devices: What was held.
+        request: What was asked for.
+        note: What for.
+        program: Name of the program.
+        exit: Exit status of the command; None where nobody could tell.
+        utilization: Share of the time that the devices were busy, from 0 to 1; None where the vendor does not tell.
+        leases: How many leases it stands for.
+    """
+
+    lease: str
+    user: str
+    began: float
+    ended: float
+    held: float
+    waited: float
+    devices: tuple[Used, ...]
+    request: str = ""
+    note: str = ""
+    program: str = ""
+    exit: int | None = None
+    utilization: float | None = None
+    leases: int = 1
+
+    @property
+    def device_seconds(self) -> float:
+        """Seconds for which it was held, times the devices."""
+        return self.held * sum(used.units for used in self.devices) / 10_000
+
+
+def write(entry: Entry, environ: Mapping[str, str] | None = None) -> bool:
+    """Append a line to the journal of this user.
+
+    Args:
+        entry: What to write down.
+        environ: The environment, in which ``XDG_STATE_HOME`` or ``HOME`` says where the user's own is; that of this
+            process when None.
+
+    Returns:
+        Whether it was written; where it could not be, nothing has happened.
+    """
+    line = _line(entry)
+    if len(line) > _LONGEST_LINE:
+        return False
+    try:
+        return any(_append(path, line, mode) for path, mode in _own_files(os.environ if environ is None else environ))
+    except (OSError, ValueError):
+        return False
+
+
+def read(environ: Mapping[str, str] | None = None, *, since: float = 0.0) -> Iterator[Entry]:
+    """Read the journals that this user may see: the machine's files, or else its own.
+
+    Args:
+        environ: As of :func:`write`.
+        since: Leave out what has ended before, in seconds since 1970.
+    """
+    for path in _all_files(os.environ if environ is None else environ):
+        yield from _entries(path, since)
+
+
+def _line(entry: Entry) -> bytes:
+    words = {
+        "v": VERSION,
+        "lease": entry.lease,
+        "began": round(entry.began, 3),
+        "ended": round(entry.ended, 3),
+        "held": round(entry.held, 3),
+        "waited": round(entry.waited, 3),
+        "devices": [[used.device, used.type, used.units] for used in entry.devices[:_MOST_DEVICES]],
+        "request": clean(entry.request),
+        "note": clean(entry.note),
+        "program": clean(entry.program),
+        "exit": entry.exit,
+        "utilization": entry.utilization,
+        "leases": entry.leases,
+    }
+    return json.dumps(words).encode() + b"\n"
+
+
+def _shared() -> bool:
+    """Whether the administrator has made the machine's directory: it is root's, and nobody can remove others' files."""
+    try:
+        found = os.stat(MACHINE_DIRECTORY, follow_symlinks=False)
+    except OSError:
+        return False
+    sticky = not found.st_mode & (stat.S_IWOTH | stat.S_IWGRP) or found.st_mode & stat.S_ISVTX
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in (0, os.stat("/").st_uid) and bool(sticky)
+
+
+def own_file(environ: Mapping[str, str]) -> str:
+    """Where the journal of the user lies who has one of their own; empty where nobody says."""
+    directory = user_directory("XDG_STATE_HOME", ".local/state", environ)
+    return f"{directory}/journal.jsonl" if directory else ""
+
+
+def _own_files(environ: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """Where this user's lines may go, best first, each with the mode of a new file."""
+    if _shared() and os.access(MACHINE_DIRECTORY, os.W_OK):
+        number = outside(os.geteuid())
+        for place in range(_PLACES):  # another user may have made a file of our name
+            yield f"{MACHINE_DIRECTORY}/{number}{f'-{place}' * bool(place)}.jsonl", 0o644
+    own = own_file(environ)
+    if own:
+        os.makedirs(os.path.dirname(own), mode=0o700, exist_ok=True)
+        yield own, 0o600
+
+
+def _all_files(environ: Mapping[str, str]) -> Iterator[str]:
+    if _shared():
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(MACHINE_DIRECTORY)):
+                if name.endswith((".jsonl", ".jsonl.1")):
+                    yield f"{MACHINE_DIRECTORY}/{name}"
+    own = own_file(environ)
+    if own:
+        yield from (f"{own}.1", own)
+
+
+def _append(path: str, line: bytes, mode: int) -> bool:
+    """Append a line to a file of our own; False where it is none of ours."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        fd = os.open(path, flags, mode)
+    except OSError:
+        return False
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            return False
+        if found.st_size >= MOST_BYTES:
+            _put_aside(path, fd)
+            return _append(path, line, mode) if _other(path, found) else os.write(fd, line) == len(line)
+        return os.write(fd, line) == len(line)
+    finally:
+        os.close(fd)
+
+
+def _put_aside(path: str, fd: int) -> None:
+    """Give a full file another name, unless somebody else is doing so."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _other(path, os.fstat(fd)):
+            os.rename(path, f"{path}.1")
+    except OSError:
+        return
+
+
+def _other(path: str, known: os.stat_result) -> bool:
+    """Whether a path leads to another file than it did, or to none."""
+    try:
+        found = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return True
+    return (found.st_dev, found.st_ino) != (known.st_dev, known.st_ino)
+
+
+def _entries(path: str, since: float) -> Iterator[Entry]:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return
+    with open(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            return
+        user = user_name(found.st_uid)
+        left = 2 * MOST_BYTES
+        while left > 0 and (line := file.readline(_LONGEST_LINE + 1)):
+            left -= len(line)
+            entry = _entry(line, user)
+            if entry is not None and entry.ended >= since:
+                yield entry
+
+
+def _entry(line: bytes, user: str) -> Entry | None:
+    """Read a line, whoever wrote it; None when it is none of ours."""
+    try:
+        words = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(words, dict) or words.get("v") != VERSION:
+        return None
+    times = [_seconds(words.get(name)) for name in ("began", "ended", "held", "waited")]
+    if None in times:
+        return None
+    began, ended, held, waited = (float(each or 0) for each in times)
+    utilization, status, leases = words.get("utilization"), words.get("exit"), words.get("leases")
+    return Entry(
+        lease=clean(words.get("lease")),
+        user=user,
+        began=began,
+        ended=max(began, ended),
+        held=held,
+        waited=waited,
+        devices=tuple(_used(words.get("devices"))),
+        request=clean(words.get("request")),
+        note=clean(words.get("note")),
+        program=clean(words.get("program")),
+        exit=status if type(status) is int and abs(status) < 1 << 31 else None,
+        utilization=_share(utilization),
+        leases=leases if type(leases) is int and 0 < leases < 1 << 40 else 1,
+    )
+
+
+def _used(value: Any) -> Iterable[Used]:
+    for each in value[:_MOST_DEVICES] if isinstance(value, list) else ():
+        if isinstance(each, list) and len(each) == 3 and type(each[2]) is int and 0 < each[2] <= 10_000:  # noqa: PLR2004
+            yield Used(device=clean(each[0]), type=clean(each[1]), units=each[2])
+
+
+def _share(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and 0 <= value <= 1 else None
+
+
+def _seconds(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and 0 <= value < 1 << 40 else None

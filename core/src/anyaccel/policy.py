@@ -1,0 +1,310 @@
+"""Who is next: the order of those who wait, who may pass whom, and when somebody will start.
+
+Everything here is a pure function of facts that everybody sees: who waits, since when and for what, and what is held
+and until when. So all who wait compute the same order, whether they are processes of a machine or requests of one
+scheduler. Times are seconds of one clock; devices are anything that can be compared.
+
+**Backfill.** Somebody whose end is known may pass those ahead who cannot start yet, if it has ended by the time that
+each of them could start in turn at the earliest, plus a bound. What passed that one itself since it came does not make
+this time later. So all who ever pass a request delay it together by no more than the bound, beyond when it would start
+in turn if everything lasted as long as it may. What is held without a known end may end at any moment: then the bound
+counts from when the request came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+from anyaccel.model import UNITS_PER_DEVICE, Value, field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.configuration import Configuration
+
+ROOT = 0
+FOREVER = float("inf")
+
+
+class Need(Value):
+    """What one term of a request needs.
+
+    Attributes:
+        count: How many devices.
+        units: How much of each, in 1/10000.
+        among: The devices that could serve.
+    """
+
+    count: int
+    units: int
+    among: frozenset[Hashable]
+
+
+class Waiting(Value):
+    """Somebody who waits.
+
+    Attributes:
+        key: Identity.
+        number: Position in the order of arrival.
+        since: When it came.
+        priority: The higher, the earlier, as it was asked for.
+        user: Number of the user; None when unknown.
+        seconds: How long it holds what it gets at most; None when it does not say.
+        needs: What it needs; empty when it does not say.
+        wants: The devices for which it competes; None for all of them.
+    """
+
+    key: Hashable
+    number: int
+    since: float
+    priority: int = 0
+    user: int | None = None
+    seconds: float | None = None
+    needs: tuple[Need, ...] = ()
+    wants: frozenset[Hashable] | None = None
+
+    def competes(self, other: Waiting) -> bool:
+        """Whether both want one of the same devices."""
+        return self.wants is None or other.wants is None or not self.wants.isdisjoint(other.wants)
+
+    @property
+    def units(self) -> int:
+        """What it will hold in all, in 1/10000 of a device."""
+        return sum(need.count * need.units for need in self.needs)
+
+
+class Holding(Value):
+    """A part of a device that is held.
+
+    Attributes:
+        device: The device.
+        units: How much of it.
+        user: Number of the user; None when unknown.
+        until: When it ends at the latest; None when it does not say.
+        passed: When it was given, where it was not its turn; None where it was.
+    """
+
+    device: Hashable
+    units: int = UNITS_PER_DEVICE
+    user: int | None = None
+    until: float | None = None
+    passed: float | None = None
+
+
+class Limits(Value):
+    """What one user may have.
+
+    Attributes:
+        devices: Devices at once; None without limit, like the two below.
+        seconds: The longest time.
+        priority: The highest priority.
+        weight: How much of the machine the user's fair share is, beside 1 for others.
+    """
+
+    devices: float | None = None
+    seconds: float | None = None
+    priority: int | None = None
+    weight: float = 1
+
+
+class Policy(Value):
+    """The rules of a machine.
+
+    Attributes:
+        backfill: By how many seconds who passes may delay who came before.
+        fair_shares: Whether who holds less comes first, of two of one priority.
+        patience: Who has waited for so many seconds comes before all who have not; None for never.
+        limits: What users may have of whom nothing is said by number.
+        users: What the others may have.
+        plain: Whether the order is that of priority and arrival, without limits: then nobody needs to ask for it.
+    """
+
+    backfill: float = 0.0
+    fair_shares: bool = False
+    patience: float | None = None
+    limits: Limits = field(default_factory=Limits)
+    users: Mapping[int, Limits] = field(default_factory=dict)
+    plain: bool = True
+
+    @classmethod
+    def of(cls, configuration: Configuration) -> Policy:
+        """The rules that a machine's configuration asks for; users it names who do not exist are left out."""
+        if not configuration.found:
+            return PLAIN
+        common = {name: configuration.get(f"limits.{name}") for name in ("devices", "time", "priority")}
+        users = {}
+        for name in configuration.names("users"):
+            own = {key: configuration.values.get(f"users.{name}.{key}", value) for key, value in common.items()}
+            number = _user(name)
+            if number is not None:
+                users[number] = _limits(own, configuration.get(f"users.{name}.weight"))
+        limits = _limits(common, 1)
+        fair = configuration.get("queue.fair_shares")
+        changed = fair or users or limits != Limits() or "queue.patience" in configuration.values
+        return cls(
+            backfill=configuration.get("queue.backfill"),
+            fair_shares=fair,
+            patience=configuration.get("queue.patience") if changed else None,
+            limits=limits,
+            users=users,
+            plain=not changed,
+        )
+
+    def limits_of(self, user: int | None) -> Limits:
+        """What a user may have; root has no limit."""
+        if user == ROOT:
+            return self.users.get(ROOT, _NO_LIMITS)
+        return self.limits if user is None else self.users.get(user, self.limits)
+
+    def priority(self, waiting: Waiting) -> int:
+        """The priority that counts: what is asked for, and no more than the user may."""
+        highest = self.limits_of(waiting.user).priority
+        return waiting.priority if highest is None else min(waiting.priority, highest)
+
+    def order(self, waiting: Iterable[Waiting], held: Iterable[Holding], now: float) -> list[Waiting]:
+        """Put those who wait in the order of service.
+
+        Args:
+            waiting: Who waits.
+            held: All that is held.
+            now: The time.
+        """
+        used = usage(held) if self.fair_shares else {}
+
+        def turn(each: Waiting) -> tuple[bool, int, float, int]:
+            if self.patience is not None and now - each.since >= self.patience:
+                return False, 0, 0.0, each.number
+            share = used.get(each.user, 0) / self.limits_of(each.user).weight
+            return True, -self.priority(each), share, each.number
+
+        return sorted(waiting, key=turn)
+
+    def limited(self, waiting: Waiting, held: Iterable[Holding]) -> bool:
+        """Whether somebody waits for a limit of its user's, and so for nobody else; and nobody for it."""
+        most = self.limits_of(waiting.user).devices
+        return most is not None and usage(held).get(waiting.user, 0) + waiting.units > most * UNITS_PER_DEVICE
+
+    def may_pass(self, one: Waiting, ahead: Sequence[Waiting], held: Sequence[Holding], now: float) -> bool:
+        """Whether somebody may be served before those ahead, who cannot start yet.
+
+        Args:
+            one: Who would pass.
+            ahead: Those ahead that want one of the same devices, in the order of service.
+            held: All that is held.
+            now: The time.
+        """
+        if one.seconds is None:
+            return not ahead
+        return all(now + one.seconds <= start + self.backfill for start in self.earliest(ahead, held))
+
+    @staticmethod
+    def earliest(waiting: Sequence[Waiting], held: Iterable[Holding]) -> list[float]:
+        """When each of some who wait could start in turn at the earliest, as far as is known.
+
+        Args:
+            waiting: Who waits, in the order of service.
+            held: All that is held.
+        """
+        ends = _known_ends(held)
+        found: list[float] = []
+        for position, one in enumerate(waiting):
+            before = [start for other, start in zip(waiting[:position], found, strict=True) if one.competes(other)]
+            found.append(max([_alone(one, ends), *before]))
+        return found
+
+
+_NO_LIMITS = Limits()
+PLAIN = Policy()
+"""First come, first served, by priority; backfill where it delays nobody."""
+
+
+def usage(held: Iterable[Holding]) -> dict[int | None, int]:
+    """What each user holds, in 1/10000 of a device."""
+    found: dict[int | None, int] = {}
+    for each in held:
+        found[each.user] = found.get(each.user, 0) + each.units
+    return found
+
+
+def forecast(waiting: Sequence[Waiting], held: Iterable[Holding], now: float) -> dict[Hashable, float | None]:
+    """Say when those who wait start if all that has a known end lasts as long as it may, by key; None for unknown.
+
+    Args:
+        waiting: Who waits, in the order of service.
+        held: All that is held.
+        now: The time.
+    """
+    busy: dict[Hashable, list[tuple[float, int]]] = {}
+    for each in held:
+        end = FOREVER if each.until is None else max(each.until, now)
+        busy.setdefault(each.device, []).append((end, each.units))
+    starts: dict[Hashable, float | None] = {}
+    passed: list[tuple[Waiting, float]] = []
+    for one in waiting:
+        own = [_when(need, busy) for need in one.needs] or [FOREVER]
+        start = max([now, *own, *(before for other, before in passed if one.competes(other))])
+        passed.append((one, start))
+        starts[one.key] = None if start == FOREVER else start
+        end = FOREVER if one.seconds is None else start + one.seconds
+        for need in one.needs:
+            soonest = sorted(need.among, key=lambda device: (_free_at(busy.get(device, ()), need.units), str(device)))
+            for device in soonest[: need.count]:
+                left = [(until, units) for until, units in busy.get(device, ()) if until > start]
+                busy[device] = [*left, (end, need.units)]
+    return starts
+
+
+def _known_ends(held: Iterable[Holding]) -> dict[Hashable, list[tuple[float, int, float]]]:
+    """By device, what is held of it with a known end: the end, how much, and when it passed somebody, if it did."""
+    ends: dict[Hashable, list[tuple[float, int, float]]] = {}
+    for each in held:
+        if each.until is not None:
+            passed = -FOREVER if each.passed is None else each.passed
+            ends.setdefault(each.device, []).append((each.until, each.units, passed))
+    return ends
+
+
+def _alone(one: Waiting, ends: Mapping[Hashable, Sequence[tuple[float, int, float]]]) -> float:
+    """When somebody could start if nobody else waited and none had passed it since it came."""
+    before = {
+        device: [(until, units) for until, units, passed in each if passed < one.since]
+        for need in one.needs
+        for device in need.among
+        if (each := ends.get(device))
+    }
+    return max([one.since, *(_when(need, before) for need in one.needs)])
+
+
+def _when(need: Need, busy: Mapping[Hashable, Sequence[tuple[float, int]]]) -> float:
+    """When enough devices have room for a need."""
+    times = sorted(_free_at(busy.get(device, ()), need.units) for device in need.among)
+    return times[need.count - 1] if 0 < need.count <= len(times) else -FOREVER
+
+
+def _free_at(busy: Sequence[tuple[float, int]], units: int) -> float:
+    """When a device has room for some units, given what ends when."""
+    taken, free = sum(each for _, each in busy), -FOREVER
+    for end, each in sorted(busy):
+        if taken + units <= UNITS_PER_DEVICE:
+            break
+        taken, free = taken - each, end
+    return free
+
+
+def _limits(values: Mapping[str, float | None], weight: float) -> Limits:
+    priority = values["priority"]
+    return Limits(
+        devices=values["devices"],
+        seconds=values["time"],
+        priority=None if priority is None else int(priority),
+        weight=weight,
+    )
+
+
+def _user(name: str) -> int | None:
+    """Number of a user, by name or number; None when there is none."""
+    import pwd
+
+    try:
+        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return None

@@ -1,0 +1,351 @@
+"""One call on its way through a pool, and the future of its result."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Future
+from concurrent.futures._base import PENDING
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
+
+from anyaccel.errors import RemoteError, UsageError, WorkerError
+from anyaccel.model import Allocation, Request, Value
+from anyaccel.pool.channel import Kind, Message
+from anyaccel.pool.payload import Function, Pickled, loads
+
+if TYPE_CHECKING:
+    from anyaccel.pool.reactor import Timer
+    from anyaccel.scheduler import Verdict
+
+
+_numbers = count(1)
+_kinds: dict[tuple[Request | None, int], int] = {}
+_kind_numbers = count(1)
+
+
+class BrokenPoolError(WorkerError, BrokenExecutor):
+    """Raised when no worker of a pool can be used, because its initializer or its sandbox fails."""
+
+    code = "broken-pool"
+
+
+class Options(Value):
+    """How calls are to be run.
+
+    Attributes:
+        needs: The devices that a call holds while it runs, or None for the CPU alone.
+        max_calls: Calls after which a worker's process is replaced; 0 for never.
+        timeout: Seconds that a call may run, or None. Waiting for its devices does not count.
+        retries: Times that a call is run again when its worker or its machine has died.
+        alike: Calls for which this is equal ask for the same, and wait in one line.
+    """
+
+    needs: Request | None
+    max_calls: int
+    timeout: float | None
+    retries: int
+    alike: int
+
+    @property
+    def reuse(self) -> int | None:
+        """Calls for which this is equal may share a process; None when each has its own."""
+        return None if self.max_calls == 1 else self.alike
+
+    @classmethod
+    def of(
+        cls, *, needs: Request | None = None, max_calls: int = 0, timeout: float | None = None, retries: int = 0
+    ) -> Options:
+        """Make options, and number what calls must have in common to share a process."""
+        # A number, since it is looked up several times for each call, and a request takes long to hash.
+        alike = _kinds.setdefault((needs, max_calls), next(_kind_numbers))
+        return cls(needs=needs, max_calls=max_calls, timeout=timeout, retries=retries, alike=alike)
+
+
+def checked(*, max_calls: object, timeout: object, retries: object) -> None:
+    """Check options that are numbers.
+
+    Raises:
+        UsageError: When one makes no sense.
+    """
+    if max_calls is not None and not is_whole(max_calls, 0):
+        raise UsageError(f"max_calls must be a whole number, 0 for unlimited (got {max_calls!r:.60})")
+    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+        raise UsageError(f"timeout must be a positive number of seconds, or None for no limit (got {timeout!r:.60})")
+    if not is_whole(retries, 0):
+        raise UsageError(f"retries must be a whole number, 0 for none (got {retries!r:.60})")
+
+
+def is_whole(value: object, least: int) -> bool:
+    """Whether a value is a whole number, and large enough."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+class Runner(Protocol):
+    """Whatever runs a call, or is about to."""
+
+    @property
+    def begun(self) -> bool:  # pyright: ignore[reportReturnType] - a protocol's methods have no body
+        """Whether it runs the call by now, as far as is known."""
+
+    def attend(self, pending: Callable[[], bool], seconds: float | None = None) -> None:
+        """Somebody waits for its next answer in this thread, for so many seconds at most."""
+
+
+class _Condition(threading.Condition):
+    """A condition that is three objects and not eight: it finds the methods of its lock when they are called."""
+
+    def __init__(self) -> None:
+        self._lock: Any = threading.RLock()
+        self._waiters: deque[Any] = deque()
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        taken: bool = self._lock.acquire(blocking, timeout)
+        return taken
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def _release_save(self) -> Any:
+        return self._lock._release_save()  # noqa: SLF001 - as the class above does
+
+    def _acquire_restore(self, state: Any) -> None:
+        self._lock._acquire_restore(state)  # noqa: SLF001
+
+    def _is_owned(self) -> bool:
+        owned: bool = self._lock._is_owned()  # noqa: SLF001
+        return owned
+
+
+class CallFuture(Future[Any]):
+    """The future of a call.
+
+    It can be cancelled while the call runs, too: then the worker is ended, with everything that it started. Only the
+    method of an actor, which may have other users, runs to its end.
+
+    Attributes:
+        allocation: What the call holds or held; None as long as it waits.
+        log: File that its output went to, where logs were asked for; None otherwise.
+    """
+
+    def __init__(self, call: Call) -> None:
+        # As the base class has it, but for the condition, which is most of what a future costs.
+        self._condition = _Condition()
+        self._state = PENDING
+        self._result = None
+        self._exception = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Callable[[Future[Any]], object]] = []
+        self._call: Call | None = call  # until it is over: so nothing is left for the garbage collector
+        self.allocation: Allocation | None = None
+        self.log: str | None = None
+
+    def cancel(self) -> bool:
+        """Cancel the call, whether it waits or runs; False when it is over."""
+        call = self._call
+        if call is None or (call.kind == Kind.METHOD and self.running()) or not call.decide():
+            return self.cancelled()
+        super().cancel()
+        self.set_running_or_notify_cancel()
+        call.on_cancel(call)
+        return True
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What the call returned, as soon as it has.
+
+        Raises:
+            TimeoutError: When that takes longer than ``timeout`` seconds; the call goes on.
+            CancelledError: When it was cancelled.
+            Exception: What it raised, or why it was not run to its end.
+        """
+        return super().result(self._attend(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the call raised, or why it was not run to its end; None when it returned.
+
+        Raises:
+            TimeoutError: When that takes longer than ``timeout`` seconds; the call goes on.
+            CancelledError: When it was cancelled.
+        """
+        return super().exception(self._attend(timeout))
+
+    def _attend(self, timeout: float | None) -> float | None:
+        """Take the answer in this thread if it is the next to come; returns what is left of the time."""
+        call = self._call
+        worker = None if call is None else call.worker
+        if call is None or worker is None or not call.undecided():
+            return timeout
+        if timeout is None:
+            worker.attend(call.undecided)
+            return None
+        end = time.monotonic() + timeout
+        worker.attend(call.undecided, timeout)
+        return max(0.0, end - time.monotonic())
+
+    def running(self) -> bool:
+        """Whether a worker is at it."""
+        call = self._call
+        worker = None if call is None else call.worker
+        return worker is not None and worker.begun and not self.done()
+
+    def why(self) -> Verdict | None:
+        """Say what the call waits for; None when it does not wait for devices."""
+        waits = None if self._call is None else self._call.waits
+        return None if waits is None else waits()
+
+    def forget(self) -> None:
+        """It is over: let go of the call."""
+        self._call = None
+
+
+class Call:
+    """A call: what is to be run, where it stands, and whom to tell."""
+
+    __slots__ = (
+        "_open", "actor", "body", "function", "future", "kind", "log", "name", "number", "on_cancel", "options",
+        "relay", "timer", "tries", "waits", "worker",
+    )  # fmt: skip
+
+    def __init__(self, name: str, options: Options, on_cancel: Callable[[Call], None]) -> None:
+        self.name = name
+        self.options = options
+        self.on_cancel = on_cancel
+        self.body: Pickled | None = None
+        self.function: Function | None = None  # what is called, where the body has its arguments alone
+        self.number = next(_numbers)
+        self.kind = Kind.CALL
+        self.actor: Any = None  # what it makes, where it makes an actor
+        self.waits: Callable[[], Verdict] | None = None  # says what devices it waits for
+        self.worker: Runner | None = None
+        self.log: str | None = None  # file for its output; None for where the pool's goes
+        self.relay: Callable[[Message], None] | None = None  # wants the answer as it is
+        self.tries = 0
+        self.timer: Timer | None = None
+        self._open = [True]  # whoever takes it out decides: that is one step, and takes no lock
+        self.future = CallFuture(self)
+
+    def decide(self) -> bool:
+        """Decide its outcome; True for the first who does."""
+        try:
+            self._open.pop()
+        except IndexError:
+            return False
+        return True
+
+    @property
+    def may_be_retried(self) -> bool:
+        """Whether it is to be run again when its worker has died."""
+        return self.kind == Kind.CALL and self.tries < self.options.retries and self.undecided()
+
+    def undecided(self) -> bool:
+        """Whether its outcome is open."""
+        return bool(self._open)
+
+    def succeed(self, value: Any) -> None:
+        """Set the result, unless the call was cancelled."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.decide():
+            self.future.set_result(value)
+            self.future.forget()
+
+    def fail(self, error: BaseException) -> None:
+        """Set the exception, unless the call was cancelled."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.decide():
+            self.future.set_exception(error)
+            self.future.forget()
+
+
+class RemoteTraceback(Exception):  # noqa: N818 - it is shown as the cause of the error, as other executors do
+    """The traceback of a worker, as the cause of the exception that came from there."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+class UnreadableError(RemoteError):
+    """Stands for an exception that a worker sent and that is none."""
+
+
+def settle_call(call: Call, message: Message, *, plain: bool) -> None:
+    """Give a call the outcome that its worker sent.
+
+    Args:
+        call: The call.
+        message: Its answer.
+        plain: Whether the answer is read as plain data; see :mod:`anyaccel.pool.plain`.
+    """
+    if call.relay is not None:
+        call.relay(message)
+        return
+    if message.kind != Kind.RESULT:
+        call.fail(exception_in(message, plain=plain))
+        return
+    if plain:
+        _settle_plainly(call, message)
+        return
+    try:
+        value = loads(message.data, message.buffers)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the class of the result decides what that is
+        failure = RemoteError(
+            f"the result of {call.name} cannot be unpickled here: {type(error).__name__}: {error}; can its module be"
+            " imported?"
+        )
+        failure.__cause__ = error
+        call.fail(failure)
+    else:
+        call.succeed(value)
+
+
+def _settle_plainly(call: Call, message: Message) -> None:
+    from anyaccel.pool.plain import read_plain
+
+    try:
+        value = read_plain(message.data, message.buffers)
+    except Exception as error:  # noqa: BLE001 - memory may be short, too
+        call.fail(
+            RemoteError(
+                f"the result of {call.name} must be made of plain types, since answers of confined workers are read as"
+                f" data: {error}; return numbers, texts, lists, dicts or arrays, or make the pool with results='pickle'"
+                " to let workers have code run here"
+            )
+        )
+    else:
+        call.succeed(value)
+
+
+def exception_in(message: Message, *, plain: bool) -> BaseException:
+    """The exception in a worker's answer, with the worker's traceback as its cause.
+
+    Args:
+        message: The answer.
+        plain: Whether only exceptions of Python and of ours are made again; others are told by their text.
+    """
+    from anyaccel.pool.plain import read_plain
+
+    try:
+        body, summary, text = read_plain(message.data, message.buffers)
+        described = isinstance(body, bytes) and isinstance(summary, str) and isinstance(text, str)
+    except Exception as problem:  # noqa: BLE001 - it is handed over, with its reason
+        return UnreadableError(f"an exception that cannot be read: {problem}")
+    if not described:
+        return UnreadableError("an exception that cannot be read: it has no text")
+    error: object = summary
+    if body:
+        try:
+            error = read_plain(body) if plain else loads(body)
+        except (Exception, SystemExit) as problem:  # noqa: BLE001 - it is handed over, with its reason
+            if not plain:
+                error = f"an exception that cannot be unpickled here: {type(problem).__name__}: {problem}"
+    shown = error if isinstance(error, BaseException) else RemoteError(str(error))
+    shown.__cause__ = RemoteTraceback(text)
+    return shown
+
+
+def name_of(function: Any) -> str:
+    """What to call a function in messages."""
+    return getattr(function, "__qualname__", None) or type(function).__name__

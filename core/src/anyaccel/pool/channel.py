@@ -1,0 +1,275 @@
+"""One message per packet between the caller and a worker, or between the caller and the fork server.
+
+The channels are socket pairs of our own, never listening and never named. Packets keep their boundaries, so a message
+is there whole or not at all; what does not fit into one travels in shared memory of which the packet carries the
+descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from array import array
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from anyaccel.pool import payload
+from anyaccel.pool.payload import Pickled
+
+MOST_INLINE = 1 << 16
+MOST_DESCRIPTORS = 250
+"""The kernel passes at most 253 in one packet."""
+
+"""Set in everything that a fork server started, to a value that is that server's alone."""
+
+SPAWN = struct.Struct("=Q?")
+"""Number of the worker, and whether it is forked ahead, before anybody waits for it."""
+HOLD = struct.Struct("=Qd")
+"""Number of the worker, and seconds that what it leaves behind has between being asked to end and being killed."""
+STOP = struct.Struct("=Qd")
+"""Number of the worker, and seconds between asking and killing."""
+GONE = struct.Struct("=Qii")
+"""Number of the worker, its process id, and its exit status or the negative number of a signal."""
+NUMBER = struct.Struct("=Q")
+"""Number of the worker; a reason in words follows."""
+
+_HEAD = struct.Struct("=BBQ")
+"""What the message is about, whether it is here or in shared memory, and the number of the call that it is about."""
+_PACKET = _HEAD.size + MOST_INLINE
+_ANCILLARY = socket.CMSG_SPACE(MOST_DESCRIPTORS * 4)
+_INLINE, _SHARED = 0, 1
+# Plain numbers: the constants are enumerations, of which a union takes longer than a system call.
+_NO_WAIT = int(socket.MSG_DONTWAIT)
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
+
+
+class Kind(IntEnum):
+    """What a message is about."""
+
+    SETUP = 1
+    """To the worker: what it needs to know before user code, once."""
+    CALL = 2
+    """To the worker: call a function."""
+    LAST_CALL = 3
+    """To the worker: call a function, then end."""
+    CONSTRUCT = 4
+    """To the worker: make the object whose methods are called from now on."""
+    METHOD = 5
+    """To the worker: call a method of the object."""
+    RESULT = 6
+    """From the worker: what the call returned."""
+    ERROR = 7
+    """From the worker: what the call raised."""
+    BROKEN = 8
+    """From the worker: it cannot be used, and why."""
+    READY = 9
+    """From the worker: it is there, and about to run code of the user."""
+    PREPARED = 10
+    """From the worker: it is confined and initialized, where it was to be; from now on it cannot say otherwise."""
+    SPAWN = 16
+    """To the fork server: fork a worker."""
+    STOP = 17
+    """To the fork server: end a worker and whatever it started."""
+    HOLD = 21
+    """To the fork server: keep these descriptors, a worker's leases, until it and whatever it started have gone."""
+    GONE = 18
+    """From the fork server: a worker and whatever it started have left the kernel."""
+    REFUSED = 19
+    """From the fork server: a worker was not forked, and why."""
+    STUCK = 20
+    """From the fork server: a process of a worker ignores even SIGKILL."""
+
+
+_buffers: list[bytearray] = []
+"""Room for packets, used again: as many as there were threads at once that received."""
+
+
+class Message(NamedTuple):
+    """What came out of a channel.
+
+    Attributes:
+        kind: What it is about.
+        data: The pickle, or whatever the kind says.
+        buffers: Memory that the pickle refers to.
+        descriptors: What was passed along; the receiver closes them.
+        number: Number of the call that it is about, or 0.
+    """
+
+    kind: int
+    data: bytes | memoryview
+    buffers: list[memoryview]
+    descriptors: list[int]
+    number: int = 0
+
+
+def send(
+    channel: socket.socket,
+    kind: Kind,
+    body: Pickled | bytes = b"",
+    descriptors: Sequence[int] = (),
+    *,
+    number: int = 0,
+    wait: bool = True,
+) -> None:
+    """Send one message. It is small in the channel whatever it holds, so an idle receiver never makes us wait.
+
+    Raises:
+        BlockingIOError: When the channel is full and we shall not wait.
+        OSError: When the other side has gone, or there is no memory.
+    """
+    data, buffers = (body, None) if isinstance(body, bytes) else body
+    if buffers or len(data) > MOST_INLINE:
+        _send_shared(channel, kind, [data, *(buffers or ())], descriptors, number=number, wait=wait)
+    elif descriptors:
+        _send(channel, _HEAD.pack(kind, _INLINE, number) + data, descriptors, wait=wait)
+    else:
+        channel.send(_HEAD.pack(kind, _INLINE, number) + data, 0 if wait else _NO_WAIT)
+
+
+def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
+    """Take one message, or None when the other side has gone.
+
+    Raises:
+        BlockingIOError: When there is none and we shall not wait.
+        ValueError: When it is not one of ours.
+        OSError: When its memory cannot be mapped.
+    """
+    buffer = _buffers.pop() if _buffers else bytearray(_PACKET)
+    flags = _CLOSE_ON_EXEC if wait else _CLOSE_ON_EXEC | _NO_WAIT
+    try:
+        try:
+            size, ancillary, got, _ = channel.recvmsg_into((buffer,), _ANCILLARY, flags)
+        except ConnectionResetError:  # it ended without reading all; what it said before is still there
+            size, ancillary, got, _ = channel.recvmsg_into((buffer,), _ANCILLARY, flags)
+        packet = bytes(memoryview(buffer)[:size])
+    finally:
+        _buffers.append(buffer)
+    if not packet:
+        if not _hung_up(channel):
+            raise ValueError("an empty message")
+        return None
+    if not ancillary and not got & _CUT and size >= _HEAD.size and packet[1] == _INLINE:
+        kind, _, number = _HEAD.unpack_from(packet)
+        return Message(kind, memoryview(packet)[_HEAD.size :], [], [], number)
+    descriptors = array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    if len(packet) < _HEAD.size or got & _CUT:
+        _close(descriptors)
+        raise ValueError("a message was cut short: the process may have no descriptors left (see ulimit -n)")
+    return _unpacked(packet, descriptors)
+
+
+def _unpacked(packet: bytes, descriptors: array[int]) -> Message:
+    """A message that came with descriptors, or none of ours."""
+    kind, form, number = _HEAD.unpack_from(packet)
+    if form not in (_INLINE, _SHARED) or (form == _SHARED and not descriptors):
+        _close(descriptors)
+        raise ValueError("a message that is neither here nor in shared memory")
+    if form == _INLINE:
+        return Message(kind, memoryview(packet)[_HEAD.size :], [], list(descriptors), number)
+    try:
+        data, *buffers = payload.read_shared(descriptors[0], array("Q", packet[_HEAD.size :]))
+    except BaseException:
+        _close(descriptors[1:])
+        raise
+    finally:
+        os.close(descriptors[0])
+    return Message(kind, data, buffers, list(descriptors[1:]), number)
+
+
+def _send_shared(
+    channel: socket.socket,
+    kind: Kind,
+    parts: Sequence[bytes | memoryview],
+    descriptors: Sequence[int],
+    *,
+    number: int,
+    wait: bool,
+) -> None:
+    shared = payload.write_shared(parts)
+    try:
+        lengths = array("Q", map(len, parts)).tobytes()
+        _send(channel, _HEAD.pack(kind, _SHARED, number) + lengths, (shared, *descriptors), wait=wait)
+    finally:
+        os.close(shared)
+
+
+def _send(channel: socket.socket, packet: bytes, descriptors: Sequence[int], *, wait: bool) -> None:
+    passed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
+    channel.sendmsg((packet,), (passed,), 0 if wait else _NO_WAIT)
+
+
+def _hung_up(channel: socket.socket) -> bool:
+    """Whether the end of the messages has come: an empty message reads like that."""
+    poll = select.poll()
+    poll.register(channel, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+SPIN_SECONDS = 0.000_2
+"""How long to stay awake at most, and how long the last wait may have been."""
+SLEEPS = 8
+"""How often to sleep after it was in vain, though the answer came soon."""
+
+_awake = threading.Lock()
+"""Held by the one thread that stays awake: several would be in each other's way."""
+
+
+class Spin:
+    """What one side of a channel has learned about the pace of the other."""
+
+    __slots__ = ("_quick", "_sleeps")
+
+    def __init__(self) -> None:
+        self._quick = False
+        self._sleeps = 0
+
+    def receive(self, channel: socket.socket, seconds: float | None = None) -> Message | None:
+        """Wait for one message, for so many seconds at most; None when the other side has gone.
+
+        Raises:
+            BlockingIOError: When there was none in time.
+            ValueError: When it is not one of ours.
+            OSError: When its memory cannot be mapped.
+        """
+        start = time.monotonic()
+        in_vain = False
+        if self._sleeps:
+            self._sleeps -= 1
+        elif self._quick and _awake.acquire(blocking=False):
+            try:
+                while time.monotonic() - start < SPIN_SECONDS:
+                    try:
+                        return receive(channel, wait=False)
+                    except BlockingIOError:
+                        in_vain = True
+            finally:
+                _awake.release()
+        if seconds is not None:
+            _sleep(channel, seconds - (time.monotonic() - start))
+        message = receive(channel, wait=seconds is None)
+        took = time.monotonic() - start
+        if in_vain and took < 3 * SPIN_SECONDS:
+            self._sleeps = SLEEPS
+        else:
+            self._quick = took < SPIN_SECONDS
+        return message
+
+
+def _sleep(channel: socket.socket, seconds: float) -> None:
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    poll.poll(max(0.0, seconds) * 1000)

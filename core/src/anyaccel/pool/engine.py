@@ -1,0 +1,122 @@
+"""What a pool leaves to its engine: where calls run, and on which devices."""
+
+# The methods of a protocol have a docstring and no body.
+# pyright: reportReturnType=false
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from anyaccel.errors import UsageError
+from anyaccel.model import Allocation, Request, Value
+from anyaccel.pool.call import Call, CallFuture, Options
+from anyaccel.pool.launching import Preparation
+from anyaccel.pool.logs import Logs
+from anyaccel.probe.machine import Machine
+from anyaccel.vendors.entry_points import entry_points
+
+if TYPE_CHECKING:
+    from anyaccel.pool.gang import GangFuture
+
+GROUP = "anyaccel.engines"
+"""Group of the entry points by which engines are found; each is a function that takes a :class:`Setting`."""
+LOCAL = "local", "anyaccel.engines.local:open_engine"
+"""The one that is looked for nowhere, since most pools are of it."""
+
+
+class Setting(Value):
+    """What all calls of a pool have in common; see :class:`anyaccel.Pool`.
+
+    Attributes:
+        preparation: What is done in each worker before the first call.
+        preload: Modules that are imported once for all workers of a machine.
+        max_workers: Processes at the same time, or None.
+        grace: Seconds between asking a process to end and killing it.
+        idle: Seconds after which an unused process gives its devices back.
+        logs: Where the output of each call goes, or None.
+        shared: Whether every process on a machine knows what is held there.
+        machine: The machine, or None for the one that the engine finds.
+        declare: Devices to count whatever is found.
+        address: Where the engine's cluster is, or None.
+    """
+
+    preparation: Preparation
+    preload: tuple[str, ...] = ()
+    max_workers: int | None = None
+    grace: float = 10.0
+    idle: float = 10.0
+    logs: Logs | None = None
+    shared: bool = True
+    machine: str | Machine | None = None
+    declare: Mapping[str, int] | None = None
+    address: str | None = None
+
+    def check_cluster(self, title: str) -> None:
+        """Check what an engine of a cluster is given.
+
+        Args:
+            title: Name of the cluster.
+
+        Raises:
+            UsageError: When it is something for one machine.
+        """
+        for name, given in (("machine", self.machine), ("declare", self.declare)):
+            if given is not None:
+                raise UsageError(f"{name} is for engine='local': each node of a {title} cluster has devices of its own")
+
+
+class Engine(Protocol):
+    """Runs the calls of one pool. Every method may be called by any thread."""
+
+    grace: float
+    foreign: bool
+
+    @property
+    def lock(self) -> threading.Lock:
+        """Held over every look at what calls wait and run."""
+
+    def check(self, request: Request) -> None:
+        """Raise the error of a request that can never be served."""
+
+    def submit(self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any) -> CallFuture:
+        """Let a call be run as soon as there is a worker and, where it needs them, devices for it."""
+
+    def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
+        """Let a pickled call be run on each of several machines at once."""
+
+    def enter(self, call: Call, work: object) -> None:
+        """The same for a call that has a future already."""
+
+    def keep(self, call: Call) -> None:
+        """Let a call that has to wait not see what becomes of its arguments."""
+
+    def on_cancel(self, call: Call) -> None:
+        """A call was cancelled: if it runs, end its worker."""
+
+    def quarantined(self) -> tuple[tuple[Allocation, str], ...]:
+        """Devices that nobody gets although their holder has been ended, and why."""
+
+    def stop(self, grace: float) -> None:
+        """Take no more calls, cancel those that wait, and end the workers of those that run."""
+
+    def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
+        """Take no more calls; end when those that there are have been run."""
+
+
+def open_engine(name: str, setting: Setting) -> Engine:
+    """Make the engine of a pool.
+
+    Raises:
+        UsageError: When there is none of this name, or it cannot do what it is asked for.
+    """
+    found: dict[str, str] = {LOCAL[0]: LOCAL[1]}
+    if name not in found:
+        found |= {each: target for each, target, _, _ in entry_points(GROUP)}
+    if name not in found:
+        raise UsageError(f"engine must be one of {', '.join(map(repr, sorted(found)))} (got {name!r:.60})")
+    module, _, attribute = found[name].partition(":")
+    made: Engine = getattr(import_module(module), attribute)(setting)
+    return made

@@ -1,0 +1,279 @@
+"""The inside of a worker: what a process does between being forked by the fork server and its end.
+
+The order is fixed: environment, working directory and output first, then the sandbox, then user code. By then the
+process has a session of its own, carries its leases, and dies with the fork server.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from anyaccel.ledger import mark as marks
+from anyaccel.pool.channel import Kind, Message, Spin, receive, send
+from anyaccel.pool.payload import Globals, Pickled, Shared, dumps, dumps_error, loads
+
+OUTPUTS = (1, 2)
+OURS = (__name__, Globals.__module__)
+"""Modules of which a traceback shows no frames before those of the user."""
+
+
+class Terminated(SystemExit):
+    """Raised in user code by SIGTERM, so that ``finally`` and ``with`` clean up in the time of grace."""
+
+
+def serve(descriptor: int, *, ahead: bool) -> NoReturn:
+    """Do what the caller asks until it closes the channel; never returns.
+
+    Args:
+        descriptor: Our end of the channel.
+        ahead: Whether nobody waits for us yet, so that there is time to get ready.
+    """
+    try:
+        code = _work(descriptor, ahead=ahead)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are about to end; what takes too long is killed
+    except Terminated:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        code = -signal.SIGTERM
+    _end(code)
+
+
+def _work(descriptor: int, *, ahead: bool) -> int:
+    """Answer until there is nothing more to do; returns the status to end with, or the negative number of a signal."""
+    try:
+        _reset_signals()
+        if ahead:
+            _rehearse()
+        Worker(socket.socket(fileno=descriptor)).run()
+    except Terminated:
+        raise
+    except SystemExit as error:  # user code wanted to end the process
+        return _leave(error)
+    except BaseException as error:  # noqa: BLE001 - the process ends either way, and its end is what the caller sees
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    return 0
+
+
+class Worker:
+    """The state of the process: its channel, and the object of an actor."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+        self.actor: Any = None
+        self.globals = Globals()
+        self.entered: list[Shared] = []
+
+    def run(self) -> None:
+        """Answer one message after the other until the caller has no more."""
+        handlers: dict[int, Callable[[Message], bool]] = {
+            Kind.SETUP: self._set_up,
+            Kind.CALL: self._call,
+            Kind.LAST_CALL: self._call,
+            Kind.CONSTRUCT: self._construct,
+            Kind.METHOD: self._method,
+        }
+        spin = Spin()
+        while True:
+            message = spin.receive(self.channel)
+            if message is None:
+                return
+            goes_on = handlers[message.kind](message)
+            if not goes_on or message.kind == Kind.LAST_CALL:
+                return
+
+    def _set_up(self, message: Message) -> bool:
+        outputs, leases = message.descriptors[:2], message.descriptors[2:]
+        _redirect(outputs)
+        for lease in leases:  # kept open: a lease lasts as long as anybody carries it, also programs started from here
+            os.set_inheritable(lease, True)
+        try:
+            setup: Mapping[str, Any] = loads(message.data, message.buffers)
+            marks.put(setup["mark"])
+            _apply_environment(setup["set"], setup["unset"])
+            os.chdir(setup["directory"])
+            if setup["path"] is not None:
+                sys.path[:] = setup["path"]
+            if setup["ready"]:
+                send(self.channel, Kind.READY)
+            for stage in ("confine", "sandbox", "initializer"):
+                if setup[stage] is not None:
+                    self.globals.prepare(setup[stage])
+            if setup["staged"]:
+                send(self.channel, Kind.PREPARED)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller should hear of it
+            self._answer(Kind.BROKEN, _describe(error))
+            return False
+        return True
+
+    def _call(self, message: Message) -> bool:
+        if message.descriptors:
+            _redirect(message.descriptors)
+
+        def call(message: Message) -> Any:
+            (function, args, kwargs), entered = self._unpickled(message)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.globals.leave(entered)
+
+        return self._perform(call, message)
+
+    def _construct(self, message: Message) -> bool:
+        def construct(message: Message) -> int:
+            (kind, args, kwargs), self.entered = self._unpickled(message)
+            self.actor = kind(*args, **kwargs)
+            return os.getpid()
+
+        return self._perform(construct, message) and self.actor is not None
+
+    def _method(self, message: Message) -> bool:
+        def call(message: Message) -> Any:
+            self.globals.leave(self.entered)
+            (name, args, kwargs), _ = self._unpickled(message)
+            return getattr(self.actor, name)(*args, **kwargs)
+
+        return self._perform(call, message)
+
+    def _perform(self, call: Callable[[Message], Any], message: Message) -> bool:
+        """Answer with what a call returned or raised; False when there is nobody to answer."""
+        try:
+            body = dumps(call(message))
+            _flush()
+        except SystemExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - it is the caller's
+            _flush()
+            return self._answer(Kind.ERROR, _describe(error), message.number)
+        try:
+            return self._answer(Kind.RESULT, body, message.number)
+        except (OSError, MemoryError) as error:  # no memory to put it into
+            return self._answer(Kind.ERROR, _describe(error), message.number)
+
+    def _unpickled(self, message: Message) -> tuple[Any, list[Shared]]:
+        """What is to be called, and with what; and the shared globals that were put in place for it."""
+        try:
+            read = self.globals.call if message.kind in (Kind.CALL, Kind.LAST_CALL) else self.globals.loads
+            value, spaces = read(message.data, message.buffers)
+        except ModuleNotFoundError as error:
+            error.add_note(
+                "The worker has the module path (sys.path) of its caller. Put the module's folder on it, or have the"
+                " module sent along with cloudpickle.register_pickle_by_value(module)."
+            )
+            raise
+        return value, self.globals.enter(spaces)
+
+    def _answer(self, kind: Kind, body: Pickled, number: int = 0) -> bool:
+        try:
+            send(self.channel, kind, body, number=number)
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+
+def _describe(error: BaseException) -> Pickled:
+    """An exception and its traceback as text."""
+    import traceback
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") in OURS:
+        trace = trace.tb_next  # ours is of no interest
+    lines = traceback.format_exception(type(error), error, trace)
+    text = "".join(lines)
+    error.__traceback__ = None
+    return dumps_error(error, text)
+
+
+def _apply_environment(changes: Mapping[str, str], unset: list[str]) -> None:
+    for name in unset:
+        os.environ.pop(name, None)
+    os.environ.update(changes)
+
+
+def _redirect(descriptors: list[int]) -> None:
+    """Let output go where the caller's goes, or into the file of a log."""
+    if not descriptors:
+        return
+    _flush()
+    for target, descriptor in zip(OUTPUTS, descriptors, strict=True):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except Exception:  # noqa: BLE001, S110 - user code may have closed or replaced them
+        pass
+
+
+def _reset_signals() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGCHLD, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    faulthandler.enable(2)  # a crash in a library says where
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:  # preloaded: without this all workers would draw the same numbers
+        numpy.random.seed()
+
+
+def _rehearse() -> None:
+    """Set up for nothing and call nothing: the memory that this touches is copied now, not when somebody waits.
+
+    A forked process shares its memory with its parent until it writes to it, and each page costs a fault then: for what
+    follows, more time than all the rest.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        setup: dict[str, Any] = {
+            "mark": (),
+            "set": {},
+            "unset": [],
+            "directory": ".",
+            "path": None,
+            "ready": False,
+            "staged": False,
+        }
+        send(ours, Kind.SETUP, dumps({**setup, "confine": None, "sandbox": None, "initializer": None}), OUTPUTS)
+        send(ours, Kind.CALL, dumps((int, (), {})))
+        ours.shutdown(socket.SHUT_WR)
+        Worker(theirs).run()
+        receive(ours)
+
+
+def _terminate(number: int, _: object) -> NoReturn:
+    raise Terminated(128 + number)
+
+
+def _leave(error: SystemExit) -> int:
+    """The status with which an exit ends, as the interpreter would have it."""
+    if error.code is None or isinstance(error.code, int):
+        return (error.code or 0) & 0xFF
+    sys.stderr.write(f"{error.code}\n")
+    return 1
+
+
+def _end(code: int) -> NoReturn:
+    """Run what was registered for the end, then end: with a status, or by the signal that a negative code names."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing's children do
+        atexit._run_exitfuncs()  # noqa: SLF001
+        _flush()
+    finally:
+        if code < 0:
+            signal.signal(-code, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
+        os._exit(code)

@@ -1,0 +1,90 @@
+"""Calls that run together, one on each of several machines, and the future of all their results."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from anyaccel.pool.call import CallFuture
+from anyaccel.pool.payload import loads
+
+
+class GangFuture(Future[list[Any]]):
+    """The future of the results of all calls of a gang, by rank.
+
+    Its exception is that of the first call that failed; the others are ended then. It can be cancelled while they run,
+    too.
+
+    Attributes:
+        members: The futures of the calls, by rank; each says what its call holds, and where its output goes.
+    """
+
+    def __init__(self, members: Sequence[CallFuture]) -> None:
+        super().__init__()
+        self.members = tuple(members)
+        self._left = len(members)
+        self._decided = False
+        self._step = threading.Lock()
+        for rank, member in enumerate(members):
+            member.add_done_callback(lambda done, rank=rank: self._on_done(done, rank))  # type: ignore[misc]
+
+    def cancel(self) -> bool:
+        """Cancel all calls, whether they wait or run; False when the outcome is known."""
+        if not self._decide():
+            return self.cancelled()
+        self._end_others()
+        super().cancel()
+        self.set_running_or_notify_cancel()
+        return True
+
+    def running(self) -> bool:
+        """Whether a worker is at one of the calls."""
+        return any(member.running() for member in self.members)
+
+    def _on_done(self, member: Future[Any], rank: int) -> None:
+        if member.cancelled():
+            self.cancel()
+        elif (error := member.exception()) is not None:
+            if self._decide():
+                error.add_note(f"It is rank {rank} of a gang of {len(self.members)}; the others were ended.")
+                self._end_others()
+                self.set_exception(error)
+        else:
+            with self._step:
+                self._left -= 1
+                last = self._left == 0
+            if last and self._decide():
+                self.set_result([each.result() for each in self.members])
+
+    def _decide(self) -> bool:
+        with self._step:
+            first, self._decided = not self._decided, True
+        return first
+
+    def _end_others(self) -> None:
+        for member in self.members:
+            member.cancel()
+
+
+def ranked(rank: int, count: int, rendezvous: Mapping[str, str], work: bytes) -> tuple[Any, tuple[Any, ...], Any]:
+    """The call that one of a gang runs, on a machine of its own.
+
+    Args:
+        rank: Its number, from 0.
+        count: How many there are.
+        rendezvous: Variables that say where they meet.
+        work: A pickled function, with its arguments.
+    """
+    from anyaccel.launcher.ranks import variables
+
+    return run_rank, ({**variables(rank, count, local=(0, 1)), **rendezvous}, work), {}
+
+
+def run_rank(variables: Mapping[str, str], work: bytes) -> Any:
+    """In the worker: run the call once the environment is complete."""
+    os.environ.update(variables)
+    function, args, kwargs = loads(work)
+    return function(*args, **kwargs)

@@ -1,0 +1,135 @@
+"""What a worker is told before user code runs in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+from anyaccel.errors import NurseryError
+from anyaccel.launcher.environment import worker_environment
+from anyaccel.launcher.sandbox import Enforce, available, sandbox_for
+from anyaccel.ledger.mark import Mark
+from anyaccel.model import Allocation, Inventory, Request, Value, replace
+from anyaccel.pool.payload import Pickled, dumps, dumps_whole
+
+CPU = Allocation(id="cpu", request=Request(terms=()), grants=())
+"""What a worker holds that asked for no device."""
+
+
+class Preparation(Value):
+    """What the workers of a pool have in common.
+
+    Attributes:
+        unallocated: Whether vendors of which nothing was given are hidden, or left as the environment has them.
+        mask: Whether masks name devices by id or by index.
+        enforce: Whether the kernel is to refuse them the device nodes of all other devices.
+        sandbox: Pickled call that confines the process further, or None.
+        initializer: Pickled call that prepares it for the user's functions, or None.
+        plain: Whether their answers are read as plain data.
+    """
+
+    unallocated: Literal["hide", "inherit"] = "hide"
+    mask: Literal["id", "index"] = "id"
+    enforce: Enforce = False
+    sandbox: bytes | None = None
+    initializer: bytes | None = None
+    plain: bool = False
+
+    @property
+    def staged(self) -> bool:
+        """Whether a worker may say that it could not be prepared, of which it says the end."""
+        return bool(self.enforce) or self.sandbox is not None or self.initializer is not None
+
+    def setup(
+        self,
+        allocation: Allocation,
+        inventory: Inventory,
+        *,
+        lease: str,
+        mark: Mark,
+        environ: Mapping[str, str],
+        path: list[str],
+        ready: bool,
+    ) -> tuple[Allocation, Pickled]:
+        """Make the first message to a worker.
+
+        Args:
+            allocation: What it holds.
+            inventory: The machine.
+            lease: Identity of the lease that other processes see; empty when there is none.
+            mark: What it and all that it starts are to carry.
+            environ: The environment that it starts with.
+            path: The module path that it starts with.
+            ready: Whether it is to say when it is about to run code of the user.
+
+        Returns:
+            What it holds, with what enforces that; and the message.
+
+        Raises:
+            EnforcementError: When it must be confined and the kernel cannot.
+            EnvConflictError, PluginError: When the environment or the sandbox cannot be made.
+            NurseryError: When there is no working directory.
+        """
+        sandbox = sandbox_for(allocation, inventory, enforce=self.enforce)
+        if sandbox is not None:
+            allocation = replace(allocation, confined=True, gaps=sandbox.gaps)
+        elif self.enforce:
+            allocation = replace(allocation, gaps=(f"the worker is not confined to its devices: {available()}",))
+        made = worker_environment(allocation, inventory, lease=lease, unallocated=self.unallocated, mask=self.mask)
+        try:
+            directory = os.getcwd()
+        except OSError as error:
+            raise NurseryError(
+                f"no worker can be started: the working directory has gone ({error.strerror})"
+            ) from error
+        message = {
+            "mark": mark,
+            "set": {name: value for name, value in made.values.items() if environ.get(name) != value},
+            "unset": [name for name in environ if name not in made.values],
+            "directory": directory,
+            "path": None if sys.path == path else list(sys.path),
+            "ready": ready,
+            "staged": self.staged,
+            "confine": None if sandbox is None else pickled_call(sandbox.apply),
+            "sandbox": self.sandbox,
+            "initializer": self.initializer,
+        }
+        return made.allocation, dumps(message)
+
+
+def pickled_call(function: Callable[..., Any] | None, arguments: tuple[Any, ...] = ()) -> bytes | None:
+    """Pickle a call for :class:`Preparation`."""
+    return None if function is None else dumps_whole((function, arguments))
+
+
+@contextlib.contextmanager
+def outputs(log: str | None = None) -> Iterator[tuple[int, int]]:
+    """Descriptors for the output of a worker: a file of its own, or wherever that of this process goes now.
+
+    Raises:
+        OSError: When the file cannot be made.
+    """
+    if log is not None:
+        opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        yield from _closing(opened, (opened, opened))
+        return
+    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    yield from _closing(null, (1 if _is_open(1) else null, 2 if _is_open(2) else null))
+
+
+def _closing(descriptor: int, pair: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    try:
+        yield pair
+    finally:
+        os.close(descriptor)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True

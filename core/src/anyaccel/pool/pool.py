@@ -1,0 +1,511 @@
+"""Functions run in processes that see exactly the devices they were given."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from anyaccel.errors import UsageError
+from anyaccel.launcher.sandbox import Enforce
+from anyaccel.model import Allocation, Value
+from anyaccel.pool.actor import Actor, ActorState
+from anyaccel.pool.call import CallFuture, Options, checked, is_whole, name_of
+from anyaccel.pool.engine import Engine, Setting, open_engine
+from anyaccel.pool.launching import Preparation, pickled_call
+from anyaccel.pool.logs import Logs
+from anyaccel.pool.payload import call_each, dumps_whole
+from anyaccel.pool.reactor import reactor
+from anyaccel.probe.machine import Machine
+from anyaccel.scheduler import RequestLike, parse_request
+
+if TYPE_CHECKING:
+    from anyaccel.pool.gang import GangFuture
+
+
+UNSET: Any = object()
+
+
+class Submitter(Executor):
+    """A pool with options for the calls that go through it; see :meth:`Pool.options`."""
+
+    def __init__(self, core: Engine, options: Options, owner: object = None) -> None:
+        self._core = core
+        self._options = options
+        self._owner = owner  # the pool lives as long as somebody can submit to it
+
+    def options(
+        self,
+        *,
+        needs: RequestLike | None = UNSET,
+        timeout: float | None = UNSET,
+        max_calls: int | None = UNSET,
+        retries: int = UNSET,
+    ) -> Submitter:
+        """The same pool with other options for the calls that go through what is returned.
+
+        Args:
+            needs: The devices that a call holds while it runs; None for the CPU alone.
+            timeout: Seconds that a call may run; None for no limit.
+            max_calls: Calls after which the process is replaced, 0 for never; None for 1 where devices are needed, and
+                else 0.
+            retries: Times that a call is run again when its worker or its machine has died.
+
+        Raises:
+            UsageError: When an option makes no sense.
+            NeverFitsError: When the machine can never serve the request.
+        """
+        changed = make_options(
+            self._options.needs if needs is UNSET else needs,
+            max_calls=(self._options.max_calls if needs is UNSET else None) if max_calls is UNSET else max_calls,
+            timeout=self._options.timeout if timeout is UNSET else timeout,
+            retries=self._options.retries if retries is UNSET else retries,
+        )
+        if changed.needs is not None:
+            self._core.check(changed.needs)
+        return Submitter(self._core, changed, self._owner or self)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> CallFuture:
+        """Run a function in a worker as soon as there is one, and devices for it.
+
+        Returns:
+            The future of its result. It can be cancelled also while the function runs.
+
+        Raises:
+            RuntimeError: When the pool was shut down.
+            BrokenPoolError: When its workers cannot be set up.
+        """
+        return self._core.submit(self._options, fn, args, kwargs)
+
+    def map(
+        self,
+        fn: Callable[..., Any],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        progress: bool | Callable[[Progress], None] = False,
+    ) -> Iterator[Any]:
+        """Run a function over arguments; the results come in their order.
+
+        All arguments are taken at once. When the iterator is closed early, by an exception of a call for instance, the
+        calls that are left are cancelled, those that run included.
+
+        Args:
+            fn: The function.
+            iterables: Its arguments, one from each.
+            timeout: Seconds until all results must be there.
+            chunksize: How many calls go to a worker at once: more for short calls.
+            progress: True to write to standard error how far it is, or a function that is told.
+
+        Raises:
+            TimeoutError: When a result is not there in time.
+            Exception: What the first call that failed raised, in its place.
+        """
+        if chunksize < 1:
+            raise ValueError(f"chunksize must be 1 or more (got {chunksize!r:.60})")
+        end = None if timeout is None else time.monotonic() + timeout
+        parts = list(chunks(zip(*iterables, strict=False), chunksize))
+        counter = None
+        if progress:
+            tell = progress if callable(progress) else Printer()
+            counter = Counter(sum(map(len, parts)), tell)
+        futures = []
+        for part in parts:
+            future = self.submit(fn, *part[0]) if chunksize == 1 else self.submit(call_each, fn, part)
+            if counter is not None:
+                future.add_done_callback(partial(counter.count, calls=len(part)))
+            futures.append(future)
+        return _results(futures, end, chunked=chunksize > 1)
+
+    def gang(self, hosts: int, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> GangFuture:
+        """Run a function on several machines at once: one call on each, none before all have their devices.
+
+        Each call finds its place in ``RANK`` and ``WORLD_SIZE``, and a port of rank 0's machine in ``MASTER_ADDR`` and
+        ``MASTER_PORT``, as programs for ``torchrun`` do. Where devices of several machines are wired together in a
+        slice, the machines are all those of one slice, and the ranks are their numbers in it. When a call fails, the
+        others are ended.
+
+        Args:
+            hosts: How many machines. The engine ``"local"`` has one.
+            fn: The function.
+            args: Its arguments, the same for all.
+            kwargs: The same.
+
+        Returns:
+            The future of a list: the results by rank.
+
+        Raises:
+            RuntimeError: When the pool was shut down.
+            UsageError: When the pool's options make no sense for a gang.
+            NeverFitsError: When there will never be so many machines that can serve the pool's needs.
+            Exception: When the function or an argument cannot be pickled.
+        """
+        check_gang(hosts, self._options)
+        # Each call has a process of its own: its variables say which rank it is.
+        options = Options.of(needs=self._options.needs, max_calls=1, timeout=self._options.timeout)
+        return self._core.gang(options, hosts, name_of(fn), dumps_whole((fn, args, kwargs)))
+
+    def actor(self, cls: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Actor:
+        """Make an object in a process of its own, on devices of its own, and keep it there.
+
+        Args:
+            cls: Its class, or whatever makes it.
+            args: Arguments of that.
+            kwargs: Arguments of that.
+
+        Returns:
+            The actor; ``actor.method(...)`` returns a future. It may wait for its devices still.
+
+        Raises:
+            RuntimeError: When the pool was shut down.
+        """
+        state = ActorState(self._core, name_of(cls), self._options)
+        self._core.enter(state.construction, (cls, args, kwargs))
+        actor = Actor(state)
+        # A finalizer runs wherever garbage is collected, perhaps under one of our locks: it only leaves a note.
+        weakref.finalize(actor, reactor().call_soon, state.close).atexit = False
+        return actor
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls, let those that there are run, and end all workers.
+
+        Args:
+            wait: Whether to return only then. A done-callback never waits, since what it would wait for waits for it.
+            cancel_futures: Whether to cancel calls that have not started.
+        """
+        self._core.shutdown(wait=wait, cancel_futures=cancel_futures)
+
+
+def _results(futures: list[CallFuture], end: float | None, *, chunked: bool) -> Iterator[Any]:
+    """What the futures yield, in order; each is forgotten as soon as it has been."""
+    futures.reverse()
+    try:
+        while futures:
+            futures[-1].result(None if end is None else end - time.monotonic())  # it is cancelled, too, if that fails
+            if chunked:
+                yield from futures.pop().result()
+            else:
+                yield futures.pop().result()
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def make_options(
+    needs: RequestLike | None, *, max_calls: int | None, timeout: float | None, retries: int = 0
+) -> Options:
+    """Check options and fill in what depends on others.
+
+    Raises:
+        UsageError: When one makes no sense.
+    """
+    checked(max_calls=max_calls, timeout=timeout, retries=retries)
+    request = None if needs is None else parse_request(needs)
+    if max_calls is None:
+        max_calls = 0 if request is None else 1
+    return Options.of(needs=request, max_calls=max_calls, timeout=timeout, retries=retries)
+
+
+def check_gang(hosts: object, options: Options) -> None:
+    """Check what a gang is asked for.
+
+    Raises:
+        UsageError: When it makes no sense.
+    """
+    if not is_whole(hosts, 1):
+        raise UsageError(f"hosts must be a whole number, 1 or more (got {hosts!r:.60})")
+    if options.retries:
+        raise UsageError("a gang is not run again when a worker has died; retries must be 0 for it")
+
+
+def check_seconds(**seconds: object) -> None:
+    """Check arguments that are times.
+
+    Raises:
+        UsageError: When one makes no sense.
+    """
+    for name, value in seconds.items():
+        if not isinstance(value, (int, float)) or value < 0:
+            raise UsageError(f"{name} must be a number of seconds, 0 or more (got {value!r:.60})")
+
+
+EVERY_SECONDS = 10.0
+"""How often a line is written where lines stay, such as into a file."""
+FASTEST_SECONDS = 0.1
+"""How often a line is redrawn on a terminal."""
+
+
+class Progress(Value):
+    """How far a :meth:`anyaccel.Pool.map` is.
+
+    Attributes:
+        done: Calls that are over, whatever became of them.
+        failed: Those among them that raised, were cancelled, or lost their worker.
+        total: All calls.
+        seconds: Time since the start.
+    """
+
+    done: int
+    failed: int
+    total: int
+    seconds: float
+
+    @property
+    def left_seconds(self) -> float | None:
+        """Time that the rest will take if it goes on like this; None as long as nothing is done."""
+        return self.seconds / self.done * (self.total - self.done) if self.done else None
+
+    def __str__(self) -> str:
+        failed = f", {self.failed} failed" if self.failed else ""
+        left = "" if self.left_seconds is None else f", {_duration(self.left_seconds)} left"
+        over = f"in {_duration(self.seconds)}"
+        return f"{self.done} of {self.total} done{failed}{left if self.done < self.total else f' {over}'}"
+
+
+class Counter:
+    """Counts calls as they end, and tells somebody.
+
+    Args:
+        total: All calls.
+        tell: Told each time, by whatever thread it happens in.
+    """
+
+    def __init__(self, total: int, tell: Callable[[Progress], None]) -> None:
+        self._total = total
+        self._tell = tell
+        self._start = time.monotonic()
+        self._lock = threading.Lock()
+        self._done = self._failed = 0
+
+    def count(self, future: Future[Any], calls: int) -> None:
+        """Count the calls behind a future that is done."""
+        failed = future.cancelled() or future.exception() is not None
+        with self._lock:
+            self._done += calls
+            self._failed += calls if failed else 0
+            self._tell(
+                Progress(
+                    done=self._done,
+                    failed=self._failed,
+                    total=self._total,
+                    seconds=time.monotonic() - self._start,
+                )
+            )
+
+
+class Printer:
+    """Writes progress for people: one line that is redrawn on a terminal, else a line now and then.
+
+    Args:
+        stream: Where to; standard error when None.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._redraws = self._stream.isatty()
+        self._pause = FASTEST_SECONDS if self._redraws else EVERY_SECONDS
+        self._last = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        """Write it, unless something was written a moment ago."""
+        over = progress.done == progress.total
+        now = time.monotonic()
+        if not over and now - self._last < self._pause:
+            return
+        self._last = now
+        end = "\n" if over or not self._redraws else ""
+        text = ("\r\x1b[K" if self._redraws else "") + str(progress) + end
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def chunks(arguments: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple[Any, ...]]]:
+    """Cut arguments into chunks of a size; the last may be smaller."""
+    rest = iter(arguments)
+    while chunk := list(islice(rest, size)):
+        yield chunk
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+CONFINING = ("anyaccel.launcher.sandbox", "anyaccel.launcher.landlock", "anyaccel.launcher.reach")
+"""Modules by which a worker is confined: imported once for all."""
+
+
+class Pool(Submitter):
+    """An executor whose calls run in processes that see exactly the devices they were given.
+
+    A call that holds devices has a process of its own by default, since vendors' runtimes give memory back only when
+    their process ends. Calls without needs run on the CPU with all devices hidden, in processes that are used again.
+
+    Args:
+        needs: The devices that each call holds while it runs, such as ``"GPU:1"``; None for the CPU alone.
+        engine: What decides where calls run: ``"local"`` for this machine, ``"ray"`` or ``"dask"`` for the nodes of a
+            cluster, or the name of an entry point of the group ``anyaccel.engines``.
+        address: Where the cluster is, as ``ray.init`` or ``dask.distributed.Client`` takes it; None for the one that is
+            found, or made on this machine where there is none.
+        max_workers: Processes at the same time; None for as many as there are devices, and processors for calls
+            without needs.
+        machine: The machine, where the engine is local; see :func:`anyaccel.detect`.
+        declare: Devices to count by resource name whatever is found; see :func:`anyaccel.declare`.
+        max_calls: Calls after which a process is replaced, 0 for never; None for 1 where devices are needed, and
+            else 0.
+        preload: Modules that are imported once for all workers, before they are forked.
+        initializer: Called in each worker before its first call.
+        initargs: Arguments of the initializer.
+        unallocated: Whether vendors of which nothing was given are hidden, or left as the environment has them.
+        mask: Whether masks name devices by stable id or by index, where the vendor's runtime takes both.
+        timeout: Seconds that a call may run; None for no limit. Waiting for devices does not count.
+        retries: Times that a call is run again when its worker or its machine has died. A call that raises, takes too
+            long or is cancelled is not run again.
+        grace: Seconds between asking a process to end and killing it.
+        idle: Seconds after which a process that is kept for later calls gives its devices back.
+        logs: Directory for the output of the calls, a file each; None to let it go where that of this process goes.
+        enforce: Whether the kernel refuses workers, and all that they start, the device nodes of all other devices:
+            True to insist, ``"try"`` to do without where the kernel cannot. What is not refused is said by
+            ``future.allocation.gaps``, and inside of a call by ``anyaccel.current().gaps``.
+        sandbox: Called in each worker right before any code of yours, to confine the process further; when it
+            raises, none of your code runs.
+        results: How what workers send is read: ``"plain"`` as data of plain types, none of which runs code here, or
+            ``"pickle"`` as whatever they made it, which may run any. None for ``"plain"`` where ``enforce`` is given,
+            and ``"pickle"`` else.
+        shared: Whether every process on the machine knows what is held. When not, only pools of this process that are
+            not shared either respect each other.
+
+    Raises:
+        UsageError: When an argument makes no sense.
+        EnforcementError: When workers must be confined and the kernel cannot.
+        MachineError: When ``machine`` names no machine.
+        StateDirectoryError: When there is no directory for leases that can be trusted.
+        NeverFitsError: When the machine can never serve ``needs``.
+    """
+
+    def __init__(
+        self,
+        needs: RequestLike | None = None,
+        *,
+        engine: str = "local",
+        address: str | None = None,
+        max_workers: int | None = None,
+        machine: str | Machine | None = None,
+        declare: Mapping[str, int] | None = None,
+        max_calls: int | None = None,
+        preload: Sequence[str] = (),
+        initializer: Callable[..., Any] | None = None,
+        initargs: tuple[Any, ...] = (),
+        unallocated: Literal["hide", "inherit"] = "hide",
+        mask: Literal["id", "index"] = "id",
+        timeout: float | None = None,
+        retries: int = 0,
+        grace: float = 10.0,
+        idle: float = 10.0,
+        logs: str | os.PathLike[str] | None = None,
+        enforce: Enforce = False,
+        sandbox: Callable[[], None] | None = None,
+        results: Literal["plain", "pickle"] | None = None,
+        shared: bool = True,
+    ) -> None:
+        if max_workers is not None and max_workers <= 0:
+            raise ValueError(f"max_workers must be greater than 0 (got {max_workers!r:.60})")
+        if initializer is not None and not callable(initializer):
+            raise TypeError(f"initializer must be a callable (got {initializer!r:.60})")
+        if enforce not in (True, False, "try"):
+            raise UsageError(f"enforce must be True, False or 'try' (got {enforce!r:.60})")
+        if results not in ("plain", "pickle", None):
+            raise UsageError(f"results must be 'plain', 'pickle' or None (got {results!r:.60})")
+        check_seconds(grace=grace, idle=idle)
+        options = make_options(needs, max_calls=max_calls, timeout=timeout, retries=retries)
+        setting = Setting(
+            preparation=Preparation(
+                unallocated=unallocated,
+                mask=mask,
+                enforce=enforce,
+                sandbox=pickled_call(sandbox),
+                initializer=pickled_call(initializer, tuple(initargs)),
+                plain=results == "plain" or (results is None and bool(enforce)),
+            ),
+            preload=((preload,) if isinstance(preload, str) else tuple(preload)) + (CONFINING if enforce else ()),
+            max_workers=max_workers,
+            grace=grace,
+            idle=idle,
+            logs=None if logs is None else Logs(os.fspath(logs)),
+            shared=shared,
+            machine=machine,
+            declare=declare,
+            address=address,
+        )
+        core = open_engine(engine, setting)
+        super().__init__(core, options)
+        if options.needs is not None:
+            try:
+                core.check(options.needs)
+            except BaseException:
+                core.shutdown(wait=False)
+                raise
+        _cores.add(core)
+        atexit.unregister(_finish_all)
+        atexit.register(_finish_all)  # before whatever the engine has registered: that may be what our calls need
+        # A finalizer runs wherever garbage is collected, perhaps under one of our locks: it only leaves a note.
+        weakref.finalize(self, _abandon, core).atexit = False
+
+    @property
+    def quarantined(self) -> tuple[tuple[Allocation, str], ...]:
+        """Devices that nobody gets although their holder has been ended, each with the reason.
+
+        A process may be stuck in the kernel, or its memory on the device may not be free yet. They come back when that
+        changes.
+        """
+        return self._core.quarantined()
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, traceback: object) -> None:
+        """Wait for all calls; after Ctrl-C, stop them, and kill them when it is pressed again."""
+        try:
+            if kind is not None and issubclass(kind, KeyboardInterrupt):
+                self._core.stop(self._core.grace)
+            self.shutdown(wait=True)
+        except KeyboardInterrupt:
+            self._core.stop(0)
+            raise
+
+
+_cores: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _abandon(core: Engine) -> None:
+    if not core.foreign:
+        reactor().call_soon(lambda: core.shutdown(wait=False))
+
+
+@atexit.register
+def _finish_all() -> None:
+    import sys
+
+    interrupted = isinstance(getattr(sys, "last_value", None), KeyboardInterrupt)
+    try:
+        for core in list(_cores):
+            if interrupted:
+                core.stop(core.grace)
+            core.shutdown(wait=True)
+    except KeyboardInterrupt:
+        for core in list(_cores):
+            core.stop(0)
+
+
+def _disown_all() -> None:
+    for core in list(_cores):
+        core.foreign = True
+
+
+os.register_at_fork(after_in_child=_disown_all)
