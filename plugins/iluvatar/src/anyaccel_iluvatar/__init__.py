@@ -1,0 +1,125 @@
+"""Iluvatar CoreX GPUs for anyaccel: found on PCI, numbered by ixsmi, masked by index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from anyaccel.kit import Card, Catalog, FaultError, Mask, Measures, Row, Tool, Vendor, numbered
+from anyaccel.plugin import Device, Fractional, Mount, ProbeContext
+
+COREX = "/usr/local/corex"
+CONTROL = "/dev/itrctl"
+"""The node that all GPUs share."""
+CONTAINER_DEVICES = "IX_VISIBLE_DEVICES"
+"""Indexes, read by the container runtime alone; unset means all."""
+IDENTITY = ("pci.bus_id", "index", "name", "uuid", "memory.total")
+LOAD = ("pci.bus_id", "memory.used", "utilization.gpu", "temperature.gpu")
+POWER = ("power.draw", "gpu.power.draw", "")
+"""What the power is called, by release; unknown where both are refused."""
+QUERY = ("--query-gpu={fields}", "--format=csv,noheader,nounits")
+ADDRESS = r"([0-9a-f]{4})?[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+
+
+class Iluvatar(Vendor):
+    """Chips; a board may have two, and each is a GPU of its own.
+
+    A GPU's index is the number that ixsmi gives it. The number of its node is another one, which the driver shows in
+    the directory of the PCI function, or which is certain where there is one GPU and one node.
+    """
+
+    key, resource, kind, brand, driver = "iluvatar", "GPU", "gpu", "Iluvatar", "iluvatar"
+    url = "https://github.com/Deep-Spark"
+    runtimes = ("libcuda.so",)
+    pci_vendors, pci_classes = (0x1E3E,), (0x1200, 0x0300, 0x0302)
+    catalog = Catalog(__file__)
+    # The runtime is closed. What it does with other lists than ascending numbers is unconfirmed: they are refused.
+    mask = Mask(
+        "CUDA_VISIBLE_DEVICES",
+        unknown="error",
+        repeated="error",
+        entries="numbers of GPUs of this machine, each once, such as '0,1'",
+        ordered=False,
+    )
+    borrowed = (mask.variable,)
+    sharing = Fractional.SHARED
+    number_name = "number"
+    number_remedy = "make 'ixsmi' work: it tells how the runtime numbers the GPUs"
+    # It is in no PATH, and does not find its own library.
+    tool = Tool(f"{COREX}/bin/ixsmi", "ixsmi", package="the CoreX toolkit", libraries=f"{COREX}/lib64")
+
+    def look(self, card: Card) -> None:
+        """Find the node, where the driver shows which one it is."""
+        found = card.glob("iluvatar*/iluvatar[0-9]*")
+        nodes = [f"/dev/{found[0].rpartition('/')[2]}"] if found else self._only(card.ctx)
+        card.nodes = (*nodes, CONTROL) if nodes else ()
+        card.attributes["corex"] = COREX if card.ctx.exists(COREX) else None
+        card.check_node(CONTROL, missing="load the iluvatar driver again")
+
+    def _only(self, ctx: ProbeContext) -> list[str]:
+        """The node of the only GPU; of several, nobody tells which is whose."""
+        nodes = list(numbered(ctx, "/dev/iluvatar").values())
+        return nodes if len(nodes) == 1 == len(self.functions(ctx)) else []
+
+    def check_nodes(self, card: Card) -> None:
+        """Blame a card whose node is missing or closed; of nodes that cannot be told apart, when there are none."""
+        if card.nodes:
+            super().check_nodes(card)
+        elif not numbered(card.ctx, "/dev/iluvatar"):
+            card.check_node("/dev/iluvatar0", missing=f"{self.log_hint}, then reload the driver")
+
+    def held_nodes(self, device: Device) -> Sequence[str]:
+        """Nobody has shown which nodes a process keeps open, so holders are unknown."""
+        return ()
+
+    def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
+        """Ask ixsmi for the order of several GPUs, and for a product that no PCI id tells."""
+        if len(cards) == 1:
+            cards[0].number = 0
+        if all(card.fault or (card.entry and card.number == 0) for card in cards):
+            return
+        rows = self._rows(ctx, IDENTITY)
+        if rows is None:
+            yield "the order or the product of the GPUs is open, and ixsmi is not here to tell"
+            return
+        for card in cards:
+            row = rows.get(card.address or "")
+            if row is None:
+                card.blame("ixsmi does not show it", f"{self.log_hint}, then restart the machine")
+                continue
+            mebibytes = row.count("memory.total")
+            card.number, card.model = row.count("index"), row.text("name") or ""
+            card.memory_bytes = mebibytes << 20 if mebibytes else None
+            card.attributes["uuid"] = row.text("uuid")
+        if any(not card.nodes for card in cards if card.number is not None):
+            yield "which node in /dev is whose is not told, so that containers get none and --enforce opens none"
+
+    def _rows(self, ctx: ProbeContext, fields: Sequence[str]) -> dict[str, Row] | None:
+        """Ask ixsmi, whose PCI addresses have a domain of eight digits."""
+        rows = self.tool.rows(ctx, [field for field in fields if field], *QUERY, key=ADDRESS)
+        return None if rows is None else {address[-12:]: row for address, row in rows.items()}
+
+    def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
+        """The toolkit: libraries and tools."""
+        return [Mount(source=COREX, target=COREX)] if any(device.attributes.get("corex") for device in devices) else []
+
+    def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
+        """Tell the container runtime, to which an unset variable means all; inside, it numbers nodes from 0."""
+        return {CONTAINER_DEVICES: ",".join(str(device.index) for device in devices) or "void"}
+
+    def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
+        """Ask ixsmi; the name of the power depends on the release, and a name that is not known fails all."""
+        rows = None
+        for power in POWER:
+            try:
+                rows = self._rows(ctx, (*LOAD, power))
+                break
+            except FaultError:
+                if not power:
+                    raise
+        if rows is None:
+            return None
+        names = (*LOAD[1:], power)
+        return {each.id: rows[each.pci_bus_id].measures(*names) for each in devices if each.pci_bus_id in rows}
+
+
+plugin = Iluvatar()
