@@ -1,0 +1,150 @@
+"""Kunlunxin accelerators (XPUs) for anyaccel: found on PCI, named by the index that xpu-smi tells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from anyaccel.kit import Card, Catalog, FaultError, Mask, Measures, Row, Tool, Vendor, numbered, physical_function, text
+from anyaccel.plugin import Device, EnvContext, EnvEdits, PciFunction, ProbeContext
+
+ADDRESS = r"[0-9a-f]{8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+STATES = ("/proc/kunlun/dev{}/state", "/proc/xpu/dev{}/state")
+"""Files in which drivers of different ages tell ``RUNNING``, ``NORMAL`` or ``ERROR``."""
+
+
+def _mask(variable: str) -> Mask:
+    """How the runtime takes an order, a repetition or an unknown device is not public: such a list is refused."""
+    return Mask(
+        variable,
+        unknown="error",
+        repeated="error",
+        blanks=False,
+        ordered=False,
+        entries="indexes of xpu-smi such as '0,1', each once",
+    )
+
+
+CUDA = _mask("CUDA_VISIBLE_DEVICES")
+"""What software for P800 looks at; the vendor's samples set both variables, always alike."""
+
+
+class Kunlunxin(Vendor):
+    """P800, R300, R200. The index of a device is that of xpu-smi; the number of its node is another one."""
+
+    key, resource, kind, brand = "kunlunxin", "XPU", "xpu", "Kunlunxin"
+    url = "https://github.com/baidu/vLLM-Kunlun"
+    driver, modules = "kunlun", ("kunlun", "xpu_driver")
+    pci_vendors, pci_known = (0x1D22, 0x2057), True
+    catalog = Catalog(__file__)
+    mask, variables, borrowed = _mask("XPU_VISIBLE_DEVICES"), (CUDA.variable,), (CUDA.variable,)
+    exclusive = "no public text says that several processes may use a Kunlunxin device, or divides one"
+    number_name = "xpu-smi index"
+    number_remedy = "make 'xpu-smi -m' and 'xpu-smi -q' work"
+    registered = False  # the tool alone tells which node is whose
+    # Another vendor's tool has the same name, so the place comes first; it is asked only where a device is on PCI.
+    tool = Tool("/usr/local/xpu/bin/xpu-smi", "xpu-smi", "xpu_smi", package="the XRE, Kunlunxin's driver package")
+
+    def functions(self, ctx: ProbeContext) -> list[PciFunction]:
+        """Leave virtual functions to whom the host gives them; inside a virtual machine they are cards."""
+        return [each for each in super().functions(ctx) if physical_function(ctx, each.address) is None]
+
+    def bound(self, card: Card) -> bool:
+        """The name under which the driver is on the bus is in no public text: any but those for virtual machines."""
+        driver = card.function.driver if card.function else None
+        if driver is None or "vfio" in driver or "pci-stub" in driver:
+            return super().bound(card)
+        if card.entry and card.entry.facts.get("double"):
+            card.blame("it holds two devices, which are not told apart here", "use it without anyaccel")
+        return True
+
+    def rows(self, ctx: ProbeContext) -> dict[str, Row] | None:
+        """What ``xpu-smi -q`` says, by PCI address; None where it is not installed."""
+        told = self.tool.sections(ctx, rf"(?i)XPU ({ADDRESS})\s*$", "-q")
+        if told is not None and not told:
+            raise FaultError("xpu-smi must answer a section 'XPU' for each device", "run 'xpu-smi -q' by hand")
+        return None if told is None else {address.lower()[4:]: row for address, row in told.items()}
+
+    def indexes(self, ctx: ProbeContext) -> dict[str, int]:
+        """Indexes by PCI address: the second of the many columns of ``xpu-smi -m``, which have no names."""
+        found = {}
+        for line in filter(None, (self.tool.ask(ctx, "-m") or "").splitlines()):
+            match = re.match(rf"(?i)({ADDRESS})\s+(\d+)\s", line)
+            if match is None:
+                reason = f"xpu-smi must answer lines that begin with a PCI address and an index (got {line[:80]!r})"
+                raise FaultError(reason, "run 'xpu-smi -m' by hand")
+            found[match[1].lower()[4:]] = int(match[2])
+        return found
+
+    def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
+        """Ask xpu-smi for indexes, nodes and memory, which no file tells. A device that is alone has the index 0."""
+        bound = [card for card in cards if card.fault is None]
+        nodes = numbered(ctx, "/dev/xpu")
+        if len(cards) == len(bound) == len(nodes) == 1:
+            self.place(bound[0], 0, next(iter(nodes)))
+        rows = self.rows(ctx) if bound else {}
+        if rows is None:
+            yield "xpu-smi is not on the PATH, so indexes, nodes and memory of the devices are unknown"
+            return
+        indexes = self.indexes(ctx) if bound else {}
+        for card in bound:
+            row = rows.get(card.address or "")
+            if row is None:
+                card.blame("xpu-smi does not show it", self.log_hint)
+                continue
+            self.place(card, indexes.get(card.address or ""), row.count("Minor Number"))
+            card.sound = card.fault is None
+            card.model, card.memory_bytes = row.text("Product Name") or "", (row.count("Total") or 0) << 20 or None
+            card.attributes |= {"serial": row.text("Serial Number"), "uuid": row.text("XPU UUID")}
+
+    def place(self, card: Card, index: int | None, minor: int | None) -> None:
+        """Take over the numbers of a device, and look at its node and its state."""
+        card.number, card.attributes["minor"] = index, minor
+        if minor is not None:
+            card.nodes = (f"/dev/xpu{minor}",)
+            card.check_node(card.nodes[0])
+        if "ERROR" in (text(card.ctx, path.format(minor)) for path in STATES):
+            card.blame("the driver reports its state as ERROR", f"{self.log_hint}, then reset it with xpu-smi")
+
+    def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
+        """Link each half of a board of eight P800: 0 to 3 and 4 to 7 (topology in PaddlePaddle/FastDeploy#2794)."""
+        if [card.number for card in cards if card.model == "P800 OAM"] == [*range(8)]:
+            for card in cards:
+                card.links = {o.id: 1 for o in cards if o is not card and o.index // 4 == card.index // 4}
+
+    def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
+        """Both variables, alike: which one counts depends on the software."""
+        return EnvEdits(set=dict.fromkeys((self.mask.variable, CUDA.variable), self.written(devices)))
+
+    def masked(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] | None:
+        """Both variables must say the same; one that hides everything does, whatever the other says."""
+        named = [device for device in devices if self.maskable(device)]
+        seen: list[str] | None = None
+        for mask in (self.mask, CUDA):
+            found = mask.read(environ, named) if seen != [] else None
+            ids = None if found is None else [device.id for device in found]
+            if seen and ids and seen != ids:
+                own, other = environ[self.mask.variable], environ[CUDA.variable]
+                reason = f"{self.mask.variable} and {CUDA.variable} must say the same (got {own!r} and {other!r})"
+                raise FaultError(reason, "unset one of them")
+            seen = seen if ids is None else ids
+        return seen
+
+    def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
+        """The control node."""
+        return ("/dev/xpuctrl",) if devices else ()
+
+    def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
+        """Indexes for Kunlunxin's container runtime, to which ``none`` means no device."""
+        return {"CXPU_VISIBLE_DEVICES": self.mask.write(devices) or "none"}
+
+    def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
+        """Ask xpu-smi."""
+        rows = self.rows(ctx)
+        if rows is None:
+            return None
+        own = {device.id: rows[device.pci_bus_id] for device in devices if device.pci_bus_id in rows}
+        return {key: row.measures("Used", "Xpu", "XPU Current Temp", "Power Draw") for key, row in own.items()}
+
+
+plugin = Kunlunxin()
