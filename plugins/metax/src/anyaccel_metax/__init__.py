@@ -1,0 +1,147 @@
+"""MetaX GPUs for anyaccel: found on PCI, numbered by mx-smi, masked for MACA."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from anyaccel.kit import Card, Catalog, Mask, Measures, Tool, Vendor
+from anyaccel.plugin import Device, EnvContext, EnvEdits, Fractional, Mount, PciFunction, ProbeContext
+
+COMPUTE = "/dev/mxcd"
+"""The node that every process which computes opens, whichever GPU it uses."""
+DRIVER = "/opt/mxdriver"
+SHARED = "MACA_MPS_MODE"
+"""Without it, the second process on a GPU that is in use fails."""
+
+
+def _mask(variable: str) -> Mask:
+    """The runtime is closed. What it does with other lists than ascending numbers is unconfirmed: they are refused."""
+    return Mask(
+        variable,
+        empty="nothing",
+        unknown="error",
+        repeated="error",
+        entries="numbers of GPUs of this machine, each once, such as '0,1'",
+        ordered=False,
+    )
+
+
+CUDA, MACA = _mask("CUDA_VISIBLE_DEVICES"), _mask("MACA_VISIBLE_DEVICES")
+ADDRESS = r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
+# GPU#0    MXC500      0000:08:00.0   Available (UUID: GPU-e702...)
+# GPU#1 MXC550 bus Not Available(MetaX Sysfs File Unaccessible)
+LISTED = (
+    rf"^GPU#(?P<key>\d+)\s+(?P<name>\S.*?)\s+(?P<address>{ADDRESS}|bus)\s+(?P<state>(?:Not )?Available)\s*"
+    r"\((?:UUID: (?P<uuid>[^)]*)|(?P<why>[^)]*))\)"
+)
+# Two lines per GPU, in layouts that differ by words behind the name and the power.
+TABLE = (
+    rf"^\|\s*\d+\s+\S[^|]*\|\s*(?P<key>{ADDRESS})\s*\|\s*(?P<busy>\d+|N/A)\s*%?[^|]*\|\s*\n"
+    r"\|\s*(?P<celsius>[\d.]+|N/A)C?\s+(?P<watts>[\d.]+|N/A)W?\s*/[^|]*\|\s*(?P<memory>\d+)\s*/\s*\d+ MiB"
+)
+
+
+class MetaX(Vendor):
+    """GPUs of the MACA stack.
+
+    A GPU's index is the number that mx-smi gives it, since the number of its DRM node is another one. Where mx-smi says
+    that a GPU is not available, nobody has shown whether the runtime counts it: those behind it are not given out.
+    """
+
+    key, resource, kind, brand, driver = "metax", "GPU", "gpu", "MetaX", "metax"
+    url = "https://github.com/MetaX-MACA"
+    pci_vendors = (0x9999,)
+    catalog = Catalog(__file__)
+    mask, variables, borrowed = CUDA, (MACA.variable, SHARED), (CUDA.variable,)
+    sharing = Fractional.SHARED
+    number_name = "number"
+    number_remedy = "make 'mx-smi -L' work: it tells how the runtime numbers the GPUs"
+    tool = Tool(f"{DRIVER}/bin/mx-smi", "mx-smi", package="the MetaX driver package", hung="look at 'dmesg'")
+
+    def functions(self, ctx: ProbeContext) -> list[PciFunction]:
+        """The vendor id is nobody's by right, so that the driver or the device id must agree."""
+        found = super().functions(ctx)
+        return [each for each in found if each.driver == self.driver or self.catalog.knows(each.device)]
+
+    def look(self, card: Card) -> None:
+        """Find the nodes: those of DRM are the GPU's own."""
+        own = card.drm_nodes()
+        card.nodes = (*own, COMPUTE) if own else ()
+        card.attributes["driver_root"] = DRIVER if card.ctx.exists(DRIVER) else None
+        card.check_node(COMPUTE, missing="load the metax driver again")
+
+    def held_nodes(self, device: Device) -> Sequence[str]:
+        """Nobody has shown which node of its own a process keeps open, so holders are unknown."""
+        return ()
+
+    def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
+        """Ask mx-smi, which takes seconds, for the order of several GPUs, and for a product that no PCI id tells."""
+        if len(cards) == 1:
+            cards[0].number = 0
+        if all(card.fault or (card.entry and card.number == 0) for card in cards):
+            return
+        rows = self.tool.scan(ctx, LISTED, "-L")
+        if rows is None:
+            yield "the order or the product of the GPUs is open, and mx-smi is not here to tell"
+            return
+        numbers = {row.text("address"): number for number, row in rows.items()}
+        first_lost = min((int(number) for number, row in rows.items() if row.text("state") != "Available"), default=999)
+        for card in cards:
+            number = numbers.get(card.address)
+            if number is None:
+                card.blame("mx-smi does not show it", f"{self.log_hint}, then restart the machine")
+                continue
+            row, card.number = rows[number], int(number)
+            card.sound, card.model = row.text("state") == "Available", row.text("name") or ""
+            card.attributes["uuid"] = row.text("uuid")
+            if not card.sound:
+                card.blame(f"mx-smi reports it not available ({row.text('why')})", f"{self.log_hint}, then reset it")
+            elif card.number > first_lost:
+                reason = f"GPU#{first_lost} before it is not available, and whether the runtime counts that is unknown"
+                card.blame(reason, f"repair GPU#{first_lost}, or take it off the bus")
+                card.number = None
+        yield from self._links(ctx, {card.number: card for card in cards if card.number is not None})
+
+    def _links(self, ctx: ProbeContext, cards: Mapping[int, Card]) -> Iterable[str]:
+        """Link the GPUs that MetaXLink joins, MX in the table."""
+        lines = re.findall(r"^GPU(\d+)\s+(.*)$", self.tool.ask(ctx, "topo", "-n") or "", re.MULTILINE)
+        for number, cells in lines:
+            joined = [int(other) for (other, _), cell in zip(lines, cells.split(), strict=False) if cell == "MX"]
+            if int(number) in cards:
+                cards[int(number)].links = {cards[other].id: 1 for other in joined if other in cards}
+        return () if lines else ("mx-smi does not tell which GPUs are linked",)
+
+    def identify(self, card: Card) -> None:
+        """One card is ``MXC500`` in one release and ``MetaX C500`` in another."""
+        super().identify(card)
+        card.model = card.entry.model if card.entry else card.model
+
+    def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
+        """Write both names alike, since which one wins is unconfirmed; several processes on one GPU must be allowed."""
+        listed = self.written(devices)
+        parts = any(not share.whole for share in ctx.shares.values())
+        return EnvEdits(set={CUDA.variable: listed, MACA.variable: listed} | ({SHARED: "1"} if parts else {}))
+
+    def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
+        """What both variables leave visible; one that hides all needs no other."""
+        named = [device for device in devices if self.maskable(device)]
+        own = MACA.read(environ, named)
+        other = None if own == [] else CUDA.read(environ, named)
+        seen = own if other is None else other if own is None else [device for device in own if device in other]
+        return None if seen is None else [device.id for device in seen]
+
+    def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
+        """The driver's libraries and tools."""
+        return [Mount(source=DRIVER, target=DRIVER)] if any(d.attributes.get("driver_root") for d in devices) else []
+
+    def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
+        """Ask mx-smi. An idle GPU uses 666 to 858 MiB."""
+        rows = self.tool.scan(ctx, TABLE)
+        if rows is None:
+            return None
+        names = ("memory", "busy", "celsius", "watts")
+        return {each.id: rows[each.pci_bus_id].measures(*names) for each in devices if each.pci_bus_id in rows}
+
+
+plugin = MetaX()
