@@ -1,0 +1,140 @@
+"""Moore Threads GPUs for anyaccel: found on PCI and in sysfs, masked for MUSA."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from anyaccel.kit import Card, Catalog, Mask, Measures, Tool, Vendor, text, warn
+from anyaccel.plugin import Detected, Device, EnvContext, EnvEdits, Finding, Fractional, ProbeContext
+
+CUDA = "CUDA_VISIBLE_DEVICES"
+"""Some frameworks copy it to MUSA's variable and back; the runtime does not read it."""
+CONTAINER_DEVICES = "MTHREADS_VISIBLE_DEVICES"
+"""Indexes, read by the container runtime alone."""
+FOREIGN = ("vfio-pci", "pci-stub")
+"""Drivers that keep a card for virtual machines. The name of the vendor's own has changed."""
+MEMORY = "/proc/driver/musa/gpu*"
+# 0    MTT S5000            |00000000:2a:00.0    |0%    66641MiB(81920MiB)
+#      Physical      P0     |16x(16x)            |52C   YES
+TABLE = (
+    r"^\s*(?P<index>\d+)\s+(?P<name>MTT\s\S.*?)\s*\|\s*(?:[0-9a-f]{4})?(?P<key>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
+    r"\s*\|\s*(?P<busy>\d+|N/A)%?\s+(?P<memory>\d+)MiB\((?P<total>\d+)MiB\)[^\n]*"
+    r"(?:\n[^|\n]*\|[^|\n]*\|\s*(?P<celsius>\d+)C)?"
+)
+
+
+class MooreThreads(Vendor):
+    """GPUs of the MUSA stack.
+
+    A GPU's index is the number that mthreads-gmi gives it. Without that tool, as in many containers, it is the position
+    of the nodes, where their numbers and the PCI addresses ascend together; where they do not, no GPU is given out.
+    """
+
+    key, resource, kind, brand, driver = "moorethreads", "GPU", "gpu", "Moore Threads", "mtgpu"
+    url = "https://docs.mthreads.com"
+    pci_vendors, pci_classes = (0x1ED5,), (0x0300, 0x0302, 0x0380, 0x1200)  # sound has a class of its own
+    catalog = Catalog(__file__)
+    # The runtime is closed. What it does with other lists than ascending numbers is unconfirmed: they are refused.
+    mask = Mask(
+        "MUSA_VISIBLE_DEVICES",
+        unknown="error",
+        repeated="error",
+        entries="numbers of GPUs of this machine, each once, such as '0,1'",
+        ordered=False,
+    )
+    variables = cleared = (CUDA,)
+    sharing = Fractional.SHARED
+    number_name = "number"
+    number_remedy = "make 'mthreads-gmi' work: it tells how the runtime numbers the GPUs"
+    tool = Tool("mthreads-gmi", package="the MUSA driver package", hung="look for mtgpu in 'dmesg'")
+
+    def bound(self, card: Card) -> bool:
+        """Whether the vendor's driver has a card: any but those that keep it for another use."""
+        driver = card.function.driver if card.function else None
+        return driver not in (None, *FOREIGN) or super().bound(card)
+
+    def look(self, card: Card) -> None:
+        """Find the nodes, whose number is in the directory of the PCI function, and the size of the memory."""
+        found = [path.rpartition("/")[2] for path in card.glob("misc/mtgpu*")]
+        names = [name for name in found if re.fullmatch(r"mtgpu\.?\d+", name)]
+        card.nodes = (*(f"/dev/{name}" for name in names[:1]), *card.drm_nodes())
+        if names:
+            card.attributes["node"] = int(re.sub(r"\D", "", names[0]))
+            card.memory_bytes = _memory(card.ctx, names[0])[0]
+
+    def check_nodes(self, card: Card) -> None:
+        """Blame a card that has no node of its own: DRM nodes alone compute nothing."""
+        if "node" not in card.attributes:
+            card.nodes = ()
+        super().check_nodes(card)
+
+    def held_nodes(self, device: Device) -> Sequence[str]:
+        """Nobody has shown which node a process keeps open, so holders are unknown."""
+        return ()
+
+    def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
+        """Ask mthreads-gmi for the order of several GPUs, and for a product that no PCI id tells."""
+        if len(cards) == 1:
+            cards[0].number = 0
+        if all(card.fault or (card.entry and card.number == 0) for card in cards):
+            return
+        rows = self.tool.scan(ctx, TABLE)
+        if rows is None:
+            nodes = [card.attributes.get("node", -1) for card in cards]
+            if nodes == sorted(nodes, key=lambda node: int(node or 0)):
+                for number, card in enumerate(cards):
+                    card.number = number
+            yield "mthreads-gmi is not here to tell the order or the product of the GPUs"
+            return
+        for card in cards:
+            row = rows.get(card.address or "")
+            if row is None:
+                card.blame("mthreads-gmi does not show it", f"{self.log_hint}, then restart the machine")
+                continue
+            mebibytes = row.count("total")
+            card.number, card.model = row.count("index"), row.text("name") or ""
+            card.memory_bytes = card.memory_bytes or (mebibytes << 20 if mebibytes else None)
+
+    def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
+        """Write the mask, and take away the one that frameworks would put in its place."""
+        return EnvEdits(set={self.mask.variable: self.written(devices)}, unset=frozenset({CUDA}))
+
+    def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
+        """Tell the container runtime; inside, GPUs are numbered from 0."""
+        if not devices:
+            return {}
+        inside = ",".join(str(number) for number in range(len(devices)))
+        return {CONTAINER_DEVICES: self.written(devices), self.mask.variable: inside}
+
+    def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
+        """Ask mthreads-gmi, or where it is missing the driver, which knows the memory in use alone."""
+        rows = self.tool.scan(ctx, TABLE)
+        if rows is not None:
+            names = ("memory", "busy", "celsius")
+            return {each.id: rows[each.pci_bus_id].measures(*names) for each in devices if each.pci_bus_id in rows}
+        nodes = {device.id: device.nodes[0].rpartition("/")[2] for device in devices if device.nodes}
+        return {id_: {"memory_used_bytes": _memory(ctx, node)[1]} for id_, node in nodes.items()} or None
+
+    def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
+        """A card that MUSA's frameworks do not run on."""
+        for device in detected.devices:
+            if device.model == "MTT S30":
+                yield warn(
+                    f"{device.id} is an MTT S30, on which torch_musa crashes (torch_musa#134)", "use another GPU"
+                )
+
+
+def _memory(ctx: ProbeContext, node: str) -> tuple[int | None, int | None]:
+    """Size of a GPU's memory, and bytes in use, as the driver tells them for a node; None for what it does not tell."""
+    for folder in ctx.glob(MEMORY):
+        if text(ctx, f"{folder}/devname") == node:
+            size = re.search(
+                r"^MemTotal\S*\s+\S+\s+(?:0x)?([0-9a-fA-F]+)", text(ctx, f"{folder}/vram_info"), re.MULTILINE
+            )
+            used = re.search(r"^\s*MemoryUsageAllocGPUMemLMA\s+(\d+)", text(ctx, f"{folder}/memory"), re.MULTILINE)
+            return size and int(size[1], 16), used and int(used[1])
+    return None, None
+
+
+plugin = MooreThreads()
