@@ -1,0 +1,149 @@
+"""Qualcomm Cloud AI accelerators for anyaccel: chips found in sysfs, named by QID."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from anyaccel.kit import Card, Catalog, FaultError, Mask, Measures, Row, Tool, Vendor
+from anyaccel.plugin import ContainerEdits, Device, Fractional, ProbeContext, replace
+
+DERIVED = 100
+"""From this QID on, a device is a part of another one, made by software."""
+RIGHTS = "be root or a member of the group qaic"
+
+
+class Qualcomm(Vendor):
+    """AIC100 and AIC080. A device is a chip (SoC), of which a card has one or four.
+
+    Its index is the QID that the vendor's user library gives it; the number of its node and the one of its MHI
+    controller are others.
+    """
+
+    key, resource, kind, brand, driver = "qualcomm", "QAIC", "qaic", "Qualcomm", "qaic"
+    url = "https://quic.github.io/cloud-ai-sdk-pages/latest/"
+    # Two classes have been seen. The vendor's id is that of wireless devices and processors, too.
+    pci_vendors, pci_known = (0x17CB,), True
+    catalog = Catalog(__file__)
+    # How torch_qaic takes an order, a repetition, an unknown QID or an empty value is not public: only a list that
+    # leaves no doubt is read, and only such a one is written. No value is known to hide every chip: one that does not
+    # exist cannot be opened, whereas an empty value may mean that there is no mask.
+    mask = Mask(
+        "QAIC_VISIBLE_DEVICES",
+        nothing="999",
+        empty="error",
+        unknown="error",
+        repeated="error",
+        blanks=False,
+        ordered=False,
+        entries="QIDs such as '0,1', each once",
+    )
+    sharing = Fractional.SHARED
+    number_name = "QID"
+    number_remedy = f"make 'qaic-util -q' work ({RIGHTS})"
+    node_closed = RIGHTS
+    tool = Tool(
+        "/opt/qti-aic/tools/qaic-util", "qaic-util", package="the Cloud AI Platform SDK", failed=f"{RIGHTS}, and run it"
+    )
+
+    def look(self, card: Card) -> None:
+        """Find the node; drivers from before the kernel's accel class have none that can be told."""
+        for path in card.glob("accel/accel*"):
+            if re.fullmatch(r"accel\d+", name := path.rpartition("/")[2]):
+                card.nodes = (f"/dev/accel/{name}",)
+                node = card.ctx.node(card.nodes[0])
+                card.attributes["group"] = node.group if node else None
+
+    def rows(self, ctx: ProbeContext) -> dict[str, dict[int, Row]] | None:
+        """What qaic-util says, by PCI address and QID; None where it is not installed."""
+        told = self.tool.sections(ctx, r"QID (\d+)", "-q")
+        if told is None:
+            return None
+        found: dict[str, dict[int, Row]] = {}
+        for qid, row in told.items():
+            address = row.text("PCI Address")
+            if address is None:
+                raise FaultError(f"qaic-util tells no PCI address of QID {qid}", RIGHTS)
+            found.setdefault(address.lower(), {})[int(qid)] = row
+        if not found:
+            raise FaultError("qaic-util must answer a section 'QID' for each device", "run 'qaic-util -q' by hand")
+        return found
+
+    def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
+        """Ask qaic-util for QIDs, memory, state and board, which no file tells."""
+        bound = [card for card in cards if card.nodes]
+        rows = self.rows(ctx) if bound else {}
+        if rows is None:
+            yield "qaic-util is not installed, so QIDs, memory and state of the chips are unknown"
+            return
+        boards = Counter(
+            row.text("Board serial") for named in rows.values() for qid, row in named.items() if qid < DERIVED
+        )
+        for card in bound:
+            named = rows.get(card.address or "", {})
+            whole = sorted(qid for qid in named if qid < DERIVED)
+            if not whole:
+                card.blame("qaic-util does not show it", self.log_hint)
+                continue
+            row = named[whole[0]]
+            self.judge_state(card, row.text("Status"))
+            if len(named) > len(whole):
+                derived = ", ".join(str(qid) for qid in sorted(named) if qid >= DERIVED)
+                card.blame(f"it is divided (QID {derived})", "remove these devices to use it whole")
+            card.number, size = whole[0], row.count("Dram Total") or 0
+            card.memory_bytes = size << 20 or None
+            board, parts = row.text("Board serial"), row.count("Nsp Total")
+            card.attributes |= {"board": board, "nsp": parts, "hw_serial": row.text("HW Serial")}
+            card.model = self.card_name(card, boards[board] if board else 0, size, complete=len(bound) == len(rows))
+
+    def judge_state(self, card: Card, state: str | None) -> None:
+        """Take over the state that qaic-util tells: users without rights see ``Error``, too."""
+        card.sound = state in {"Ready", "Busy"}
+        if not card.sound:
+            again = f"{RIGHTS}; if it stays, write 1 to soc_reset of its MHI device, which ends every job on it"
+            card.blame(f"qaic-util reports its status as {state or 'unknown'}", again)
+
+    def card_name(self, card: Card, chips: int, size: int, *, complete: bool) -> str:
+        """Name the card of an AIC100, as far as memory in MiB and the chips of its board tell."""
+        if card.function is None or card.function.device != 0xA100:  # noqa: PLR2004 - another family
+            return ""
+        if chips == 4:  # noqa: PLR2004 - the one board that has several
+            return "AIC100-Ultra"
+        large = size >= 24 << 10
+        if large:
+            return "AIC100-Pro" if chips == 1 and complete else "AIC100"
+        return "AIC100-Standard" if size >= 12 << 10 else "AIC100"
+
+    def identify(self, card: Card) -> None:
+        """The PCI id is that of every card of the family; what qaic-util told says more."""
+        card.entry = self.catalog.by_name(card.model) or card.entry
+        super().identify(card)
+
+    def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
+        """Link the chips of a board, which sit behind one switch."""
+        for card in cards:
+            board = card.attributes.get("board")
+            same = [other for other in cards if other is not card and board and other.attributes.get("board") == board]
+            card.links = {other.id: 1 for other in same}
+
+    def container(self, devices: Sequence[Device]) -> ContainerEdits:
+        """Add the group that the nodes are open to, for who is not root inside."""
+        groups = {group for device in devices if isinstance(group := device.attributes.get("group"), int) and group}
+        return replace(super().container(devices), groups=tuple(sorted(groups)))
+
+    def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
+        """Ask qaic-util. Its power is that of a whole board, and how long a chip was busy it does not tell."""
+        rows = self.rows(ctx)
+        if rows is None:
+            return None
+        found: dict[str, Measures] = {}
+        for device in devices:
+            if (row := rows.get(device.pci_bus_id or "", {}).get(device.index)) is not None:
+                size, free = row.count("Dram Total"), row.count("Dram Free")
+                found[device.id] = row.measures(celsius="SoC temperature(degree C)")
+                found[device.id]["memory_used_bytes"] = None if size is None or free is None else (size - free) << 20
+        return found
+
+
+plugin = Qualcomm()
