@@ -1,0 +1,150 @@
+"""Tenstorrent accelerators for anyaccel: what tt-kmd shows of them, and how tt-umd numbers and masks them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from anyaccel.kit import PCI_DEVICES, Card, Catalog, Mask, Measures, Numbers, Vendor, in_container, number, text, warn
+from anyaccel.plugin import Detected, Device, DeviceProcess, EnvContext, EnvEdits, Finding, Mount, ProbeContext, Term
+
+VARIABLE = "TT_VISIBLE_DEVICES"
+OLDER = ("TT_METAL_VISIBLE_DEVICE", "TT_METAL_VISIBLE_DEVICES")
+HUGE_PAGES = "/dev/hugepages-1G"
+
+
+class Places:
+    """PCI addresses or parts of them, and positions in the order of addresses (tt-umd, ``pci_device.cpp``)."""
+
+    def name(self, device: Device) -> str:
+        """The whole address, which means one device whatever the release of tt-umd."""
+        return str(device.pci_bus_id)
+
+    def fits(self, entry: str) -> bool:
+        """Whether an entry is a number, or hexadecimal digits with a colon or a point among them."""
+        return re.fullmatch(r"\d{1,9}|[0-9a-fA-F]*[.:][0-9a-fA-F.:]*", entry, re.ASCII) is not None
+
+    def find(self, entry: str, devices: Sequence[Device]) -> Sequence[Device]:
+        """Every device whose address has the text in it, in lower case as sysfs writes it; or the one at a position."""
+        if entry.isdecimal():
+            return [device for device in devices if device.index == int(entry)]
+        return [device for device in devices if entry in self.name(device)]
+
+
+ADDRESSES = Mask(
+    VARIABLE,
+    Places(),
+    blank="skip",
+    unknown="error",
+    ordered=False,
+    entries="PCI addresses, parts of them, or positions of devices that are here",
+)
+POSITIONS = Mask(VARIABLE, Numbers(), ordered=False)
+"""The other way to write it, where somebody asks for indexes: before tt-umd 0.9.3 these were numbers of nodes."""
+
+
+class Tenstorrent(Vendor):
+    """Grayskull, Wormhole and Blackhole.
+
+    A device is a chip on PCI: the second one of an n300 is reached through the first and comes with it. Its index is
+    its position among the chips that have a node here, by PCI address, which is how tt-umd numbers them. The number of
+    the node changes when chips are reset. No node is opened, since that raises the power state.
+    """
+
+    key, resource, kind, brand, driver = "tenstorrent", "TTNPU", "npu", "Tenstorrent", "tenstorrent"
+    url = "https://docs.tenstorrent.com"
+    pci_vendors, pci_known, catalog, mask = (0x1E52,), True, Catalog(__file__), ADDRESSES
+    ray_switch = "RAY_EXPERIMENTAL_NOSET_TENSTORRENT_VISIBLE_DEVICES"
+    exclusive = "the runtime locks a chip for one process, and a second one waits without limit"
+    number_name, number_remedy = "position among the chips that may be opened here", "look for tenstorrent in 'dmesg'"
+    unreadable = "the processor that manages the chip does not answer: reset it with 'tt-smi -r' and its PCI address"
+
+    def look(self, card: Card) -> None:
+        """Find the node, and what the firmware says of the card."""
+        for path in card.glob("tenstorrent/tenstorrent!*"):
+            if (node := path.rpartition("!")[2]).isdecimal():
+                card.nodes, card.folders = (f"/dev/tenstorrent/{node}",), [path]
+                card.model = (card.read("tt_card_type") or "").replace("unknown", "")
+                card.attributes |= {"board": card.read("tt_serial"), "asic_id": card.read("tt_asic_id")}
+                card.attributes["firmware"] = card.read("tt_fw_bundle_ver")
+                card.attributes["huge_pages"] = HUGE_PAGES if card.ctx.is_dir(HUGE_PAGES) else None
+
+    def arrange(self, cards: list[Card]) -> None:
+        """Number the chips that have a node here, as they come: by PCI address."""
+        here = [card for card in cards if card.nodes and card.ctx.node(card.nodes[0])]
+        for place, card in enumerate(here):
+            card.number = place
+        super().arrange(cards)
+
+    def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
+        """Link the chips of a board, or of a tray of a Galaxy, which have one serial number."""
+        for card in cards:
+            board = card.attributes.get("board")
+            near = [other.id for other in cards if board and other.attributes.get("board") == board]
+            if len(near) > 1 or (board and card.entry and "chips" in card.entry.facts):
+                card.parent = f"{self.key}-board-{board}"
+                card.links = {other: 1 for other in near if other != card.id}
+
+    def tags(self, device: Device) -> Sequence[str]:
+        """Leave out the one card type that is a GPU of another vendor's, too."""
+        return tuple(name for name in super().tags(device) if name != "p100")
+
+    def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
+        """Demand both chips of a p300: tt-umd opens such a board as a whole, or refuses half of it."""
+        for device in devices:
+            entry = self.entry(device)
+            chips = entry.facts.get("chips", 1) if entry else 1
+            if device.parent and sum(other.parent == device.parent for other in devices) < chips:
+                return f"{device.id} is one of {chips} chips of a board, which is opened whole; ask for {chips}"
+        return super().validate(term, devices)
+
+    def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
+        """Write PCI addresses; positions only for whoever asks for indexes."""
+        mask = POSITIONS if ctx.mask == "index" else ADDRESSES
+        return EnvEdits(set={VARIABLE: self.written(devices, mask)})
+
+    def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
+        """Huge pages, where the machine has them: without an IOMMU the driver transfers data through these."""
+        paths = {str(path) for device in devices if (path := device.attributes.get("huge_pages"))}
+        return [Mount(source=path, target=path, read_only=False) for path in sorted(paths)]
+
+    def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures]:
+        """Read the sensors of hwmon; nothing tells load or memory in use without opening the chip."""
+        return {device.id: _sensors(ctx, f"{PCI_DEVICES}/{device.pci_bus_id}/hwmon/hwmon*") for device in devices}
+
+    def processes(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, tuple[DeviceProcess, ...] | None]:
+        """Where some processes cannot be seen, the driver's own list tells; not in a container, which has other ids."""
+        found = dict(super().processes(ctx, devices))
+        for device in devices:
+            if found.get(device.id) is None and device.nodes and not in_container(ctx):
+                path = f"/proc/driver/tenstorrent/{device.nodes[0].rpartition('/')[2]}/pids"
+                told = text(ctx, path).split()
+                if told and all(map(str.isdecimal, told)):
+                    found[device.id] = tuple(DeviceProcess(pid=pid) for pid in sorted({*map(int, told)}))
+        return found
+
+    def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
+        """Chips that were too hot, and variables that do not mean what people think."""
+        for device in detected.devices:
+            for path in ctx.glob(f"{PCI_DEVICES}/{device.pci_bus_id}/tenstorrent/*/tt_therm_trip_count"):
+                if trips := number(ctx, path):
+                    yield warn(f"{device.id} has shut down {trips} times because of heat", "look at fans and airflow")
+        if re.search(r"(^|,)\s*\d+\s*(,|$)", ctx.environ.get(VARIABLE, "")):
+            reason = f"numbers in {VARIABLE} are positions by PCI address, and before tt-umd 0.9.3 those of nodes"
+            yield warn(reason, "write PCI addresses")
+        for name in OLDER:
+            if name in ctx.environ:
+                yield warn(f"{name} is read by older releases of tt-metal, and not written", f"use {VARIABLE}")
+
+
+def _sensors(ctx: ProbeContext, folder: str) -> Measures:
+    """Temperature and power, in thousandths of a degree and millionths of a watt (hwmon of the kernel)."""
+    told = {name: [number(ctx, path) for path in ctx.glob(f"{folder}/{name}1_input")] for name in ("temp", "power")}
+    millidegrees, microwatts = (next(iter(values), None) for values in told.values())
+    return {
+        "temperature_celsius": None if millidegrees is None else millidegrees / 1000,
+        "power_watts": None if microwatts is None else microwatts / 1_000_000,
+    }
+
+
+plugin = Tenstorrent()

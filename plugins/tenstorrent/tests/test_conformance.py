@@ -1,0 +1,10 @@
+"""The plug-in keeps the contract on every recorded machine and for every product."""
+
+from pathlib import Path
+
+from anyaccel.testing import AcceleratorPluginTests
+
+
+class TestTenstorrent(AcceleratorPluginTests):
+    vendor = "tenstorrent"
+    recordings = Path(__file__).parent.parent / "recordings"
