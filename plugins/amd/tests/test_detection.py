@@ -379,3 +379,15 @@ def test_detection_reads_a_real_directory_tree(tree, recorded):
     assert found.devices[0].numa_node == 0
     # Device nodes cannot be made without root: their absence is what the tree shows.
     assert "device node /dev/kfd is missing" in found.devices[0].health_reason
+
+
+def test_another_vendors_gpus_in_kfd_are_left_to_that_vendor(recorded):
+    recording = recorded("mi210-8gpu-two-hives")
+    for path, entry in recording["paths"].items():
+        if path.endswith("/properties"):
+            entry["text"] = entry["text"].replace("vendor_id 4098", "vendor_id 7572")
+        elif path.endswith("/vendor"):
+            entry["text"] = entry["text"].replace("0x1002", "0x1d94")
+    recording["paths"].pop("/sys/module/amdgpu/version", None)
+    found = plugin.anyaccel_detect(context(recording))
+    assert found is None or not found.devices

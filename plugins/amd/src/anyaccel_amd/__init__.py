@@ -42,9 +42,10 @@ class AMD(Vendor):
 
     key, resource, kind, brand, driver = "amd", "GPU", "gpu", "AMD", "amdgpu"
     url = "https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html"
+    runtimes = ("libamdhip64.so", "libhsa-runtime64.so")
     pci_vendors, pci_classes = (0x1002,), (DISPLAY_VGA, DISPLAY_3D, DISPLAY_OTHER, PROCESSING)
     catalog = Catalog(__file__)
-    mask, variables = masks.HIP, (masks.CUDA, masks.ROCR, masks.OPENCL)
+    mask, variables, cleared = masks.HIP, (masks.CUDA, masks.ROCR, masks.OPENCL), (masks.CUDA,)
     # Nothing keeps the holders of a GPU apart but themselves. Partitions are devices.
     sharing = Fractional.SHARED
     number_remedy = "look for kfd and amdgpu in 'dmesg': ROCm's runtime numbers only GPUs that KFD lists"

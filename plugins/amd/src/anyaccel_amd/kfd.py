@@ -18,6 +18,7 @@ from anyaccel.plugin import DeviceProcess, ProbeContext
 TOPOLOGY = "/sys/class/kfd/kfd/topology"
 NODES = f"{TOPOLOGY}/nodes"
 PROCESSES = "/sys/class/kfd/kfd/proc"
+AMD = 0x1002
 XGMI_LINK = 11
 MOST_LINKS = 16
 VIDEO_MEMORY = (1, 2)
@@ -81,7 +82,10 @@ def _properties(ctx: ProbeContext, path: str) -> tuple[str | None, int]:
 
 
 def _node(ctx: ProbeContext, path: str) -> Node | None:
-    """Read one node; None for a CPU, and for one that is gone or denied."""
+    """Read one node; None for a CPU, for one that is gone or denied, and for another vendor's.
+
+    Stacks that were made from ROCm have a KFD, too (Hygon's).
+    """
     node_number, gpu_id = int(path.rpartition("/")[2]), number(ctx, f"{path}/gpu_id")
     told, failed = _properties(ctx, path)
     if failed and failed != errno.EPERM and gpu_id != 0:  # the device cgroup says EPERM, the mode of a file EACCES
@@ -90,7 +94,7 @@ def _node(ctx: ProbeContext, path: str) -> Node | None:
         return None
     properties = parse(told, f"{path}/properties")
     # An APU has CPU cores and SIMDs in one node, so that the cores say nothing.
-    if properties.get("simd_count", 0) == 0:
+    if properties.get("simd_count", 0) == 0 or properties.get("vendor_id", AMD) != AMD:
         return None
     if "location_id" not in properties:
         raise ValueError(

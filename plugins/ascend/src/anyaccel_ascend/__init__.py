@@ -101,6 +101,7 @@ class Ascend(Vendor):
 
     key, resource, kind, brand, driver = "ascend", "NPU", "npu", "Ascend", "devdrv_device_driver"
     url = "https://pypi.org/project/anyaccel-ascend/"
+    runtimes = ("libascendcl.so",)
     pci_vendors, pci_classes, pci_known = VENDORS, (PCI_CLASS,), True  # the vendor ids are also on network cards
     catalog = CATALOG
     mask, variables = MASK, (CONTAINER, CONTAINER_OPTIONS, SINGLE)

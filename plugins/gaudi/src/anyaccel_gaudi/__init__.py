@@ -74,6 +74,7 @@ class Gaudi(Vendor):
 
     key, resource, kind, brand, driver = "gaudi", "HPU", "hpu", "Habana", "habanalabs"
     url = "https://docs.habana.ai/en/latest/PyTorch/PyTorch_Scaling_Guide/Gaudi_Assignment.html"
+    runtimes = ("libSynapse.so", "libhl-thunk.so")
     pci_vendors, pci_classes = (0x1DA3,), (0x1200,)
     catalog = Catalog(__file__)
     entry_attribute = "generation"

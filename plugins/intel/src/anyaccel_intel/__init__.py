@@ -71,6 +71,7 @@ class Intel(Vendor):
     key, resource, kind, brand, driver = "intel", "GPU", "gpu", "Intel", "xe or i915"
     modules = DRIVERS
     url = "https://pypi.org/project/anyaccel-intel/"
+    runtimes = ("libze_intel_gpu.so",)
     pci_vendors = (0x8086,)
     pci_classes = (0x0300, 0x0301, 0x0302, 0x0380)  # VGA: Arc and integrated; display: Flex and Max; 3D
     catalog = Catalog(__file__)

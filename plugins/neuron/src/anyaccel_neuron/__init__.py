@@ -66,6 +66,7 @@ class Neuron(Vendor):
 
     key, resource, kind, brand, driver = "neuron", "neuron_cores", "neuron", "Neuron", "neuron"
     url = "https://awsdocs-neuron.readthedocs-hosted.com"
+    runtimes = ("libnrt.so",)
     pci_vendors, pci_known = (0x1D0F,), True  # Amazon's network adapters and disks have that vendor id, too
     catalog = chips.CATALOG
     entry_attribute = "device_name"

@@ -66,6 +66,7 @@ class Nvidia(Vendor):
 
     key, resource, kind, brand, driver = "nvidia", "GPU", "gpu", "NVIDIA", "nvidia"
     url = "https://pypi.org/project/anyaccel-nvidia/"
+    runtimes = ("libcuda.so",)
     pci_vendors = (0x10DE,)
     pci_classes = (0x0300, 0x0302)  # VGA and 3D controllers: neither audio functions nor NVSwitch bridges
     catalog = Catalog(__file__)

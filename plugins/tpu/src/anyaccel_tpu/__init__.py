@@ -64,6 +64,7 @@ class Tpu(Vendor):
 
     key, resource, kind, brand = "tpu", "TPU", "tpu", "TPU"
     url = "https://pypi.org/project/anyaccel-tpu/"
+    runtimes = ("libtpu.so",)
     pci_vendors = (GOOGLE,)
     catalog = CATALOG
     entry_attribute = "generation"
