@@ -36,6 +36,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
         if name.startswith(("ANYACCEL_", "PYTEST_XDIST_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("ANYACCEL_STATE_DIR", str(tmp_path / "leases"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state-home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))
     close_vendors()
     _left_out.cache_clear()
     before = set(sys.modules)

@@ -31,8 +31,29 @@ def test_the_cheap_ones_run(tmp_path):
     assert table.stdout.count("\n") == len(rows) + 2
 
 
+def test_a_sweep_is_measured(tmp_path):
+    done = run("sweep", "--rounds", "1", "--name", "here", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = [row["what"] for row in json.loads((tmp_path / "here.json").read_text())["rows"]]
+    assert "anyaccel sweep, one of 20 commands" in rows
+    assert "memory of a sweep of 20 commands" in done.stdout
+
+
 def test_help_names_all_and_a_wrong_name_is_told():
     assert "startup, detection, scheduling" in " ".join(run("--help").stdout.split())
     wrong = run("speed")
     assert wrong.returncode == 2
     assert "there is no benchmark 'speed'" in wrong.stderr
+
+
+def test_the_simulation_of_the_queue_runs_on_made_up_requests_and_on_a_log():
+    for arguments in (["--requests", "60"], ["--swf", BENCHMARKS / "made-up.swf", "--devices", "4"]):
+        done = run(*arguments, script="simulate_queue.py")
+        assert done.returncode == 0, done.stderr
+        assert [line.split("  ")[0] for line in done.stdout.splitlines()[2:]] == [
+            "plain order",
+            "backfill",
+            "backfill, bound 10 min",
+            "fair shares",
+            "fair shares, backfill, 10 min",
+        ]

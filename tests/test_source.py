@@ -24,35 +24,42 @@ VENDOR_WORDS = re.compile(
         | aws | amazon | neuron | trainium | inferentia
         | google | gke | libtpu | jax
         | huawei | ascend | davinci | cann
+        | cambricon | mlu | enflame | gcu | kunlunxin | qualcomm | qaic
+        | metax | maca | mxsml | iluvatar | corex | hygon | hyhal | hydcu | hycu | moore.?threads | musa | mtgpu
+        | furiosa | rngd | warboy | rebellions | rbln | tenstorrent | ttnpu | mobilint | mblt | qbruntime
     ) (?![a-z])
     | [a-z]+-(?:smi|ls)\b | \b(?-i:[A-Z]+_VISIBLE_[A-Z]+)
-    | 0x(?:10de|1002|8086|1da3|1d0f|1ae0|19e5)
+    | 0x(?:10de|1002|8086|1da3|1d0f|1ae0|19e5|9999|1e3e|1d94|1ed5|1ed2|1eff|1e52|209f)
     """
 )
 
 ROOMS = {
     "_version": "",
-    "errors": "model scheduler ledger",
+    "errors": "",
     "text": "errors",
     "model": "errors",
-    "hookspecs": "model probe",
+    "configuration": "model errors",
+    "policy": "model errors configuration",
     "interpreter": "",
     "probe": "model errors interpreter",
+    "hookspecs": "model probe",
     "plugin": "model errors hookspecs probe",
     "kit": "plugin",
+    "ledger": "model errors configuration policy",
     "vendors": "model errors hookspecs probe plugin",
     "inventory": "model errors probe vendors ledger",
-    "scheduler": "model errors inventory",
-    "ledger": "model errors",
-    "launcher": "model errors probe vendors inventory scheduler ledger",
-    "workers": "model errors interpreter probe vendors inventory scheduler ledger launcher",
-    "engines": "model errors probe vendors inventory scheduler ledger launcher workers accelerators",
-    "integrations": "model errors probe inventory scheduler launcher workers",
     "accelerators": "model errors probe vendors inventory",
+    "scheduler": "model errors inventory policy",
+    "launcher": "model errors configuration policy probe vendors inventory scheduler ledger",
+    "pool": "model errors policy interpreter probe vendors inventory scheduler ledger launcher",
+    "engines": "model errors policy probe vendors inventory scheduler ledger launcher pool accelerators",
+    "integrations": "model errors probe inventory scheduler launcher pool",
     "exports": "model errors probe vendors inventory engines",
 }
 """What each room may import, besides itself, ``_version`` and ``text``, also for types. The rest may import all."""
-LAST_ROOMS = {"__init__", "__main__", "cli", "testing"}
+FOR_TYPES = {"errors": "model scheduler ledger"}
+"""What errors carry is of rooms that come later; it is imported for type checkers alone."""
+LAST_ROOMS = ("testing", "cli", "__init__", "__main__")
 
 
 def name_of(path: Path) -> str:
@@ -113,9 +120,60 @@ def test_rooms_import_only_what_stands_before_them(path):
     if room in LAST_ROOMS:
         return
     assert room in ROOMS, f"give the new room {room!r} its place in ROOMS"
-    allowed = {room, "_version", "text", *ROOMS[room].split()}
+    allowed = {room, "_version", "text", *ROOMS[room].split(), *FOR_TYPES.get(room, "").split()}
     seen = {name.split(".")[1] for name in imports(path)}
     assert seen - allowed == set()
+
+
+def test_rooms_stand_in_an_order():
+    seen = ["_version", "text"]
+    for room, imported in ROOMS.items():
+        assert set(imported.split()) <= set(seen), room
+        seen.append(room)
+
+
+def test_the_documentation_draws_the_rooms_of_the_tree():
+    page = (SOURCE.parents[2] / "docs" / "explanation" / "architecture.md").read_text()
+    drawn = re.findall(r"^\| `(\w+)` \|", page.partition("| room |")[2].partition("\n\n")[0], re.MULTILINE)
+    assert drawn == [room for room in (*ROOMS, *LAST_ROOMS) if not room.startswith("_")]
+    assert {room_of(path) for path in MODULES} == {*ROOMS, *LAST_ROOMS}
+
+
+def imported_at_once(path: Path) -> Iterator[str]:
+    """Modules of ours that a module imports outside of its functions, for types too."""
+    nodes = [ast.parse(path.read_text())]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        nodes += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}"
+                yield str(node.module)
+
+
+def test_no_modules_import_each_other():
+    """Not for types either. The imports of a package by its own modules do not count: those come with the name."""
+    known = {module_of(path): path for path in MODULES}
+    left = {
+        name: {
+            other
+            for other in imported_at_once(path)
+            if other in known and other != name and not name.startswith(f"{other}.")
+        }
+        for name, path in known.items()
+    }
+    while free := [
+        name
+        for name, others in left.items()
+        if not others & left.keys() or not any(name in others for others in left.values())
+    ]:
+        for name in free:
+            del left[name]
+    assert sorted(left) == [], "these import each other"
 
 
 def test_values_are_made_in_one_way():

@@ -18,9 +18,9 @@ def test_status_lists_devices_for_people(acme, anyaccel):
     status, out, err = run(anyaccel, "--machine", "sim:A1:2")
     assert status == 0
     assert [line.split()[:4] for line in out.splitlines()] == [
-        ["DEVICE", "TYPE", "MEMORY", "UTIL"],
-        ["acme/0", "Acme-One", "16.0", "GiB"],
-        ["acme/1", "Acme-One", "16.0", "GiB"],
+        ["DEVICE", "TYPE", "MEM/GiB", "LOAD"],
+        ["acme/0", "Acme-One", "-/16.0", "-"],
+        ["acme/1", "Acme-One", "-/16.0", "-"],
         ["2", "devices,", "2", "free"],
     ]
     assert err == "anyaccel: this is not your host but sim:A1:2\n"
@@ -126,7 +126,7 @@ def test_a_vendors_rule_is_quoted(acme, anyaccel):
         (("run", "--", "true"), 2, "the following arguments are required: REQUEST"),
         (("select", "APU", "--", "true"), 2, "'--' and a command belong to 'anyaccel run'"),
         (("stauts",), 2, "there is no command 'stauts'; did you mean 'status'?"),
-        (("frobnicate",), 2, "the commands are status, run"),
+        (("frobnicate",), 2, "the commands are status, top, run"),
         (("status", "--nope"), 2, "unrecognized arguments: --nope"),
         (("select", "APU", "--format", "bus"), 2, "invalid choice: 'bus'"),
         (("why", "APU", "--probe-timeout", "nan"), 2, "must be seconds, more than 0 and at most 3600 (got 'nan')"),

@@ -5,7 +5,7 @@ import os
 import time
 
 import pytest
-from anyaccel.cli.parser import COMMANDS
+from anyaccel.cli.parser import APART, COMMANDS
 
 SCHEMA = {"schema": "anyaccel.recording/1"}
 
@@ -28,6 +28,7 @@ DAMAGED = {
 }
 ARGUMENTS = {
     "run": ("APU:1", "--", "true"),
+    "sweep": ("APU:1", "--", "true"),
     "hold": ("APU:1",),
     "select": ("APU:1",),
     "why": ("APU:1",),
@@ -36,8 +37,8 @@ ARGUMENTS = {
     "ray": ("start", "--dry-run"),
     "record": ("{directory}/new",),
 }
-ELSEWHERE = {"release", "queue", "new", "check"}
-"""Commands that look at no machine; ``check`` has recordings of its own."""
+ELSEWHERE = APART | {"check", "top"}
+"""Commands that look at no machine; ``check`` has recordings of its own, and ``top`` asks for a terminal first."""
 
 
 def damaged(tmp_path, kind):

@@ -10,7 +10,7 @@ import threading
 
 import anyaccel as aa
 import pytest
-from anyaccel.cli.parser import COMMANDS
+from anyaccel.cli.parser import APART, COMMANDS
 from anyaccel.exports.targets import TARGETS
 from anyaccel.ledger import Ledger
 from lengths import length
@@ -95,11 +95,21 @@ def anyaccel_env(devices):
 NODE = ("--node", "n1")
 LINES = {
     "status": [()],
+    "top": [("--watch", "{text}"), ("--json",)],
     "run": [
         ("APU:1", "--note", "{text}", "--wait", "1s", "--", "true"),
         ("APU:9,else=cpu", "--", "{text}"),
         ("APU:3", "--no-wait", "--", "x"),
     ],
+    "sweep": [
+        ("APU:1", "--out", "{directory}/r", "--note", "{text}", "--wait", "1s", "--", "true"),
+        ("APU:9,else=cpu", "--out", "{directory}/s", "--each", "a={text}", "--", "x(a)", "{text}"),
+        ("APU:9,else=cpu", "--dry-run", "--from", "{text}", "--", "(b)"),
+    ],
+    "jobs": [()],
+    "logs": [("{text}",)],
+    "cancel": [("{text}",)],
+    "wait": [("{text}",)],
     "hold": [("APU:1", "--note", "{text}", "--wait", "1s"), ("APU:9,else=cpu",), ("{text}",)],
     "release": [("{text}",)],
     "queue": [()],
@@ -112,9 +122,17 @@ LINES = {
     "new": [("acme", "--directory", "{directory}/{text}/new"), ("{text}",)],
     "record": [("{directory}/{text}/recorded",), ("--verify", "{text}")],
     "export": [(target, *NODE) for target in TARGETS] + [("docker", "--out", "{directory}/no/{text}"), ("{text}",)],
+    "report": [(), ("--csv",), ("--plot", "{directory}/no/{text}")],
+    "metrics": [(), ("--serve", "{text}")],
+    "config": [(), ("--template", "machine"), ("{text}",)],
+    "setup": [("--dry-run",), ("--dry-run", "--root", "{directory}/{text}")],
+    "completion": [("bash",), ("{text}",)],
+    "help": [("run",), ("{text}",)],
     "ray": [("start", "--dry-run"), ("start", "--dry-run", "--labels", "{text}"), ("{text}",)],
 }
 """What every command is called with: a new one must be told here."""
+NO_MACHINE = (*APART, "check")
+"""Commands that take no ``--machine``."""
 
 
 def test_every_command_is_tried():
@@ -176,7 +194,7 @@ def test_nothing_in_a_text_reaches_the_terminal(command, hostile, taken, tmp_pat
     place = tmp_path / "here"
     place.mkdir()
     for arguments in lines(command, fill(text), str(place)):
-        before = () if command in ("check", "new", "queue", "release") else ("--machine", machine)
+        before = () if command in NO_MACHINE else ("--machine", machine)
         argv = [sys.executable, "-m", "anyaccel", *before, command, *arguments]
         status, data = run_on_terminal(argv, cwd=place)
         shown = assert_plain(data)
@@ -236,23 +254,15 @@ def test_a_shell_is_told_nothing_that_it_could_not_read(hostile, anyaccel):
     anyaccel("release", held.stdout.strip())
 
 
-def test_a_table_that_is_too_wide_goes_on_in_further_lines(hostile, taken):
-    machine = hostile("a note")
-    taken(machine, "a note")
-    argv = [sys.executable, "-m", "anyaccel", "--machine", machine]
-    _, data = run_on_terminal(argv, columns=60)
+def test_a_table_that_is_too_wide_goes_on_in_further_lines(hostile):
+    hostile("a note")
+    argv = [sys.executable, "-m", "anyaccel", "plugins"]
+    _, data = run_on_terminal(argv, columns=30)
     shown = assert_plain(data).splitlines()
-    start = next(number for number, line in enumerate(shown) if line.startswith("DEVICE"))
-    assert [line.split() for line in shown[start : start + 3]] == [
-        ["DEVICE", "TYPE", "MEMORY", "UTIL", "TEMP", "STATE", "FREE"],
-        ["ID"],
-        ["HELD", "BY"],
-    ]
-    assert shown[start + 3].split() == ["acme/0", "a", "note", "16.0", "GiB", "-", "-", "ok", "0"]
-    assert shown[start + 4] == "  acme-[/]:cd:-0"
-    assert shown[start + 5].endswith(", a note")
+    assert [line.split() for line in shown[:2]] == [["VENDOR", "STATE", "RESOURCE"], ["DISTRIBUTION"]]
+    assert shown[1].startswith("  DIST")
     _, data = run_on_terminal(argv, columns=200)
-    assert "HELD BY" in next(line for line in assert_plain(data).splitlines() if line.startswith("DEVICE"))
+    assert "DISTRIBUTION" in assert_plain(data).splitlines()[0]
 
 
 @pytest.mark.parametrize(
@@ -269,7 +279,7 @@ def test_wide_characters_take_two_columns(hostile, anyaccel):
     done = anyaccel("--machine", hostile(text), env={"PYTHONIOENCODING": "utf-8"})
     heading, row = done.stdout.splitlines()[:2]
     # The column behind it begins 2 columns further to the left in characters, and one further for what is combined.
-    assert row.index("16.0 GiB") == heading.index("MEMORY") - 2 + 1
+    assert row.index("-/16.0") + len("-/16.0") == heading.index("MEM/GiB") + len("MEM/GiB") - 2 + 1
 
 
 ASCII = {"PYTHONIOENCODING": "ascii"}
@@ -286,7 +296,7 @@ def test_what_an_encoding_lacks_is_replaced(command, variables, hostile, taken, 
     machine = hostile(text)
     taken(machine, text)
     for arguments in list(lines(command, text, str(tmp_path)))[:3]:
-        where = () if command in ("check", "new", "queue", "release") else ("--machine", machine)
+        where = () if command in NO_MACHINE else ("--machine", machine)
         argv = [sys.executable, "-m", "anyaccel", *where, command, *arguments]
         status, data = run_on_terminal(argv, cwd=tmp_path, env=variables)
         assert_plain(data, "latin-1")
@@ -324,7 +334,7 @@ def streams():
 @pytest.mark.parametrize(("command", "redirection"), list(streams()))
 def test_streams_that_cannot_be_written_are_told_in_one_message(command, redirection, acme, tmp_path):
     arguments = next(lines(command, "x", str(tmp_path)), []) if command in LINES else []
-    where = () if command in ("check", "new", "queue", "release", "--version") else ("--machine", "sim:A1:4")
+    where = () if command in (*NO_MACHINE, "--version") else ("--machine", "sim:A1:4")
     words = [sys.executable, "-m", "anyaccel", *where, command, *arguments]
     script = f'("$@"; echo $? >"$STATUS") {redirection}'
     environ = {**os.environ, "STATUS": str(tmp_path / "status")}

@@ -9,6 +9,7 @@ A page is one session of one shell, in a folder that looks like a checkout. Bloc
 A comment right above a block changes that: ``<!-- file: NAME -->`` makes it a file, ``<!-- not run: REASON -->`` leaves
 it out. Commands must succeed; to show one that fails, show its exit status too: ``$ false; echo "exit status $?"``.
 ``<!-- needs: MODULE -->`` anywhere leaves the page out where the module is not installed.
+Pages with ``<!-- user: NAMES -->`` are sessions of several users: see test_lab.py.
 
 What a page installs in an environment of its own takes half a minute. That is done at full length only; otherwise the
 environment of the tests, which has the distributions of this workspace, stands for it.
@@ -19,79 +20,23 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from lengths import length
+from pages import Step, matches, steps_of
 from ray_nodes import MARK, end, short_directory
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), ROOT / "core" / "README.md", *ROOT.glob("docs/**/*.md")], key=str)
-BLOCK = re.compile(
-    r"(?:^<!-- (?P<note>[^\n]+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
-)
-RUN = {"console", "sh", "python"}
 NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
 INSIDE = "RUN_BY_A_PAGE"
-LEFT_OUT = {"command: tests": "this is what runs the tests"}
-INSTALLS = re.compile(r"python3 -m venv (\S+) && \. \1/bin/activate && pip install( \./(?:core|plugins/\w+))+ && ")
 INSTALLS_ITSELF = {"docs/tutorial-plugin.md"}
 """Pages that are about a project of their own. What they do, tests/scaffold does as well, with another project."""
-RUN_PAGES = length([page for page in PAGES if str(page.relative_to(ROOT)) not in INSTALLS_ITSELF], PAGES)
-
-
-@dataclass
-class Step:
-    """One command, and what it should print; None when the page does not show that."""
-
-    line: int
-    command: str
-    output: str | None
-
-
-def steps_of(page: Path) -> list[Step]:
-    text = page.read_text(encoding="utf-8")
-    blocks = list(BLOCK.finditer(text))
-    following = {block: after for block, after in pairwise(blocks) if not text[block.end() : after.start()].strip()}
-    steps = []
-    for block in blocks:
-        note, language, body = block["note"] or "", block["language"], block["text"]
-        line = text.count("\n", 0, block.start("text")) + 1
-        if note.startswith("file: "):
-            steps.append(Step(line, f"cat > {note.removeprefix('file: ')} <<'__END__'\n{body}__END__", None))
-        elif note.startswith("not run: ") or note in LEFT_OUT or language not in RUN:
-            continue
-        elif language == "console":
-            steps += list(console_steps(body, line))
-        elif language == "sh":
-            steps.append(Step(line, length(INSTALLS.sub("", body), body), None))
-        else:
-            after = following.get(block)
-            shown = after["text"] if after is not None and after["language"] == "text" else None
-            steps.append(Step(line, f"python -W error - <<'__END__'\n{body}__END__", shown))
-    return steps
-
-
-def console_steps(body: str, line: int) -> list[Step]:
-    steps: list[Step] = []
-    for number, text in enumerate(body.splitlines(), line):
-        if text.startswith("$ "):
-            steps.append(Step(number, text[2:], ""))
-        elif text.startswith("> ") and not steps[-1].output:
-            steps[-1].command += "\n" + text[2:]
-        else:
-            steps[-1].output += text + "\n"
-    return steps
-
-
-def matches(shown: str, printed: str) -> bool:
-    pattern = "".join(
-        r"(?:.*\n)*" if line == "..." else re.escape(line).replace(r"\.\.\.", ".*") + r"\n"
-        for line in shown.splitlines()
-    )
-    return re.fullmatch(pattern, re.sub(r" +$", "", printed, flags=re.MULTILINE)) is not None
+OF_SEVERAL_USERS = {"docs/how-to/lab.md"}
+RUN_PAGES = [
+    page for page in PAGES if str(page.relative_to(ROOT)) not in OF_SEVERAL_USERS | length(INSTALLS_ITSELF, set())
+]
 
 
 def run_session(steps: list[Step], where: Path) -> list[tuple[int, str]]:
@@ -111,6 +56,7 @@ def run_session(steps: list[Step], where: Path) -> list[tuple[int, str]]:
         "PATH": f"{Path(sys.executable).parent}:{environ['PATH']}",
         "HOME": str(where),
         "ANYACCEL_STATE_DIR": str(where / "state"),  # nobody else's leases
+        "XDG_STATE_HOME": str(where / "state"),  # nor jobs
         "PYTHONUNBUFFERED": "1",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "COLUMNS": "100",

@@ -87,7 +87,7 @@ def test_nothing_is_wrong_with_what_is_in_use(start, state, anyaccel):
     assert anyaccel("doctor", "--quiet", "--machine", MACHINE).stdout == ""
 
 
-def test_a_device_that_is_set_aside(acme, record, anyaccel):
+def test_a_device_that_is_quarantined(acme, record, anyaccel):
     acme.write_text(acme.read_text() + TELLING)
     machine = Path(record({}))
 
@@ -109,14 +109,14 @@ def test_a_device_that_is_set_aside(acme, record, anyaccel):
             until(lambda: reason in str(wrong(str(machine))), "the reason")
             ((message, fix),) = wrong(str(machine))
             (record_,) = aa.leases(aa.detect(str(machine)))
-            assert message.startswith(f"acme/0 (acme-s0) is set aside by process {os.getpid()} of ")
+            assert message.startswith(f"acme/0 (acme-s0) is quarantined by process {os.getpid()} of ")
             assert message.endswith(reason)
             assert f"anyaccel release {record_.id}" in fix
-            assert (record_.state, record_.reason, record_.request) == ("aside", reason, "A1:1")
+            assert (record_.state, record_.reason, record_.request) == ("quarantined", reason, "A1:1")
             assert abs(record_.since - time.time()) < 3600  # what was written since does not count
             done = anyaccel("doctor", "--quiet", "--machine", str(machine))
             assert (done.returncode, done.stdout.count("\n")) == (1, 1)
-            assert "(set aside: anyaccel doctor says why)" in anyaccel("--machine", str(machine)).stdout
+            assert "(quarantined: anyaccel doctor says why)" in anyaccel("--machine", str(machine)).stdout
         finally:
             say(0)
         assert pool.submit(pow, 2, 3).result() == 8

@@ -1,4 +1,4 @@
-"""Pools on every engine, and a Ray cluster on the loopback whose nodes are simulated machines."""
+"""Pools on every engine, and clusters of Ray and of Dask on the loopback whose nodes are simulated machines."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ import anyaccel as aa
 import cloudpickle
 import pytest
 from anyaccel.engines.ray.labels import UNIT_VARIABLE, node_labels, node_resources, unit_instances
+from dask_nodes import DaskNodes
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE), str(HERE.parent / "workers")]  # helpers; workers have our path, too
+sys.path += [str(HERE), str(HERE.parent / "pool")]  # helpers; workers have our path, too
 
+CLUSTERS = ("ray", "dask")
 VENDORS = HERE.parent / "vendors"
 
 
@@ -136,14 +138,25 @@ def ray_nodes(acme_site: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
         nodes.end()
 
 
+@pytest.fixture(scope="session")
+def dask_nodes(acme_site: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaskNodes]:
+    """A cluster of Dask with one worker, on which there are four devices of the vendor of the tests."""
+    nodes = DaskNodes(tmp_path_factory.mktemp("dask"), acme_site)
+    try:
+        nodes.add("sim:A1:4")
+        yield nodes
+    finally:
+        nodes.end()
+
+
 @pytest.fixture
 def pool_on(acme: object, request: pytest.FixtureRequest) -> Iterator[Callable[..., aa.Pool]]:
     """Make pools on an engine, where there are four devices that can be shared; all are ended after the test."""
     made: list[aa.Pool] = []
 
     def pool_on(engine: str, needs: Any = None, **options: Any) -> aa.Pool:
-        if engine == "ray":
-            options["address"] = request.getfixturevalue("ray_nodes").address
+        if engine in CLUSTERS:
+            options["address"] = request.getfixturevalue(f"{engine}_nodes").address
         else:
             options["machine"] = "sim:A1:4"
         made.append(aa.Pool(needs, engine=engine, **{"grace": 2.0, **options}))

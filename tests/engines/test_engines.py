@@ -7,6 +7,7 @@ import time
 
 import anyaccel as aa
 import pytest
+from dask_nodes import needs_dask
 from processes import until
 from ray_nodes import needs_ray
 
@@ -19,7 +20,7 @@ pytestmark = [
 WAIT = 60
 
 
-@pytest.fixture(params=["local", pytest.param("ray", marks=needs_ray)])
+@pytest.fixture(params=["local", pytest.param("ray", marks=needs_ray), pytest.param("dask", marks=needs_dask)])
 def pool(request, pool_on):
     def pool(needs=None, **options):
         return pool_on(request.param, needs, **options)

@@ -1,112 +1,17 @@
 """Ray's interface to accelerators on top of plug-ins: beside Ray's own managers, and for a vendor Ray does not know."""
 
-import importlib.util
 import json
 import os
 from decimal import Decimal
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from anyaccel.engines.ray import accelerator_manager
-from anyaccel.engines.ray.manager import METHODS
 from anyaccel.errors import MachineError, PluginError, UnknownNameError
 from anyaccel.vendors.process import vendor_process
-from ray_nodes import environment, needs_ray, run_program, short_directory, uses_ray
+from ray_nodes import environment, forget_masks, needs_ray, run_program, short_directory, uses_ray
 
 ROOT = Path(__file__).parents[2]
-KNOWN = {
-    "amd": ("amd_gpu.AMDGPUAcceleratorManager", "sim:MI300X:8"),
-    "ascend": ("npu.NPUAcceleratorManager", "sim:910B4:8"),
-    "gaudi": ("hpu.HPUAcceleratorManager", "sim:Gaudi2:8"),
-    "intel": ("intel_gpu.IntelGPUAcceleratorManager", "sim:Max-1550:8"),
-    "neuron": ("neuron.NeuronAcceleratorManager", "sim:trn1:32"),
-    "nvidia": ("nvidia_gpu.NvidiaGPUAcceleratorManager", "sim:H100:8"),
-    "tpu": ("tpu.TPUAcceleratorManager", "sim:TPU-V6E:8"),
-}
-"""Ray's class for each vendor of ours, and a machine of that vendor."""
-
-
-@pytest.fixture(params=sorted(KNOWN))
-def pair(request, monkeypatch):
-    """Our class and Ray's, for one vendor."""
-    if importlib.util.find_spec(f"anyaccel_{request.param}") is None:
-        pytest.skip(f"needs the plug-in anyaccel-{request.param}, which is not installed here")
-    path, machine = KNOWN[request.param]
-    module, _, name = path.partition(".")
-    ours = accelerator_manager(request.param, machine)
-    forget_masks(monkeypatch)
-    return ours, getattr(import_module(f"ray._private.accelerators.{module}"), name)
-
-
-def forget_masks(monkeypatch):
-    for name in list(os.environ):
-        if name.startswith(
-            ("TPU_", "ZE_", "CUDA_", "HIP_", "ROCR_", "NEURON_", "HABANA_", "ASCEND_", "ONEAPI_", "RAY_")
-        ):
-            monkeypatch.delenv(name)
-
-
-@needs_ray
-def test_it_is_a_class_of_rays(pair):
-    ours, rays = pair
-    assert set(METHODS) == {name for name in vars(rays.__mro__[1]) if name.startswith(("get_", "set_", "validate_"))}
-    assert issubclass(ours, rays.__mro__[1])
-    ours()  # no method is left abstract, unlike in most of Ray's
-
-
-@needs_ray
-def test_names_are_rays(pair):
-    ours, rays = pair
-    assert ours.get_resource_name() == rays.get_resource_name()
-    assert ours.get_visible_accelerator_ids_env_var() == rays.get_visible_accelerator_ids_env_var()
-
-
-@needs_ray
-@pytest.mark.parametrize("mask", [None, "0", "0,1", "2,3", "0,1,2,3"])
-def test_a_mask_is_read_as_ray_reads_it(mask, pair, monkeypatch):
-    ours, rays = pair
-    if mask is not None:
-        monkeypatch.setenv(rays.get_visible_accelerator_ids_env_var(), mask)
-    assert ours.get_current_process_visible_accelerator_ids() == rays.get_current_process_visible_accelerator_ids()
-
-
-@needs_ray
-@pytest.mark.parametrize("ids", [["0"], ["1"], ["0", "1", "2", "3"]])
-def test_a_mask_is_written_as_ray_writes_it(ids, pair, monkeypatch):
-    ours, rays = pair
-    monkeypatch.setattr(rays, "get_current_node_num_accelerators", staticmethod(lambda: 8))
-    before = dict(os.environ)
-    try:
-        rays.set_current_process_visible_accelerator_ids(ids)
-        expected = {name: value for name, value in os.environ.items() if before.get(name) != value}
-        os.environ.clear()
-        os.environ.update(before)
-        ours.set_current_process_visible_accelerator_ids(ids)
-        written = {name: value for name, value in os.environ.items() if before.get(name) != value}
-        assert {name: written.get(name) for name in expected} == expected
-        assert ours.get_current_process_visible_accelerator_ids() == ids
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-@needs_ray
-def test_whoever_keeps_ray_from_masks_keeps_us_from_them(pair, monkeypatch):
-    ours, rays = pair
-    module = import_module(rays.__module__)
-    [switch] = [value for name, value in vars(module).items() if name.startswith("NOSET_") and name.endswith("ENV_VAR")]
-    monkeypatch.setenv(switch, "1")
-    ours.set_current_process_visible_accelerator_ids(["1"])
-    assert ours.get_current_process_visible_accelerator_ids() is None
-
-
-@needs_ray
-@pytest.mark.parametrize("quantity", [1, 2, 2.0, 4, 8, 0.5, 0.25])
-def test_quantities_that_exist_are_judged_as_by_ray(quantity, pair):
-    ours, rays = pair
-    valid, reason = ours.validate_resource_request_quantity(quantity)
-    assert (valid, reason is None) == (rays.validate_resource_request_quantity(quantity)[0], valid)
 
 
 def test_every_recorded_type_is_the_one_that_ray_tells():

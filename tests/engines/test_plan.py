@@ -2,10 +2,10 @@
 
 import anyaccel as aa
 import pytest
-from anyaccel.engines.ray.given import GivenLeases, Preferred, plain
 from anyaccel.engines.ray.labels import label_value, node_labels, node_resources, type_label, unit_instances
 from anyaccel.engines.ray.node import given
 from anyaccel.engines.ray.plan import Kind, find_plan
+from anyaccel.engines.remote.given import Preferred, has_rules, plain
 from anyaccel.errors import NurseryError
 from anyaccel.model import Device, Extent, Fractional, Inventory, Product
 from anyaccel.scheduler import Choice, parse_request
@@ -187,7 +187,7 @@ def test_where_a_vendor_has_rules_others_are_chosen_too():
     assert len(choice.candidates) == 4
 
 
-def test_leases_of_a_node_tell_a_vendor_with_rules(acme):
+def test_a_vendor_with_rules_is_told_from_others(acme):
     inventory = aa.detect("sim:A1:4")
-    leases = GivenLeases(inventory, "Ray job 1")
-    assert leases._is_ruled(inventory.devices[0]), "never 3"
+    assert has_rules(inventory.devices[0], inventory), "never 3"
+    assert not has_rules(H100.inventory.devices[0], H100.inventory)

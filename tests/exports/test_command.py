@@ -9,7 +9,7 @@ import yaml
 from anyaccel.exports.targets import TARGETS
 
 BROKEN = "import os\nos._exit(3)\n"
-NODE_NAMED = {"dask", "kubernetes", "kuberay", "ray-autoscaler", "slurm", "slurm-node"}
+NODE_NAMED = {"flux", "dask", "kubernetes", "kuberay", "ray-autoscaler", "slurm", "slurm-node", "lsf", "pbs"}
 
 
 def run(anyaccel, *arguments, **options):
@@ -24,6 +24,12 @@ def test_every_target_has_a_form_that_json_holds_with_the_notes(target, acme, an
     document = json.loads(out)
     assert (status, document["schema"], document["target"]) == (0, "anyaccel.export/1", target)
     assert document["text"] == run(anyaccel, *arguments)[1]
+    if target == "flux":
+        assert (document["text"], document["notes"]) == (
+            "",
+            ["APU is left out, because Flux counts no other devices than GPUs."],
+        )
+        return
     assert document["text"].endswith("\n")
     assert [f"anyaccel: {note}" for note in document["notes"]] == err.splitlines()
 
@@ -109,6 +115,8 @@ def test_out_writes_the_file_whole(acme, anyaccel, tmp_path):
         ),
         (("export", "slurm", "--node", "n1", "--shards", "0"), 2, "must be a whole number from 1 to 1000 (got '0')"),
         (("export", "slurm", "--node", "n1", "--shards", "9" * 9999), 2, "must be a whole number from 1 to 1000"),
+        (("export", "docker", "--cores"), 2, "--cores belongs to the target slurm (got it with docker)"),
+        (("export", "slurm", "--node", "n1", "--cores"), 2, "--cores counts the cores of this host, and"),
         (("export", "docker", "--shards", "4"), 2, "--shards belongs to the target slurm (got it with docker)"),
         (("export", "slurm", "--node", "n1", "--shards", "4"), 2, "leave --shards out"),
         (("export", "ray", "--out", "/nowhere/at/all"), 1, "cannot be written: No such file or directory"),

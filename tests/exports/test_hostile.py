@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import subprocess
+import tomllib
 from dataclasses import replace
 
 import hcl2
@@ -31,7 +32,7 @@ CODE = [
     "Include /etc/passwd",
 ]
 HOSTILE = [*CODE, *(text.format("touch pwned") for text in STEERING), "x\nNodeName=pwned\npwned: 1\n---\npwned: 1"]
-SHELL = {"dask", "docker", "env", "hyperqueue", "podman", "ray"}
+SHELL = {"apptainer", "dask", "docker", "env", "hyperqueue", "podman", "ray"}
 
 
 def hostile_source(text):
@@ -55,7 +56,8 @@ def written(target, text):
         return export(target, hostile_source(text)).text
     except UsageError as error:
         refusal = error
-    assert re.search(r"takes printable text only \(got '|must be Unicode to be exported \(got '", str(refusal))
+    said = r"takes printable text only \(got '|must be Unicode to be exported \(got '|cannot be a flag of apptainer"
+    assert re.search(said, str(refusal))
     assert refusal.hint
     return None
 
@@ -87,7 +89,9 @@ def test_a_shell_that_runs_it_runs_nothing_else(target, text, tmp_path):
         (tmp_path / program).write_text("#!/bin/sh\nexit 0\n")
         (tmp_path / program).chmod(0o755)
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    script = found if target in ("dask", "env") else f": {found}" if target in ("docker", "podman") else found
+    script = (
+        found if target in ("dask", "env") else f": {found}" if target in ("apptainer", "docker", "podman") else found
+    )
     words = ["sh", "-c", script, "x", "tcp://nowhere:1"]
     done = subprocess.run(words, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -139,7 +143,43 @@ def test_a_reader_of_hcl_finds_two_blocks(text):
         assert not re.search(r"(?<!\$)(?:\$\$)*\$\{|(?<!%)(?:%%)*%\{", found.replace("$${", "").replace("%%{", ""))
 
 
-@pytest.mark.parametrize("target", ["docker", "podman"])
+@pytest.mark.parametrize("text", HOSTILE)
+def test_pbs_lsf_and_flux_read_lines_of_their_own_words(text):
+    assert re.fullmatch(
+        r"\$configversion 2\n"
+        r"node-1: resources_available\.ngpus=2\n"
+        r"node-1: resources_available\.accelerator_type=[a-z0-9_-]+\n",
+        written("pbs", text),
+    )
+    for target in ("lsf", "lsf-shared"):
+        assert all(
+            re.fullmatch(
+                r"(Begin|End) Resource(Map)?"
+                r"|RESOURCENAME +(LOCATION|TYPE +INTERVAL +INCREASING +CONSUMABLE +DESCRIPTION)"
+                r"|accel_gpu +(\(2@\[node-1\]\)|Numeric +\(\) +N +Y +\(devices\))"
+                r"|acceltype_gpu +(\([a-z0-9_]+@\[node-1\]\)|String +(\(\) +){3}\(type of the devices or mixed\))",
+                line,
+            )
+            for line in written(target, text).splitlines()
+        )
+    [entry] = tomllib.loads(written("flux", text))["resource"]["config"]
+    assert (entry["hosts"], entry["gpus"], set(entry)) == ("node-1", "0-1", {"hosts", "gpus", "properties"})
+    assert re.fullmatch(r"[a-z0-9_.-]+", entry["properties"][0])
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_reader_of_classads_finds_our_attributes_and_no_expressions(text):
+    classad = pytest.importorskip("classad2", reason="needs HTCondor's ClassAds (try: pip install htcondor)")
+    found = classad.parseOne(written("htcondor", text), classad.ParserType.Old)
+    assert set(found) == {"DetectedGPUs", "Device0", "Device1"}
+    names = {"id", "DeviceName", "DeviceType", "DeviceVendor", "DeviceIndex", "GlobalMemoryMb", "DevicePciBusId"}
+    for key in ("Device0", "Device1"):
+        assert {*found[key]} == names | {"DeviceNumaNode"}
+        assert {type(value) for value in dict(found[key]).values()} == {str, int}
+        assert found[key]["id"] in found["DetectedGPUs"].split(", ")
+
+
+@pytest.mark.parametrize("target", ["apptainer", "docker", "podman"])
 @pytest.mark.parametrize("path", ["/dev/a\nb", "/dev/\x1b", "/dev/a:b", '/dev/a"b'])
 def test_a_path_that_no_flag_can_name_is_refused(target, path):
     made = source(device(0))

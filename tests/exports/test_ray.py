@@ -100,6 +100,16 @@ def test_two_vendors_of_one_resource_are_not_masked_by_ray():
     assert "Ray's own tasks see all of them" in exported.notes[0]
 
 
+def test_a_vendor_whose_switch_ray_calls_otherwise():
+    both = (device(0), device(1, vendor="zeta"))
+    reports = (
+        VendorReport(vendor="acme", state=VendorState.OK, env_vars=("ACME_VISIBLE",)),
+        VendorReport(vendor="zeta", state=VendorState.OK, env_vars=("ZETA_VISIBLE",), ray_switch="KEEP_ZETA"),
+    )
+    exported = command(source(inventory=Inventory(machine="host", devices=both, vendors=reports)))
+    assert read(exported.text)[0] == {"RAY_EXPERIMENTAL_NOSET_ACME_VISIBLE": "1", "KEEP_ZETA": "1"}
+
+
 def test_no_devices_are_none_whatever_ray_would_find():
     assert command(source()).text == "ray start --num-gpus=0\n"
 

@@ -59,6 +59,25 @@ def test_hidden_and_unhealthy_devices_are_not_exported():
     assert "Links" not in gres_conf(source(*devices)).text
 
 
+def test_cores_near_a_device_are_named():
+    devices = (device(0), device(1, numa_node=1), device(2, numa_node=None), device(3, numa_node=7))
+    lines = gres_conf(source(*devices, cores={0: (0, 1, 2, 3), 1: (4, 6, 7)})).text.splitlines()[1:]
+    assert [line.partition("File=")[2] for line in lines] == [
+        "/dev/null Cores=0-3",
+        "/dev/zero Cores=4,6-7",
+        "/dev/full",
+        "/dev/random",
+    ]
+
+
+def test_slurmd_reads_the_cores(slurmd, tmp_path):
+    exported = source(device(0), device(1, numa_node=1), cores={0: (0,), 1: (1,)})
+    configuration = slurm_cluster.write(tmp_path / "s", gres_conf(exported).text, node_line(exported).text)
+    found, complaints = slurm_cluster.read_back(configuration)
+    assert complaints == []
+    assert [(entry["File"], entry["Cores"]) for entry in found] == [("/dev/null", "0"), ("/dev/zero", "1")]
+
+
 def test_without_devices_both_files_are_valid():
     assert node_line(source()).text == "NodeName=node-1\n"
     assert gres_conf(source()).text.startswith("# ")

@@ -125,6 +125,11 @@ def test_a_word_where_a_number_belongs_is_a_fault(program):
         assert reason in caught.value.fault.reason
 
 
+@pytest.mark.parametrize("written", ["35", "35C", "35 C", "35 °C", "35℃", "+35.0 ℃"])
+def test_a_number_may_have_a_unit(program, written):
+    assert TOOL.rows(program(f"echo 'a0, {written}, x'"), FIELDS)["a0"].number("load") == 35
+
+
 LISTING = "Acme 1.2\n[0] card\n  Power : 50 W\n  Power : 31 W\n  Temp: N/A\n[1] card\n  Power : 7\n"
 
 
@@ -137,3 +142,54 @@ def test_sections_are_told_apart_by_their_first_line(program):
 
 def test_lines_of_names_and_values_are_read():
     assert pairs("A: 1\nB : x:y\nno colon\nC:\nA: 2") == {"A": "1", "B": "x:y", "C": None}
+
+
+TABLE = """+----+
+| 0  One    | 0000:19:00.0 | 12% |
+| 1  One XT | 0000:1A:00.0 | N/A |
+"""
+CELLS = r"^\|\s*(?P<index>\d+)\s+(?P<name>\S.*?)\s*\|\s*(?P<key>[0-9a-f:.]+)\s*\|\s*(?P<busy>\S+)\s*\|(?P<rest>x)?"
+
+
+def test_a_table_for_people_is_read_by_a_pattern(program):
+    rows = TOOL.scan(program(f"cat <<'E'\n{TABLE}E"), CELLS)
+
+    assert {key: (row.count("index"), row.text("name")) for key, row in rows.items()} == {
+        "0000:19:00.0": (0, "One"),
+        "0000:1a:00.0": (1, "One XT"),
+    }
+    assert rows["0000:19:00.0"].measures(busy="busy")["utilization"] == 0.12
+    assert rows["0000:1a:00.0"].measures(busy="busy")["utilization"] is None
+    assert rows["0000:1a:00.0"].text("rest") is None
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo nothing of the kind", "must answer a table of devices (got 'nothing of the kind')"),
+        (f"cat <<'E'\n{TABLE}{TABLE}E", "must name each device once (got 0000:19:00.0 twice)"),
+    ],
+)
+def test_a_table_without_devices_or_with_one_twice_is_a_fault(program, script, reason):
+    with pytest.raises(FaultError, match=re.escape(reason)):
+        TOOL.scan(program(script), CELLS)
+
+
+def test_json_may_stand_between_lines_of_a_log(program):
+    assert TOOL.json(program("echo 'W: old firmware'; echo ' {\"a\": 1}'; echo done")) == {"a": 1}
+
+
+def test_a_tool_gets_the_libraries_that_it_does_not_find(program, machine):
+    tool = Tool("acme-tool", libraries="/opt/acme/lib")
+
+    assert tool.ask(program('echo "$LD_LIBRARY_PATH"')) == "/opt/acme/lib\n"
+    assert tool.ask(machine()) is None
+
+
+def test_a_tool_whose_libraries_are_missing_is_installed_and_fails(program):
+    tool = Tool("acme-tool", libraries="/opt/acme/lib", package="acme-utils")
+
+    with pytest.raises(FaultError, match=r"exit status 127 \(libacme\.so: cannot open"):
+        tool.ask(program("echo 'libacme.so: cannot open shared object file' >&2; exit 127"))
+    with pytest.raises(FaultError, match="acme-tool did not end within"):
+        tool.ask(program("exec sleep 60", seconds=1.0))

@@ -182,6 +182,26 @@ def test_a_fault_costs_its_own_device_alone(vendor, machine, files, fault):
     assert len(detected.devices) == 2
 
 
+@pytest.mark.parametrize(
+    ("bound", "fault"),
+    [
+        ("acme_pci", None),
+        (None, ("no driver is bound to it", "install the Acme driver")),
+        (
+            "vfio-pci",
+            ("it is bound to the driver 'vfio-pci', which keeps it for another use", "bind it to the Acme driver"),
+        ),
+    ],
+)
+def test_where_nobody_publishes_the_name_of_the_driver_any_that_is_bound_will_do(vendor, machine, bound, fault):
+    vendor.driver = ""
+    detected = vendor.anyaccel_detect(machine(pci("0000:01:00.0", driver=bound)))
+
+    assert faults(detected) == ({"01:00.0": fault} if fault else {})
+    assert detected.driver_version == ""
+    assert vendor.anyaccel_detect(machine({"/sys/module/acme": {"dir": True}})) is None
+
+
 def test_a_node_that_is_missing_or_closed_is_a_fault_with_its_remedy(vendor, machine):
     paths = pci("0000:01:00.0", slot="0") | pci("0000:02:00.0", slot="1")
     paths["/dev/acme0"]["access"] = "r"
@@ -273,6 +293,26 @@ def test_a_mask_is_written_and_read(vendor):
     assert vendor.anyaccel_visible(edits.set, devices) == ["acme-2", "acme-3"]
     assert vendor.anyaccel_visible({}, devices) is None
     assert vendor.anyaccel_info().env_vars == ("ACME_VISIBLE",)
+
+
+def test_variables_of_other_vendors_are_told(vendor):
+    class Borrower(type(vendor)):
+        variables, borrowed, cleared = ("ELSE",), ("ACME_VISIBLE",), ("ELSE",)
+
+    info = Borrower().anyaccel_info()
+
+    assert (info.env_vars, info.borrowed, info.cleared) == (("ACME_VISIBLE", "ELSE"), ("ACME_VISIBLE",), ("ELSE",))
+
+
+def test_the_drm_nodes_of_a_card_begin_with_the_render_node(machine):
+    folder = "/sys/bus/pci/devices/0000:01:00.0/drm"
+    names = ("card1", "controlD65", "renderD129", "version")
+    paths = pci("0000:01:00.0") | {f"{folder}/{name}": {"dir": True} for name in names}
+    ctx = machine(paths)
+    (function,) = ctx.pci()
+
+    assert Card(ctx, "acme-0", function).drm_nodes() == ("/dev/dri/renderD129", "/dev/dri/card1")
+    assert Card(ctx, "acme-1").drm_nodes() == ()
 
 
 @pytest.mark.parametrize(

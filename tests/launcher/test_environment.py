@@ -103,6 +103,44 @@ def test_set_against_unset_among_the_given_is_refused_with_both_names(acme, riva
         environment(["APU", "R1"], "sim:Acme-Whole:4,R1:4")
 
 
+CLEARS = 'return EnvEdits(set={"RIVAL": ",".join(d.id for d in devices)}, unset=frozenset({"ACME_VISIBLE"}))'
+
+
+@pytest.fixture
+def polite(install):
+    """A vendor that clears the variable of another one, whose programs would be misled by it."""
+    source = RIVAL.format(env=CLEARS, detect="return Detected()")
+    owned = 'env_vars=("RIVAL", "ACME_VISIBLE", "ACME_ORDER")'
+    assert owned in source
+    install("rival", source.replace(owned, owned + ', cleared=("ACME_VISIBLE",)'), distribution="rival")
+
+
+def test_what_is_only_cleared_stays_with_a_vendor_that_obeys_it(acme, polite):
+    machine = "sim:Acme-Whole:4,R1:4"
+    both = environment(["APU", "R1"], machine)
+    assert (both.values["ACME_VISIBLE"], both.values["RIVAL"]) == ("acme-0", "rival-0")
+    alone = environment("R1", machine, environ={"ACME_VISIBLE": "acme-3"})
+    assert (alone.values["ACME_VISIBLE"], alone.allocation.gaps) == ("", ())
+    inherited = environment("R1", machine, unallocated="inherit", environ={"ACME_VISIBLE": "acme-3"})
+    assert inherited.values["ACME_VISIBLE"] == "acme-3"  # to clear it would show all of them
+
+
+def test_what_is_cleared_goes_where_nobody_obeys_it(acme, polite, record):
+    made = environment("R1", "sim:R1:4", environ={"ACME_VISIBLE": "acme-3"})
+    assert "ACME_VISIBLE" not in made.values
+    assert made.unset == {"ACME_VISIBLE"}
+
+
+def test_set_against_unset_is_never_silent(acme, rival):
+    """A vendor that empties the variable of another one without saying so costs that one's worker its devices."""
+    rival(env='return EnvEdits(set={"RIVAL": "", "ACME_VISIBLE": ""})')
+    made = environment("APU", "sim:Acme-Whole:4,R1:4")
+    assert made.values["ACME_VISIBLE"] == "acme-0"
+    assert made.allocation.gaps == (
+        "devices of rival may be open to the worker: ACME_VISIBLE='' hides them, and acme needs it to be 'acme-0'",
+    )
+
+
 def test_a_vendor_that_cannot_hide_its_devices_costs_itself_alone(acme, rival):
     rival(env='raise ValueError("no idea")')
     made = environment("APU", "sim:Acme-Whole:4,R1:4")

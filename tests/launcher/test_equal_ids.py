@@ -117,7 +117,7 @@ def test_a_waiter_that_sees_more_vendors_is_woken(hold):
         said = waiter.stderr.readline()
         holder.communicate(timeout=30)
         printed, _ = waiter.communicate(timeout=30)
-    assert said.startswith("anyaccel: waiting, place 1 in line: left/card-")
+    assert said.startswith("anyaccel: waiting, place 1 in line: left/0, left/1 held by")
     assert (waiter.returncode, printed.strip()) in {(0, "card-0"), (0, "card-1")}  # whichever was free first
 
 

@@ -30,7 +30,7 @@ def test_two_shells_get_different_devices_and_a_third_waits_for_them(acme):
     assert got == {"acme-0", "acme-1"}
     third = start("run", "APU", *HOLD)
     said = third.stderr.readline()
-    assert said.startswith("anyaccel: waiting, place 1 in line: acme-")
+    assert said.startswith("anyaccel: waiting, place 1 in line: acme/")
     assert "second job" in said
     second.send_signal(signal.SIGKILL)
     assert third.stdout.readline().strip() in got
@@ -204,8 +204,9 @@ def test_devices_that_somebody_uses_without_a_lease(install, record, anyaccel, a
     acme.write_text(source[:at] + BUSY + "\n\n" + source[until:])
     machine = record({}, {})
     ids = [device.id for device in aa.detect(machine).devices]
-    assert [row.split()[-2:] for row in anyaccel("--machine", machine).stdout.splitlines()[1:3]] == [
-        ["process", "7"], [ids[1], "-"],
+    columns = ("--columns", "state,user,program,id")
+    assert [row.split() for row in anyaccel("--machine", machine, *columns).stdout.splitlines()[1:3]] == [
+        ["busy", "*?", "process", "7", ids[0]], ["free", ids[1]],
     ]  # fmt: skip
     for request, options, expected in (
         ("APU", {}, ids[0]),

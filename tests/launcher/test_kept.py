@@ -12,6 +12,7 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
+from anyaccel.cli.parser import APART
 from anyaccel.launcher import start as starting
 from anyaccel.ledger import Ledger, mark
 from lengths import length
@@ -36,8 +37,11 @@ def until(condition):
     return found
 
 
-def ours(*arguments, **options):
-    return subprocess.run([*OURS, *arguments], capture_output=True, text=True, timeout=60, check=False, **options)
+def ours(command, *arguments, **options):
+    program = OURS[:3] if command in APART else OURS  # they look at no machine
+    return subprocess.run(
+        [*program, command, *arguments], capture_output=True, text=True, timeout=60, check=False, **options
+    )
 
 
 def leave(*command):
@@ -301,7 +305,9 @@ def test_leases_nest_and_the_fourth_has_the_lock_alone():
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     device, limit = done.stdout.splitlines()
-    assert device == leases()[0].device if leases() else device
+    held = leases()  # the keeper of an inner run carries the outer mark, and notices the end a moment later
+    assert not held or device == held[0].device
+    until(lambda: not leases())
     assert len(mark.parse(int(limit.split()[3]))) == 3
 
 

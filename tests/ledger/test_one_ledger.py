@@ -150,7 +150,7 @@ def test_what_a_user_has_not_brought_over_is_said_and_root_brings_it(as_user):
     bob = as_user(BOB)
     (said, _) = bob.do("told()")
     assert said.startswith(f"warn {ALICE} keeps leases in a directory of their own, made before /run/anyaccel: ")
-    assert "sudo anyaccel doctor" in said
+    assert "sudo anyaccel setup" in said
     assert len(root.do("told()")) == 1
     assert len(bob.do("told()")) == 1
     assert bob.do("held()") == [["a", ALICE, alice.pid]]

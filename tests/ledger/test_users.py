@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyaccel
 import pytest
-from anyaccel.errors import DevicesBusyError, StateDirectoryError
+from anyaccel.errors import DevicesBusyError, LeaseNotFoundError, StateDirectoryError
 from anyaccel.ledger import Ledger, Want
 from anyaccel.ledger.diagnosis import diagnose
 from anyaccel.ledger.names import boot
@@ -67,6 +67,21 @@ def test_they_exclude_each_other_and_see_who_holds(user, ledger):
     assert (ticket.uid, ticket.user) == (BOB, str(BOB))
     alice.kill()
     assert bob.do("1") == {"a": 10_000}
+
+
+def test_only_its_owner_and_root_cancel_a_ticket(user, ledger):
+    alice, bob = user(ALICE), user(BOB)
+    alice.do("take('a')")
+    bob.begin("take('a', wait=60)")
+    (ticket,) = eventually(ledger.tickets)
+    with pytest.raises(ClaimantError, match=f"ticket {ticket.id} belongs to {BOB}; only {BOB} and root can cancel it"):
+        alice.do(f"ledger.cancel({ticket.id!r})")
+    assert [each.id for each in ledger.tickets()] == [ticket.id]
+    assert ledger.cancel(ticket.id) == bob.pid
+    with pytest.raises(ClaimantError, match="was cancelled"):
+        bob.do("1")
+    with pytest.raises(LeaseNotFoundError, match=f"nobody waits with ticket '{ticket.id}'"):
+        ledger.cancel(ticket.id)
 
 
 OPERATIONS = {

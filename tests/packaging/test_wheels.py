@@ -73,6 +73,9 @@ def members(dist, name):
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_wheel_holds_the_package_and_nothing_else(dist, name):
     inside = members(dist, name)
+    man = {part for part in inside if ".data/data/share/man/man1/" in part}
+    assert {part.rpartition("/")[2] for part in man} == {path.name for path in FOLDERS[name].glob("man/*.1")}
+    inside = [part for part in inside if part not in man]
     assert {part.split("/")[0].split("-")[0] for part in inside} == {name}
     assert f"{name}/py.typed" in inside
     assert [part for part in inside if part.endswith(".dist-info/licenses/LICENSE")]
@@ -106,6 +109,21 @@ def test_an_installed_plugin_is_checked_on_the_recordings_that_it_brings(bare):
     document = json.loads(bare("anyaccel", "check", "tpu", "--json"))
     machines = {result["machine"] for result in document["results"] if result["check"] == "C07"}
     assert (document["passed"], machines) == (True, {path.name for path in ROOT.glob("plugins/tpu/recordings/*")})
+
+
+def test_all_is_installed_from_a_folder_without_a_network(dist, tmp_path):
+    """What a machine without a network needs is in one folder: what was built, and what that depends on."""
+    wanted = f"anyaccel[{','.join(VENDORS)}]"
+    house = tmp_path / "house"
+    pip = [sys.executable, "-m", "pip"]
+    check(*pip, "download", "--quiet", "--dest", house, "--find-links", dist, wanted, env=QUIET)
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    nowhere = {name: value for name, value in QUIET.items() if not name.startswith(("PIP_", "HTTP", "http"))}
+    offline = ["--no-index", "--find-links", house]
+    check(python, "-m", "pip", "--isolated", "install", "--quiet", *offline, wanted, env=nowhere)
+    shown = check(tmp_path / "venv" / "bin" / "anyaccel", "plugins", cwd=tmp_path)
+    assert [line.split()[0] for line in shown.splitlines()[1:]] == VENDORS
 
 
 def test_the_installed_command_gives_devices_to_a_program(bare):

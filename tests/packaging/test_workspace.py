@@ -28,12 +28,25 @@ def test_every_plugin_is_an_extra_of_the_core():
     assert extras["all"] == [f"anyaccel[{','.join(VENDORS)}]"]
 
 
+def test_uv_finds_every_plugin_beside_the_core():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras == {vendor: [f"anyaccel[{vendor}]"] for vendor in (*VENDORS, "all")}
+    here = {"workspace": True}
+    sources = tomllib.loads((ROOT / "core" / "pyproject.toml").read_text())["tool"]["uv"]["sources"]
+    assert sources == {f"anyaccel-{vendor}": here for vendor in VENDORS}
+    for vendor in VENDORS:
+        plugin = tomllib.loads((ROOT / "plugins" / vendor / "pyproject.toml").read_text())
+        assert plugin["tool"]["uv"]["sources"] == {"anyaccel": here}
+
+
 def test_every_plugin_has_its_tox_environment():
     assert f"{{{','.join(VENDORS)}}}" in tox_section("tox")["env_list"]
     names = re.findall(r"^(\w+): TESTS = plugins/(\w+)/tests$", tox_section("testenv")["set_env"], re.MULTILINE)
     assert names == [(vendor, vendor) for vendor in VENDORS]
-    names = re.findall(r"^(\w+),docs,together: -e plugins/(\w+)$", tox_section("testenv")["deps"], re.MULTILINE)
+    names = re.findall(r"^(\w+): -e plugins/(\w+)$", tox_section("testenv")["deps"], re.MULTILINE)
     assert names == [(vendor, vendor) for vendor in VENDORS]
+    together = (ROOT / "tests" / "plugins.txt").read_text()
+    assert re.findall(r"^-e plugins/(\w+)$", together, re.MULTILINE) == VENDORS
 
 
 def test_every_plugin_is_in_the_table_of_support():
@@ -66,4 +79,5 @@ def test_a_plugin_is_described_alike(vendor):
 
 def test_the_changelog_knows_the_version():
     version = re.search(r'^__version__ = "(.+)"', (ROOT / "core/src/anyaccel/_version.py").read_text(), re.MULTILINE)[1]
+    assert f"version: {version}" in (ROOT / "CITATION.cff").read_text().splitlines()
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()

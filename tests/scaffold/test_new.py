@@ -14,7 +14,7 @@ import pytest
 from lengths import length
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "anyaccel-tenstorrent"
+EXAMPLE = ROOT / "examples" / "anyaccel-lumen"
 FILES = [
     ".gitignore",
     "README.md",
@@ -31,7 +31,7 @@ FILES = [
     "tests/test_plugin.py",
 ]
 
-PROJECTS = ("anyaccel-my-npu", "anyaccel-other", "anyaccel-tenstorrent")
+PROJECTS = ("anyaccel-my-npu", "anyaccel-other", "anyaccel-lumen")
 
 
 def new(anyaccel, *arguments, **options):
@@ -52,7 +52,7 @@ def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp
     assert (status, out) == (0, "anyaccel-my-npu\n"), err
     status, out, err = new(anyaccel, "other", "--from", "tool", cwd=tmp_path)
     assert (status, out) == (0, "anyaccel-other\n"), err
-    shutil.copytree(EXAMPLE, tmp_path / "anyaccel-tenstorrent")
+    shutil.copytree(EXAMPLE, tmp_path / "anyaccel-lumen")
     python = str(tmp_path / "venv" / "bin" / "python") if clean else sys.executable
     environ = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "PYTEST", "ANYACCEL"))}
 
@@ -73,7 +73,7 @@ def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp
     else:
         site = tmp_path / "site"
         run(*pip, "--no-deps", "--no-build-isolation", "--target", site, *(f"./{name}" for name in PROJECTS))
-        environ |= {"PYTHONPATH": str(site), "ANYACCEL_PLUGINS": "my_npu,other,tenstorrent"}
+        environ |= {"PYTHONPATH": str(site), "ANYACCEL_PLUGINS": "my_npu,other,lumen"}
     for project in PROJECTS:
         tests = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path / project)
         # What is skipped is the check of a hook that it need not have.
@@ -82,9 +82,9 @@ def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp
     cli = (python, "-m", "anyaccel")
     listed = json.loads(run(*cli, "plugins", "--json"))["plugins"]
     assert [(plugin["vendor"], plugin["state"], plugin["resource"]) for plugin in listed] == [
+        ("lumen", "ok", "LUX"),
         ("my_npu", "ok", "NPU"),
         ("other", "ok", "OTHER"),
-        ("tenstorrent", "ok", "TTNPU"),
     ]
     shown = run(*cli, "--machine", "sim:MyNpu-One:4", "run", "NPU:2", "--", "printenv", "MY_NPU_VISIBLE_DEVICES")
     assert shown == "0,1\n"

@@ -28,6 +28,19 @@ def uses_ray(test):
     return needs_ray(pytest.mark.xdist_group("ray")(pytest.mark.timeout(450)(test)))
 
 
+OWNERS = (
+    *("ASCEND_", "CUDA_", "FURIOSA_", "HABANA_", "HIP_", "MACA_", "NEURON_", "ONEAPI_", "QBRUNTIME_", "RAY_", "RBLN_"),
+    *("ROCR_", "TPU_", "TT_", "ZE_"),
+)
+"""How variables of Ray and of its families begin."""
+
+
+def forget_masks(monkeypatch):
+    """Leave the test without masks and settings of whoever tests."""
+    for name in [name for name in os.environ if name.startswith(OWNERS)]:
+        monkeypatch.delenv(name)
+
+
 NODE_OPTIONS = (
     "--block",
     "--disable-usage-stats",

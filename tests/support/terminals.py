@@ -8,7 +8,8 @@ import subprocess
 import termios
 import unicodedata
 
-BOLD = re.compile(r"\x1b\[1m([^\x1b]*)\x1b\[0m")
+COLOURS = re.compile(r"\x1b\[(?:1|2|31|32|33|36)m([^\x1b]*)\x1b\[0m")
+"""What our own colours and bold letters look like."""
 
 
 def run_on_terminal(argv, *, columns=80, env=None, seconds=60, **options):
@@ -35,8 +36,9 @@ def run_on_terminal(argv, *, columns=80, env=None, seconds=60, **options):
 
 
 def assert_plain(data, encoding="utf-8"):
-    """Check that output is lines of printable text, and our bold headings, and return it."""
-    text = BOLD.sub(r"\1", data.decode(encoding).replace("\r\n", "\n"))
+    """Check that output is lines of printable text, and our colours, and return it."""
+    # A line in place begins at the start of its line again: each state of it is a line here.
+    text = COLOURS.sub(r"\1", data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n"))
     found = {char: unicodedata.name(char, hex(ord(char))) for char in text if char != "\n" and not char.isprintable()}
     assert found == {}, text
     assert not re.search("^Traceback", text, re.MULTILINE), text

@@ -68,6 +68,15 @@ def test_two_vendors_that_set_one_variable_differently(install, recordings):
     assert "acme and zeta set the variable ACME_VISIBLE differently" in failures["C24"]
 
 
+def test_a_variable_that_is_borrowed_is_no_conflict(install, recordings):
+    rival = ACME.replace('vendor="acme"', 'vendor="zeta", borrowed=("ACME_VISIBLE",)').replace("acme-{", "zeta-{")
+    rival = rival.replace("Acme-", "Zeta-").replace("Acme One", "Zeta One").replace("Acme Whole", "Zeta Whole")
+    install("acme", ACME)
+    install("zeta", rival.replace('"A1"', '"Z1"'))
+    (result,) = {(result.check, result.state) for result in run_checks("acme", recordings(ACME), only=["C24"])}
+    assert result == ("C24", State.OK)
+
+
 def test_what_is_not_installed(monkeypatch):
     monkeypatch.setenv("ANYACCEL_PLUGINS", "none")
     first, *rest = run_checks("acme")

@@ -73,10 +73,16 @@ def test_a_correct_plugin_loads():
             "PluginInfo.counts must be numbers of devices from 1 on, in ascending order (got (1, 1)).",
         ),
         ({"counts": (0,)}, "PluginInfo.counts must be numbers of devices from 1 on, in ascending order (got (0,))."),
+        ({"borrowed": ("ELSE",)}, "PluginInfo.borrowed must hold variables of env_vars (got 'ELSE'); add it there."),
+        ({"cleared": ("ELSE",)}, "PluginInfo.cleared must hold variables of env_vars (got 'ELSE'); add it there."),
+        (
+            {"borrowed": ("ACME",), "cleared": ("ACME",)},
+            "PluginInfo.cleared must not hold 'ACME', which is borrowed: the vendor's runtime obeys it.",
+        ),
         ({"exclusive": "so\nit is"}, "PluginInfo.exclusive must be printable text (got 'so\\nit is')."),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(said, fault):
+def test_what_cannot_be_is_refused(said, fault):
     info = PluginInfo(vendor="acme", resource="APU", kind="apu", env_vars=("ACME",), **said)
     with pytest.raises(PluginError) as caught:
         load(module(anyaccel_info=lambda: info))

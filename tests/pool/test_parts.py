@@ -13,14 +13,16 @@ import threading
 import time
 
 import pytest
-from anyaccel.workers import memory
-from anyaccel.workers.ending import ending
-from anyaccel.workers.handle import Gone, Worker
-from anyaccel.workers.logs import Logs
-from anyaccel.workers.loop import Loop
-from anyaccel.workers.mapping import Counter, Printer, Progress, chunks
-from anyaccel.workers.pickling import LARGE, Pickled, dumps, dumps_whole, loads
-from anyaccel.workers.wire import MOST_INLINE, Kind, receive, send
+from anyaccel.pool import payload
+from anyaccel.pool.call import Options
+from anyaccel.pool.channel import MOST_INLINE, Kind, receive, send
+from anyaccel.pool.forkserver.client import Gone
+from anyaccel.pool.logs import Logs
+from anyaccel.pool.payload import LARGE, Pickled, dumps, dumps_whole, loads
+from anyaccel.pool.pool import Counter, Printer, Progress, chunks
+from anyaccel.pool.proc import ending
+from anyaccel.pool.process import WorkerProcess
+from anyaccel.pool.reactor import Reactor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import until
@@ -58,8 +60,8 @@ def test_messages_leave_no_descriptor_open():
     # In a process of its own: threads of earlier tests may still close theirs here.
     program = """
         import os, socket
-        from anyaccel.workers.pickling import Pickled
-        from anyaccel.workers.wire import MOST_INLINE, Kind, receive, send
+        from anyaccel.pool.payload import Pickled
+        from anyaccel.pool.channel import MOST_INLINE, Kind, receive, send
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         before = os.listdir("/proc/self/fd")
         for size in (0, MOST_INLINE, MOST_INLINE + 1):
@@ -78,16 +80,17 @@ def test_who_waits_for_an_answer_that_is_being_handed_over_takes_no_other(pair):
     ours, theirs = pair
     taken, goes_on, messages = threading.Event(), threading.Event(), []
 
-    class Owner:
-        def on_message(self, _, message):
+    class Process(WorkerProcess):
+        def on_message(self, message):
             messages.append(bytes(message.data))
             taken.set()
             goes_on.wait(10)
 
-        def on_gone(self, *_):
+        def on_gone(self, _):
             messages.append("gone")
 
-    worker = Worker(1, Owner(), ours, theirs.dup(), Loop(), stop=lambda _: None)
+    worker = Process(None, Options.of(), None, None)
+    worker.attach(ours, theirs.dup(), lambda _: None)
     send(theirs, Kind.RESULT, b"first")
     reader = threading.Thread(target=worker.read)
     reader.start()
@@ -95,7 +98,7 @@ def test_who_waits_for_an_answer_that_is_being_handed_over_takes_no_other(pair):
     send(theirs, Kind.RESULT, b"second")
     worker.attend(lambda: True)
     assert messages == [b"first"]
-    worker.forget()
+    worker.detach()
     worker.ended(Gone())
     assert messages == [b"first"]
     goes_on.set()
@@ -135,16 +138,16 @@ def test_a_packet_that_is_no_message(pair, packet):
 def test_shared_memory_that_could_shrink_under_us_is_refused():
     unsealed = os.memfd_create("x", os.MFD_ALLOW_SEALING)
     os.ftruncate(unsealed, 100)
-    small = memory.write([b"abc"])
+    small = payload.write_shared([b"abc"])
     try:
         with pytest.raises(ValueError, match="sealed"):
-            memory.read(unsealed, [100])
+            payload.read_shared(unsealed, [100])
         with pytest.raises(ValueError, match="hold 128 bytes"):
-            memory.read(small, [100])
+            payload.read_shared(small, [100])
         with pytest.raises(OSError, match="not permitted"):
             os.ftruncate(small, 0)
-        assert [bytes(view) for view in memory.read(small, [3])] == [b"abc"]
-        assert [bytes(view) for view in memory.read(small, [])] == []
+        assert [bytes(view) for view in payload.read_shared(small, [3])] == [b"abc"]
+        assert [bytes(view) for view in payload.read_shared(small, [])] == []
     finally:
         os.close(unsealed)
         os.close(small)
@@ -155,8 +158,8 @@ def test_memory_is_unmapped_with_its_last_view():
         with open("/proc/self/maps") as file:
             return sum("anyaccel" in line for line in file)
 
-    descriptor = memory.write([bytes(1 << 20), bytes(10)])
-    first, second = memory.read(descriptor, [1 << 20, 10])
+    descriptor = payload.write_shared([bytes(1 << 20), bytes(10)])
+    first, second = payload.read_shared(descriptor, [1 << 20, 10])
     os.close(descriptor)
     assert mapped() == 1
     del first
@@ -189,18 +192,18 @@ def test_large_buffers_are_not_copied():
 
 
 def test_the_loop_survives_what_it_calls(caplog):
-    loop = Loop()
+    loop = Reactor()
     done = threading.Event()
     loop.call_soon(lambda: 1 / 0)
     loop.call_soon(lambda: (_ for _ in ()).throw(SystemExit(3)))
     loop.call_soon(done.set)
     assert done.wait(10)
-    assert [record.message for record in caplog.records] == ["a handler of the workers' loop failed"] * 2
+    assert [record.message for record in caplog.records] == ["a handler of the reactor failed"] * 2
     assert not loop.inside
 
 
 def test_timers_ring_in_order_and_not_when_cancelled():
-    loop = Loop()
+    loop = Reactor()
     rung = []
     now = time.monotonic()
     timers = [loop.call_at(now + 0.02 * number, lambda number=number: rung.append(number)) for number in (3, 1, 2)]
@@ -229,6 +232,12 @@ def test_names_of_logs(tmp_path):
         "000001-f.log",
         "000002-C._locals_.g.log",
         f"000003-{'x' * 80}.log",
+    ]
+    later, beside = Logs(logs.directory), Logs(logs.directory)  # a later run, and another pool of it
+    assert [os.path.basename(each.path_for("g")) for each in (later, beside, later)] == [
+        "000004-g.log",
+        "000005-g.log",
+        "000006-g.log",
     ]
 
 

@@ -2,7 +2,7 @@
 
 import time
 
-from anyaccel.workers import client
+from anyaccel.pool.forkserver import client
 from processes import until
 
 

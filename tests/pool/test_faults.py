@@ -10,7 +10,8 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
-from anyaccel.workers import client, tree
+from anyaccel.pool import proc
+from anyaccel.pool.forkserver import client
 from processes import gone, left_of, until
 
 
@@ -106,12 +107,12 @@ def test_workers_that_die_at_the_same_moment_are_not_taken_for_each_other(pool, 
     one = pool("A1:1", machine="sim:A1:2", grace=0.3)
     futures = [one.submit(leave) for _ in range(2)]
     until(lambda: len([*tmp_path.glob("*.left"), *tmp_path.glob("*.worker")]) == 4, "both")
-    nursery = client.nursery().pid
-    os.kill(nursery, signal.SIGSTOP)
+    server = client.fork_server().pid
+    os.kill(server, signal.SIGSTOP)
     for worker in tmp_path.glob("*.worker"):
         os.kill(int(worker.stem), signal.SIGKILL)
     until(lambda: all(gone(int(worker.stem)) for worker in tmp_path.glob("*.worker")), "their death")
-    os.kill(nursery, signal.SIGCONT)
+    os.kill(server, signal.SIGCONT)
     left = [int(path.stem) for path in tmp_path.glob("*.left")]
     assert one.submit(lambda: [os.path.exists(f"/proc/{pid}") for pid in left]).result() == [False, False]
     for future in futures:
@@ -135,7 +136,7 @@ def test_processes_that_fork_while_they_are_killed(pool):
         one.submit(bomb).result()
     one.options(timeout=None).submit(os.getpid).result()
     # The last worker on its way out, and the next one.
-    until(lambda: len(list(tree.descendants(client.nursery().pid))) <= 2, "the end of all others")
+    until(lambda: len(list(proc.descendants(client.fork_server().pid))) <= 2, "the end of all others")
 
 
 def test_what_a_worker_leaves_costs_nobody_else_anything(pool, tmp_path):
@@ -169,7 +170,7 @@ def test_what_a_worker_leaves_costs_nobody_else_anything(pool, tmp_path):
     assert other.result() == "lives"
 
 
-def test_the_nursery_dies(pool, tmp_path):
+def test_the_fork_server_dies(pool, tmp_path):
     def work():
         plain = subprocess.Popen(["sleep", "1000"], start_new_session=True)
         clean = subprocess.Popen(["sleep", "1000"], start_new_session=True, env={})
@@ -181,19 +182,19 @@ def test_the_nursery_dies(pool, tmp_path):
     future = one.submit(work)
     waiting = one.submit(os.getpid)
     pids = until(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text().split(), "the call")
-    old = client.nursery()
+    old = client.fork_server()
     os.kill(old.pid, signal.SIGKILL)
-    with pytest.raises(aa.BrokenWorkerError, match="its nursery was killed by SIGKILL"):
+    with pytest.raises(aa.BrokenWorkerError, match="its fork server was killed by SIGKILL"):
         future.result()
     assert waiting.result()
-    assert client.nursery() is not old
+    assert client.fork_server() is not old
     until(lambda: all(gone(int(pid)) for pid in pids), "the end of the call's processes")
 
 
-def test_a_nursery_that_cannot_live(pool, tmp_path, monkeypatch):
+def test_a_fork_server_that_cannot_live(pool, tmp_path, monkeypatch):
     (tmp_path / "deadly.py").write_text("import os; os._exit(9)")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises((aa.NurseryError, aa.BrokenWorkerError), match="nursery"):
+    with pytest.raises((aa.NurseryError, aa.BrokenWorkerError), match="server"):
         pool(preload=["deadly"]).submit(os.getpid).result()
 
 
@@ -203,12 +204,12 @@ def test_a_nursery_that_cannot_live(pool, tmp_path, monkeypatch):
         ("raise OSError('no such chip')", "the module 'unfit' cannot be preloaded: OSError: no such chip"),
         (
             "import threading, time; threading.Thread(target=time.sleep, args=(999,), daemon=True).start()",
-            r"the nursery has 2 threads .*; preload less",
+            r"the fork server has 2 threads .*; preload less",
         ),
-        ("f = open('/dev/fuse')", "the nursery has /dev/fuse open, because of a preloaded module"),
+        ("f = open('/dev/fuse')", "the fork server has /dev/fuse open, because of a preloaded module"),
     ],
 )
-def test_a_nursery_that_must_not_fork_says_why(pool, tmp_path, monkeypatch, source, why):
+def test_a_fork_server_that_must_not_fork_says_why(pool, tmp_path, monkeypatch, source, why):
     if "/dev/fuse" in source and not os.access("/dev/fuse", os.R_OK):
         pytest.skip("no harmless character device that may be opened here")
     (tmp_path / "unfit.py").write_text(source)
@@ -220,13 +221,13 @@ def test_a_nursery_that_must_not_fork_says_why(pool, tmp_path, monkeypatch, sour
         with pytest.raises(aa.NurseryError, match=why):
             unfit.submit(os.getpid).result()  # the device has come back
     finally:
-        client._nurseries.pop(("unfit",)).close()  # another test has another module of that name
+        client._servers.pop(("unfit",)).close()  # another test has another module of that name
 
 
 CALLER = """
 import os, signal, subprocess, sys, time
 import anyaccel as aa
-from anyaccel.workers import client
+from anyaccel.pool.forkserver import client
 def work():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 1000 & setsid sleep 1000"])
@@ -319,7 +320,7 @@ def test_the_end_of_the_interpreter_with_an_actor_and_a_kept_process(script):
 INTERRUPTED = """
 import os, signal, sys, time
 import anyaccel as aa
-from anyaccel.workers import client
+from anyaccel.pool.forkserver import client
 def work(stubborn):
     if stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -367,18 +368,18 @@ def test_no_zombie_is_left(pool):
     for _ in range(5):
         one.submit(os.system, "true &").result()
     one.shutdown()
-    nursery = client.nursery()
-    until(lambda: not tree.children(nursery.pid), "the nursery to have no children, dead or alive")
-    assert nursery.pid in tree.children(os.getpid())
+    server = client.fork_server()
+    until(lambda: not proc.children(server.pid), "the fork server to have no children, dead or alive")
+    assert server.pid in proc.children(os.getpid())
 
 
 def test_another_user_cannot_be_hit_by_an_old_process_id():
     """Between a look at the tree and the signal an id may go to a stranger: only the child of its parent is hit."""
     stranger = subprocess.Popen(["sleep", "1000"])
     try:
-        assert not tree.send(stranger.pid, os.getppid(), signal.SIGKILL)
+        assert not proc.signal_one(stranger.pid, os.getppid(), signal.SIGKILL)
         assert stranger.poll() is None
-        assert tree.send(stranger.pid, os.getpid(), signal.SIGKILL)
+        assert proc.signal_one(stranger.pid, os.getpid(), signal.SIGKILL)
         assert stranger.wait() == -signal.SIGKILL
     finally:
         stranger.kill()
@@ -388,12 +389,12 @@ def test_another_user_cannot_be_hit_by_an_old_process_id():
 def test_descendants_are_found_by_either_way(monkeypatch):
     with subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000"]) as parent:
         try:
-            two = until(lambda: len(found := list(tree.descendants(parent.pid))) == 2 and found, "both")
+            two = until(lambda: len(found := list(proc.descendants(parent.pid))) == 2 and found, "both")
             monkeypatch.setattr(os.path, "exists", lambda _: False)  # a kernel without lists of children
-            assert sorted(tree.descendants(parent.pid)) == sorted(two)
+            assert sorted(proc.descendants(parent.pid)) == sorted(two)
         finally:
             monkeypatch.undo()
-            tree.send_all([*tree.descendants(parent.pid), (parent.pid, os.getpid())])
+            proc.signal_all([*proc.descendants(parent.pid), (parent.pid, os.getpid())])
 
 
 def test_a_caller_without_output(script):
@@ -471,18 +472,18 @@ def test_no_descriptors_left(script, first):
 
 
 def test_a_process_that_ignores_sigkill_keeps_its_device(pool, monkeypatch):
-    """The nursery says so after a minute; here it is told to say so at once."""
+    """The fork server says so after a minute; here it is told to say so at once."""
     one = pool("A1:1", machine="sim:A1:1")
     future = one.submit(time.sleep, 1000)
     until(future.running, "it")
     (member,) = one._core.members
-    member.on_stuck(member.worker, "process 7 (state D, in the kernel) did not end 60 s after SIGKILL")
+    member.on_stuck("process 7 (state D, in the kernel) did not end 60 s after SIGKILL")
     with pytest.raises(aa.BrokenWorkerError, match=r"process 7 \(state D"):
         future.result()
     waiting = one.submit(pow, 2, 2)
-    assert one.kept_aside[0][0] == future.allocation
-    assert "state D" in one.kept_aside[0][1]
+    assert one.quarantined[0][0] == future.allocation
+    assert "state D" in one.quarantined[0][1]
     assert waiting.allocation is None
     member.stop(0)
     assert waiting.result() == 4
-    assert one.kept_aside == ()
+    assert one.quarantined == ()

@@ -6,12 +6,11 @@ import time
 from concurrent.futures import Future
 
 import pytest
-from anyaccel.workers import loop as loops
-from anyaccel.workers import spin as spinning
-from anyaccel.workers.loop import Loop
-from anyaccel.workers.spin import Spin
-from anyaccel.workers.tasks import Options, Task
-from anyaccel.workers.wire import Kind, send
+from anyaccel.pool import channel as spinning
+from anyaccel.pool import reactor as reactors
+from anyaccel.pool.call import Call, Options
+from anyaccel.pool.channel import Kind, Spin, send
+from anyaccel.pool.reactor import Reactor
 from processes import until
 
 
@@ -97,7 +96,7 @@ def test_waiting_ends_when_the_time_is_up(pair):
 
 def test_what_is_borrowed_is_not_handled_until_it_was_given_back(pair):
     ours, theirs = pair
-    loop, handled = Loop(), threading.Event()
+    loop, handled = Reactor(), threading.Event()
 
     def handler():
         ours.recv(100)
@@ -106,15 +105,15 @@ def test_what_is_borrowed_is_not_handled_until_it_was_given_back(pair):
     loop.watch(ours.fileno(), handler)
     loop.borrow(ours.fileno())
     theirs.send(b"x")
-    assert not handled.wait(20 * loops._LOAN)
+    assert not handled.wait(20 * reactors._LOAN)
     loop.give_back(ours.fileno())
     assert handled.wait(10)
 
 
 def test_what_is_borrowed_in_turns_stays_out_of_the_loop(pair, monkeypatch):
-    monkeypatch.setattr(loops, "_LOAN", 0.2)
+    monkeypatch.setattr(reactors, "_LOAN", 0.2)
     ours, theirs = pair
-    loop, handled = Loop(), []
+    loop, handled = Reactor(), []
     loop.watch(ours.fileno(), lambda: handled.append(ours.recv(100)))
     for _ in range(100):
         loop.borrow(ours.fileno())
@@ -128,13 +127,13 @@ def test_what_is_borrowed_in_turns_stays_out_of_the_loop(pair, monkeypatch):
 
 def test_what_is_not_watched_any_more_is_not_given_back(pair):
     ours, theirs = pair
-    loop, handled, later = Loop(), [], threading.Event()
+    loop, handled, later = Reactor(), [], threading.Event()
     loop.watch(ours.fileno(), lambda: handled.append(ours.recv(100)))
     loop.borrow(ours.fileno())
     loop.give_back(ours.fileno())
     loop.unwatch(ours.fileno())
     theirs.send(b"x")
-    loop.call_later(10 * loops._LOAN, later.set)
+    loop.call_later(10 * reactors._LOAN, later.set)
     assert later.wait(10)
     assert not handled
 
@@ -162,6 +161,6 @@ def test_answers_arrive_whether_or_not_somebody_waits(pool):
 
 
 def test_a_future_is_made_as_its_base_class_makes_it():
-    bare, ours = vars(Future()), vars(Task("x", Options.of(), print).future)
+    bare, ours = vars(Future()), vars(Call("x", Options.of(), print).future)
     del bare["_condition"]
     assert {name: ours[name] for name in bare} == bare

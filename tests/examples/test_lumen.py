@@ -13,8 +13,8 @@ import pytest
 from anyaccel.inventory.record import expect
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "examples" / "anyaccel-tenstorrent"
-MODULE = EXAMPLE / "src" / "anyaccel_tenstorrent" / "__init__.py"
+EXAMPLE = ROOT / "examples" / "anyaccel-lumen"
+MODULE = EXAMPLE / "src" / "anyaccel_lumen" / "__init__.py"
 TUTORIAL = ROOT / "docs" / "tutorial-plugin.md"
 BLOCK = re.compile(r"^<!-- not run: part of (?P<path>\S+) -->\n```\w+\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 PUBLIC = {module.__name__: module.__all__ for module in (anyaccel.kit, anyaccel.plugin, anyaccel.testing)}
@@ -49,9 +49,9 @@ def test_the_tutorial_tells_exactly_this_code():
         told[match["path"]] = told.get(match["path"], "") + match["text"]
     assert set(told) == {
         "pyproject.toml",
-        "src/anyaccel_tenstorrent/__init__.py",
-        "src/anyaccel_tenstorrent/presence.json",
-        "src/anyaccel_tenstorrent/products.toml",
+        "src/anyaccel_lumen/__init__.py",
+        "src/anyaccel_lumen/presence.json",
+        "src/anyaccel_lumen/products.toml",
         "tests/test_plugin.py",
     }
     for path, text in told.items():
@@ -69,18 +69,18 @@ def test_a_recording_replays_to_its_expected_inventory(name, monkeypatch):
     import json
 
     monkeypatch.syspath_prepend(str(MODULE.parents[1]))
-    monkeypatch.setenv("ANYACCEL_PLUGINS", "tenstorrent=anyaccel_tenstorrent:plugin")
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "lumen=anyaccel_lumen:plugin")
     recording = EXAMPLE / "recordings" / name
-    assert expect(str(recording))["vendors"] == {"tenstorrent": json.loads((recording / "expected.json").read_text())}
+    assert expect(str(recording))["vendors"] == {"lumen": json.loads((recording / "expected.json").read_text())}
 
 
 def test_devices_are_counted_by_address_and_addresses_are_hexadecimal(monkeypatch):
     monkeypatch.syspath_prepend(str(MODULE.parents[1]))
-    monkeypatch.setenv("ANYACCEL_PLUGINS", "tenstorrent=anyaccel_tenstorrent:plugin")
-    devices = anyaccel.detect(str(EXAMPLE / "recordings" / "n300-4card")).devices
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "lumen=anyaccel_lumen:plugin")
+    devices = anyaccel.detect(str(EXAMPLE / "recordings" / "lm300-4card")).devices
     assert [(device.index, device.pci_bus_id, *device.nodes) for device in devices] == [
-        (0, "0000:01:00.0", "/dev/tenstorrent/2"),
-        (1, "0000:09:00.0", "/dev/tenstorrent/0"),
-        (2, "0000:0a:00.0", "/dev/tenstorrent/1"),
-        (3, "0000:81:00.0", "/dev/tenstorrent/3"),
+        (0, "0000:01:00.0", "/dev/lumen/2"),
+        (1, "0000:09:00.0", "/dev/lumen/0"),
+        (2, "0000:0a:00.0", "/dev/lumen/1"),
+        (3, "0000:81:00.0", "/dev/lumen/3"),
     ]

@@ -11,137 +11,137 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.ledger import Ledger
-from anyaccel.workers import shared_leases
-from anyaccel.workers.machine import machine_leases
+from anyaccel.pool import broker as brokers
+from anyaccel.pool.broker import broker_of
 from processes import until
 
 MACHINE = "sim:A1:2"
 
 
-class Neighbor:
-    def __init__(self, leases):
-        self.leases = leases
-        self.asked = []
-        leases.join(self)
-
-    def line_up(self):
-        pass
-
-    def make_way(self, devices):
-        self.asked.append(devices)
-
-    def claim(self, request):
-        return Claimed(self.leases, request)
-
-
-class Claimed:
-    def __init__(self, leases, request):
-        self.held = None
-        self.failure = None
-        self.claim = leases.claim(aa.parse_request(request), "test", self.on_held, self.on_failed)
-
-    def on_held(self, held):
-        self.held = held
-
-    def on_failed(self, failure):
-        self.failure = failure
-
-    def wait(self):
-        return until(lambda: self.held, "the devices")
-
-
 @pytest.fixture(params=[False, True], ids=["of this process", "of the machine"])
-def leases(request, acme):
-    return machine_leases(MACHINE, None, shared=request.param)
+def shared(request):
+    return request.param
 
 
-def ids(held):
-    return [device.id for device in held.allocation.devices]
+def wait_for(path):
+    until(path.exists, "the end of the test")
+    return os.getpid()
 
 
-def test_devices_are_given_at_once_and_come_back(leases):
-    user = Neighbor(leases)
-    one, two, half = user.claim("A1:1"), user.claim("A1:0.5"), user.claim("A1:0.5")
-    first, second = [device.id for device in leases.inventory.devices]
-    assert [ids(each.held) for each in (one, two, half)] == [[first], [second], [second]]
-    third = user.claim("A1:1")
-    assert third.held is None
-    assert user.asked == [frozenset({first, second})]
-    assert third.claim.why().fits_now is False
-    one.held.release()
-    assert ids(third.wait()) == [first]
+def ids(future):
+    return {device.id for device in future.allocation.devices}
 
 
-def test_whoever_came_first_is_served_first(leases):
-    user = Neighbor(leases)
-    holder = user.claim("A1:2")
-    both, one, other = user.claim("A1:2"), user.claim("A1:1"), user.claim("A1:1")
-    assert [both.claim.first(), one.claim.first(), both.claim.alone()] == [True, False, False]
-    everything = frozenset(device.id for device in leases.inventory.devices)
-    assert leases.wanted(everything) == everything
-    holder.held.release()
-    both.wait()
-    assert (one.held, other.held) == (None, None)
-    both.held.release()
-    assert {*ids(one.wait()), *ids(other.wait())} == everything
-    assert leases.wanted(everything) == frozenset()
+def test_devices_are_given_at_once_and_come_back(pool, shared, tmp_path):
+    one = pool("A1:1", shared=shared)
+    whole = one.submit(wait_for, tmp_path / "one")
+    until(whole.running, "the first")
+    halves = [one.options(needs="A1:0.5").submit(wait_for, tmp_path / "two") for _ in range(2)]
+    until(lambda: all(each.running() for each in halves), "the others")
+    assert ids(halves[0]) == ids(halves[1]) != ids(whole)
+    third = one.submit(os.getpid)
+    assert third.allocation is None
+    assert third.why().fits_now is False
+    (tmp_path / "one").touch()
+    third.result()
+    assert ids(third) == ids(whole)
+    (tmp_path / "two").touch()
 
 
-def test_a_claim_can_be_withdrawn(leases):
-    user = Neighbor(leases)
-    holder = user.claim("A1:2")
-    both, one = user.claim("A1:2"), user.claim("A1:1")
-    assert both.claim.withdraw()
-    assert not both.claim.withdraw()
-    holder.held.release()
-    one.wait()
-    assert both.held is None
-    assert not one.claim.withdraw()
+def test_whoever_came_first_is_served_first(pool, shared, tmp_path):
+    two, one = pool("A1:2", shared=shared), pool("A1:1", shared=shared)
+    holder = two.submit(wait_for, tmp_path / "holder")
+    both = two.submit(wait_for, tmp_path / "both")
+    until(holder.running, "the first")
+    singles = [one.submit(os.getpid) for _ in range(2)]
+    (tmp_path / "holder").touch()
+    until(both.running, "the second")
+    assert [each.allocation for each in singles] == [None, None]
+    (tmp_path / "both").touch()
+    for each in singles:
+        each.result()
 
 
-def test_what_can_never_be_served(leases):
-    user = Neighbor(leases)
-    for ask in (lambda request: leases.check(aa.parse_request(request)), user.claim):
-        with pytest.raises(aa.NeverFitsError):
-            ask("A1:3")
-        with pytest.raises(aa.UnknownNameError):
-            ask("B1:1")
-    assert user.claim("A1:3,else=cpu").held.allocation.cpu
-    user.claim("A1:3,else=cpu").held.release()
+def test_a_call_that_is_cancelled_is_in_nobodys_way(pool, shared, tmp_path):
+    two, one = pool("A1:2", shared=shared), pool("A1:1", shared=shared)
+    holder, both = two.submit(wait_for, tmp_path / "end"), two.submit(os.getpid)
+    single = one.submit(os.getpid)
+    assert both.cancel()
+    (tmp_path / "end").touch()
+    assert single.result()
+    assert holder.result() != single.result()
 
 
-def test_those_who_compete_for_nothing_pass(acme):
-    for shared in (False, True):
-        leases = machine_leases("sim:A1:1,Acme-Whole:4", None, shared=shared)
-        user = Neighbor(leases)
-        holder, waiting = user.claim("A1:1"), user.claim("A1:1")
-        assert user.claim("Acme-Whole:1").wait()
-        assert waiting.claim.withdraw()
-        holder.held.release()
+def test_what_can_never_be_served(pool, shared):
+    one = pool(shared=shared)
+    for needs, error in (("A1:3", aa.NeverFitsError), ("B1:1", aa.UnknownNameError)):
+        with pytest.raises(error):
+            one.options(needs=needs)
+    assert [one.options(needs="A1:3,else=cpu").submit(lambda: aa.current().cpu).result() for _ in range(2)] == [
+        True
+    ] * 2
 
 
-def test_claims_from_many_threads_never_overlap(leases):
-    user = Neighbor(leases)
-    taken: list[str] = []
-    faults: list[str] = []
+def test_those_who_compete_for_nothing_pass(pool, shared, tmp_path):
+    one = pool("A1:1", machine="sim:A1:1,Acme-Whole:4", shared=shared)
+    holder, waiting = one.submit(wait_for, tmp_path / "end"), one.submit(os.getpid)
+    assert one.options(needs="Acme-Whole:1").submit(pow, 2, 2).result() == 4
+    assert not waiting.done()
+    (tmp_path / "end").touch()
+    assert holder.result() != waiting.result()
 
-    def work():
-        for _ in range(10):
-            claimed = user.claim("A1:1")
-            (device,) = ids(claimed.wait())
-            if device in taken:
-                faults.append(device)
-            taken.append(device)
-            time.sleep(0.0005)
-            taken.remove(device)
-            claimed.held.release()
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
+def test_pools_in_many_threads_never_hold_a_device_twice(pool, shared, tmp_path):
+    def take(path):
+        (device,) = aa.current().devices
+        try:
+            (path / device.id).mkdir()
+        except FileExistsError:
+            return False
+        time.sleep(0.0005)
+        (path / device.id).rmdir()
+        return True
+
+    pools = [pool("A1:1", shared=shared) for _ in range(3)]
+    found = []
+
+    def work(one):
+        found.extend(one.submit(take, tmp_path).result() for _ in range(5))
+
+    threads = [threading.Thread(target=work, args=(one,)) for one in pools for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert faults == []
+    assert found == [True] * 30
+
+
+def at_once(path, number):
+    """Run until so many of us do, each in a process of its own."""
+    path.mkdir(exist_ok=True)
+    (path / str(os.getpid())).touch()
+    until(lambda: len(list(path.iterdir())) == number, "all")
+    return os.getpid()
+
+
+def test_only_as_many_idle_processes_end_as_somebody_else_needs(pool, shared, tmp_path):
+    keeps = pool("A1:1", machine="sim:A1:8", max_calls=0, shared=shared, idle=1000)
+    pids = {future.result() for future in [keeps.submit(at_once, tmp_path / "eight", 8) for _ in range(8)]}
+    assert len(pids) == 8
+    assert pool("A1:2", machine="sim:A1:8", shared=shared).submit(pow, 2, 2).result() == 4
+    until(lambda: len(keeps._core.members) == 6, "the end of two")
+    left = {future.result() for future in [keeps.submit(at_once, tmp_path / "six", 6) for _ in range(6)]}
+    assert len(left) == 6
+    assert left < pids
+
+
+def test_leases_of_one_process_are_nowhere_to_be_seen(pool, tmp_path):
+    one = pool("A1:1", machine="sim:A1:1", shared=False)
+    running = one.submit(wait_for, tmp_path / "end")
+    until(running.running, "the call")
+    assert Ledger.open().leases() == ()
+    (tmp_path / "end").touch()
+    assert one.submit(os.environ.get, "ANYACCEL_LEASE").result() in (None, "")
 
 
 OTHER = """
@@ -221,10 +221,10 @@ pool.submit(leave).result()
 
 def test_what_a_worker_left_keeps_its_device_when_all_are_killed_who_would_end_it(script, acme):
     caller = script(LEAVING)
-    nursery, left = map(int, caller.stdout.readline().split())
-    os.kill(nursery, signal.SIGSTOP)  # neither tidies up between the two signals
+    server, left = map(int, caller.stdout.readline().split())
+    os.kill(server, signal.SIGSTOP)  # neither tidies up between the two signals
     caller.kill()
-    os.kill(nursery, signal.SIGKILL)
+    os.kill(server, signal.SIGKILL)
     caller.communicate()
     (lease,) = until(lambda: [each for each in Ledger.open().leases() if each.state == "kept"], "its holder's end")
     until(lambda: {each.carriers for each in Ledger.open().leases()} == {(left,)}, "the end of the worker")
@@ -287,21 +287,21 @@ def end_by(number):
     os.kill(os.getpid(), number)
 
 
-def test_a_device_whose_memory_is_not_free_is_kept_aside(pool, lingering):
+def test_a_device_whose_memory_is_not_free_is_quarantined(pool, lingering):
     machine, say = lingering
     one = pool("A1:1", machine=machine)
     say(used=8 << 30)
     with pytest.raises(aa.BrokenWorkerError):
         one.submit(end_by, signal.SIGKILL).result()
     waiting = one.submit(pow, 2, 2)
-    until(lambda: one.kept_aside and "8192 MiB in use" in one.kept_aside[0][1], "the reason")
+    until(lambda: one.quarantined and "8192 MiB in use" in one.quarantined[0][1], "the reason")
     assert waiting.allocation is None
     say()
     assert waiting.result() == 4
-    assert one.kept_aside == ()
+    assert one.quarantined == ()
 
 
-def test_a_device_that_still_lists_the_dead_is_kept_aside(pool, lingering, tmp_path):
+def test_a_device_that_still_lists_the_dead_is_quarantined(pool, lingering, tmp_path):
     machine, say = lingering
     one = pool("A1:1", machine=machine)
 
@@ -318,7 +318,7 @@ def test_a_device_that_still_lists_the_dead_is_kept_aside(pool, lingering, tmp_p
     with pytest.raises(aa.BrokenWorkerError):
         running.result()
     waiting = one.submit(pow, 2, 2)
-    until(lambda: one.kept_aside and f"still in use by process {pid}" in one.kept_aside[0][1], "the reason")
+    until(lambda: one.quarantined and f"still in use by process {pid}" in one.quarantined[0][1], "the reason")
     say(pids=[os.getpid()])  # somebody else's
     assert waiting.result() == 4
 
@@ -328,14 +328,14 @@ def test_a_call_that_ends_by_itself_leaves_nothing_to_wait_for(pool, lingering):
     one = pool("A1:1", machine=machine)
     say(used=8 << 30)
     assert [one.submit(pow, 2, 2).result() for _ in range(2)] == [4, 4]
-    assert one.kept_aside == ()
+    assert one.quarantined == ()
 
 
 def test_the_leases_of_a_machine_are_one_for_all_pools(acme):
-    first = machine_leases(MACHINE, None, shared=True)
-    assert machine_leases(MACHINE, {}, shared=True) is first
-    assert machine_leases(MACHINE, None, shared=False) is not first
-    assert machine_leases("sim:A1:3", None, shared=True) is not first
+    first = broker_of(MACHINE, None, shared=True)
+    assert broker_of(MACHINE, {}, shared=True) is first
+    assert broker_of(MACHINE, None, shared=False) is not first
+    assert broker_of("sim:A1:3", None, shared=True) is not first
 
 
 @pytest.fixture
@@ -349,13 +349,8 @@ def asked(monkeypatch):
         return acquire(self, want, choose, **options)
 
     monkeypatch.setattr(Ledger, "acquire", noting)
-    monkeypatch.setattr(shared_leases, "OWN_SECONDS", 1000)
+    monkeypatch.setattr(brokers, "OWN_SECONDS", 1000)
     return found
-
-
-def wait_for(path):
-    until(path.exists, "the end of the test")
-    return os.getpid()
 
 
 def test_the_ledger_is_not_asked_for_what_a_kept_worker_of_ours_holds(pool, asked, tmp_path):

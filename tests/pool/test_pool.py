@@ -56,7 +56,7 @@ def test_a_call_sees_exactly_its_devices(pool):
     gpu = pool("A1:1")
     mask, units, pid = gpu.submit(seen).result()
     assert units == [10_000]
-    assert mask in {device.id for device in gpu._core.leases.inventory.devices}
+    assert mask in {device.id for device in gpu._core.inventory.devices}
     both, units, other = gpu.options(needs="A1:2").submit(seen).result()
     assert len(both.split(",")) == 2
     assert pid != other != os.getpid()
@@ -565,3 +565,15 @@ def test_a_gang_that_is_not_taken_leaves_no_port_open(pool):
     with pytest.raises(RuntimeError, match="after shutdown"):
         closed.gang(1, os.getpid)
     gc.collect()  # a socket that nobody has closed is an error of this test
+
+
+@pytest.mark.parametrize("cancel", [False, True])
+def test_a_callback_may_shut_its_pool_down(pool, cancel):
+    one = pool(max_workers=1)
+    future = one.submit(time.sleep, 0.1)
+    future.add_done_callback(lambda _: one.shutdown(wait=True, cancel_futures=cancel))
+    later = one.submit(abs, -1)
+    assert future.result() is None  # in this thread, which takes the answer and so calls back
+    one.shutdown()
+    assert later.done()
+    assert not one._core.members

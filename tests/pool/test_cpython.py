@@ -41,7 +41,7 @@ class Ours(util.ExecutorMixin, util.BaseTestCase):
     executor_type = Pool
 
     def setUp(self):
-        Pool().submit(os.getpid).result()  # what a process has once stays: the loop's thread, the nursery
+        Pool().submit(os.getpid).result()  # what a process has once stays: the loop's thread, the fork server
         super().setUp()
 
     def get_context(self):

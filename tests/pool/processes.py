@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from anyaccel.workers import tree
+from anyaccel.pool import proc
 
 PATIENCE = 60.0
 """Seconds after which something that should happen at once has not happened."""
@@ -35,4 +35,4 @@ def left_of(variable: str) -> list[int]:
 
 def gone(pid: int) -> bool:
     """Whether a process has left the kernel, or nearly so."""
-    return tree.status_fields(pid)[:1] in ([], ["Z"], ["X"])
+    return proc.status_fields(pid)[:1] in ([], ["Z"], ["X"])

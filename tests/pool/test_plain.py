@@ -13,9 +13,8 @@ import uuid
 import anyaccel as aa
 import numpy as np
 import pytest
-from anyaccel.workers.pickling import dumps, dumps_error, loads
-from anyaccel.workers.plain import read_plain
-from anyaccel.workers.plain_values import Refused
+from anyaccel.pool.payload import dumps, dumps_error, loads
+from anyaccel.pool.plain import Refused, read_plain
 
 ITEMS = [1, 2]
 PLAIN = [

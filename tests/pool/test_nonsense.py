@@ -10,9 +10,9 @@ import time
 
 import anyaccel as aa
 import pytest
-from anyaccel.workers import client
-from anyaccel.workers.pickling import dumps, dumps_error
-from anyaccel.workers.wire import Kind
+from anyaccel.pool.channel import Kind
+from anyaccel.pool.forkserver import client
+from anyaccel.pool.payload import dumps, dumps_error
 
 HEAD = "=BBQ"
 UNREAD = "its answer could not be read"
@@ -58,12 +58,13 @@ NONSENSE = {
     "three bytes": (b"abc", None, UNREAD),
     "a kind that there is not": (head(77), None, "it sent what is no answer \\(a message of the kind 77\\)"),
     "a kind for workers": (head(Kind.CALL), None, "it sent what is no answer"),
-    "a kind of the nursery's": (head(Kind.GONE), None, "it sent what is no answer"),
+    "a kind of the fork server's": (head(Kind.GONE), None, "it sent what is no answer"),
     "ready twice": (head(Kind.READY), None, "it sent what is no answer"),
     "an answer to another call": (head(Kind.RESULT, 0, 1 << 60), None, "it answered a call that it was not given"),
     "memory that was not passed": (head(Kind.RESULT, 1), None, UNREAD),
     "a form that there is not": (head(Kind.RESULT, 9), None, UNREAD),
     "memory that is no memory": (head(Kind.RESULT, 1) + bytes(8), of_nothing, UNREAD),
+    "that it cannot be used, without a reason": (head(Kind.BROKEN), None, "it sent what is no answer"),
     "memory of no length": (head(Kind.RESULT, 1) + b"abc", of_nothing, UNREAD),
     "memory that is not there": (
         head(Kind.RESULT, 1) + struct.pack("=QQ", 8, 1 << 41), sparse, f"{UNREAD}: shared memory must be sealed",
@@ -78,7 +79,7 @@ def test_nonsense_costs_the_call_that_says_it(pool, case, kept):
     packet, make, words = NONSENSE[case]
     one = pool("A1:1", max_calls=0 if kept else 1)
     other = one.submit(lambda: (time.sleep(0.1), "other")[1])
-    nursery, before = client.nursery().pid, len(os.listdir("/proc/self/fd"))
+    server, before = client.fork_server().pid, len(os.listdir("/proc/self/fd"))
 
     def speak():
         return say(packet, [make()] if make else [])
@@ -90,7 +91,7 @@ def test_nonsense_costs_the_call_that_says_it(pool, case, kept):
         one.submit(speak).result(60)
     assert other.result(60) == "other"
     assert one.submit(pow, 2, 5).result(60) == 32
-    assert client.nursery().pid == nursery
+    assert client.fork_server().pid == server
     assert len(os.listdir("/proc/self/fd")) <= before + 4, "nothing that was passed stays open"
 
 
@@ -117,9 +118,9 @@ def test_an_exception_that_is_none_is_an_error_of_its_call(pool, body):
     def lie(number):
         return say(head(Kind.ERROR, 0, number) + body)
 
-    from anyaccel.workers import tasks
+    from anyaccel.pool import call
 
-    number = next(tasks._numbers) + 1
+    number = next(call._numbers) + 1
     with pytest.raises(aa.RemoteError, match="cannot be"):
         one.submit(lie, number).result(60)
     assert one.submit(pow, 2, 5).result(60) == 32
@@ -140,15 +141,15 @@ def test_an_actor_that_says_nonsense_has_gone_and_says_why(pool):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'"text"', b"\xff\xfe", b"[" * 100_000, b"null"], ids=repr)
-def test_a_lease_whose_file_was_written_to_can_be_set_aside(tmp_path, body):
+def test_a_lease_whose_file_was_written_to_can_be_quarantined(tmp_path, body):
     with aa.acquire("H100:1", machine="sim:H100:1") as hold:
         for descriptor in hold.fds:
             if os.fstat(descriptor).st_size:
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, body, 0)
-        hold.lease.set_aside("it is stuck")
+        hold.lease.quarantine("it is stuck")
         (record,) = aa.leases(aa.detect("sim:H100:1"))
-    assert (record.state, record.reason) == ("aside", "it is stuck")
+    assert (record.state, record.reason) == ("quarantined", "it is stuck")
 
 
 def test_what_is_closed_by_a_call_is_told(pool):
@@ -157,3 +158,15 @@ def test_what_is_closed_by_a_call_is_told(pool):
         one.submit(os.closerange, 3, 200).result(60)
     assert one.submit(pow, 2, 5).result(60) == 32
     assert sys.exc_info() == (None, None, None)
+
+
+def test_an_initializer_that_writes_nonsense_costs_its_worker_and_not_the_pool(pool, tmp_path):
+    def initialize(path):
+        if not path.exists():
+            path.touch()
+            say(head(Kind.BROKEN) + b"junk")
+
+    one = pool(max_workers=1, initializer=initialize, initargs=(tmp_path / "done",))
+    with pytest.raises(aa.BrokenWorkerError, match="it sent what is no answer"):
+        one.submit(abs, -1).result()
+    assert one.submit(abs, -1).result() == 1

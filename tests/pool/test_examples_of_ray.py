@@ -25,7 +25,7 @@ class Actor:
 
 def indexes(pool, *futures):
     """Positions of the devices that calls hold or held."""
-    order = [device.id for device in pool._core.leases.inventory.devices]
+    order = [device.id for device in pool._core.inventory.devices]
     return [[order.index(device.id) for device in future.allocation.devices] for future in futures]
 
 

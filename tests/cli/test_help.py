@@ -1,0 +1,56 @@
+"""Help: of every command, with examples that the command takes."""
+
+import re
+import shlex
+from importlib import import_module
+
+import pytest
+from anyaccel.cli.arguments import parse
+from anyaccel.cli.parser import COMMANDS, dispatch
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_is_the_same_both_ways_and_ends_with_examples(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        dispatch(["help", command])
+    assert not ended.value.code
+    told = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        dispatch([command, "--help"])
+    assert capsys.readouterr().out == told
+    _, _, examples = told.partition("\nexamples:\n")
+    assert examples.count("\n      ") >= 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_command_takes_its_examples(command):
+    module = import_module(f"anyaccel.cli.{command}")
+    for line, told in module.EXAMPLES:
+        assert told[0].islower()
+        assert not told.endswith(".")
+        words = shlex.split(
+            line.replace('eval "$(', "").removeprefix("sudo ").replace(')"', "").partition(" > ")[0].partition(" | ")[0]
+        )
+        assert words[0] == "anyaccel"
+        words = words[: words.index("--")] if "--" in words else words
+        own = [word for word in words[1:] if word != command]
+        parse(command, module, own)  # it raises when an argument is wrong
+
+
+def test_help_without_a_command_lists_all(capsys):
+    with pytest.raises(SystemExit):
+        dispatch(["help"])
+    told = capsys.readouterr().out
+    assert all(f"  {command} " in told for command in COMMANDS)
+
+
+def test_help_of_what_is_no_command_names_those_there_are(capsys):
+    assert dispatch(["help", "nosuch"]) == 2
+    told = capsys.readouterr().err
+    assert "there is no command 'nosuch'" in told
+    assert "release" in told
+
+
+def test_verbose_says_how_each_vendor_fared(acme, anyaccel):
+    told = anyaccel("-v", "--machine", "sim:A1:1").stderr
+    assert re.search(r"^anyaccel: acme: ok in \d+\.\d{3} s", told, re.MULTILINE)

@@ -1,0 +1,158 @@
+"""anyaccel report and anyaccel metrics."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from xml.etree import ElementTree as ET
+
+import pytest
+from anyaccel.cli import metrics, report
+from anyaccel.cli.timeline import picture
+from anyaccel.ledger import journal
+from anyaccel.ledger.journal import Entry, Used
+from anyaccel.model import Health, Stats
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+NOW = 1_000_000.0
+
+
+def use(user="alice", began=0.0, ended=3600.0, devices=("acme/0",), **more):
+    about = {"lease": "0" * 12, "held": ended - began, "waited": 0.0} | more
+    kinds = tuple(Used(device=device, type="One" if device[-1] == "0" else "Two") for device in devices)
+    return Entry(user=user, began=began, ended=ended, devices=kinds, **about)
+
+
+def test_hours_are_added_up_by_each_thing():
+    entries = [
+        use(devices=("acme/0", "acme/1"), note="train", waited=60.0, utilization=0.5),
+        use(user="bob", ended=7200.0, program="eval", utilization=0.01),
+        use(user="bob", devices=("acme/1",), leases=3, waited=30.0),
+    ]
+    by_user = report.summarize(entries, "user")
+    assert [(row.name, row.leases, row.device_seconds) for row in by_user] == [
+        ("bob", 4, 10800.0),
+        ("alice", 1, 7200.0),
+    ]
+    assert (by_user[1].utilization, by_user[1].idle_seconds, by_user[1].waited_mean) == (0.5, 0, 60.0)
+    assert (by_user[0].utilization, by_user[0].idle_seconds, by_user[0].waited_mean) == (0.01, 7200.0, 7.5)
+    assert [(row.name, row.device_seconds) for row in report.summarize(entries, "device")] == [
+        ("acme/0", 10800.0),
+        ("acme/1", 7200.0),
+    ]
+    assert {row.name for row in report.summarize(entries, "type")} == {"One", "Two"}
+    assert [row.name for row in report.summarize(entries, "job")] == ["alice: train", "bob: eval", "bob: -"]
+
+
+def test_what_reaches_out_of_the_period_is_cut():
+    assert report.clipped(use(began=0.0, ended=100.0), 50.0, 200.0).held == 50.0
+    assert report.clipped(use(began=0.0, ended=100.0), 200.0, 300.0) is None
+    assert report.clipped(use(began=10.0, ended=10.0), 0.0, 20.0).held == 0.0
+
+
+@pytest.fixture
+def written():
+    now = time.time()
+    for entry in (
+        use(began=now - 7200, ended=now - 3600, note="=cmd()"),
+        use(began=now - 30 * 86400, ended=now - 29 * 86400, note="old"),
+    ):
+        assert journal.write(entry)
+
+
+def test_the_table_json_and_csv_say_the_same(anyaccel, written):
+    assert "1.00" in anyaccel("report").stdout
+    (row,) = json.loads(anyaccel("report", "--by", "device", "--json").stdout)["rows"]
+    assert (row["device"], row["device_seconds"], row["utilization"]) == ("acme/0", 3600.0, None)
+    (row,) = csv.DictReader(io.StringIO(anyaccel("report", "--by", "job", "--csv").stdout))
+    assert row["job"].endswith("=cmd()")
+    assert "25.00" in anyaccel("report", "--since", "60d").stdout
+    assert anyaccel("report", "--since", "1s").stdout == "No lease has ended in the last 1s.\n"
+
+
+def test_the_picture_is_well_formed_whatever_names_say(anyaccel, written, tmp_path):
+    drawn = picture([use(user='<a href="x">&', note="\x1b]0;", devices=("acme/10", "acme/9"))], 0.0, 7200.0)
+    root = ET.fromstring(drawn)
+    assert "\x1b" not in drawn
+    texts = [text.text for text in root.findall(".//{*}text")]
+    assert '<a href="x">&' in texts
+    assert texts.index("acme/9") < texts.index("acme/10")
+    assert anyaccel("report", "--plot", str(tmp_path / "t.svg")).returncode == 0
+    ET.parse(tmp_path / "t.svg")
+    failed = anyaccel("report", "--plot", str(tmp_path / "no" / "t.svg"))
+    assert failed.returncode == 1
+    assert "cannot be written: No such file or directory" in failed.stderr
+    assert "Nothing was held." in picture([], 0.0, 1.0)
+
+
+def families(text):
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def test_metrics_are_openmetrics_with_what_the_vendor_tells(anyaccel, acme, record):
+    machine = record({"memory": 1 << 34}, {"memory": 1 << 33})
+    done = anyaccel("metrics", "--machine", machine)
+    assert done.returncode == 0, done.stderr
+    found = families(done.stdout)
+    limits = {sample.labels["hw_id"]: sample.value for sample in found["hw_gpu_memory_limit_bytes"].samples}
+    assert sorted(limits.values()) == [1 << 33, 1 << 34]
+    assert found["anyaccel_device"].type == "info"
+    assert len(found["anyaccel_device"].samples) == 2
+    assert found["anyaccel_vendor_up"].samples[0].value == 1
+    states = [sample for sample in found["hw_status"].samples if sample.value]
+    assert len(states) == 2
+    assert found["anyaccel_lease_active"].samples == []
+
+
+def test_every_metric_is_read_back_by_the_reference_parser(acme):
+    import anyaccel
+
+    inventory = anyaccel.detect(machine="sim:A1:1")
+    (device,) = inventory.devices
+    seen = Stats(
+        memory_used_bytes=1 << 30,
+        utilization=0.25,
+        temperature_celsius=61.5,
+        power_watts=300.0,
+        ecc_errors_corrected=7,
+        health=Health.HEALTHY,
+    )
+    with anyaccel.acquire("APU:0.5", machine="sim:A1:1"):
+        leases = anyaccel.leases(inventory)
+    found = families(metrics.render(metrics.families(inventory, {device.id: seen}, leases, ())))
+    value = {name: family.samples[0].value for name, family in found.items() if family.samples}
+    assert value["hw_gpu_utilization_ratio"] == 0.25
+    assert value["hw_temperature_celsius"] == 61.5
+    assert value["hw_errors"] == 7
+    assert value["anyaccel_lease_fraction_ratio"] == 0.5
+    labels = found["hw_power_watts"].samples[0].labels
+    assert labels == {"hw_id": device.id, "hw_type": "accelerator", "hw_vendor": device.vendor, "hw_name": device.name}
+    odd = metrics.Family(name="x", kind="gauge", unit="", help="X.", samples=(({"a": 'q"\\\n\x1b'}, 1.5),))
+    (sample,) = families(metrics.render([odd]))["x"].samples
+    assert sample.labels == {"a": 'q"\\ \ufffd'}
+
+
+def test_it_serves_until_it_is_ended(acme, tmp_path):
+    command = [sys.executable, "-m", "anyaccel", "metrics", "--machine", "sim:A1:2", "--serve", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            address = server.stderr.readline().split()[-1]
+            assert address.startswith("http://127.0.0.1:")
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+                assert len(families(answer.read().decode())["anyaccel_device"].samples) == 2
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(address.replace("/metrics", "/other"), timeout=60)
+        finally:
+            server.terminate()
+
+
+@pytest.mark.parametrize("address", ["nowhere", "1:2:x", ":99999", "127.0.0.1:"])
+def test_a_wrong_address_is_told(anyaccel, address):
+    done = anyaccel("metrics", "--serve", address)
+    assert done.returncode == 2
+    assert "--serve takes HOST:PORT or PORT" in done.stderr

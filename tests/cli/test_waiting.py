@@ -1,0 +1,152 @@
+"""What a waiting command writes, and shells with devices."""
+
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyaccel as aa
+import pytest
+from anyaccel.exports.shell import exports
+from anyaccel.ledger import Ledger
+from terminals import assert_plain
+
+PATIENCE = 60.0
+RUN = [sys.executable, "-m", "anyaccel", "run", "A1:1", "--", "true"]
+
+
+def until(condition, what):
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def simulated(acme, monkeypatch, tmp_path):
+    monkeypatch.setenv("ANYACCEL_MACHINE", "sim:A1:2")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def on_terminal():
+    """Start commands on pseudo-terminals."""
+    started = []
+
+    def start(command):
+        pid, terminal = pty.fork()
+        if not pid:
+            os.execv(command[0], command)
+        started.append((pid, terminal))
+        return pid, terminal
+
+    yield start
+    for pid, terminal in started:
+        os.close(terminal)
+        try:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass
+
+
+def rest(terminal):
+    data = b""
+    try:
+        while chunk := os.read(terminal, 1 << 16):
+            data += chunk
+    except OSError:
+        pass
+    return data
+
+
+def test_a_log_gets_the_first_line_and_the_end_and_each_device_once():
+    shares = [aa.acquire("A1:0.5", note="x" * 100) for _ in range(4)]
+    waiting = [subprocess.Popen(RUN, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    lines = [process.stderr.readline() for process in waiting]
+    for share in shares:
+        share.release()
+    assert any(" held by " in line and "acme/0" in line and "acme/1" in line for line in lines)
+    for process, line in zip(waiting, lines, strict=True):
+        assert re.match(r"anyaccel: waiting, place [12] in line: (acme/|others came first)", line)
+        assert max(line.count("acme/0"), line.count("acme/1")) <= 1
+        rest_of_it = process.communicate(timeout=PATIENCE)[1]
+        assert re.fullmatch(r"anyaccel: got acme/[01] after \w+\n", rest_of_it)
+
+
+def test_a_terminal_gets_one_line_in_place_that_fits(on_terminal):
+    with aa.acquire("A1:2", note="x" * 200):
+        _, terminal = on_terminal(RUN)
+        until(Ledger.open().tickets, "the ticket")
+        shown = os.read(terminal, 1 << 16)
+    data = shown + rest(terminal)
+    states = data.decode().split("\r")
+    assert states[1].startswith("anyaccel: waiting, place 1 in line: acme/0, acme/1 held by")
+    assert states[1].endswith("...")
+    assert max(map(len, states)) < 80
+    assert states[2] == " " * len(states[1])
+    assert states[3].startswith("anyaccel: got acme/0 after")
+    assert "\n" not in "".join(states[:3])
+
+
+def test_run_without_a_command_starts_the_shell_of_a_person(on_terminal, monkeypatch):
+    monkeypatch.setenv("SHELL", "/bin/sh")
+    pid, terminal = on_terminal([sys.executable, "-m", "anyaccel", "run", "A1:1"])
+    until(Ledger.open().leases, "the lease")
+    os.write(terminal, b'echo "mask=$ACME_VISIBLE"; exit 7\n')
+    text = assert_plain(rest(terminal))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert text.count("/bin/sh has acme/0; it is given back when the shell ends") == 1
+    assert "mask=acme-" in text
+    assert Ledger.open().leases() == ()
+
+
+@pytest.mark.parametrize("arguments", [["A1:1"], ["A1:1", "--ranks"], ["A1:1", "--"]])
+def test_a_script_is_given_no_shell(arguments, anyaccel):
+    done = anyaccel("run", *arguments, stdin=subprocess.DEVNULL)
+    assert done.returncode == 2
+    assert "a command to run must follow '--'" in done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "sh"])
+def test_a_shell_evaluates_what_hold_exports(shell, anyaccel):
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}, which is not installed here (try: apt-get install {shell})")
+    script = f'eval "$({sys.executable} -m anyaccel hold A1:1 --export)"; printenv ACME_VISIBLE; printenv ACME_ORDER'
+    environ = {**os.environ, "ACME_ORDER": "to be unset", "HOME": str(Path.cwd())}
+    done = subprocess.run(
+        [shell, "-c", script], env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    (lease,) = Ledger.open().leases()
+    assert done.stdout == f"{lease.device.rpartition('|')[2].rpartition('/')[2]}\n"
+    assert f"acme/0 held by lease {lease.id}; give back with: anyaccel release {lease.id}" in done.stderr
+    assert anyaccel("release", lease.id).returncode == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "sh"])
+def test_every_text_survives_every_shell(shell):
+    if shutil.which(shell) is None:
+        pytest.skip(f"needs {shell}, which is not installed here (try: apt-get install {shell})")
+    texts = ["a'b\\c\\'d$HOME `x` \"q\" !x {y} * ~", "", "\\", "'\\''", "\\n\\\\", "caf\xe9 \u65e5"]
+    variables = {f"V{number}": text for number, text in enumerate(texts)}
+    strict = "" if shell == "fish" else "set -eu; "
+    script = f'{strict}eval "$TEXT"; printenv GONE NEVER || env -0'
+    environ = {
+        "TEXT": exports(variables, ["GONE", "NEVER"]),
+        "GONE": "1",
+        "PATH": os.environ["PATH"],
+        "HOME": str(Path.cwd()),
+        "LANG": "C.UTF-8",
+    }
+    done = subprocess.run([shell, "-c", script], env=environ, capture_output=True, text=True, check=False)
+    found = dict(entry.split("=", 1) for entry in done.stdout.split("\0") if "=" in entry)
+    assert {name: found.get(name) for name in variables} == variables, done.stderr
+    assert done.stderr == ""

@@ -1,0 +1,34 @@
+"""The pictures of the README are there, and the script that draws them runs."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+IMAGE = re.compile(r"!\[[^\]]+\]\(([^)]+)\)")
+
+
+def test_the_images_of_the_readme_exist():
+    images = IMAGE.findall((ROOT / "README.md").read_text())
+    assert {"docs/images/status-80.svg", "docs/images/top-160.svg"} <= set(images)
+    for image in images:
+        assert (ROOT / image).read_text().startswith("<svg"), image
+
+
+def test_the_script_draws_them(tmp_path):
+    pytest.importorskip("textual", reason="needs Textual: pip install 'anyaccel[top]'")
+    pytest.importorskip("anyaccel_nvidia", reason="needs the plug-in of the vendor of the simulated machine")
+    environ = {name: text for name, text in os.environ.items() if name != "ANYACCEL_STATE_DIR"}
+    command = [sys.executable, str(ROOT / "scripts" / "screenshots.py"), str(tmp_path / "drawn")]
+    subprocess.run(command, check=True, env=environ, timeout=110)
+    drawn = {file.name: file.read_text() for file in (tmp_path / "drawn").iterdir()}
+    assert sorted(drawn) == ["status-160.svg", "status-80.svg", "top-160.svg", "top-80.svg"]
+    for name, picture in drawn.items():
+        for text in ("alice", "bob", "carol", "nvidia/0", "H100"):
+            assert text in picture, (name, text)
+    assert "GPU:8" in drawn["top-160.svg"]
+    assert "train" in drawn["status-160.svg"]

@@ -1,0 +1,85 @@
+"""Notebooks: the magic and the tables, in a real kernel."""
+
+import json
+import os
+from pathlib import Path
+
+import anyaccel
+import pytest
+
+nbclient = pytest.importorskip("nbclient", reason="notebooks need nbclient and ipykernel")
+nbformat = pytest.importorskip("nbformat", reason="notebooks need nbclient and ipykernel")
+pytest.importorskip("ipykernel", reason="notebooks need nbclient and ipykernel")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Run cells in a kernel of their own, as Jupyter does; returns what each printed and showed."""
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+
+    def run(notebook):
+        # The messages of a kernel travel over sockets in this directory, of which the path must be short.
+        client = nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3")
+        client.execute()
+        shown = []
+        for cell in notebook.cells:
+            for output in cell.get("outputs", ()):
+                data = output.get("data", {})
+                shown.append(output.get("text") or data.get("text/html") or data.get("text/plain") or "")
+        return shown
+
+    return run
+
+
+def cells(*sources):
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    return notebook
+
+
+def test_a_kernel_gets_devices_by_a_line(run, acme, monkeypatch):
+    monkeypatch.setenv("ANYACCEL_MACHINE", "sim:A1:2")
+    shown = run(
+        cells(
+            "%load_ext anyaccel",
+            "%accel",
+            "%accel APU:1",
+            "import os; print(os.environ['ACME_VISIBLE'])",
+            "%accel APU:9",
+            "%accel APU:x",
+            "%accel release",
+            "print('ACME_VISIBLE' in os.environ)",
+        )
+    )
+    assert "2 devices of sim:A1:2" in shown[0]
+    assert "<caption>APU:1 held as " in shown[1]
+    assert shown[2].strip() in shown[1]
+    assert "APU:9 can never fit" in shown[3]
+    assert "Traceback" not in "".join(shown)
+    assert shown[-1] == "False\n"
+
+
+def test_the_example_notebook_runs(run, acme):
+    """It asks for H100; the machine here has another vendor's devices, so the request changes."""
+    text = EXAMPLE.read_text().replace("GPU:1", "APU:1").replace("sim:H100:2", "sim:A1:2")
+    text = text.replace("CUDA_VISIBLE_DEVICES", "ACME_VISIBLE")
+    shown = run(nbformat.reads(text, 4))
+    assert any("<table>" in each for each in shown)
+    assert any("held as" in each for each in shown)
+
+
+def test_the_example_is_stored_without_what_it_printed():
+    for cell in json.loads(EXAMPLE.read_text())["cells"]:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+
+
+def test_hostile_text_in_a_table_is_text(acme, record):
+    machine = record({"model": "<script>alert(1)</script>"})
+    shown = anyaccel.detect(machine)._repr_html_()
+    assert "<script>" not in shown
+    assert os.linesep not in repr(anyaccel.detect(machine))

@@ -1,0 +1,309 @@
+"""Jobs outlive their terminal, wait in order, and are cancelled with all that they started; lost ones are told."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyaccel as aa
+import pytest
+from anyaccel.errors import JobNotFoundError, JobStateError, LeaseCancelledError, UsageError
+from anyaccel.launcher import jobs as jobs_
+from anyaccel.ledger import Ledger
+from terminals import assert_plain, run_on_terminal
+
+PATIENCE = 60.0
+MACHINE = "sim:A1:1"
+FOREVER = "trap : HUP; while :; do sleep 0.1; done"
+STUBBORN = "trap '' TERM HUP; touch ready; while :; do sleep 0.1; done"
+
+
+def until(condition, what):
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)
+    return found
+
+
+@pytest.fixture
+def run(acme, anyaccel):
+    """Run the command line on a simulated machine; what still runs of its jobs is ended."""
+
+    def run(*arguments, status=0, **options):
+        done = anyaccel(*arguments, **options)
+        assert "Traceback" not in done.stdout + done.stderr
+        assert done.returncode == status, done.stderr
+        return done.stdout
+
+    yield run
+    for job in jobs_.jobs():
+        if job.here:
+            jobs_.cancel(job, grace=0.1)
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch, tmp_path):
+    monkeypatch.setenv("ANYACCEL_MACHINE", MACHINE)
+    monkeypatch.chdir(tmp_path)
+
+
+def submit(run, *command, request="A1:1", **options):
+    return run("run", "--detach", request, "--", *command, **options).strip()
+
+
+def state(number):
+    return jobs_.find(number).state
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_job_runs_with_its_devices_and_its_end_is_known(run):
+    number = submit(run, "sh", "-c", 'echo "$ACME_VISIBLE"; echo to stderr >&2; exit 3')
+    assert run("wait", number, status=3) == ""
+    log = run("logs", number).splitlines()
+    assert len(log[0]) > 3
+    assert log[1:] == ["to stderr"]
+    (found,) = json.loads(run("jobs", "--json"))["jobs"]
+    expected = {
+        "job": number,
+        "state": "failed",
+        "request": "A1:1",
+        "devices": ["acme/0"],
+        "exit_status": 3,
+        "pid": None,
+    }
+    assert {key: found[key] for key in expected} == expected
+    assert run("jobs").splitlines()[1].split()[:4] == [number, "failed", "A1:1", "acme/0"]
+    assert Ledger.open().leases() == ()
+
+
+def test_whoever_reads_our_output_to_its_end_does_not_wait_for_the_job(run):
+    script = f"exec 3>&1; {sys.executable} -m anyaccel run --detach A1:1 -- sleep 1000"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    assert state(done.stdout.strip()) == "running"
+
+
+def test_jobs_wait_in_order_and_a_waiting_one_is_cancelled(run):
+    first = submit(run, "sh", "-c", "while ! test -e go; do sleep 0.05; done")
+    second, third, fourth = (submit(run, "sh", "-c", f"echo {name} >> order") for name in ("b", "c", "d"))
+    assert [state(each) for each in (first, second, third, fourth)] == ["running", "waiting", "waiting", "waiting"]
+    run("cancel", third)
+    Path("go").touch()
+    run("wait", first, second, fourth)
+    assert Path("order").read_text() == "b\nd\n"
+    assert run("wait", third, status=143) == ""
+    assert jobs_.find(third).state == "cancelled"
+
+
+def test_a_job_outlives_its_terminal(run):
+    """The terminal's end sends SIGHUP to its session, and whatever reads or writes there fails."""
+    script = f"{sys.executable} -m anyaccel run --detach A1:1 -- sh -c '{FOREVER}'; kill -HUP -$$ $$"
+    status, data = run_on_terminal(["setsid", "--ctty", "--wait", "bash", "-c", script])
+    assert status != 0
+    assert_plain(data)
+    (job,) = jobs_.jobs()
+    assert job.state == "running"
+    assert jobs_.wait(job, timeout=0.3).state == "running"
+
+
+def test_cancel_ends_all_that_a_job_started_and_kills_what_does_not_listen(run):
+    inner = "import subprocess, sys; subprocess.Popen([*sys.argv[1:]], start_new_session=True).wait()"
+    number = submit(run, sys.executable, "-c", inner, "sh", "-c", f"echo $$ > pid; {STUBBORN}")
+    until(Path("ready").exists, "the job")
+    pid = int(Path("pid").read_text())
+    run("cancel", number, "--grace", "0.2s")
+    assert state(number) == "cancelled"
+    until(lambda: not alive(pid), "its end")
+    until(lambda: not Ledger.open().leases(), "the device")
+
+
+def test_a_keeper_that_is_killed_leaves_a_lost_job_and_the_device_to_what_runs(run):
+    number = submit(run, "sh", "-c", f"echo $$ > pid; exec 3<&- 4<&- 5<&- 6<&-; {FOREVER}")
+    pid = int(until(lambda: Path("pid").exists() and Path("pid").read_text(), "the job"))
+    os.kill(jobs_.find(number).pid, signal.SIGKILL)
+    until(lambda: state(number) == "lost", "the keeper's end")
+    assert alive(pid)
+    run("run", "A1:1", "--no-wait", "--", "true", status=4)
+    run("wait", number, status=1)
+    run("cancel", number)
+    until(lambda: not alive(pid), "the end of what it left")
+    run("run", "A1:1", "--", "true")
+
+
+def test_a_job_of_an_earlier_boot_is_lost_and_nothing_is_signalled(run):
+    number = submit(run, "sleep", "1000")
+    job = jobs_.find(number)
+    record = Path(job.path, "job.json")
+    words = json.loads(record.read_text())
+    try:
+        record.write_text(json.dumps({**words, "boot": "00000001"}))
+        assert state(number) == "lost"
+        run("cancel", number)
+        assert alive(job.pid)
+        record.write_text(json.dumps({**words, "start": words["start"] - 1}))  # the number is another process's now
+        assert state(number) == "lost"
+        record.write_text(json.dumps({**words, "host": "elsewhere"}))
+        assert "belongs to elsewhere" in _refused(run, "cancel", number)
+        assert state(number) == "running"  # as it was written there
+    finally:
+        record.write_text(json.dumps(words))
+
+
+def _refused(run, *arguments):
+    return json.loads(run(*arguments, "--json", status=2))["error"]["message"]
+
+
+def test_what_goes_wrong_before_it_begins_is_told_and_no_job_is_left(run, anyaccel):
+    for status, words, request, command in (
+        (127, "was not found", "A1:1", ["no-such-command"]),
+        (3, "can never fit", "A1:2", ["true"]),
+        (2, "unknown name", "A2:1", ["true"]),
+    ):
+        done = anyaccel("run", "--detach", request, "--", *command)
+        assert (done.returncode, done.stdout) == (status, "")
+        assert words in done.stderr
+    submit(run, "sleep", "1000")
+    assert "does not fit now" in anyaccel("run", "--detach", "--no-wait", "A1:1", "--", "true").stderr
+    assert len(jobs_.jobs()) == 1
+
+
+def test_a_wait_that_takes_too_long_fails_the_job(run):
+    submit(run, "sleep", "1000")
+    number = run("run", "--detach", "A1:1", "--wait", "0.1s", "--", "true").strip()
+    run("wait", number, status=4)
+    assert "does not fit now" in run("logs", number)
+
+
+def test_logs_follow_until_the_end(run):
+    number = submit(run, "sh", "-c", "echo one; while ! test -e go; do sleep 0.05; done; printf 'two\\033[1m'")
+    following = subprocess.Popen([sys.executable, "-m", "anyaccel", "logs", "-f", number], stdout=subprocess.PIPE)
+    assert following.stdout.readline() == b"one\n"
+    Path("go").touch()
+    assert following.communicate(timeout=PATIENCE)[0] == b"two\x1b[1m"
+    assert following.returncode == 0
+
+
+def test_ranks_run_as_a_job(run):
+    number = run(
+        "run", "--detach", "--ranks", "--machine", "sim:A1:2", "A1:2", "--", "sh", "-c", "echo rank $RANK"
+    ).strip()
+    run("wait", number)
+    assert sorted(run("logs", number).split()) == ["0", "1", "rank", "rank"]
+
+
+def test_what_a_job_leaves_running_keeps_the_device(run):
+    submit(run, "sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $! > pid")
+    run("wait", "1")
+    run("run", "A1:1", "--no-wait", "--", "true", status=4)
+    os.kill(int(Path("pid").read_text()), signal.SIGKILL)
+    run("run", "A1:1", "--", "true")
+
+
+def test_records_are_private_and_those_of_others_are_not_trusted(run, tmp_path):
+    number = submit(run, "true")
+    run("wait", number)
+    job = jobs_.find(number)
+    assert [os.stat(path).st_mode & 0o777 for path in (job.path, f"{job.path}/job.json", job.log)] == [
+        0o700,
+        0o600,
+        0o600,
+    ]
+    Path(job.path, "job.json").write_text("[")
+    assert jobs_.jobs() == ()
+    with pytest.raises(JobNotFoundError, match="there is no job '1'"):
+        jobs_.find("1")
+    os.chmod(jobs_.directory(), 0o777)
+    with pytest.raises(JobStateError, match="nobody else may write to"):
+        jobs_.jobs()
+    assert "nobody else may write to" in json.loads(run("jobs", "--json", status=6))["error"]["message"]
+    os.chmod(jobs_.directory(), 0o700)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory to another user")
+def test_root_does_not_use_jobs_of_the_user_before(run, monkeypatch):
+    submit(run, "true")
+    os.chown(jobs_.directory(), 12345, 12345)
+    try:
+        assert (
+            "XDG_STATE_HOME"
+            in json.loads(run("run", "--detach", "A1:1", "--json", "--", "true", status=6))["error"]["hint"]
+        )
+    finally:
+        os.chown(jobs_.directory(), 0, 0)
+
+
+def test_cancel_takes_a_ticket_and_leaves_its_process_alone(run):
+    import threading
+
+    errors = []
+
+    def wait():
+        try:
+            aa.acquire("A1:1")
+        except LeaseCancelledError as error:
+            errors.append(str(error))
+
+    with aa.acquire("A1:1"):
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        (ticket,) = until(Ledger.open().tickets, "the ticket")
+        run("cancel", ticket.id)
+        waiter.join(PATIENCE)
+    assert errors == ["the wait for A1:1 was cancelled"]
+
+
+def test_cancel_ends_a_waiting_run_with_a_word(run):
+    with aa.acquire("A1:1"):
+        command = [sys.executable, "-m", "anyaccel", "run", "A1:1", "--", "true"]
+        waiting = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        (ticket,) = until(Ledger.open().tickets, "the ticket")
+        run("cancel", ticket.id)
+        assert "the wait for A1:1 was cancelled" in waiting.communicate(timeout=PATIENCE)[1]
+        assert waiting.returncode == 1
+
+
+def test_cancel_all_ends_what_is_ours_and_nothing_twice(run):
+    running = submit(run, "sleep", "1000")
+    waiting = submit(run, "true")
+    run("cancel", "--all")
+    assert (state(running), state(waiting)) == ("cancelled", "cancelled")
+    lease = run("hold", "A1:1").strip()
+    run("cancel", lease)
+    assert Ledger.open().leases() == ()
+    assert (
+        "nothing of yours"
+        in subprocess.run(
+            [sys.executable, "-m", "anyaccel", "cancel", "--all"], capture_output=True, text=True, check=True
+        ).stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("cancel",), "name what to cancel"),
+        (("cancel", "--all", "1"), "alone"),
+        (("cancel", "7"), "there is no job '7'"),
+        (("cancel", "0123456789ab"), "there is no job, ticket or lease"),
+        (("logs", "../../etc"), "there is no job"),
+        (("wait", "x"), "there is no job 'x'"),
+        (("run", "--detach", "A1:1"), "a command to run must follow"),
+    ],
+)
+def test_bad_input_gets_one_message(arguments, words, run):
+    assert words in _refused(run, *arguments)
+
+
+def test_wait_refuses_jobs_of_other_machines(run):
+    job = jobs_.Job(id="1", state="running", host="elsewhere", here=False)
+    with pytest.raises(UsageError, match="belongs to elsewhere"):
+        jobs_.wait(job)

@@ -1,0 +1,127 @@
+"""Time limits and the journal of runs, holds and leases of this process."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyaccel
+import pytest
+
+MACHINE = ("--machine", "sim:A1:2")
+
+
+pytestmark = pytest.mark.usefixtures("acme")
+
+
+@pytest.fixture
+def lines():
+    """Wait until the journal has so many lines, and read them."""
+    file = Path(os.environ["XDG_STATE_HOME"]) / "anyaccel" / "journal.jsonl"
+
+    def lines(count):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            found = file.read_text().splitlines() if file.exists() else []
+            if len(found) >= count:
+                return [json.loads(line) for line in found]
+            time.sleep(0.05)
+        raise AssertionError(f"the journal has no {count} lines")
+
+    return lines
+
+
+def test_a_run_is_ended_in_time_with_all_that_it_started(anyaccel, lines):
+    """Also what ignores SIGHUP and has a session of its own; what was asked to end may do so by itself."""
+    script = "trap 'echo ended; exit 7' TERM; setsid sleep 1000 & while :; do sleep 0.05; done"
+    done = anyaccel("run", *MACHINE, "APU:1", "--time", "1s", "--note", "n", "--", "sh", "-c", script)
+    assert (done.returncode, done.stdout) == (7, "ended\n")
+    (line,) = lines(1)
+    assert (line["note"], line["program"], line["request"], line["exit"]) == ("n", "sh", "APU:1", None)
+    assert [(name, kind) for name, kind, _ in line["devices"]] == [("acme/0", "Acme-One")]
+    assert line["held"] >= 0.9
+    assert json.loads(anyaccel("status", *MACHINE, "--json").stdout)["devices"][0]["holders"] == []
+
+
+def test_the_keeper_holds_nothing_of_the_callers(anyaccel, lines):
+    """No standard stream and no other descriptor: whoever reads to the end gets there when the command has ended."""
+    read, write = os.pipe()
+    command = [
+        sys.executable,
+        "-m",
+        "anyaccel",
+        "run",
+        *MACHINE,
+        "APU:1",
+        "--time",
+        "1h",
+        "--",
+        "sh",
+        "-c",
+        "setsid sleep 1000 >&- 2>&- <&- 9>&- & echo $!",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=[write], text=True) as run:
+        os.close(write)
+        out, err = run.communicate(timeout=60)
+    left = int(out)
+    assert err == ""
+    assert os.path.exists(f"/proc/{left}")
+    os.kill(left, 15)
+    assert os.read(read, 1) == b""
+    os.close(read)
+    assert len(lines(1)) == 1
+
+
+def test_a_hold_is_given_back_in_time(anyaccel, lines):
+    assert anyaccel("hold", *MACHINE, "APU:2", "--time", "1s").returncode == 0
+    (line,) = lines(1)
+    assert len(line["devices"]) == 2
+
+
+def test_run_in_python_is_ended_in_time_and_says_how_it_ended(lines):
+    done = anyaccel.run("APU:1", ["sh", "-c", "sleep 1000 & wait"], machine="sim:A1:1", time=0.5)
+    assert done.returncode == -15
+    (line,) = lines(1)
+    assert (line["exit"], line["program"]) == (-15, "sh")
+    assert anyaccel.run("APU:1", ["true"], machine="sim:A1:1", time=60).returncode == 0
+    assert lines(2)[1]["exit"] == 0
+
+
+def test_acquire_says_until_when_and_is_written_down_once(lines):
+    with anyaccel.acquire("APU:1", machine="sim:A1:1", time=3600, note="mine") as hold:
+        (record,) = anyaccel.leases(hold.launch.inventory)
+        assert record.until - record.since == pytest.approx(3600, abs=10)
+    hold.release()
+    assert [line["note"] for line in lines(1)] == ["mine"]
+    with pytest.raises(ValueError, match="time must be seconds, more than 0"):
+        anyaccel.acquire("APU:1", machine="sim:A1:1", time=0)
+
+
+def test_what_is_not_given_back_is_written_when_the_program_ends(lines):
+    code = "import anyaccel; hold = anyaccel.acquire('APU:1', machine='sim:A1:1')"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert len(lines(1)) == 1
+
+
+def test_a_pool_adds_up_short_leases(lines):
+    code = (
+        "import anyaccel\n"
+        "if __name__ == '__main__':\n"
+        "    with anyaccel.Pool('APU:1', machine='sim:A1:1') as pool:\n"
+        "        print(sum(pool.map(abs, range(5))))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=100, capture_output=True, text=True)
+    assert done.stdout == "10\n"
+    assert sum(line["leases"] for line in lines(1)) >= 1
+
+
+def test_a_user_may_do_without_a_journal(anyaccel, tmp_path):
+    file = Path(os.environ["XDG_CONFIG_HOME"]) / "anyaccel" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("[journal]\nkeep = false\n")
+    file.chmod(0o600)
+    with __import__("anyaccel").acquire("APU:1", machine="sim:A1:1"):
+        pass
+    assert not Path(os.environ["XDG_STATE_HOME"]).exists()

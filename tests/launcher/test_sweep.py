@@ -1,0 +1,342 @@
+"""Sweeps: what is run, in which order, on which devices; logs, going on, retries, and a tidy end."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyaccel as aa
+import pytest
+from anyaccel.errors import UsageError
+from anyaccel.launcher.sweep import COLUMNS, Commands, parse_each, written
+from anyaccel.ledger import Ledger
+from terminals import assert_plain, run_on_terminal
+
+PATIENCE = 60.0
+FOLDER = Path("anyaccel-sweep")
+
+
+def until(condition, what):
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.01)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def simulated(monkeypatch, tmp_path):
+    monkeypatch.setenv("ANYACCEL_MACHINE", "sim:A1:2")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def sweep(acme, anyaccel):
+    """Run a sweep; its exit status and what it said."""
+
+    def sweep(*arguments, **options):
+        done = anyaccel("sweep", "A1:1", *arguments, **options)
+        assert "Traceback" not in done.stdout + done.stderr
+        return done.returncode, done.stderr if not done.stdout else done.stdout
+
+    return sweep
+
+
+def job_log():
+    heading, *rows = [line.split("\t") for line in (FOLDER / "jobs.tsv").read_text().splitlines()]
+    assert tuple(heading) == COLUMNS
+    return {int(row[0]): dict(zip(heading, row, strict=True)) for row in rows}
+
+
+def made(template, lines=None, **each):
+    return [command for _, command in Commands(template, {name: tuple(text) for name, text in each.items()}, lines)]
+
+
+def test_each_combination_is_made_the_last_fastest():
+    commands = Commands(("x", "--lr={lr}", "{seed}{#}"), {"lr": ("0.1", "b c"), "seed": ("1", "2")})
+    assert len(commands) == 4
+    assert list(commands) == [
+        (1, ("x", "--lr=0.1", "11")),
+        (2, ("x", "--lr=0.1", "22")),
+        (3, ("x", "--lr=b c", "13")),
+        (4, ("x", "--lr=b c", "24")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "values"),
+    [
+        ("lr=0.1,0.01", "lr", ["0.1", "0.01"]),
+        ("seed=1..3,7", "seed", ["1", "2", "3", "7"]),
+        ("n=3..1", "n", ["3", "2", "1"]),
+        ("n=-1..1", "n", ["-1", "0", "1"]),
+        ("n=08..10", "n", ["08", "09", "10"]),
+        ("path=../data,a=b", "path", ["../data", "a=b"]),
+    ],
+)
+def test_values_are_lists_and_ranges(text, name, values):
+    assert parse_each(text) == (name, tuple(values))
+
+
+@pytest.mark.parametrize("text", ["lr", "=1", "l r=1", "lr=", "lr=1,,2", "lr=0.1..0.3", "n=1..99999999", "1=2"])
+def test_wrong_values_are_refused(text):
+    with pytest.raises(UsageError, match=r"--each|range|value"):
+        parse_each(text)
+
+
+def test_lines_are_values_or_commands_and_no_shell_reads_them():
+    assert made(("wc", "{}", "{#}"), ["a b", "", "$HOME;x"]) == [("wc", "a b", "1"), ("wc", "$HOME;x", "2")]
+    assert made((), ["python 'a b'  c", "", "# no", "grep '>' \"|\" \\; x"]) == [
+        ("python", "a b", "c"), ("grep", ">", "|", ";", "x")
+    ]  # fmt: skip
+    for line in ("a > b", "a | b", "a&", "a 'b' >c"):
+        with pytest.raises(UsageError, match="line 2 of the commands needs a shell for"):
+            made((), ["x", line])
+    with pytest.raises(UsageError, match="line 1 of the commands is no command: No closing quotation"):
+        made((), ["a 'b"])
+
+
+def test_braces_that_name_nothing_stay_and_are_told():
+    commands = Commands(("awk", "{print} {lr", '{"a": {lr}}'), {"lr": ("1",), "seed": ("2",)})
+    assert list(commands) == [(1, ("awk", "{print} {lr", '{"a": 1}'))]
+    assert commands.notes == (
+        "'{print}' names no value of --each, and stays as it is",
+        "no argument has '{seed}': each value of seed runs the same",
+    )
+
+
+def test_values_are_not_read_again():
+    assert made(("x", "{a}{b}"), a=["{b}"], b=["{#}"]) == [("x", "{b}{#}")]
+
+
+def test_commands_are_written_on_one_line():
+    assert written(("a b", "c\td\n")) == "'a b' 'c\\td\\n'"
+
+
+def test_a_sweep_runs_on_all_devices_at_once_and_logs_each(sweep):
+    """Two that meet prove that two run at once; the third would time out if there were three."""
+    meet = "touch here{n}; while ! test -e here1 -a -e here2; do sleep 0.02; done; echo {n} $ACME_VISIBLE; exit {n}"
+    status, said = sweep("--each", "n=1..2", "--", "sh", "-c", meet)
+    assert status == 1
+    assert "1 failed with exit status 1: sh -c" in said
+    assert "0 of 2 done, 2 failed in" in said
+    logs = [(FOLDER / f"{n}.log").read_text().split() for n in (1, 2)]
+    assert [words[0] for words in logs] == ["1", "2"]
+    assert len({words[1] for words in logs}) == 2
+    rows = job_log()
+    assert [(row["Host"], row["Exitval"], row["Signal"]) for _, row in sorted(rows.items())] == [
+        (":", "1", "0"), (":", "2", "0")
+    ]  # fmt: skip
+    assert float(rows[1]["Starttime"]) > 1e9
+    assert rows[1]["Command"] == written(("sh", "-c", meet.replace("{n}", "1")))
+    assert Ledger.open().leases() == ()
+
+
+def test_jobs_limits_how_many_run_and_they_start_in_order(sweep):
+    status, _ = sweep(
+        "--jobs", "1", "--each", "n=1..6", "--", "sh", "-c", "mkdir lock && echo {n} >> order && rmdir lock"
+    )
+    assert (status, Path("order").read_text().split()) == (0, list("123456"))
+
+
+def test_resume_runs_what_has_not_ended_well(sweep):
+    command = ("--each", "n=1..3", "--", "sh", "-c", "echo {n} >> ran; test {n} != 2 || test -e good")
+    assert sweep(*command)[0] == 1
+    status, said = sweep(*command)
+    assert (status, "is the job log of an earlier sweep" in said) == (2, True)
+    Path("good").touch()
+    status, said = sweep("--resume", *command)
+    assert (status, "3 of 3 done (2 of them before)" in said) == (0, True)
+    assert sorted(Path("ran").read_text().split()) == ["1", "2", "2", "3"]
+    status, said = sweep("--resume", *command[:-1], "other {n}")
+    assert (status, "is the job log of another sweep" in said) == (2, True)
+    (FOLDER / "jobs.tsv").write_text("something\n")
+    status, said = sweep("--resume", *command)
+    assert (status, "is no job log" in said) == (2, True)
+
+
+def test_retries_and_the_first_error(sweep):
+    status, said = sweep("--retries", "2", "--each", "n=1", "--", "sh", "-c", "echo x >> ran{n}; exit 3")
+    assert (status, Path("ran1").read_text(), "failed with exit status 3 (3 times)" in said) == (1, "x\nx\nx\n", True)
+    assert len(job_log()) == 1
+    script = "echo {n} >> ran; exit 1"
+    status, said = sweep("--out", "b", "--stop-on-error", "--jobs", "1", "--each", "n=1..9", "--", "sh", "-c", script)
+    assert (status, Path("ran").read_text()) == (1, "1\n")
+
+
+def test_a_command_that_is_not_there_fails_alone(sweep):
+    Path("list").write_text("true\nno-such-command\ntrue\n")
+    status, said = sweep("--from", "list")
+    assert (status, "2 failed with exit status 127: no-such-command" in said) == (1, True)
+    assert "was not found" in (FOLDER / "2.log").read_text()
+    assert {number: row["Exitval"] for number, row in job_log().items()} == {1: "0", 2: "127", 3: "0"}
+
+
+def test_lines_come_from_standard_input_and_the_end_is_json(sweep):
+    status, out = sweep("--from", "-", "--json", "--", "test", "{}", "=", "a b", input="a b\nc\n")
+    found = json.loads(out)
+    assert (status, found["total"], found["done"], found["failed"], found["exit_status"]) == (1, 2, 1, 1, 1)
+    assert found["failures"][0]["command"] == ["test", "c", "=", "a b"]
+
+
+def test_dry_run_prints_the_commands(sweep):
+    assert sweep("--dry-run", "--each", "a=1,x y", "--", "echo", "{a}")[1] == "echo 1\necho 'x y'\n"
+    assert not FOLDER.exists()
+
+
+def test_the_report_has_what_a_sweep_held(sweep, anyaccel):
+    assert sweep("--note", "seeds", "--each", "seed=1..6", "--", "sh", "-c", ": {seed}")[0] == 0
+    assert sweep("--time", "1m", "--out", "timed", "--each", "seed=1..6", "--", "sh", "-c", ": {seed}")[0] == 0
+    rows = {
+        row["job"].split(": ")[-1]: row
+        for row in json.loads(anyaccel("report", "--by", "job", "--json").stdout)["rows"]
+    }
+    assert 1 <= rows["seeds"]["leases"] <= 2  # a device is kept from one command to the next
+    assert rows["sh"]["leases"] == 6
+
+
+def test_fractions_share_devices(sweep):
+    script = "touch here{n}; while test $(ls | grep -c here) != 4; do sleep 0.02; done"
+    assert sweep("A1:0.5", "--each", "n=1..1", "--dry-run", "--", "true")[0] == 0
+    command = [sys.executable, "-m", "anyaccel", "sweep", "A1:0.5", "--each", "n=1..4", "--", "sh", "-c", script]
+    assert subprocess.run(command, timeout=PATIENCE, check=False).returncode == 0
+
+
+def test_another_user_of_the_machine_gets_its_turn(acme):
+    """Devices are kept from one command to the next only while nobody waits for them."""
+    script = "until test -e stop{n}; do sleep 0.02; done"
+    command = [
+        sys.executable,
+        "-m",
+        "anyaccel",
+        "sweep",
+        "A1:1",
+        "--jobs",
+        "2",
+        "--each",
+        "n=1..9",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ]
+    process = subprocess.Popen(command)
+    try:
+        until((FOLDER / "2.log").exists, "two commands")
+        waiting = subprocess.Popen([sys.executable, "-m", "anyaccel", "run", "A1:1", "--", "true"])
+        until(Ledger.open().tickets, "the ticket")
+        Path("stop1").touch()
+        assert waiting.wait(PATIENCE) == 0
+        for number in range(2, 10):
+            Path(f"stop{number}").touch()
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_a_command_leaves_running_keeps_its_device_from_the_next(sweep):
+    """The sweep goes on with the other device, and nothing else gets the first one."""
+    script = "echo $ACME_VISIBLE; test {n} != 1 || { setsid sleep 1000 >/dev/null 2>&1 & echo $! > pid; }"
+    status, _ = sweep("--jobs", "1", "--each", "n=1..3", "--", "sh", "-c", script)
+    first, second, third = [(FOLDER / f"{n}.log").read_text() for n in (1, 2, 3)]
+    assert (status, first == second, second == third) == (0, False, True)
+    (lease,) = Ledger.open().leases()
+    assert lease.state == "kept"
+    os.kill(int(Path("pid").read_text()), signal.SIGKILL)
+    until(lambda: not Ledger.open().leases(), "the device")
+
+
+STUBBORN = "trap '' TERM; setsid sh -c 'echo $$ > inner{n}; while :; do sleep 0.1; done' & touch ready{n}; wait; wait"
+
+
+@pytest.mark.parametrize("script", ["touch ready{n}; sleep 1000", STUBBORN], ids=["at once", "killed in the end"])
+def test_ctrl_c_on_a_terminal_stops_tidily(script, acme):
+    command = [
+        sys.executable,
+        "-m",
+        "anyaccel",
+        "sweep",
+        "A1:1",
+        "--grace",
+        "0.3s",
+        "--each",
+        "n=1..9",
+        "--",
+        "sh",
+        "-c",
+        script,
+    ]
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(command[0], command)
+    try:
+        until(lambda: Path("ready1").exists() and Path("ready2").exists(), "two commands")
+        os.write(terminal, b"\x03")
+        data = b""
+        try:
+            while chunk := os.read(terminal, 1 << 16):
+                data += chunk
+        except OSError:
+            pass
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    finally:
+        os.close(terminal)
+    assert "0 of 9 done, 2 failed in" in assert_plain(data.replace(b"^C", b""))
+    rows = job_log()
+    assert sorted(rows) == [1, 2]
+    assert {row["Signal"] for row in rows.values()} <= {str(int(signal.SIGTERM)), str(int(signal.SIGKILL))}
+    assert Ledger.open().leases() == ()
+
+
+def test_progress_is_one_line_in_place_on_a_terminal(acme):
+    command = [sys.executable, "-m", "anyaccel", "sweep", "A1:1", "--each", "n=1..4", "--", "sleep", "0.{n}"]
+    status, data = run_on_terminal(command, columns=40)
+    assert status == 0
+    states = data.decode().split("\r")
+    assert all(len(line.strip("\n")) < 40 for line in states[:-2])
+    assert states[-2].strip("\n").startswith("anyaccel: 4 of 4 done in")
+
+
+def test_a_sweep_runs_as_a_job_and_is_cancelled_tidily(acme, anyaccel):
+    done = anyaccel("sweep", "A1:1", "--detach", "--each", "n=1..9", "--", "sh", "-c", "touch ready{n}; sleep 1000")
+    until(lambda: Path("ready1").exists() and Path("ready2").exists(), "two commands")
+    assert anyaccel("cancel", done.stdout.strip()).returncode == 0
+    (job,) = json.loads(anyaccel("jobs", "--json").stdout)["jobs"]
+    assert (job["state"], job["exit_status"], job["request"]) == ("cancelled", 143, "A1:1")
+    assert "0 of 9 done, 2 failed" in anyaccel("logs", job["job"]).stdout
+    assert Ledger.open().leases() == ()
+
+
+def test_a_sweep_waits_for_devices_and_gives_up_in_time(sweep):
+    with aa.acquire("A1:2"):
+        status, said = sweep("--wait", "0.1s", "--each", "n=1", "--", "true")
+        assert (status, "does not fit now" in said) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "a command to run must follow '--'"),
+        (("--each", "a=1"), "a command to run must follow '--'"),
+        (("--each", "a=1", "--each", "a=2", "--", "x"), "gives 'a' twice"),
+        (("--from", "nowhere"), "--from nowhere cannot be read"),
+        (("--jobs", "0", "--", "x"), "must be a whole number, 1 or more"),
+        (("--address", "x", "--", "x"), "--address belongs to"),
+    ],
+)
+def test_bad_input_gets_one_message(arguments, words, sweep):
+    status, said = sweep(*arguments)
+    assert status == 2
+    assert words in said
+
+
+def test_a_command_whose_time_is_over_is_ended_and_the_next_gets_its_device(sweep):
+    status, _ = sweep("--jobs", "1", "--time", "1s", "--each", "n=600,0", "--", "sleep", "{n}")
+    assert status == 1
+    assert [(row["Exitval"], row["Signal"]) for row in job_log().values()] == [("0", "15"), ("0", "0")]
+    assert Ledger.open().leases() == ()

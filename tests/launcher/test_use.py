@@ -1,0 +1,172 @@
+"""Devices for this very process: what it sees, who else gets them, and when they go back."""
+
+import ctypes
+import gc
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import anyaccel
+import pytest
+from anyaccel.launcher.use import loaded
+from anyaccel.ledger import Ledger
+
+MACHINE = "sim:A1:2"
+
+
+@pytest.fixture
+def library(tmp_path):
+    """A shared library that stands for a vendor's runtime."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler is installed here")
+    source = tmp_path / "runtime.c"
+    source.write_text("int acme_start(void) { return 0; }\n")
+    path = tmp_path / "libacmert.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", path, source], check=True)
+    return str(path)
+
+
+@pytest.fixture
+def acme_runtime(install):
+    """Acme, which says what its runtime library is called."""
+    acme = (Path(__file__).parents[1] / "vendors" / "acme.py").read_text()
+    return install("acme", acme.replace('kind="apu",', 'kind="apu", runtimes=("libacmert.so",),', 1))
+
+
+def in_a_process(code, *arguments, **options):
+    """Run a program of its own, in which loading a library does no harm."""
+    return subprocess.run(
+        [sys.executable, "-W", "always", "-c", textwrap.dedent(code), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **options,
+    )
+
+
+def test_this_process_sees_what_it_holds_and_others_do_not_get_it(acme):
+    before = dict(os.environ)
+    with anyaccel.use("APU:1", machine=MACHINE, note="here") as devices:
+        (device,) = devices.devices
+        assert os.environ["ACME_VISIBLE"] == device.raw_id
+        assert anyaccel.current().devices[0].id == device.id
+        child = subprocess.run(["printenv", "ACME_VISIBLE"], capture_output=True, text=True, check=True)
+        assert child.stdout.strip() == device.raw_id
+        (record,) = Ledger.open().leases()
+        assert (record.id, record.note) == (devices.id, "here")
+        environ = {name: value for name, value in before.items() if name != "ANYACCEL_MACHINE"}
+        other = subprocess.run(
+            [sys.executable, "-m", "anyaccel", "--machine", MACHINE, "run", "APU:2", "--no-wait", "--", "true"],
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert other.returncode == 4
+        assert "here" in other.stderr
+        assert devices.id in repr(devices)
+        assert "<td>acme/" in devices._repr_html_()
+    assert dict(os.environ) == before
+    assert Ledger.open().leases() == ()
+
+
+def test_a_second_use_in_one_process_is_refused_until_the_first_is_released(acme):
+    first = anyaccel.use("APU:1", machine=MACHINE)
+    with pytest.raises(anyaccel.UsageError, match=r"this process uses .* already") as told:
+        anyaccel.use("APU:1", machine=MACHINE)
+    assert "release that first" in told.value.hint
+    first.release()
+    first.release()
+    anyaccel.use("APU:1", machine=MACHINE).release()
+
+
+def test_what_nothing_refers_to_is_given_back_with_a_warning(acme):
+    devices = anyaccel.use("APU:1", machine=MACHINE)
+    kept = [devices]
+    del devices
+    with pytest.warns(RuntimeWarning, match="were given back, since nothing refers to"):
+        kept.clear()
+    gc.collect()
+    assert Ledger.open().leases() == ()
+    assert "ACME_VISIBLE" not in os.environ
+
+
+def test_a_variable_that_was_changed_meanwhile_is_left_alone(acme, monkeypatch):
+    monkeypatch.setenv("ACME_VISIBLE", "")
+    monkeypatch.delenv("ACME_VISIBLE")  # so that it is gone again after the test
+    monkeypatch.setenv("ACME_ORDER", "mine")
+    devices = anyaccel.use("APU:1", machine=MACHINE)
+    monkeypatch.setenv("ACME_VISIBLE", "changed")
+    devices.release()
+    assert os.environ["ACME_VISIBLE"] == "changed"
+    assert os.environ["ACME_ORDER"] == "mine"
+
+
+def test_a_request_that_cannot_be_served_changes_nothing(acme):
+    before = dict(os.environ)
+    with pytest.raises(anyaccel.NeverFitsError):
+        anyaccel.use("APU:9", machine=MACHINE)
+    with anyaccel.acquire("APU:2", machine=MACHINE), pytest.raises(anyaccel.NotFreeError):
+        anyaccel.use("APU:1", machine=MACHINE, wait=0)
+    assert dict(os.environ) == before
+
+
+def test_a_child_of_a_fork_gives_nothing_back(acme):
+    devices = anyaccel.use("APU:1", machine=MACHINE)
+    child = os.fork()
+    if not child:
+        devices.release()
+        os._exit(0 if "ACME_VISIBLE" in os.environ else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [record.id for record in Ledger.open().leases()] == [devices.id]
+    devices.release()
+
+
+def test_the_devices_are_free_once_the_process_has_ended(acme):
+    ran = in_a_process(f"import anyaccel; devices = anyaccel.use('APU:2', machine={MACHINE!r}); print(devices.id)")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""
+    anyaccel.acquire("APU:2", machine=MACHINE, wait=0).release()
+
+
+def test_a_runtime_that_is_loaded_already_is_refused(acme_runtime, library):
+    ran = in_a_process(
+        f"""
+        import ctypes, sys, anyaccel
+        ctypes.CDLL(sys.argv[1])
+        try:
+            anyaccel.use("APU:1", machine={MACHINE!r})
+        except anyaccel.AlreadyLoadedError as error:
+            print(error, "|", error.hint)
+        """,
+        library,
+    )
+    assert "libacmert.so.1 of acme is loaded in this process already" in ran.stdout, ran.stderr
+    assert "ACME_VISIBLE" in ran.stdout
+    assert "restart the kernel" in ran.stdout
+    assert Ledger.open().leases() == ()
+
+
+def test_a_runtime_that_was_loaded_meanwhile_is_told_when_devices_are_given_back(acme_runtime, library):
+    begin = (
+        f"import ctypes, sys, anyaccel, gc\nd = anyaccel.use('APU:1', machine={MACHINE!r})\nctypes.CDLL(sys.argv[1])\n"
+    )
+    released = in_a_process(begin + "d.release(); print(len(anyaccel.leases()))", library)
+    assert "what it holds of them it keeps until the process has ended" in released.stderr
+    dropped = in_a_process(
+        begin + "del d; gc.collect()\nfrom anyaccel.ledger import Ledger; print(len(Ledger.open().leases()))", library
+    )
+    assert "stay held until this process has ended" in dropped.stderr
+    assert dropped.stdout == "1\n"
+
+
+def test_a_library_is_found_by_the_beginning_of_its_name(library):
+    assert loaded(()) == ""
+    assert loaded(("libnosuch.so",)) == ""
+    handle = ctypes.CDLL(library)
+    assert handle.acme_start() == 0
+    assert loaded(("libacmert.so",)) == library

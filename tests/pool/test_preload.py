@@ -1,0 +1,64 @@
+"""Modules that start threads when they are imported are preloaded, and calculate right in workers."""
+
+import os
+import sys
+
+import pytest
+
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+
+def multiply(size):
+    loaded = "numpy" in sys.modules
+    import numpy as np
+
+    a = np.arange(size * size, dtype=float).reshape(size, size) % 7
+    before = threads()
+    right = all((a @ a)[row, 3] == sum(a[row] * a[:, 3]) for row in (0, size - 1))
+    return loaded, before, threads(), right
+
+
+def solve(size):
+    import numpy as np
+
+    loaded = "scipy.linalg" in sys.modules
+    import scipy.linalg
+
+    a = np.random.default_rng(1).random((size, size)) + size * np.eye(size)
+    x = scipy.linalg.solve(a, np.ones(size))
+    return loaded, threads(), bool(np.allclose(a @ x, 1))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_numpy(pool, kept):
+    pytest.importorskip("numpy", reason="needs NumPy")
+    ready = pool(preload=["numpy"], max_calls=0 if kept else 1, max_workers=2)
+    several = len(os.sched_getaffinity(0)) > 1
+    answers = list(ready.map(multiply, [600] * 6))
+    assert all(loaded and right for loaded, _, _, right in answers)
+    assert max(before for _, before, _, _ in answers) == 1 or kept
+    assert min(after for _, _, after, _ in answers) > 1 or not several  # products run on several threads as ever
+
+
+def test_scipy(pool):
+    pytest.importorskip("scipy", reason="needs SciPy")
+    ready = pool("A1:1", preload=["scipy.linalg"])
+    assert [(loaded, right) for loaded, _, right in ready.map(solve, [400] * 4)] == [(True, True)] * 4
+
+
+def test_threads_that_end_at_a_fork_may_be_started_at_import(pool, tmp_path, monkeypatch):
+    """As OpenBLAS does it, in a module that is there without it."""
+    (tmp_path / "careful.py").write_text(
+        "import os, threading\n"
+        "stop = threading.Event()\n"
+        "thread = threading.Thread(target=stop.wait, daemon=True)\n"
+        "thread.start()\n"
+        "def end():\n"
+        "    stop.set()\n"
+        "    thread.join()\n"
+        "os.register_at_fork(before=end)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert pool("A1:1", preload=["careful"]).submit(lambda: "careful" in sys.modules).result()

@@ -1,0 +1,253 @@
+"""Functions of a script, which travel by value, see the globals that a worker of ``ProcessPoolExecutor`` would show."""
+
+import pytest
+
+
+@pytest.fixture
+def answers(script):
+    """Run a script whose ``pool(**options)`` makes pools; returns the lines that it prints."""
+
+    def answers(body):
+        head = "import os\nimport anyaccel as aa\ndef pool(**options):\n"
+        head += "    return aa.Pool(machine='sim:A1:2', max_calls=0, max_workers=1, **options)\n"
+        out, err = script(head + body).communicate(timeout=60)
+        assert not err, err
+        return out.splitlines()
+
+    return answers
+
+
+def test_calls_see_what_the_initializer_has_set(answers):
+    assert answers("""
+MODEL = None
+SEEN = []
+FACTOR = 2
+class Kind:
+    def value(self):
+        return NAME
+def helper(m):
+    global NAME
+    NAME = m + "!"
+def load(m):
+    global MODEL
+    MODEL = Kind()
+    SEEN.append(m)
+    helper(m)
+def see(x=None):
+    return isinstance(MODEL, Kind), MODEL.value(), SEEN, x and x(), FACTOR
+class Actor:
+    def see(self):
+        return see()
+with pool(initializer=load, initargs=("big",)) as p:
+    print(*p.submit(see).result())
+    FACTOR = 3
+    print(*p.submit(see, lambda: NAME).result())
+    print(*list(p.map(see, [None, None, None], chunksize=2))[2])
+    print(p.submit(lambda: NAME).result(), p.submit(eval, "1").result())
+    print(*p.actor(Actor).see().result())
+    print(MODEL, SEEN)
+with pool(initializer=load, initargs=("small",)).options(max_calls=1) as p:
+    print(*p.submit(see).result())
+""") == [
+        "True big! ['big'] None 2",
+        "True big! ['big'] big! 3",
+        "True big! ['big'] None 3",
+        "big! 1",
+        "True big! ['big'] None 3",
+        "None []",
+        "True small! ['small'] None 3",
+    ]
+
+
+def test_calls_share_what_the_initializer_has_set(answers):
+    assert answers("""
+def begin():
+    global COUNT
+    COUNT = 0
+def add():
+    global COUNT
+    COUNT += 1
+    return COUNT
+def get():
+    return COUNT
+with pool(initializer=begin) as p:
+    print(p.submit(add).result(), p.submit(add).result(), p.submit(get).result(), p.submit(lambda: COUNT).result())
+""") == ["1 2 2 2"]
+
+
+def test_an_initializer_that_is_no_plain_function(answers):
+    assert answers("""
+from functools import partial
+def load(name, *, more):
+    global MODEL
+    MODEL = name + more
+class Loader:
+    def __call__(self):
+        load("a", more="c")
+    def load(self):
+        load("a", more="d")
+def see():
+    return MODEL
+for each in partial(load, "a", more="b"), Loader(), Loader().load, lambda: load("a", more="e"):
+    with pool(initializer=each) as p:
+        print(p.submit(see).result())
+""") == ["ab", "ac", "ad", "ae"]
+
+
+TABLE = """
+import os
+class Table:
+    def __init__(self, value):
+        self.value = value
+    def __setstate__(self, state):
+        self.__dict__ = state
+        os.environ["LOADS"] = str(int(os.environ.get("LOADS", 0)) + 1)
+"""
+
+
+def test_functions_and_their_globals_travel_once(answers, tmp_path):
+    (tmp_path / "table.py").write_text(TABLE)
+    assert answers("""
+from table import Table
+TABLE = Table(5)
+def look(x):
+    return TABLE.value + x, os.environ["LOADS"]
+with pool() as p:
+    print([p.submit(look, 1).result() for _ in range(3)], list(p.map(look, [2] * 4, chunksize=2)))
+    print(set(p.map(look, [3] * 100)))
+    TABLE.value = 6
+    print(p.submit(look, 1).result(), p.submit(look, 1).result())
+    TABLE = Table(5)
+    print(p.submit(look, 1).result())
+""") == [
+        "[(6, '1'), (6, '1'), (6, '1')] [(7, '1'), (7, '1'), (7, '1'), (7, '1')]",
+        "{(8, '1')}",
+        "(7, '2') (7, '2')",
+        "(6, '2')",
+    ]
+
+
+def test_what_has_changed_is_sent_again(answers):
+    assert answers("""
+from functools import partial, wraps
+FACTOR = 1
+LIST = [1]
+def helper():
+    return FACTOR
+def f(x=0):
+    return helper() + x, even(3), sum(LIST)
+def even(n):
+    return n == 0 or odd(n - 1)
+def odd(n):
+    return n != 0 and even(n - 1)
+def outer(*values):
+    total = 0
+    def inner(n):
+        nonlocal total
+        total += sum(values)
+        return total if n < 1 else inner(n - 1)
+    return inner
+def logged(function):
+    @wraps(function)
+    def wrapper(*args):
+        return "called", function(*args)
+    return wrapper
+@logged
+def decorated(x):
+    return x * FACTOR
+def size():
+    return len(BIG)
+def read(key):
+    return globals().get(key)
+def local():
+    return os.path.basename(__file__), __name__
+with pool() as p:
+    call = lambda *args: p.submit(*args).result()
+    print(call(f), call(f, 1))
+    FACTOR = 2
+    print(call(f), call(f))
+    def helper():
+        return FACTOR * 10
+    print(call(f), call(f))
+    LIST.append(5)
+    print(call(f), call(f))
+    f.__defaults__ = (7,)
+    print(call(f))
+    del helper
+    try:
+        call(f)
+    except NameError as error:
+        print(error)
+    helper = lambda: 0
+    print(call(f), call(f))
+    f.__code__ = (lambda x=0: x).__code__
+    print(call(f))
+    print(call(outer(1, 2), 1), call(outer(1, 2), 1), call(outer(3), 0))
+    print([call(lambda: n) for n in range(600)] == list(range(600)))
+    print(call(decorated, 3), call(partial(decorated, 4)), call(decorated, 3))
+    for BIG in bytes(1000), bytes(3 << 20), bytearray(3 << 20), [0] * 10:
+        print(call(size), call(size))
+    print(call(local))
+""") == [
+        "(1, False, 1) (2, False, 1)",
+        "(2, False, 1) (2, False, 1)",
+        "(20, False, 1) (20, False, 1)",
+        "(20, False, 6) (20, False, 6)",
+        "(27, False, 6)",
+        "name 'helper' is not defined",
+        "(7, False, 6) (7, False, 6)",
+        "7",
+        "6 6 3",
+        "True",
+        "('called', 6) ('called', 8) ('called', 6)",
+        "1000 1000",
+        "3145728 3145728",
+        "3145728 3145728",
+        "10 10",
+        "('program.py', '__main__')",
+    ]
+
+
+def test_classes_of_the_script_are_those_of_the_call(answers):
+    assert answers("""
+N = 0
+class Kind:
+    more = 0
+    def value(self):
+        return N + Kind.more
+def f():
+    return Kind().value()
+with pool() as p:
+    for N in 0, 5, 0, 5:
+        print(p.submit(f).result(), p.submit(f).result(), p.submit(Kind().value).result())
+    Kind.more = 7
+    print(p.submit(f).result())
+""") == ["0 0 0", "5 5 5", "0 0 0", "5 5 5", "12"]
+
+
+def test_calls_that_are_taken_back_bring_their_function_along(answers):
+    assert answers("""
+import time
+def quick(x):
+    return x
+def slow(x):
+    time.sleep(0.2)
+    return x
+def die(x):
+    os._exit(1)
+with aa.Pool(machine="sim:A1:2", max_calls=0, max_workers=2, retries=0) as p:
+    for each in quick, slow, quick:
+        list(p.map(quick, range(50)))
+        first = [p.submit(each if x % 20 == 7 else quick, x) for x in range(200)]
+        print([future.result() for future in first] == list(range(200)))
+    ends = p.submit(die, 1)
+    rest = [p.submit(quick, x) for x in range(100)]
+    print([future.result() for future in rest] == list(range(100)), type(ends.exception()).__name__)
+with aa.Pool(machine="sim:A1:2", max_calls=0, max_workers=1, retries=1) as p:
+    def once(path):
+        if not os.path.exists(path):
+            open(path, "w").close()
+            os._exit(1)
+        return "twice"
+    print(p.submit(once, __file__ + ".done").result())
+""") == ["True", "True", "True", "True BrokenWorkerError", "twice"]

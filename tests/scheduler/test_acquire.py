@@ -1,0 +1,122 @@
+"""Waiting for devices on an asyncio loop."""
+
+import asyncio
+from threading import Thread
+
+import pytest
+from anyaccel.errors import NeverFitsError, NotFreeError
+from anyaccel.scheduler import Scheduler
+from small_machines import gpus, machine
+
+
+def new(count=1):
+    return Scheduler(machine(gpus(count)))
+
+
+async def waiting(scheduler, count):
+    """Until so many wait."""
+    while len(scheduler.pending()) != count:  # noqa: ASYNC110 -- nothing tells of it
+        await asyncio.sleep(0)
+
+
+def test_what_is_free_is_there_at_once_and_what_is_not_when_another_thread_releases_it():
+    scheduler = new()
+
+    async def main():
+        first = await scheduler.acquire("GPU")
+        task = asyncio.create_task(scheduler.acquire("GPU:0.5", note="second"))
+        await waiting(scheduler, 1)
+        Thread(target=scheduler.release, args=(first,)).start()
+        return await task
+
+    assert asyncio.run(main()).shares[0].units == 5_000
+    assert scheduler.free("h100-0") == 5_000
+
+
+def test_the_higher_priority_comes_first():
+    scheduler = new()
+    order = []
+
+    async def job(name, priority):
+        allocation = await scheduler.acquire("GPU", priority=priority)
+        order.append(name)
+        scheduler.release(allocation)
+
+    async def main():
+        first = await scheduler.acquire("GPU")
+        async with asyncio.TaskGroup() as group:
+            for name, priority in (("low", 0), ("later", 0), ("high", 1)):
+                group.create_task(job(name, priority))
+            await waiting(scheduler, 3)
+            scheduler.release(first)
+
+    asyncio.run(main())
+    assert order == ["high", "low", "later"]
+
+
+def test_when_the_time_is_over_the_verdict_says_why_and_nobody_waits():
+    scheduler = new()
+    held = scheduler.allocate("GPU", note="training of ada")
+    with pytest.raises(NotFreeError, match=r"not free within 0\.01 s: .*training of ada") as caught:
+        asyncio.run(scheduler.acquire("GPU", timeout=0.01))
+    assert caught.value.verdict.ever_fits
+    assert scheduler.pending() == ()
+    scheduler.release(held)
+    with pytest.raises(NeverFitsError):
+        asyncio.run(scheduler.acquire("GPU:2"))
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["while it waits", "when it has just been served"])
+def test_a_task_that_is_cancelled_holds_nothing(served):
+    scheduler = new()
+
+    async def main():
+        first = await scheduler.acquire("GPU")
+        task = asyncio.create_task(scheduler.acquire("GPU"))
+        await waiting(scheduler, 1)
+        if served:
+            scheduler.release(first)  # the task has not run since
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        if not served:
+            scheduler.release(first)
+
+    asyncio.run(main())
+    assert scheduler.pending() == ()
+    assert scheduler.free("h100-0") == 10_000
+
+
+def test_a_ticket_can_be_awaited_by_many_as_often_as_they_like():
+    scheduler = new()
+
+    async def main():
+        first = scheduler.allocate("GPU")
+        ticket = scheduler.submit("GPU")
+
+        async def look():
+            return await ticket
+
+        impatient, *others = [asyncio.create_task(look()) for _ in range(3)]
+        await asyncio.sleep(0)
+        impatient.cancel()
+        await asyncio.wait([impatient])
+        assert scheduler.pending() == (ticket,)  # who stops to look does not give the place up
+        scheduler.release(first)
+        return [await each for each in others], await ticket
+
+    seen, again = asyncio.run(main())
+    assert seen == [again, again]
+
+
+def test_a_ticket_that_is_cancelled_wakes_those_who_await_it():
+    scheduler = new()
+
+    async def main():
+        scheduler.allocate("GPU")
+        ticket = scheduler.submit("GPU")
+        Thread(target=ticket.cancel).start()
+        with pytest.raises(asyncio.CancelledError, match=r"ticket t1 \(GPU:1\) was cancelled"):
+            await ticket
+
+    asyncio.run(main())

@@ -1,0 +1,101 @@
+"""A machine of several users for a moment: runs their commands, each in a shell of their own, and tells what they did.
+
+Run by root with ``unshare --mount --pid``: what it makes is gone when it ends, and so is every process. Standard input
+is JSON: the users' names with their numbers, paths that have to be readable for everybody, the environment, and the
+commands with the user who types each. Standard output is JSON: exit status and output of each, or why there are none.
+"""
+
+import ctypes
+import json
+import os
+import pwd
+import subprocess
+import sys
+from pathlib import Path
+
+_BIND = 4096 | 16384  # MS_BIND, MS_REC
+_EMPTY = {"/run": 0o755, "/dev/shm": 0o1777, "/tmp": 0o1777, "/home": 0o755, "/var/lib": 0o755}
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def mount(what: str, where: str, kind: str | None = None, flags: int = 0, options: str = "") -> None:
+    """Mount a file system, or with flags a directory that is there."""
+    given = (what.encode(), where.encode(), kind and kind.encode(), ctypes.c_ulong(flags), options.encode())
+    if _libc.mount(*given):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), where)
+
+
+def closed(path: str) -> str | None:
+    """Return the topmost directory above a path that others may not enter."""
+    above = [str(each) for each in reversed(Path(path).parents)]
+    return next((each for each in above if not os.stat(each).st_mode & 0o001), None)
+
+
+def make_machine(users: dict[str, int], keep: list[str]) -> None:
+    """Give it empty directories and users; keep paths where they are, and let everybody get there."""
+    kept = {path: os.open(path, os.O_PATH) for path in sorted(keep)}
+    etc = subprocess.run(["tar", "-C", "/etc", "-c", "."], capture_output=True, check=True).stdout
+    empty = dict(_EMPTY)
+    for path in keep:
+        if (hidden := closed(path)) is not None:
+            empty.setdefault(hidden, 0o755)
+    for path, mode in sorted(empty.items()):
+        mount("none", path, "tmpfs", options=f"mode={mode:o}")
+    mount("none", "/etc", "tmpfs", options="mode=755")
+    subprocess.run(["tar", "-C", "/etc", "-x"], input=etc, check=True)
+    for path, fd in kept.items():
+        if any(path.startswith(f"{each}/") for each in empty):
+            os.makedirs(path, exist_ok=True)
+            mount(f"/proc/self/fd/{fd}", path, flags=_BIND)
+    for name, uid in users.items():
+        home = f"/home/{name}"
+        with open("/etc/passwd", "a") as passwd, open("/etc/group", "a") as group:
+            passwd.write(f"{name}:x:{uid}:{uid}::{home}:/bin/bash\n")
+            group.write(f"{name}:x:{uid}:\n")
+        os.mkdir(home)
+        os.chown(home, uid, uid)
+
+
+class Shell:
+    """A shell of one user, which lasts."""
+
+    def __init__(self, name: str, environ: dict[str, str]) -> None:
+        entry = pwd.getpwnam(name)
+        self._process = subprocess.Popen(
+            ["bash", "--norc"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+            user=entry.pw_uid, group=entry.pw_gid, extra_groups=[], cwd=entry.pw_dir,
+            env=environ | {"HOME": entry.pw_dir, "USER": name, "LOGNAME": name},
+        )  # fmt: skip
+        self._out = f"{entry.pw_dir}/.out"
+
+    def do(self, command: str) -> tuple[int, str]:
+        """Type a command; returns its exit status, and what it has printed until it ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{{ {command}\n}} >{self._out} 2>&1 </dev/null; echo $?\n")
+        self._process.stdin.flush()
+        status = self._process.stdout.readline()
+        return int(status or 1), Path(self._out).read_text()
+
+
+def main() -> None:
+    """Do what standard input says."""
+    told = json.load(sys.stdin)
+    try:
+        make_machine(told["users"], told["keep"])
+    except OSError as error:
+        json.dump({"skip": f"no machine of several users can be made here: {error}"}, sys.stdout)
+        return
+    shells = {name: Shell(name, told["environ"]) for name in ("root", *told["users"])}
+    for name in told["users"]:
+        status, printed = shells[name].do(told["check"])
+        if status:
+            json.dump({"skip": f"other users cannot run {told['check']} here: {printed}"}, sys.stdout)
+            return
+    json.dump({"results": [shells[name].do(command) for name, command in told["commands"]]}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

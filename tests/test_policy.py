@@ -1,0 +1,273 @@
+"""The order of those who wait: nobody starves, nobody is delayed past the bound, all compute the same."""
+
+import os
+import random
+
+import pytest
+from anyaccel import policy
+from anyaccel.configuration import Configuration
+from anyaccel.policy import Holding, Limits, Need, Policy, Waiting
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from lengths import length
+
+WHOLE = 10_000
+DEVICES = "abcd"
+# Five properties, so 10,000 cases at full length.
+CASES = settings(max_examples=length(100, 2_000), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+class Job:
+    """A request of a made-up day."""
+
+    def __init__(self, number, arrives, count, lasts, *, known, user, priority, among=DEVICES, ends_early=0):
+        self.waiting = Waiting(
+            key=number,
+            number=number,
+            since=float(arrives),
+            priority=priority,
+            user=user,
+            seconds=float(lasts) if known else None,
+            needs=(Need(count=count, units=WHOLE, among=frozenset(among)),),
+            wants=frozenset(among),
+        )
+        self.count = count
+        self.lasts = max(1, lasts - ends_early)
+        self.among = among
+        self.started = None
+        self.passed = None
+
+
+def simulate(jobs, rules, *, on_look=None, until=100_000):
+    """Serve made-up requests as waiters would, in virtual time; a device is whole or not."""
+    now, waiting, running = 0.0, [], []
+    coming = sorted(jobs, key=lambda job: job.waiting.number)
+    while coming or waiting or running:
+        moments = [job.started + job.lasts for job, _ in running] + [job.waiting.since for job in coming[:1]]
+        now = max(now, min(moments)) if moments else now
+        assert now < until, "somebody starves"
+        running = [(job, held) for job, held in running if job.started + job.lasts > now]
+        while coming and coming[0].waiting.since <= now:
+            waiting.append(coming.pop(0))
+        progress = True
+        while progress:
+            progress = False
+            held = [each for _, own in running for each in own]
+            by_key = {job.waiting.key: job for job in waiting}
+            order = rules.order([job.waiting for job in waiting], held, now)
+            order = [each for each in order if not rules.limited(each, held)]
+            if on_look:
+                on_look(order, running, now)
+            for position, each in enumerate(order):
+                ahead = [other for other in order[:position] if each.competes(other)]
+                passes = bool(ahead)
+                if passes and not rules.may_pass(each, ahead, held, now):
+                    continue
+                job = by_key[each.key]
+                taken = {one.device for one in held}
+                free = [device for device in job.among if device not in taken]
+                if len(free) < job.count:
+                    continue
+                job.started = now
+                until_ = None if each.seconds is None else now + each.seconds
+                own = [
+                    Holding(device=device, user=each.user, until=until_, passed=now if passes else None)
+                    for device in free[: job.count]
+                ]
+                running.append((job, own))
+                waiting.remove(job)
+                progress = True
+                break
+        if not moments and waiting:
+            raise AssertionError(f"{waiting[0].waiting} never starts")
+    return {job.waiting.key: job.started for job in jobs}
+
+
+def days(*, one_kind=False):
+    """Up to eight requests of one machine with four devices; drawn by a seed, which is quick."""
+    return st.builds(lambda number, seed: day(random.Random(seed), number, one_kind), st.integers(2, 8), st.integers(0))
+
+
+def day(draw, number, one_kind):
+    jobs, now = [], 0
+    for each in range(number):
+        now += draw.randint(0, 8)
+        among = DEVICES if one_kind else draw.choice([DEVICES, DEVICES, "ab", "cd", "a"])
+        job = {
+            "number": each,
+            "arrives": now,
+            "count": draw.randint(1, len(among)),
+            "lasts": draw.randint(1, 20),
+            "known": one_kind or draw.random() < 0.5,
+            "user": draw.choice([1, 2, 3]),
+            "priority": 0 if one_kind else draw.choice([0, 0, 5]),
+            "among": among,
+            "ends_early": 0 if one_kind else draw.randint(0, 10),
+        }
+        jobs.append(job)
+    return jobs
+
+
+def made(jobs):
+    return [Job(**job) for job in jobs]
+
+
+@CASES
+@given(days(one_kind=True))
+def test_nobody_starts_later_than_in_turn(jobs):
+    """Where everything lasts as long as it says and the bound is 0; beside the order without backfill."""
+    in_turn = simulate(made([job | {"known": False} for job in jobs]), Policy())
+    found = simulate(made(jobs), Policy())
+    assert all(found[key] <= in_turn[key] for key in found)
+
+
+@CASES
+@given(days(one_kind=True), st.sampled_from([0.0, 3.0, 10.0]))
+def test_no_head_is_delayed_past_the_bound(jobs, bound):
+    """Who is first in line starts when what ran as it became first has made room, or so much later."""
+    promised = {}
+
+    def on_look(order, running, now):
+        if order and order[0].key not in promised:
+            ends = sorted(job.started + job.lasts for job, held in running for _ in held)
+            missing = order[0].needs[0].count - (len(DEVICES) - len(ends))
+            promised[order[0].key] = max(now, ends[missing - 1] if missing > 0 else now)
+
+    starts = simulate(made(jobs), Policy(backfill=bound), on_look=on_look)
+    assert all(starts[key] <= promise + bound for key, promise in promised.items())
+
+
+@CASES
+@given(days(), st.booleans(), st.sampled_from([None, 1, 2]), st.integers(0, 1000))
+def test_everybody_computes_the_same_order_from_the_same_facts(jobs, fair, most, seed):
+    """In whichever order the facts are listed, whoever asks; and nobody is left out or comes twice."""
+    rules = Policy(fair_shares=fair, patience=15.0, limits=Limits(devices=most, priority=3), plain=False)
+    waiting = [job.waiting for job in made(jobs)]
+    held = [Holding(device=device, user=number % 3 + 1) for number, device in enumerate("wxyz")]
+    expected = rules.order(waiting, held, 20.0)
+    shuffled, held_shuffled = list(waiting), list(held)
+    random.Random(seed).shuffle(shuffled)
+    random.Random(seed).shuffle(held_shuffled)
+    assert rules.order(shuffled, held_shuffled, 20.0) == expected
+    assert sorted(each.number for each in expected) == sorted(each.number for each in waiting)
+    for position, each in enumerate(expected):
+        ahead = expected[:position]
+        assert rules.may_pass(each, ahead, held, 20.0) == rules.may_pass(each, ahead, held_shuffled, 20.0)
+
+
+@CASES
+@given(days(), st.booleans(), st.sampled_from([0.0, 5.0]))
+def test_nobody_starves(jobs, fair, bound):
+    """Whatever shares, priorities and backfill say, everybody starts; who has waited long is next."""
+    rules = Policy(backfill=bound, fair_shares=fair, patience=30.0, plain=not fair)
+    starts = simulate(made(jobs), rules)
+    assert None not in starts.values()
+
+
+@CASES
+@given(days(), st.integers(1, 4))
+def test_a_limit_holds_and_keeps_nobody_else_waiting(jobs, most):
+    rules = Policy(limits=Limits(devices=most), plain=False)
+    fitting = [job for job in jobs if job["count"] <= most]
+    jobs = made(fitting)
+    starts = simulate(jobs, rules)
+    for moment in starts.values():
+        held = {}
+        for job in jobs:
+            if job.started <= moment < job.started + job.lasts:
+                held[job.waiting.user] = held.get(job.waiting.user, 0) + job.count
+        assert max(held.values(), default=0) <= most
+
+
+def waiting(number, count=1, seconds=None, since=0.0, **more):
+    needs = (Need(count=count, units=WHOLE, among=frozenset(DEVICES)),)
+    return Waiting(key=number, number=number, since=since, seconds=seconds, needs=needs, **more)
+
+
+def test_a_short_one_passes_one_that_waits_for_all_devices():
+    held = [Holding(device="a", until=100.0)]
+    head = waiting(1, 4)
+    assert Policy.earliest([head], held) == [100.0]
+    assert Policy().may_pass(waiting(2, 1, 60.0), [head], held, 40.0)
+    assert not Policy().may_pass(waiting(2, 1, 61.0), [head], held, 40.0)
+    assert Policy(backfill=1).may_pass(waiting(2, 1, 61.0), [head], held, 40.0)
+    assert not Policy().may_pass(waiting(2, 1), [head], held, 40.0)
+
+
+def test_what_passed_does_not_let_others_pass():
+    """Else each could delay the head by the bound once more, for ever."""
+    held = [Holding(device="a", until=100.0), Holding(device="b", until=110.0, passed=50.0)]
+    head = waiting(1, 4, since=10.0)
+    assert Policy(backfill=10).may_pass(waiting(2, 1, 10.0), [head], held, 100.0)
+    assert not Policy(backfill=10).may_pass(waiting(2, 1, 15.0), [head], held, 100.0)
+    assert Policy.earliest([waiting(3, 4, since=60.0)], held) == [110.0]
+
+
+def test_without_a_known_end_the_bound_counts_from_the_arrival():
+    held = [Holding(device="a")]
+    head = waiting(1, 4, since=10.0)
+    assert not Policy().may_pass(waiting(2, 1, 1.0), [head], held, 20.0)
+    assert Policy(backfill=60).may_pass(waiting(2, 1, 50.0), [head], held, 20.0)
+    assert not Policy(backfill=60).may_pass(waiting(2, 1, 51.0), [head], held, 20.0)
+
+
+def test_those_behind_the_head_are_not_delayed_either_beyond_what_they_wait_for_anyway():
+    held = [Holding(device="a", until=100.0)]
+    ahead = [waiting(1, 4), waiting(2, 2)]  # the second could start now, but for the first
+    assert Policy.earliest(ahead, held) == [100.0, 100.0]
+    assert Policy().may_pass(waiting(3, 1, 50.0), ahead, held, 10.0)
+
+
+def test_shares_of_one_device_count():
+    half = Need(count=1, units=5000, among=frozenset("a"))
+    one = Waiting(key=1, number=1, since=0.0, needs=(half,))
+    both = [Holding(device="a", units=5000, until=10.0), Holding(device="a", units=5000, until=20.0)]
+    assert Policy.earliest([one], both) == [10.0]
+    assert policy.forecast([one], both, 5.0) == {1: 10.0}
+
+
+def test_fair_shares_put_those_first_who_hold_less():
+    rules = Policy(fair_shares=True, users={7: Limits(weight=4)}, plain=False)
+    held = [Holding(device="a", user=5), Holding(device="b", user=7), Holding(device="c", user=7)]
+    one, two, three = waiting(1, user=5), waiting(2, user=6), waiting(3, user=7)
+    assert [each.user for each in rules.order([one, two, three], held, 0.0)] == [6, 7, 5]
+
+
+def test_a_priority_counts_up_to_the_users_highest():
+    rules = Policy(limits=Limits(priority=0), users={7: Limits(priority=10)}, plain=False)
+    liar, honest, allowed = waiting(2, priority=99, user=5), waiting(1, user=6), waiting(3, priority=5, user=7)
+    assert rules.order([liar, honest, allowed], [], 0.0) == [allowed, honest, liar]
+    assert rules.limits_of(0) == Limits()
+
+
+def test_forecast_knows_what_is_known():
+    held = [Holding(device="a", until=50.0), Holding(device="b"), Holding(device="c", until=70.0)]
+    first, second, third = waiting(1, 2, 30.0), waiting(2, 1, 5.0), waiting(3, 4)
+    assert policy.forecast([first, second, third], held, 10.0) == {1: 50.0, 2: 70.0, 3: None}
+
+
+def test_the_configuration_becomes_the_rules():
+    values = {
+        "queue.fair_shares": True,
+        "limits.devices": 2,
+        "limits.time": 3600.0,
+        f"users.{os.geteuid()}.devices": 8,
+        "users.nobody-of-this-name.devices": 8,
+    }
+    rules = Policy.of(Configuration(path="x", found=True, values=values))
+    own = Limits(devices=8, seconds=3600.0)
+    assert rules == Policy(
+        fair_shares=True,
+        patience=86400.0,
+        limits=Limits(devices=2, seconds=3600.0),
+        users={os.geteuid(): own},
+        plain=False,
+    )
+    assert Policy.of(Configuration(path="x")).plain
+    assert Policy.of(Configuration(path="x", found=True, values={"queue.backfill": 60.0})) == Policy(backfill=60.0)
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_the_order_without_rules_is_that_of_priority_and_arrival(plain):
+    found = Policy(plain=plain).order([waiting(1), waiting(2, priority=1), waiting(3)], [], 0.0)
+    assert [each.number for each in found] == [2, 1, 3]
