@@ -7,6 +7,7 @@ They stand between ``<!-- begin: NAME -->`` and ``<!-- end: NAME -->``. A test c
 
 import argparse
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -15,6 +16,8 @@ from types import FunctionType
 
 from anyaccel import errors, kit, plugin
 from anyaccel.cli import parser as cli
+from anyaccel.cli._devices_table import COLUMNS
+from anyaccel.model import document
 from anyaccel.model._value import REQUIRED
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
@@ -38,6 +41,12 @@ def common_options() -> Iterator[str]:
     parser = argparse.ArgumentParser(add_help=False)
     cli.add_common(parser)
     yield from table(parser)
+
+
+def columns() -> Iterator[str]:
+    """Every column of the table of devices."""
+    rows = [f"| `{column.name}` | {escaped(column.about)} |" for column in COLUMNS]
+    yield "\n".join(["| column | |", "| --- | --- |", *rows])
 
 
 def table(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -160,6 +169,7 @@ def attributes(item: object) -> Iterator[tuple[str, str]]:
 
 PARTS: dict[str, tuple[str, Callable[[], Iterator[str]]]] = {
     "commands": ("commands.md", commands),
+    "columns": ("commands.md", columns),
     "common options": ("commands.md", common_options),
     "exit statuses": ("commands.md", exit_statuses),
     "errors": ("errors.md", error_table),
@@ -185,6 +195,7 @@ def pages() -> dict[Path, str]:
         before, rest = text.split(begin)
         after = rest.split(end)[1]
         texts[path] = "\n".join([before + begin, *(f"{block}\n" for block in write()), end + after])
+    texts[REFERENCE / "documents.schema.json"] = json.dumps(document.schema(), indent=2) + "\n"
     return texts
 
 

@@ -1,0 +1,183 @@
+"""Compare orders of service in virtual time, with the rules that those who wait go by: ``anyaccel.policy``.
+
+    python benchmarks/simulate_queue.py [--devices 8] [--requests 2000] [--swf FILE]
+
+Without a file, arrivals are made up: three users, one of whom submits sweeps; short, long and wide requests; nine in
+ten say how long they take at most, which is up to three times what they take. ``--swf`` reads a log in the Standard
+Workload Format (https://www.cs.huji.ac.il/labs/parallel/workload/swf.html): processors are taken for devices, scaled
+so that the largest request takes the whole machine, and the requested time for the limit. ``benchmarks/made-up.swf`` is
+a small one, made up as well: no public log is to be had from package registries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import random
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from anyaccel.model import Value
+from anyaccel.policy import Holding, Need, Policy, Waiting
+
+HOUR = 3600.0
+SWEEPS, SINGLE, SEVERAL, SAYS = 0.15, 0.7, 0.93, 0.9
+"""Of what is made up: shares of sweeps among one user's requests, of small and wider ones, and of those with a time."""
+FIELDS = 12
+
+
+class Job(Value):
+    """A request of a log."""
+
+    number: int
+    arrives: float
+    devices: int
+    lasts: float
+    says: float | None
+    user: int
+
+
+def made_up(number: int, devices: int, seed: int = 7) -> list[Job]:
+    """Requests that nobody made, at about nine tenths of what the machine can do."""
+    draw, now, jobs = random.Random(seed), 0.0, []
+    while len(jobs) < number:
+        now += draw.expovariate(1 / 1100)
+        user = draw.choice([1, 2, 2, 3])
+        kind = draw.random()
+        if user == 1 and kind < SWEEPS:
+            shape = [(1, draw.uniform(300, 1200))] * draw.randint(8, 32)
+        elif kind < SINGLE:
+            shape = [(1, draw.expovariate(1 / 2400))]
+        elif kind < SEVERAL:
+            shape = [(draw.choice([2, 2, 4]), draw.expovariate(1 / 7200))]
+        else:
+            shape = [(devices, draw.expovariate(1 / 3600))]
+        for count, seconds in shape:
+            lasts = min(max(30.0, seconds), 24 * HOUR)
+            says = lasts * draw.uniform(1, 3) if draw.random() < SAYS else None
+            jobs.append(Job(number=len(jobs), arrives=now, devices=count, lasts=lasts, says=says, user=user))
+    return jobs[:number]
+
+
+def read_swf(path: Path, devices: int) -> list[Job]:
+    """Read a log in the Standard Workload Format; what has no time or no processors is left out."""
+    rows = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        fields = line.split()
+        if not fields or line.lstrip().startswith(";"):
+            continue
+        if len(fields) < FIELDS:
+            raise SystemExit(f"{path}: a line of the Standard Workload Format has 18 fields (got {len(fields)})")
+        submit, run, used, asked, limit, user = (float(fields[at]) for at in (1, 3, 4, 7, 8, 11))
+        processors = asked if asked > 0 else used
+        if run > 0 and processors > 0:
+            rows.append((submit, run, processors, limit, int(user)))
+    if not rows:
+        raise SystemExit(f"{path}: no line of the Standard Workload Format has a run time and processors")
+    most = max(row[2] for row in rows)
+    return [
+        Job(
+            number=number,
+            arrives=submit,
+            devices=max(1, round(processors * devices / most)),
+            lasts=run,
+            says=max(limit, run) if limit > 0 else None,
+            user=max(1, user),
+        )
+        for number, (submit, run, processors, limit, user) in enumerate(sorted(rows))
+    ]
+
+
+def simulate(jobs: Iterable[Job], devices: int, rules: Policy) -> list[tuple[Job, float]]:
+    """Serve requests in virtual time; returns each with how long it waited."""
+    names = frozenset(range(devices))
+    coming = sorted(jobs, key=lambda job: (job.arrives, job.number))[::-1]
+    waiting: dict[int, tuple[Job, Waiting]] = {}
+    running: list[tuple[float, int, list[Holding]]] = []
+    free, now = set(names), 0.0
+    waited = []
+    while coming or waiting:
+        now = min([job.arrives for job in coming[-1:]] + [end for end, _, _ in running[:1]])
+        while running and running[0][0] <= now:
+            free.update(int(str(each.device)) for each in heapq.heappop(running)[2])
+        while coming and coming[-1].arrives <= now:
+            job = coming.pop()
+            needs = (Need(count=job.devices, units=10_000, among=names),)
+            waiting[job.number] = (
+                job,
+                Waiting(
+                    key=job.number, number=job.number, since=job.arrives, user=job.user, seconds=job.says, needs=needs
+                ),
+            )
+        for job, passes in served(waiting, running, free, rules, now):
+            given = [free.pop() for _ in range(job.devices)]
+            until = None if job.says is None else now + job.says
+            held = [Holding(device=each, user=job.user, until=until, passed=now if passes else None) for each in given]
+            heapq.heappush(running, (now + job.lasts, job.number, held))
+            del waiting[job.number]
+            waited.append((job, now - job.arrives))
+    return waited
+
+
+def served(
+    waiting: dict[int, tuple[Job, Waiting]],
+    running: list[tuple[float, int, list[Holding]]],
+    free: set[int],
+    rules: Policy,
+    now: float,
+) -> Iterable[tuple[Job, bool]]:
+    """Who starts now, one after the other; each is to be served before the next is asked for."""
+    while free and waiting:
+        held = [each for _, _, own in running for each in own]
+        order = rules.order([each for _, each in waiting.values()], held, now)
+        found = None
+        for position, each in enumerate(order):
+            job = waiting[each.number][0]
+            if job.devices <= len(free) and (not position or rules.may_pass(each, order[:position], held, now)):
+                found = job, position > 0
+                break
+        if found is None:
+            return
+        yield found
+
+
+ORDERS: dict[str, Callable[[], Policy]] = {
+    "plain order": Policy,
+    "backfill": Policy,
+    "backfill, bound 10 min": lambda: Policy(backfill=600.0),
+    "fair shares": lambda: Policy(fair_shares=True, patience=24 * HOUR, plain=False),
+    "fair shares, backfill, 10 min": lambda: Policy(fair_shares=True, patience=24 * HOUR, backfill=600.0, plain=False),
+}
+
+
+def main() -> int:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description="Compare orders of service in virtual time.")
+    parser.add_argument("--devices", type=int, default=8)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--swf", type=Path)
+    args = parser.parse_args()
+    jobs = read_swf(args.swf, args.devices) if args.swf else made_up(args.requests, args.devices)
+    print(f"{len(jobs)} requests, {args.devices} devices{f', {args.swf}' if args.swf else ', made up'}")
+    print(f"{'order':32}{'mean wait':>12}{'longest':>12}{'mean, worst user':>20}")
+    for name, policy in ORDERS.items():
+        plain = name in ("plain order", "fair shares")
+        todo = [Job(**{**_fields(job), "says": None}) for job in jobs] if plain else jobs
+        waits = simulate(todo, args.devices, policy())
+        users: dict[int, list[float]] = {}
+        for job, wait in waits:
+            users.setdefault(job.user, []).append(wait)
+        mean = sum(wait for _, wait in waits) / len(waits)
+        worst = max(sum(each) / len(each) for each in users.values())
+        longest = max(wait for _, wait in waits)
+        print(f"{name:32}{mean / 60:>8.1f} min{longest / 60:>8.1f} min{worst / 60:>16.1f} min")
+    return 0
+
+
+def _fields(job: Job) -> dict[str, object]:
+    return {name: getattr(job, name) for name in ("number", "arrives", "devices", "lasts", "says", "user")}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

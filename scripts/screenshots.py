@@ -1,0 +1,147 @@
+"""Draw what ``anyaccel`` and ``anyaccel top`` show, at 80 and at 160 columns, as SVG for the README.
+
+The machine is simulated, and its devices are really held, by commands of the command line. A simulation knows no load,
+temperature or power, and all who hold devices here are one user: loads and names of users are made up.
+
+    python scripts/screenshots.py [DIRECTORY]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import anyaccel
+from anyaccel.cli import _devices_table, _sample
+from anyaccel.cli._sample import Sample
+from anyaccel.ledger import Ledger
+from anyaccel.model import Device, Stats, replace
+from rich.console import Console
+from rich.text import Text
+
+IMAGES = Path(__file__).parent.parent / "docs" / "images"
+MACHINE = "sim:H100:8"
+HELD = (
+    ("GPU:2,linked", "alice: train 7b"),
+    ("GPU:0.5", "bob: eval"),
+    ("GPU:0.5", "carol: notebook"),
+    ("GPU:1", "dave: sweep"),
+)
+WAITS = (("GPU:4", "erin: fine-tune"), ("GPU:8", "frank: pretrain"))
+WIDTHS = (80, 160)
+STYLES = {"": "", "bold": "bold", "dim": "dim", "bad": "red", "good": "green", "warn": "yellow", "accent": "cyan"}
+LOOKS = 40
+PATIENCE = 60.0
+
+
+def main(directory: Path) -> None:
+    """Draw all pictures into a directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="anyaccel-") as state:
+        os.environ["ANYACCEL_STATE_DIR"] = state
+        os.environ["ANYACCEL_MACHINE"] = MACHINE
+        inventory = anyaccel.detect()
+        leases = [anyaccel_says("hold", request, "--note", note) for request, note in HELD]
+        waiting = [
+            subprocess.Popen(
+                [sys.executable, "-m", "anyaccel", "run", request, "--note", note, "--", "true"],
+                stderr=subprocess.DEVNULL,
+            )
+            for request, note in WAITS
+        ]
+        try:
+            end = time.monotonic() + PATIENCE
+            while len(Ledger.open().tickets()) < len(WAITS) and time.monotonic() < end:
+                time.sleep(0.05)
+            for width in WIDTHS:
+                draw_status(directory / f"status-{width}.svg", made_up(_sample.look(inventory), LOOKS), width)
+                draw_top(directory / f"top-{width}.svg", inventory, width)
+        finally:
+            for process in waiting:
+                process.terminate()
+                process.wait()
+            for lease in leases:
+                Ledger.open().release_of(lease)
+
+
+def anyaccel_says(*arguments: str) -> str:
+    """What a command prints."""
+    command = [sys.executable, "-m", "anyaccel", *arguments]
+    return subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ).stdout.strip()
+
+
+def made_up(sample: Sample, moment: int) -> Sample:
+    """The same with users, after the notes, and with loads that go on with time."""
+    leases = {
+        device: [
+            replace(record, user=record.note.partition(": ")[0], note=record.note.partition(": ")[2])
+            for record in found
+        ]
+        for device, found in (sample.leases or {}).items()
+    }
+    tickets = tuple(
+        replace(
+            ticket, user=ticket.note.partition(": ")[0], note=ticket.note.partition(": ")[2], waited=ticket.waited + 754
+        )
+        for ticket in sample.tickets
+    )
+    observed = {device.id: load(device, moment, held=device.id in leases) for device in sample.inventory.devices}
+    return replace(sample, leases=leases, tickets=tickets, observed=observed)
+
+
+def named(record: Any, **more: Any) -> Any:
+    """The record of a lease or a ticket with the user whom its note names."""
+    user, _, note = record.note.partition(": ")
+    return replace(record, user=user, note=note, **more)
+
+
+def load(device: Device, moment: int, *, held: bool) -> Stats:
+    """What a device may tell: a made-up load, and what goes with it."""
+    wave = 0.5 + 0.5 * math.sin(moment / (3 + device.index) + device.index)
+    ratio = (0.35 + 0.63 * wave) if held else 0.0
+    size = device.memory_bytes or 0
+    return Stats(
+        utilization=ratio,
+        memory_used_bytes=int(size * (0.15 + 0.1 * device.index if held else 0.006)),
+        temperature_celsius=34 + 50 * ratio,
+        power_watts=68 + 600 * ratio,
+    )
+
+
+def draw_status(file: Path, sample: Sample, width: int) -> None:
+    """Draw the table of devices."""
+    console = Console(record=True, width=width, file=io.StringIO(), color_system="truecolor", force_terminal=True)
+    for line in _devices_table.table(sample, width)[0]:
+        console.print(Text.assemble(*((text, STYLES[style]) for text, style in line)), no_wrap=True, soft_wrap=True)
+    file.write_text(console.export_svg(title="anyaccel", unique_id=file.stem), encoding="utf-8")
+
+
+def draw_top(file: Path, inventory: anyaccel.Inventory, width: int) -> None:
+    """Draw the live view, with a history."""
+    from anyaccel.cli._top_app import Top
+
+    looks = iter(range(1 << 30))
+
+    async def draw() -> str:
+        app = Top(lambda: made_up(_sample.look(inventory), next(looks)), interval=0.1)
+        async with app.run_test(size=(width, 24)) as pilot:
+            end = time.monotonic() + PATIENCE
+            while next(looks) < LOOKS and time.monotonic() < end:
+                await pilot.pause(0.1)
+            return app.export_screenshot(title="anyaccel top")
+
+    file.write_text(asyncio.run(draw()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES)

@@ -1,0 +1,95 @@
+"""Write the man pages of core/man from the same declarations as the commands' help. A test compares.
+
+python scripts/write_man.py
+"""
+
+import argparse
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+from anyaccel._version import __version__
+from anyaccel.cli import parser as cli
+
+MAN = Path(__file__).parent.parent / "core" / "man"
+FILES = (
+    ("/etc/anyaccel/config.toml", "settings of the machine, for all users; root's alone to write"),
+    ("~/.config/anyaccel/config.toml", "defaults of your own; 'anyaccel config --template user' prints one"),
+    ("/run/anyaccel", "leases that all users of the machine share; 'anyaccel setup' makes it"),
+)
+
+
+def escaped(text: str) -> str:
+    """Text as roff reads it: hyphens that can be copied, nothing that is a request."""
+    plain = text.replace("\\", "\\e").replace("-", "\\-").replace("'", "\\(aq")
+    return "\n".join(f"\\&{line}" if line.startswith(".") else line for line in plain.splitlines())
+
+
+def heading(name: str, summary: str) -> Iterator[str]:
+    """The beginning of a page."""
+    yield f'.TH "{name.upper()}" "1" "" "anyaccel {__version__}" "anyaccel"'
+    yield ".SH NAME"
+    yield f"{escaped(name)} \\- {escaped(summary)}"
+
+
+def options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The arguments of a parser."""
+    for action in parser._actions:  # noqa: SLF001 - argparse has no other way to name them
+        if action.help == argparse.SUPPRESS:
+            continue
+        value = str(action.metavar or "|".join(map(str, action.choices or ())))
+        forms = [f"{form} {value}".strip() if action.nargs != 0 else form for form in action.option_strings]
+        yield ".TP"
+        yield f".B {escaped(', '.join(forms) or value or action.dest)}"
+        yield escaped((action.help or "") % {"default": action.default})
+
+
+def examples(module: object) -> Iterator[str]:
+    """Command lines, each with what it does."""
+    yield ".SH EXAMPLES"
+    for line, told in module.EXAMPLES:  # type: ignore[attr-defined]
+        yield from (".TP", f".B {escaped(line)}", escaped(told))
+
+
+def page(name: str) -> str:
+    """The page of a command."""
+    module = import_module(f"anyaccel.cli.{name}")
+    parser = argparse.ArgumentParser(prog=f"anyaccel {name}", add_help=False, description=module.__doc__)
+    module.add_arguments(parser)
+    usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
+    lines = [*heading(f"anyaccel-{name}", cli.COMMANDS[name])]
+    lines += [".SH SYNOPSIS", f".B {escaped(usage)}", ".SH DESCRIPTION"]
+    for number, paragraph in enumerate((module.__doc__ or "").strip().split("\n\n")):
+        lines += [".PP"] * (number > 0) + [escaped(" ".join(paragraph.split()))]
+    common = argparse.ArgumentParser(add_help=False)
+    cli.add_common(common, name)
+    lines += [".SH OPTIONS", *options(parser), ".SS Common options", *options(common), *examples(module)]
+    lines += [".SH EXIT STATUS", escaped(" ".join(cli.EPILOG.split()).removeprefix("exit status: "))]
+    lines += [".SH SEE ALSO", ".BR anyaccel (1)"]
+    return "\n".join(lines) + "\n"
+
+
+def index() -> str:
+    """The page of the program."""
+    lines = [*heading("anyaccel", "find, hand out and hold the accelerators of a machine")]
+    lines += [".SH SYNOPSIS", ".B anyaccel [OPTIONS] [COMMAND] [REQUEST ...] [\\-\\- CMD ...]", ".SH COMMANDS"]
+    for name, summary in cli.COMMANDS.items():
+        lines += [".TP", f".BR anyaccel\\-{name} (1)", escaped(summary)]
+    lines += [".SH FILES"]
+    for path, told in FILES:
+        lines += [".TP", f".I {escaped(path)}", escaped(told)]
+    lines += [".SH EXIT STATUS", escaped(" ".join(cli.EPILOG.split()).removeprefix("exit status: "))]
+    return "\n".join(lines) + "\n"
+
+
+def pages() -> dict[str, str]:
+    """Every page, by the name of its file."""
+    return {"anyaccel.1": index()} | {f"anyaccel-{name}.1": page(name) for name in cli.COMMANDS}
+
+
+if __name__ == "__main__":
+    MAN.mkdir(exist_ok=True)
+    for old in MAN.glob("*.1"):
+        old.unlink()
+    for file, text in pages().items():
+        (MAN / file).write_text(text, encoding="utf-8")
