@@ -20,6 +20,9 @@ from anyaccel.launcher.hold import Hold
 from anyaccel.launcher.usage import Usage
 from anyaccel.ledger import Ledger, process
 
+NAME = "anyaccel-keeper"
+"""What lists of processes call it."""
+
 _LONGEST_PAUSE = 60.0
 _LOOK_SECONDS = 0.2
 
@@ -64,6 +67,7 @@ def _leave() -> None:
         os.dup2(null, descriptor)
     os.closerange(3, _most_descriptors())
     os.chdir("/")
+    process.set_name(NAME)
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it lasts as long as the process
 
 

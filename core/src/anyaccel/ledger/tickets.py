@@ -191,7 +191,12 @@ class Ticket:
     @property
     def cancelled(self) -> bool:
         """Whether its owner, or root, has cancelled it: see :func:`cancel`."""
-        return bool(self.name) and not os.fstat(self._file.fd).st_mode & stat.S_IWUSR
+        if not self.name:
+            return False
+        try:
+            return not os.fstat(self._file.fd).st_mode & stat.S_IWUSR
+        except OSError:  # as of a file server that was restarted: the next look at the directory tells of it
+            return False
 
     def drop(self) -> None:
         """Leave the line. A copy in a forked child leaves it to its parent."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import stat
@@ -12,7 +11,6 @@ from collections.abc import Iterable, Iterator
 
 from anyaccel.ledger.process import prctl
 
-_SET_NAME = 15
 _SET_CHILD_SUBREAPER = 36
 _HARMLESS_MAJORS = {1, 4, 5, 136, 137, 138, 139, 140, 141, 142, 143}
 """Memory, consoles and terminals: all other character devices are hardware."""
@@ -50,12 +48,6 @@ def threads() -> list[str]:
 def _mapped() -> set[str]:
     with open("/proc/self/maps") as file:
         return {line[line.index("/") :].strip() for line in file if "/" in line}
-
-
-def set_name(name: str) -> None:
-    """Be called so in lists of processes."""
-    text = ctypes.create_string_buffer(name.encode())  # which must live until the kernel has read it
-    prctl(_SET_NAME, ctypes.addressof(text))
 
 
 def children(pid: int) -> list[int]:

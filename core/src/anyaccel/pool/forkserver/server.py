@@ -27,7 +27,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped, unused-ignore]  # noqa: F401 - workers need it, and they should not each load it
 
 from anyaccel.interpreter import CONTROL
-from anyaccel.ledger.process import die_with_parent
+from anyaccel.ledger.process import die_with_parent, set_name
 from anyaccel.pool import proc
 from anyaccel.pool.channel import GONE, HOLD, NUMBER, SPAWN, STOP, Kind, receive, send
 from anyaccel.pool.forkserver.child import serve
@@ -109,7 +109,7 @@ class Server:
         self.outbox: deque[tuple[Kind, bytes]] = deque()
         self.closing = False
         proc.adopt_orphans()
-        proc.set_name("accel-forksrv")
+        set_name("accel-forksrv")
         self.wake, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.private = [self.control.fileno(), self.caller, self.wake, wake_end]
         _arrange_signals(wake_end)
@@ -201,7 +201,7 @@ class Server:
                     os.close(lease)
             os.setsid()
             proc.adopt_orphans()
-            proc.set_name("accel-worker")
+            set_name("accel-worker")
             gc.enable()
             serve(channel, ahead=ahead)
         except BaseException as error:  # noqa: BLE001 - nobody above us must go on as if we were the fork server
