@@ -13,7 +13,8 @@ import torture
 from lengths import length
 
 ROUNDS = length(30, 200)
-TREES = length(14, 504)
+TREES = length(2, 72)  # of each way
+FEWEST_KILLS = length(0, 30)  # of a few trees, any may be gone before it is killed
 
 
 @pytest.mark.timeout(300)
@@ -33,12 +34,12 @@ def test_chaos_among_programs_gives_no_device_twice_and_leaves_nothing(tmp_path)
     assert outcome.calls > ROUNDS / 10  # on a machine that does much else, programs start slowly
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("way", torture.WAYS)
 @pytest.mark.skipif(bool(torture.able()), reason=torture.able() or "-")
-def test_no_descendant_loses_its_device_and_no_device_is_lost():
-    totals = torture.all_of(torture.WAYS, TREES, seed=11)
-    for way, found in totals.items():
-        print(way, dict(found))
-        assert (found["early"], found["late"]) == (0, 0), way
-        assert found["questions"] > found["trees"], way
-    assert sum(found["kills"] for found in totals.values()) > TREES / 2
+def test_no_descendant_loses_its_device_and_no_device_is_lost(way):
+    found = torture.all_of((way,), TREES, seed=11)[way]
+    print(dict(found))
+    assert (found["early"], found["late"]) == (0, 0)
+    assert found["questions"] > found["trees"]
+    assert found["kills"] >= FEWEST_KILLS
