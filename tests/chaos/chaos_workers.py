@@ -32,7 +32,7 @@ DEVICES, PARTS = 3, 2
 MARK = "ANYACCEL_TEST_CHAOS"
 PATIENCE = 30.0
 VERBOSE = "ANYACCEL_TEST_VERBOSE" in os.environ
-CALLS_BETWEEN, MOST_SECONDS, LINE = 2, 0.4, 20
+CALLS_BETWEEN, MOST_SECONDS, LINE = 2, 3.0, 20
 """Calls between two signals, seconds to wait for them, and bytes that one writes at least."""
 DECLARED = {"GPU": DEVICES}
 PROGRAMS = ("pool", "pool", "actor", "acquire", "run")
