@@ -22,7 +22,7 @@ def test_chaos_gives_no_device_twice_and_loses_none(tmp_path):
     outcome = chaos_ledger.chaos(tmp_path, rounds=ROUNDS, claimants=10, seed=7)
     print(outcome)
     assert outcome.sound, outcome
-    assert outcome.kills > ROUNDS / 2
+    assert outcome.kills > ROUNDS / 4
 
 
 @pytest.mark.timeout(300)
@@ -30,7 +30,7 @@ def test_chaos_among_programs_gives_no_device_twice_and_leaves_nothing(tmp_path)
     outcome = chaos_workers.chaos(tmp_path, rounds=ROUNDS, seed=7)
     print(outcome)
     assert outcome.sound, f"{outcome}\n{(tmp_path / 'output').read_text(errors='replace')[-3000:]}"
-    assert outcome.kills > ROUNDS / 2
+    assert outcome.kills > ROUNDS / 4
     assert outcome.calls > ROUNDS / 10  # on a machine that does much else, programs start slowly
 
 
