@@ -113,6 +113,8 @@ class Acquisition:
         if self.waiter.cancelled:
             raise self._cancelled()
         self._late = self._deadline is not None and time.monotonic() >= self._deadline
+        if not self._late and not self._on_wait and self.waiter.follows():
+            return None
         lease = None
         directory = self._state.open(make=True)
         try:
