@@ -352,8 +352,10 @@ class Waiter:
 
     @property
     def _interval(self) -> float:
-        """Seconds until we look again though nothing happened: twice as long where a thread of ours wakes us."""
-        return tickets.interval(self.place) * (2 if self._follows else 1)
+        """Seconds until we look again though nothing happened: more where a thread of ours wakes us."""
+        seconds = tickets.interval(self.place)
+        # Whoever cancels a ticket waits 30 seconds for us to notice.
+        return max(seconds, min(2 * seconds, _FOLLOWER_LOOKS_EVERY)) if self._follows else seconds
 
     @property
     def _own(self) -> str | None:
