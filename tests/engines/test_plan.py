@@ -6,7 +6,7 @@ from anyaccel.engines.ray.labels import label_value, node_labels, node_resources
 from anyaccel.engines.ray.node import given
 from anyaccel.engines.ray.plan import Kind, find_plan
 from anyaccel.engines.remote.given import Preferred, has_rules, plain
-from anyaccel.errors import NurseryError
+from anyaccel.errors import WorkerStartError
 from anyaccel.model import Device, Extent, Fractional, Inventory, Product
 from anyaccel.scheduler import Choice, parse_request
 
@@ -165,12 +165,12 @@ def test_slots_are_devices_in_their_order():
     ],
 )
 def test_slots_that_are_no_devices(slots, words):
-    with pytest.raises(NurseryError, match=words):
+    with pytest.raises(WorkerStartError, match=words):
         given(parse_request("GPU:2"), ("GPU",), slots, OTHER.inventory)
 
 
 def test_a_resource_that_ray_counts_as_one_pool():
-    with pytest.raises(NurseryError, match="one pool on this node"):
+    with pytest.raises(WorkerStartError, match="one pool on this node"):
         given(parse_request("WPU:1"), ("WPU",), {"WPU": [(0, 1.0)]}, OTHER.inventory)
 
 

@@ -9,7 +9,7 @@ from anyaccel.cli.parser import dispatch
 from anyaccel.engines.ray.labels import node_labels, node_resources
 from anyaccel.engines.ray.node import given
 from anyaccel.engines.ray.plan import Kind, find_plan
-from anyaccel.errors import NurseryError, RequestError
+from anyaccel.errors import RequestError, WorkerStartError
 from anyaccel.exports.kubernetes import export as export_kubernetes
 from anyaccel.exports.ray import node_type
 from anyaccel.exports.source import Source
@@ -148,7 +148,7 @@ class TestAFilterOfATest:
         assert plan("GPU:1,lanes=8", grows=True) is None, "no product says what its devices have"
 
     def test_a_device_of_rays_that_does_not_pass_is_refused_on_the_node(self):
-        with pytest.raises(NurseryError, match="Ray gave h100-0 for GPU:1,lanes=8"):
+        with pytest.raises(WorkerStartError, match="Ray gave h100-0 for GPU:1,lanes=8"):
             given(parse_request("GPU:1,lanes=8"), ("GPU",), {"GPU": [(0, 1.0)]}, machine(laned(4, 16)))
 
 

@@ -423,7 +423,7 @@ class Scope(Value):
                 found[device_id] = Extent()
         return found
 
-    def witnesses(self, inventory: Inventory, devices: Sequence[Device]) -> dict[str, tuple[str, ...]]:
+    def device_locks(self, inventory: Inventory, devices: Sequence[Device]) -> dict[str, tuple[str, ...]]:
         """Inodes of this host, by name: a device's parts, or its PCI function, if no other device has it.
 
         Who holds a part of a device locks the function of that one, as far as it is listed, like who holds a share of
@@ -519,7 +519,7 @@ class _Wish:
             [device.id for device in candidates],
             self._choice.needs,
             seconds=time,
-            witnesses=self._scope.witnesses(self.inventory, candidates),
+            device_locks=self._scope.device_locks(self.inventory, candidates),
             request=str(self.request),
             confined=confined,
             mark=mark,

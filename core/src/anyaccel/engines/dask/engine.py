@@ -16,7 +16,7 @@ from anyaccel.engines.remote.cluster import hand_over, outcome
 from anyaccel.engines.remote.driver import Driver, order_of
 from anyaccel.engines.remote.fitting import fitting, listed
 from anyaccel.engines.remote.messages import Answer, Started
-from anyaccel.errors import NurseryError, UsageError
+from anyaccel.errors import UsageError, WorkerStartError
 from anyaccel.launcher.launch import KnownNames, validate
 from anyaccel.model import Inventory, Request, Value, field
 from anyaccel.pool.call import Options
@@ -279,12 +279,14 @@ class DaskCluster:
         """Ask the dispatcher.
 
         Raises:
-            NurseryError: When Dask has gone.
+            WorkerStartError: When Dask has gone.
         """
         try:
             return self._client.sync(getattr(self._client.scheduler, f"anyaccel_{what}"), **arguments)
         except (OSError, AttributeError) as error:
-            raise NurseryError(f"the Dask scheduler at {self._connection.address} does not answer: {error}") from error
+            raise WorkerStartError(
+                f"the Dask scheduler at {self._connection.address} does not answer: {error}"
+            ) from error
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self._client.loop.asyncio_loop)

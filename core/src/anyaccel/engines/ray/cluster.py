@@ -12,7 +12,7 @@ from anyaccel.engines.ray.autoscaler import grows
 from anyaccel.engines.ray.connection import connect, import_ray, last_line
 from anyaccel.engines.ray.labels import PREFIX
 from anyaccel.engines.ray.plan import Kind, Plan, find_plan
-from anyaccel.errors import NurseryError
+from anyaccel.errors import WorkerStartError
 from anyaccel.model import Device, Inventory, PluginInfo, Product, Request
 from anyaccel.model.wire import decode
 from anyaccel.probe.machine import Machine
@@ -112,7 +112,7 @@ class Nodes:
             try:
                 found[key] = self.ray.get(ref, timeout=0)
             except self.ray.exceptions.RayTaskError as error:
-                raise NurseryError(f"a node cannot say what is on it: {last_line(error)}") from error
+                raise WorkerStartError(f"a node cannot say what is on it: {last_line(error)}") from error
             except self.ray.exceptions.RayError:  # it has died meanwhile, or is about to
                 continue
         return found

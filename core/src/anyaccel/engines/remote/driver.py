@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.remote.cluster import Cluster, RemoteHost
 from anyaccel.engines.remote.messages import FAILED, Answer, Order, Spec, Started
-from anyaccel.errors import BrokenWorkerError, NurseryError, UsageError, WorkerError
+from anyaccel.errors import BrokenWorkerError, UsageError, WorkerError, WorkerStartError
 from anyaccel.model import Allocation, Request
 from anyaccel.pool.call import BrokenPoolError, Call, Options, exception_in, settle_call
 from anyaccel.pool.channel import Kind
@@ -308,7 +308,7 @@ class Member:
         """Why there is no answer when the cluster has given up."""
         name, title = self.call.name if self.call is not None else "it", self.driver.cluster.title
         if own := self.driver.cluster.lost(error):
-            return NurseryError(f"no worker can be started for {name} on a node: {own}")
+            return WorkerStartError(f"no worker can be started for {name} on a node: {own}")
         where = f"on the node {self.started.node}" if self.started else "on a node of the cluster"
         return BrokenWorkerError(
             f"the worker that ran {name} {where} ended before it answered, since the node or {title}'s process there"
