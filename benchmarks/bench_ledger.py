@@ -26,10 +26,10 @@ from sqlite_leases import SqliteLeases
 
 DEVICES = [f"dev-{number}" for number in range(8)]
 HALF = Extent(5_000)
-ROUNDS, RIVALS, LINES = 20, 64, (1, 10, 100)
+ROUNDS, RIVALS, LINES = 20, 64, (1, 10, 100, 300)
 LEASE_SECONDS: dict[int, float | None] = {0: 0.1e-3, 16: None, 256: 0.2e-3}
 """Budget of one lease and back by the number of others that are live."""
-TAKEOVER_SECONDS, FAIR = 20e-3, 10.0
+TAKEOVER_SECONDS, RESTING_SECONDS, FAIR = 20e-3, 3.0, 10.0
 OTHER_USER = 65534
 LAST = "next holder after the last descendant"
 
@@ -252,14 +252,19 @@ def rows(rounds: int = ROUNDS) -> list[Row]:
     found.append(Row(what="end of a process noticed by one who waits for it", seconds=floor[len(floor) // 2]))
     found.append(at_most(f"{LAST}, median", samples[len(samples) // 2], TAKEOVER_SECONDS))
     found.append(Row(what=f"{LAST}, slowest of {rounds}", seconds=samples[-1]))
-    found += [
-        Row(what=f"turn in a line of {number:,} threads", seconds=line_of(number)) for number in LINES[: rounds + 1]
-    ]
+    for number in LINES[: rounds + 1]:
+        resting, turn = line_of(number)
+        found.append(Row(what=f"processor time of {number:,} threads that wait, in a second", seconds=resting))
+        found.append(Row(what=f"turn in a line of {number:,} threads", seconds=turn))
     return found
 
 
-def line_of(number: int) -> float:
-    """Seconds per turn when so many threads of one process stand in the machine's line for one device."""
+def line_of(number: int) -> tuple[float, float]:
+    """So many threads of one process stand in the machine's line for one device.
+
+    Returns:
+        Seconds of processor time that they take in a second while they wait, and seconds per turn.
+    """
     want = Want(candidates=frozenset(["one"]))
     with state() as directory:
         ledger = Ledger.open({"ANYACCEL_STATE_DIR": directory})
@@ -275,8 +280,11 @@ def line_of(number: int) -> float:
             if not all(thread.is_alive() for thread in threads):
                 raise SystemExit(f"one of {number} threads could not stand in line")
             time.sleep(0.01)
+        start, used = time.perf_counter(), time.process_time()
+        time.sleep(RESTING_SECONDS)
+        resting = (time.process_time() - used) / (time.perf_counter() - start)
         start = time.perf_counter()
         first.release()
         for thread in threads:
             thread.join()
-        return (time.perf_counter() - start) / number
+        return resting, (time.perf_counter() - start) / number

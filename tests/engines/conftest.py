@@ -150,19 +150,29 @@ def dask_nodes(acme_site: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture
-def pool_on(acme: object, request: pytest.FixtureRequest) -> Iterator[Callable[..., aa.Pool]]:
-    """Make pools on an engine, where there are four devices that can be shared; all are ended after the test."""
+def new_pool() -> Iterator[Callable[..., aa.Pool]]:
+    """Make pools; all are ended after the test."""
     made: list[aa.Pool] = []
+
+    def new_pool(needs: Any = None, **options: Any) -> aa.Pool:
+        made.append(aa.Pool(needs, **{"grace": 2.0, **options}))
+        return made[-1]
+
+    yield new_pool
+    for each in made:
+        each._core.stop(0)
+        each.shutdown()
+
+
+@pytest.fixture
+def pool_on(acme: object, request: pytest.FixtureRequest, new_pool: Callable[..., aa.Pool]) -> Callable[..., aa.Pool]:
+    """Make pools on an engine, where there are four devices that can be shared."""
 
     def pool_on(engine: str, needs: Any = None, **options: Any) -> aa.Pool:
         if engine in CLUSTERS:
             options["address"] = request.getfixturevalue(f"{engine}_nodes").address
         else:
             options["machine"] = "sim:A1:4"
-        made.append(aa.Pool(needs, engine=engine, **{"grace": 2.0, **options}))
-        return made[-1]
+        return new_pool(needs, engine=engine, **options)
 
-    yield pool_on
-    for each in made:
-        each._core.stop(0)
-        each.shutdown()
+    return pool_on

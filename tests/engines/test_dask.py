@@ -3,7 +3,6 @@
 import ast
 import importlib.util
 import os
-import random
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ import anyaccel as aa
 import pytest
 from dask_nodes import DaskNodes, needs_dask
 from lengths import length
+from mixed_calls import ONE, TWO, check_mixed_calls, report
 from processes import until
 
 MISSING = [name for name in ("amd", "nvidia", "tpu") if importlib.util.find_spec(f"anyaccel_{name}") is None]
@@ -21,9 +21,6 @@ pytestmark = [needs_dask, pytest.mark.xdist_group("dask"), pytest.mark.timeout(4
 
 WAIT = 180
 CALLS = length(200, 1000)
-ONE, TWO = "sim:H100:4", "sim:MI300X:4,TPU-V4:4"
-NEEDS = ("H100", "GPU:2", "MI300X:0.25", "H100:0.25", "GPU:0.5", "TPU:1", "TPU:2", "TPU:4", "H100|MI300X", None)
-NEEDS += ("MI300X:1 TPU:1", "nvidia:1", "v4:1")
 
 
 @pytest.fixture(scope="module")
@@ -49,56 +46,15 @@ def cluster(acme_site, tmp_path_factory):
 
 
 @pytest.fixture
-def pool():
-    """Make pools; all are ended after the test."""
-    made = []
-
-    def pool(nodes, needs=None, **options):
-        made.append(aa.Pool(needs, engine="dask", address=nodes.address, **{"grace": 2.0, **options}))
-        return made[-1]
-
-    yield pool
-    for each in made:
-        each._core.stop(0)
-        each.shutdown()
-
-
-def report(names, seconds=0.0):
-    """What a worker sees, and from when to when it had it."""
-    start = time.monotonic()
-    held = aa.current()
-    time.sleep(seconds)
-    shares = [(share.device.id, share.units) for share in held.shares]
-    return {name: os.environ[name] for name in names if name in os.environ}, shares, (start, time.monotonic())
+def pool(new_pool):
+    """Make pools on a cluster."""
+    return lambda nodes, needs=None, **options: new_pool(needs, engine="dask", address=nodes.address, **options)
 
 
 @needs_vendors
 def test_calls_of_every_kind_at_once(nodes, pool):
-    names = {name for each in aa.detect("host", everybody=True).vendors for name in each.env_vars}
-    inventories = {device.id: inventory for inventory in map(aa.detect, (ONE, TWO)) for device in inventory.devices}
-    chance = random.Random(7)
-    every = pool(nodes)
-    views = {needs: every.options(needs=needs) for needs in NEEDS}
-    wanted = [chance.choice(NEEDS) for _ in range(CALLS)]
-    futures = [views[needs].submit(report, names, chance.choice((0.0, 0.005, 0.02))) for needs in wanted]
-    changes = []
-    for needs, future in zip(wanted, futures, strict=True):
-        seen, shares, (start, end) = future.result(WAIT)
-        assert shares == [(share.device.id, share.units) for share in future.allocation.shares]
-        if needs is None:
-            assert not shares
-            assert all(value in ("", "-1") for value in seen.values()), "a call without needs sees a device"
-            continue
-        assert sum(units for _, units in shares) == sum(term.units for term in aa.parse_request(needs).terms)
-        expected = aa.worker_environment(future.allocation, inventories[shares[0][0]], environ={}).set
-        assert seen == {name: expected[name] for name in names if name in expected}
-        changes += [(start, units, device_id) for device_id, units in shares]
-        changes += [(end, -units, device_id) for device_id, units in shares]
-    held = dict.fromkeys(inventories, 0)
-    for _, units, device_id in sorted(changes):
-        held[device_id] += units
-        assert held[device_id] <= 10_000, f"{device_id} was given twice"
-    assert len({device_id for _, _, device_id in changes}) == len(inventories), "every device was used"
+    given, there = check_mixed_calls(pool(nodes), CALLS, WAIT)
+    assert given == there, "every device was used"
 
 
 @needs_vendors

@@ -6,7 +6,7 @@ from anyaccel.engines.ray.labels import label_value, node_labels, node_resources
 from anyaccel.engines.ray.node import given
 from anyaccel.engines.ray.plan import Kind, find_plan
 from anyaccel.engines.remote.given import Preferred, has_rules, plain
-from anyaccel.errors import NurseryError
+from anyaccel.errors import WorkerStartError
 from anyaccel.model import Device, Extent, Fractional, Inventory, Product
 from anyaccel.scheduler import Choice, parse_request
 
@@ -44,7 +44,14 @@ PRODUCTS = {
 
 
 def plan(request, *kinds, grows=False):
-    return find_plan(parse_request(request), kinds or (H100, OTHER), lambda: PRODUCTS, grows=grows)
+    """What Ray is asked for; None when it cannot be."""
+    return find_plan(parse_request(request), kinds or (H100, OTHER), lambda: PRODUCTS, grows=grows)[0]
+
+
+def why_not(request, *kinds):
+    found, fitting = find_plan(parse_request(request), kinds, lambda: PRODUCTS, grows=False)
+    assert found is None
+    return fitting.reasons[0]
 
 
 @pytest.mark.parametrize(
@@ -63,13 +70,13 @@ def plan(request, *kinds, grows=False):
     ],
 )
 def test_what_ray_is_asked_for(acme, request_, resources, selector):
-    found = plan(request_).plan
+    found = plan(request_)
     assert (found.resources, found.selector) == (resources, selector)
 
 
 def test_memory_leads_to_types_that_have_it():
-    assert plan("GPU:1,mem=100G").plan.selector == {"anyaccel/GPU": "Long-MI300X-OAM"}
-    assert plan("GPU:1,mem=300G").plan is None
+    assert plan("GPU:1,mem=100G").selector == {"anyaccel/GPU": "Long-MI300X-OAM"}
+    assert plan("GPU:1,mem=300G") is None
 
 
 @pytest.mark.parametrize(
@@ -84,39 +91,37 @@ def test_memory_leads_to_types_that_have_it():
     ],
 )
 def test_what_ray_cannot_be_asked_for(request_, words):
-    found = plan(request_, MIXED)
-    assert found.plan is None
-    assert words in found.reasons[0]
+    assert words in why_not(request_, MIXED)
 
 
 def test_nodes_of_several_types_serve_what_is_the_same_for_all():
-    assert plan("GPU:1", MIXED).plan.selector == {}
-    assert plan("GPU:2,mixed", MIXED).plan.selector == {}
-    assert plan("GPU:2", MIXED, H100).plan.selector == {"anyaccel/GPU": "H100"}, "not the mixed one"
+    assert plan("GPU:1", MIXED).selector == {}
+    assert plan("GPU:2,mixed", MIXED).selector == {}
+    assert plan("GPU:2", MIXED, H100).selector == {"anyaccel/GPU": "H100"}, "not the mixed one"
 
 
 def test_nodes_without_labels_serve_what_names_no_type():
     bare = node("bare", device(0), labels=False)
-    assert plan("GPU:1", bare).plan.resources == {"GPU": 1}
-    assert "start it with 'anyaccel ray start'" in plan("H100:1", bare).reasons[0]
+    assert plan("GPU:1", bare).resources == {"GPU": 1}
+    assert "start it with 'anyaccel ray start'" in why_not("H100:1", bare)
 
 
 def test_a_node_that_was_started_with_less_than_it_has():
-    assert "it was started with 1 GPU" in plan("GPU:2", node("less", *H100.inventory.devices, GPU=1)).reasons[0]
+    assert "it was started with 1 GPU" in why_not("GPU:2", node("less", *H100.inventory.devices, GPU=1))
 
 
 def test_links_that_ray_does_not_look_at():
     ring = [device(0, links={"H100-1": 9}), device(1, links={"H100-0": 9})]
-    assert plan("GPU:2,linked", node("all", *ring)).plan.resources == {"GPU": 2}
-    assert "not all of its GPU are linked" in plan("GPU:2,linked", node("some", *ring, device(2))).reasons[0]
+    assert plan("GPU:2,linked", node("all", *ring)).resources == {"GPU": 2}
+    assert "not all of its GPU are linked" in why_not("GPU:2,linked", node("some", *ring, device(2)))
 
 
 def test_types_that_only_an_autoscaler_could_bring():
-    assert plan("Blackwell:2").plan is None
-    found = plan("Blackwell:2", grows=True).plan
+    assert plan("Blackwell:2") is None
+    found = plan("Blackwell:2", grows=True)
     assert found.resources == {"GPU": 2, "accelerator_type:B200": 0.001}
     assert found.selector == {"anyaccel/GPU": "B200"}
-    assert plan("Unheard:1", grows=True).plan is None
+    assert plan("Unheard:1", grows=True) is None
 
 
 def test_labels_are_what_ray_takes():
@@ -160,12 +165,12 @@ def test_slots_are_devices_in_their_order():
     ],
 )
 def test_slots_that_are_no_devices(slots, words):
-    with pytest.raises(NurseryError, match=words):
+    with pytest.raises(WorkerStartError, match=words):
         given(parse_request("GPU:2"), ("GPU",), slots, OTHER.inventory)
 
 
 def test_a_resource_that_ray_counts_as_one_pool():
-    with pytest.raises(NurseryError, match="one pool on this node"):
+    with pytest.raises(WorkerStartError, match="one pool on this node"):
         given(parse_request("WPU:1"), ("WPU",), {"WPU": [(0, 1.0)]}, OTHER.inventory)
 
 

@@ -3,16 +3,17 @@
 import ast
 import importlib.util
 import os
-import random
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import anyaccel as aa
 import pytest
 from anyaccel.engines.ray.labels import own_unit_instances
 from anyaccel.launcher.sandbox import available
+from mixed_calls import ONE, TWO, check_mixed_calls, report, variables
 from processes import until
 from ray_nodes import needs_ray
 
@@ -29,9 +30,6 @@ WAIT = 90
 CARDS = (Path(__file__).parents[1] / "vendors" / "cards.py").read_text()
 TASKS = int(os.environ.get("ANYACCEL_TEST_RAY_TASKS", "120"))
 """Calls of the large test; a thousand take a minute or two on two processors."""
-ONE, TWO = "sim:H100:4", "sim:MI300X:4,TPU-V4:4"
-NEEDS = ("H100", "GPU:2", "MI300X:0.25", "H100:0.25", "GPU:0.5", "TPU:1", "TPU:2", "TPU:4", "H100|MI300X", None)
-NEEDS += ("MI300X:1 TPU:1", "nvidia:1", "v4:1")
 
 
 @pytest.fixture(scope="module")
@@ -44,63 +42,13 @@ def nodes(ray_nodes):
 
 
 @pytest.fixture
-def pool(ray_nodes):
-    """Make pools; all are ended after the test."""
-    made = []
-
-    def pool(needs=None, **options):
-        made.append(aa.Pool(needs, engine="ray", address=ray_nodes.address, **{"grace": 2.0, **options}))
-        return made[-1]
-
-    yield pool
-    for each in made:
-        each._core.stop(0)
-        each.shutdown()
-
-
-def variables(machine):
-    """Names of the variables that the vendors of a machine own."""
-    return {name for report in aa.detect(machine, everybody=True).vendors for name in report.env_vars}
-
-
-def report(names, seconds=0.0):
-    """What a worker sees, and from when to when it had it."""
-    start = time.monotonic()
-    held = aa.current()
-    time.sleep(seconds)
-    shares = [(share.device.id, share.units) for share in held.shares]
-    return {name: os.environ[name] for name in names if name in os.environ}, shares, (start, time.monotonic())
+def pool(ray_nodes, new_pool):
+    """Make pools on the cluster."""
+    return partial(new_pool, engine="ray", address=ray_nodes.address)
 
 
 def test_calls_of_every_kind_at_once(nodes, pool):
-    names = variables("host")
-    inventories = {device.id: inventory for inventory in map(aa.detect, (ONE, TWO)) for device in inventory.devices}
-    chance = random.Random(7)
-    every = pool(max_workers=12)
-    views = {needs: every.options(needs=needs) for needs in NEEDS}
-    wanted = [chance.choice(NEEDS) for _ in range(TASKS)]
-    futures = [views[needs].submit(report, names, chance.choice((0.0, 0.005, 0.02))) for needs in wanted]
-    changes = []
-    for needs, future in zip(wanted, futures, strict=True):
-        seen, shares, (start, end) = future.result(WAIT)
-        assert shares == [(share.device.id, share.units) for share in future.allocation.shares]
-        if needs is None:
-            assert not shares
-            assert all(value in ("", "-1") for value in seen.values()), "a call without needs sees a device"
-            continue
-        # Each on its own: Ray may have given whatever it likes, and the mask must be that.
-        assert sum(units for _, units in shares) == sum(term.units for term in aa.parse_request(needs).terms)
-        inventory = inventories[shares[0][0]]
-        expected = aa.worker_environment(future.allocation, inventory, environ={}).set
-        assert seen == {name: expected[name] for name in names if name in expected}
-        if future.allocation.devices[0].vendor == "nvidia":
-            assert seen["CUDA_VISIBLE_DEVICES"] == ",".join(device_id for device_id, _ in shares)
-        changes += [(start, units, device_id) for device_id, units in shares]
-        changes += [(end, -units, device_id) for device_id, units in shares]
-    held = dict.fromkeys(inventories, 0)
-    for _, units, device_id in sorted(changes):
-        held[device_id] += units
-        assert held[device_id] <= 10_000, f"{device_id} was given twice"
+    check_mixed_calls(pool(max_workers=12), TASKS, WAIT)
 
 
 def test_types_lead_to_the_nodes_that_have_them(nodes, pool):

@@ -148,8 +148,8 @@ def chooser(devices, units=10_000, count=1):
         return dict.fromkeys(free[:count], wanted) if len(free) >= count else None
     return choose
 
-def take(*devices, units=10_000, count=1, witnesses=None, **options):
-    want = Want(candidates=frozenset(devices), request=" ".join(devices), witnesses=witnesses or {})
+def take(*devices, units=10_000, count=1, device_locks=None, **options):
+    want = Want(candidates=frozenset(devices), request=" ".join(devices), device_locks=device_locks or {})
     lease = ledger.acquire(want, chooser(devices, units, count), **({"wait": 0} | options))
     leases.append(lease)
     return {device: extent.units for device, extent in lease.devices.items()}

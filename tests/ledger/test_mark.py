@@ -173,13 +173,13 @@ def test_forgetting_leaves_them_alone(claim, ledger, files):
 def test_forgetting_unlocks_the_device_itself(claim, ledger, tmp_path):
     (tmp_path / "device").mkdir()
     holder, rival = claim(), claim()
-    witness = f"witnesses={{'a': ({str(tmp_path / 'device')!r},)}}"
-    holder.do(f"take('a', {witness})")
+    locks = f"device_locks={{'a': ({str(tmp_path / 'device')!r},)}}"
+    holder.do(f"take('a', {locks})")
     child = holder.do("subprocess.Popen(['sleep', '600'], pass_fds=leases[0].fds).pid")
     holder.kill()
     (record,) = ledger.leases()
     assert ledger.forget(record.id) == (child,)
-    assert rival.do(f"take('a', {witness})") == {"a": 10_000}
+    assert rival.do(f"take('a', {locks})") == {"a": 10_000}
     os.kill(child, signal.SIGKILL)
 
 

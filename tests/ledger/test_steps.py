@@ -70,9 +70,9 @@ def errors(number):
 @pytest.fixture
 def scene(claim, state, files, tmp_path):
     """Runs a claimant under strace and makes sure of what it leaves behind."""
-    witness = tmp_path / "witness"
-    witness.mkdir()
-    take = f"take('a', 'b', count=2, wait={{}}, witnesses={{{{'a': [{str(witness)!r}]}}}})"
+    device = tmp_path / "device"
+    device.mkdir()
+    take = f"take('a', 'b', count=2, wait={{}}, device_locks={{{{'a': [{str(device)!r}]}}}})"
     fresh = claim()
 
     class Scene:

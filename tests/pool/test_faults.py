@@ -194,7 +194,7 @@ def test_the_fork_server_dies(pool, tmp_path):
 def test_a_fork_server_that_cannot_live(pool, tmp_path, monkeypatch):
     (tmp_path / "deadly.py").write_text("import os; os._exit(9)")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises((aa.NurseryError, aa.BrokenWorkerError), match="server"):
+    with pytest.raises((aa.WorkerStartError, aa.BrokenWorkerError), match="server"):
         pool(preload=["deadly"]).submit(os.getpid).result()
 
 
@@ -216,9 +216,9 @@ def test_a_fork_server_that_must_not_fork_says_why(pool, tmp_path, monkeypatch, 
     monkeypatch.syspath_prepend(str(tmp_path))
     unfit = pool("A1:1", preload=["unfit"])
     try:
-        with pytest.raises(aa.NurseryError, match=why):
+        with pytest.raises(aa.WorkerStartError, match=why):
             unfit.submit(os.getpid).result()
-        with pytest.raises(aa.NurseryError, match=why):
+        with pytest.raises(aa.WorkerStartError, match=why):
             unfit.submit(os.getpid).result()  # the device has come back
     finally:
         client._servers.pop(("unfit",)).close()  # another test has another module of that name
@@ -435,7 +435,7 @@ def test_a_working_directory_that_has_gone(pool, tmp_path, monkeypatch):
     one = pool("A1:1", machine="sim:A1:1")
     one.submit(pow, 1, 1).result()
     here.rmdir()
-    with pytest.raises(aa.NurseryError, match="the working directory has gone"):
+    with pytest.raises(aa.WorkerStartError, match="the working directory has gone"):
         one.submit(pow, 1, 1).result()
     monkeypatch.chdir(tmp_path)
     assert one.submit(pow, 2, 1).result() == 2

@@ -9,7 +9,7 @@ from anyaccel.cli.parser import dispatch
 from anyaccel.engines.ray.labels import node_labels, node_resources
 from anyaccel.engines.ray.node import given
 from anyaccel.engines.ray.plan import Kind, find_plan
-from anyaccel.errors import NurseryError, RequestError
+from anyaccel.errors import RequestError, WorkerStartError
 from anyaccel.exports.kubernetes import export as export_kubernetes
 from anyaccel.exports.ray import node_type
 from anyaccel.exports.source import Source
@@ -66,7 +66,14 @@ def node(name, *devices):
 
 
 def plan(request, *kinds, grows=False):
-    return find_plan(parse_request(request), kinds, dict, grows=grows)
+    """What Ray is asked for; None when it cannot be."""
+    return find_plan(parse_request(request), kinds, dict, grows=grows)[0]
+
+
+def why_not(request, *kinds):
+    found, fitting = find_plan(parse_request(request), kinds, dict, grows=False)
+    assert found is None
+    return fitting.reasons[0]
 
 
 def test_a_filter_is_not_known_before_it_is_in_the_table():
@@ -129,28 +136,26 @@ class TestAFilterOfATest:
 
     def test_ray_is_asked_for_nodes_that_pass(self):
         few, many = node("few", *laned(4, 4)), node("many", *laned(16, 16))
-        assert plan("GPU:1,lanes=8", few, many).plan.selector == {"anyaccel/GPU.lanes": "16"}
-        assert plan("GPU:1,lanes=2", few, many).plan.selector == {"anyaccel/GPU.lanes": "in(4,16)"}
-        assert plan("GPU:1", few, many).plan.selector == {}
-        assert "not lanes=32" in plan("GPU:1,lanes=32", few, many).reasons[0]
+        assert plan("GPU:1,lanes=8", few, many).selector == {"anyaccel/GPU.lanes": "16"}
+        assert plan("GPU:1,lanes=2", few, many).selector == {"anyaccel/GPU.lanes": "in(4,16)"}
+        assert plan("GPU:1", few, many).selector == {}
+        assert "not lanes=32" in why_not("GPU:1,lanes=32", few, many)
 
     def test_ray_is_not_asked_where_it_could_give_another_device(self):
-        found = plan("GPU:1,lanes=8", node("both", *laned(4, 16)))
-        assert found.plan is None
-        assert "Ray gives any of its GPU, and some will not do (not lanes=8: h100-0 (4))" in found.reasons[0]
-        unlike = plan("GPU:1,lanes=2", node("unlike", *laned(4, 16)))
-        assert "no label says 'lanes' of all its GPU" in unlike.reasons[0]
-        assert plan("GPU:1,lanes=8", grows=True).plan is None, "no product says what its devices have"
+        why = why_not("GPU:1,lanes=8", node("both", *laned(4, 16)))
+        assert "Ray gives any of its GPU, and some will not do (not lanes=8: h100-0 (4))" in why
+        assert "no label says 'lanes' of all its GPU" in why_not("GPU:1,lanes=2", node("unlike", *laned(4, 16)))
+        assert plan("GPU:1,lanes=8", grows=True) is None, "no product says what its devices have"
 
     def test_a_device_of_rays_that_does_not_pass_is_refused_on_the_node(self):
-        with pytest.raises(NurseryError, match="Ray gave h100-0 for GPU:1,lanes=8"):
+        with pytest.raises(WorkerStartError, match="Ray gave h100-0 for GPU:1,lanes=8"):
             given(parse_request("GPU:1,lanes=8"), ("GPU",), {"GPU": [(0, 1.0)]}, machine(laned(4, 16)))
 
 
 def test_nodes_of_one_type_with_less_memory_are_told_apart():
     small, large = node("small", *gpus(2)), node("large", *gpus(2, memory_bytes=94 * GIB))
-    assert plan("GPU:1,mem=90GiB", small, large).plan.selector == {"anyaccel/GPU": "H100", "anyaccel/GPU.mem": "94GiB"}
-    assert plan("GPU:1,mem=90GiB", large).plan.selector == {"anyaccel/GPU": "H100"}
+    assert plan("GPU:1,mem=90GiB", small, large).selector == {"anyaccel/GPU": "H100", "anyaccel/GPU.mem": "94GiB"}
+    assert plan("GPU:1,mem=90GiB", large).selector == {"anyaccel/GPU": "H100"}
 
 
 @pytest.mark.parametrize("name", FILTERS)
@@ -262,9 +267,8 @@ def test_an_id_is_one_device():
 
 
 def test_ray_is_asked_for_no_id():
-    found = plan("GPU:1,id=h100-0", node("one", *gpus(1)))
-    assert found.plan is None
-    assert "Ray cannot be asked for id=ID, which is of one machine" in found.reasons[0]
+    why = why_not("GPU:1,id=h100-0", node("one", *gpus(1)))
+    assert "Ray cannot be asked for id=ID, which is of one machine" in why
     assert "anyaccel/GPU.id" not in node_labels(machine(gpus(1)))
 
 

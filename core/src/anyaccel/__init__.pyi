@@ -8,7 +8,6 @@ from anyaccel.errors import EnvConflictError as EnvConflictError
 from anyaccel.errors import MachineError as MachineError
 from anyaccel.errors import NeverFitsError as NeverFitsError
 from anyaccel.errors import NotFreeError as NotFreeError
-from anyaccel.errors import NurseryError as NurseryError
 from anyaccel.errors import PlacementError as PlacementError
 from anyaccel.errors import PluginError as PluginError
 from anyaccel.errors import RemoteError as RemoteError
@@ -17,6 +16,7 @@ from anyaccel.errors import TaskTimeoutError as TaskTimeoutError
 from anyaccel.errors import UnknownNameError as UnknownNameError
 from anyaccel.errors import UsageError as UsageError
 from anyaccel.errors import WorkerError as WorkerError
+from anyaccel.errors import WorkerStartError as WorkerStartError
 from anyaccel.integrations.notebook import load_ipython_extension as load_ipython_extension
 from anyaccel.inventory.current import current as current
 from anyaccel.inventory.declared import declare as declare

@@ -16,7 +16,7 @@
     ├── CommandNotRunnableError   the command to run cannot be executed                        exit 126
     ├── WorkerError               a task was not run to its end                                exit 1
     │   ├── BrokenWorkerError     its worker ended before it answered; carries the exit status
-    │   ├── NurseryError          no worker can be started
+    │   ├── WorkerStartError      no worker can be started
     │   ├── RemoteError           it raised an exception that cannot travel; carries its text
     │   └── TaskTimeoutError      it took longer than it may
     ├── JobNotFoundError          no job goes by this number                                   exit 2
@@ -171,10 +171,10 @@ class BrokenWorkerError(WorkerError):
         self.exit_status = exit_status
 
 
-class NurseryError(WorkerError):
+class WorkerStartError(WorkerError):
     """Raised when no worker can be started."""
 
-    code = "nursery"
+    code = "worker-start"
 
 
 class RemoteError(WorkerError):

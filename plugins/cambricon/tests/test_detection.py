@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from anyaccel.model import DeviceProcess, Fractional, Health, Severity
-from anyaccel.testing import context, load_recording
 from anyaccel_cambricon import plugin
+from recorded import Recorded
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
-
-
-def replay(name: str):
-    return context(load_recording(RECORDINGS / name))
-
-
-def devices_of(name: str):
-    return plugin.anyaccel_detect(replay(name)).devices
+MACHINES = Recorded(plugin, __file__)
+replay, detect = MACHINES.replay, MACHINES.detect
 
 
 def test_cards_are_numbered_as_their_nodes_and_not_as_the_bus() -> None:
-    found = {device.pci_bus_id: (device.index, device.nodes[0]) for device in devices_of("mlu590-m9-8card")}
+    found = {device.pci_bus_id: (device.index, device.nodes[0]) for device in detect("mlu590-m9-8card").devices}
 
     assert found["0000:9a:00.0"] == (0, "/dev/cambricon_dev0")
     assert found["0000:18:00.0"] == (4, "/dev/cambricon_dev4")
 
 
 def test_the_driver_names_the_card_and_cnmon_its_memory() -> None:
-    (first, _) = devices_of("mlu370-x8-2card")
+    (first, _) = detect("mlu370-x8-2card").devices
 
     assert (first.model, first.memory_bytes, first.health) == ("MLU370-X8", 23374 << 20, Health.HEALTHY)
     assert plugin.anyaccel_tags(first) == ("MLU370-X8", "MLU370")
@@ -59,18 +50,18 @@ def test_a_cnmon_that_cannot_be_understood_costs_what_it_alone_knows(name: str) 
     ],
 )
 def test_a_card_that_cannot_be_used_says_why(name: str, reasons: list[str]) -> None:
-    devices = devices_of(name)
+    devices = detect(name).devices
 
     assert [device.health_reason for device in devices] == reasons
     assert all(bool(device.health_remedy) == bool(device.health_reason) for device in devices)
 
 
 def test_the_module_is_what_modprobe_takes() -> None:
-    assert devices_of("mlu370-no-driver")[0].health_remedy.endswith("run 'modprobe cambricon_drv'")
+    assert detect("mlu370-no-driver").devices[0].health_remedy.endswith("run 'modprobe cambricon_drv'")
 
 
 def test_a_card_in_exclusive_mode_is_not_shared() -> None:
-    exclusive, _, plain = devices_of("mlu590-exclusive-and-divided")
+    exclusive, _, plain = detect("mlu590-exclusive-and-divided").devices
 
     assert plugin.anyaccel_fractional(exclusive) is Fractional.NO
     assert plugin.anyaccel_fractional(plain) is Fractional.SHARED

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from anyaccel.model import DeviceProcess, Fractional, Health
-from anyaccel.testing import context, load_recording
+from anyaccel.testing import context
 from anyaccel_enflame import plugin
+from recorded import Recorded
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
-
-
-def replay(name: str):
-    return context(load_recording(RECORDINGS / name))
-
-
-def devices_of(name: str):
-    return plugin.anyaccel_detect(replay(name)).devices
+MACHINES = Recorded(plugin, __file__)
+load, replay, detect = MACHINES.load, MACHINES.replay, MACHINES.detect
 
 
 def test_a_card_has_the_index_of_efsmi_and_the_node_of_its_minor_number() -> None:
-    found = {device.index: (device.pci_bus_id, device.nodes) for device in devices_of("s60-8card-old-driver")}
+    found = {device.index: (device.pci_bus_id, device.nodes) for device in detect("s60-8card-old-driver").devices}
 
     assert found[0] == ("0000:17:00.0", ("/dev/gcu7",))
     assert found[7] == ("0000:d8:00.0", ("/dev/gcu0",))
@@ -38,7 +30,7 @@ def test_both_names_of_memory_are_read(name: str, version: str) -> None:
 
 
 def test_a_card_that_is_alone_needs_no_tool_to_have_the_index_0() -> None:
-    (card,) = devices_of("l300-1card-no-efsmi")
+    (card,) = detect("l300-1card-no-efsmi").devices
 
     assert (card.index, card.nodes, card.health, card.usable) == (0, ("/dev/gcu3",), Health.UNKNOWN, True)
 
@@ -65,7 +57,7 @@ def test_cards_whose_index_nobody_tells_are_listed_and_not_given_out(name: str) 
     ],
 )
 def test_a_card_that_cannot_be_used_says_why(name: str, reasons: list[str]) -> None:
-    devices = devices_of(name)
+    devices = detect(name).devices
 
     assert [device.health_reason for device in devices] == reasons
     assert all(bool(device.health_remedy) == bool(device.health_reason) for device in devices)
@@ -109,7 +101,7 @@ def test_what_is_wrong_is_found(name: str, words: list[str]) -> None:
 
 
 def test_a_card_without_an_address_is_an_answer_that_is_not_believed() -> None:
-    recording = load_recording(RECORDINGS / "s60-2card")
+    recording = load("s60-2card")
     recording["commands"][0]["stdout"] = recording["commands"][0]["stdout"].replace("Bus  ", "Buss ")
 
     (note,) = plugin.anyaccel_detect(context(recording)).notes

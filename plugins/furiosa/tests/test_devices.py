@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from anyaccel.kit import FaultError
-from anyaccel.plugin import Detected, DeviceProcess, Health, ProbeContext, Stats
-from anyaccel.testing import context, load_recording
+from anyaccel.plugin import DeviceProcess, Health
+from anyaccel.testing import context
 from anyaccel_furiosa import plugin
+from recorded import Recorded
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
+MACHINES = Recorded(plugin, __file__)
+load, replay, detect, stats = MACHINES.load, MACHINES.replay, MACHINES.detect, MACHINES.stats
 CLASS = "/sys/class/rngd_mgmt/rngd!npu0mgmt"
 FIRST = "furiosa-RNG26040100181Q"
-
-
-def replay(name: str, **changed: object) -> ProbeContext:
-    recording = load_recording(RECORDINGS / name)
-    recording["paths"] |= changed
-    return context(recording)
-
-
-def detect(ctx: ProbeContext) -> Detected:
-    detected = plugin.anyaccel_detect(ctx)
-    assert detected is not None
-    return detected
-
-
-def stats_of(ctx: ProbeContext) -> dict[str, Stats]:
-    return dict(plugin.anyaccel_stats(detect(ctx).devices, ctx))
 
 
 def test_a_card_is_the_same_one_when_the_driver_gives_it_another_number() -> None:
@@ -73,7 +57,7 @@ def test_only_a_card_that_is_alive_is_healthy(state: str) -> None:
 
 
 def test_a_card_that_tells_no_state_is_neither_healthy_nor_broken() -> None:
-    recording = load_recording(RECORDINGS / "rngd-4card")
+    recording = load("rngd-4card")
     del recording["paths"][f"{CLASS}/device_state"]
 
     assert detect(context(recording)).devices[0].health is Health.UNKNOWN
@@ -87,8 +71,8 @@ def test_cards_whose_cores_nobody_publishes_are_given_out_whole() -> None:
 
 
 def test_the_tool_tells_load_memory_temperature_and_power() -> None:
-    stats = stats_of(replay("rngd-4card"))
-    idle, busy = stats[FIRST], stats["furiosa-RNG26040100182Q"]
+    found = stats(replay("rngd-4card"))
+    idle, busy = found[FIRST], found["furiosa-RNG26040100182Q"]
 
     assert (idle.memory_used_bytes, idle.utilization, idle.temperature_celsius, idle.power_watts) == (0, 0, 40.98, 38)
     assert (busy.memory_used_bytes, busy.utilization, busy.power_watts) == (25501368320, 0.5, 121)
@@ -96,10 +80,10 @@ def test_the_tool_tells_load_memory_temperature_and_power() -> None:
 
 
 def test_the_older_tool_is_asked_in_its_own_way() -> None:
-    stats = stats_of(replay("warboy-2card"))
+    found = stats(replay("warboy-2card"))
 
-    assert stats["furiosa-0000:cb:00.0"].utilization == 0.2
-    assert stats["furiosa-0000:cb:00.0"].memory_used_bytes is None
+    assert found["furiosa-0000:cb:00.0"].utilization == 0.2
+    assert found["furiosa-0000:cb:00.0"].memory_used_bytes is None
 
 
 @pytest.mark.parametrize(
@@ -108,17 +92,17 @@ def test_the_older_tool_is_asked_in_its_own_way() -> None:
 )
 def test_a_broken_tool_costs_measures_and_no_device(name: str, message: str) -> None:
     with pytest.raises(FaultError, match=message):
-        stats_of(replay(name))
+        stats(replay(name))
     assert any(device.health is Health.HEALTHY for device in detect(replay(name)).devices)
 
 
 @pytest.mark.parametrize("answer", ["[1]", '{"npu0": 1}', '[{"arch": "rngd"}]'])
 def test_json_of_another_form_is_told(answer: str) -> None:
-    recording = load_recording(RECORDINGS / "rngd-4card")
+    recording = load("rngd-4card")
     recording["commands"][0]["stdout"] = answer
 
     with pytest.raises(FaultError, match="must answer a list of devices"):
-        stats_of(context(recording))
+        stats(context(recording))
 
 
 @pytest.mark.parametrize(

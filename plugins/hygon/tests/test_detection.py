@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from anyaccel.kit import FaultError
-from anyaccel.model import Detected, Device, Health, Stats, Term
-from anyaccel.testing import context, load_recording
+from anyaccel.model import Device, Health, Term
 from anyaccel_hygon import plugin
+from recorded import Recorded
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
-
-
-def detect(name: str) -> Detected:
-    detected = plugin.anyaccel_detect(context(load_recording(RECORDINGS / name)))
-    assert detected is not None
-    return detected
-
-
-def stats(name: str) -> dict[str, Stats]:
-    return dict(plugin.anyaccel_stats(detect(name).devices, context(load_recording(RECORDINGS / name))))
+MACHINES = Recorded(plugin, __file__)
+replay, detect, stats = MACHINES.replay, MACHINES.detect, MACHINES.stats
 
 
 def test_the_tool_names_what_several_products_with_one_id_are() -> None:
@@ -91,7 +80,7 @@ def test_what_files_show_needs_no_tool(name: str, reason: str) -> None:
 
 
 def test_a_processor_of_the_vendor_is_no_dcu() -> None:
-    assert plugin.anyaccel_detect(context(load_recording(RECORDINGS / "processor-without-dcu"))) is None
+    assert plugin.anyaccel_detect(replay("processor-without-dcu")) is None
 
 
 def test_both_spellings_of_the_load_are_read() -> None:

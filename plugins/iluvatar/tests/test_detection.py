@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from anyaccel.kit import FaultError
-from anyaccel.model import Detected, Device, Health, Stats, Term
-from anyaccel.testing import context, load_recording
+from anyaccel.model import Device, Health, Term
 from anyaccel_iluvatar import plugin
+from recorded import Recorded
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
+MACHINES = Recorded(plugin, __file__)
+replay, detect, stats = MACHINES.replay, MACHINES.detect, MACHINES.stats
 GPU = Term(names=("GPU",))
-
-
-def detect(name: str) -> Detected:
-    detected = plugin.anyaccel_detect(context(load_recording(RECORDINGS / name)))
-    assert detected is not None
-    return detected
-
-
-def stats(name: str) -> dict[str, Stats]:
-    return dict(plugin.anyaccel_stats(detect(name).devices, context(load_recording(RECORDINGS / name))))
 
 
 def test_each_chip_of_a_board_is_a_gpu() -> None:
@@ -89,7 +78,7 @@ def test_a_chip_that_the_tool_leaves_out_is_lost() -> None:
     lost = detect("bi-v150-4chip-one-lost").devices[-1]
 
     assert (lost.pci_bus_id, lost.health_reason) == ("0000:b1:00.0", "ixsmi does not show it")
-    findings = plugin.anyaccel_diagnose(context(load_recording(RECORDINGS / "bi-v150-4chip-one-lost")))
+    findings = plugin.anyaccel_diagnose(replay("bi-v150-4chip-one-lost"))
     assert "ixsmi does not show iluvatar-0000:b1:00.0, of 4 devices" in [finding.reason for finding in findings]
 
 

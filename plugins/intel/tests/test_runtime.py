@@ -1,4 +1,4 @@
-"""The compute runtime as a witness: dpctl and sycl-ls, recorded and really run."""
+"""The compute runtime as a source: dpctl and sycl-ls, recorded and really run."""
 
 from __future__ import annotations
 

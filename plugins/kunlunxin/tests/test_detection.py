@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from anyaccel.model import DeviceProcess, Fractional, Health
-from anyaccel.testing import context, load_recording
+from anyaccel.testing import context
 from anyaccel_kunlunxin import plugin
+from recorded import Recorded
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
+MACHINES = Recorded(plugin, __file__)
+load, replay, detect = MACHINES.load, MACHINES.replay, MACHINES.detect
 UNKNOWN = "its xpu-smi index is unknown, so no process can be confined to it"
 
 
-def replay(name: str):
-    return context(load_recording(RECORDINGS / name))
-
-
-def devices_of(name: str):
-    return plugin.anyaccel_detect(replay(name)).devices
-
-
 def test_a_device_has_the_index_of_the_tool_and_the_node_of_its_minor_number() -> None:
-    found = {device.index: device for device in devices_of("p800-oam-8card-minors")}
+    found = {device.index: device for device in detect("p800-oam-8card-minors").devices}
 
     assert (found[1].pci_bus_id, found[1].nodes) == ("0000:23:00.0", ("/dev/xpu2",))
     assert (found[6].pci_bus_id, found[6].nodes) == ("0000:c3:00.0", ("/dev/xpu5",))
@@ -32,15 +24,15 @@ def test_a_device_has_the_index_of_the_tool_and_the_node_of_its_minor_number() -
 
 
 def test_each_half_of_a_board_is_linked() -> None:
-    devices = devices_of("p800-oam-8card-minors")
+    devices = detect("p800-oam-8card-minors").devices
 
     halves = [{devices.index(d) for d in devices if d.id in {device.id, *device.links}} for device in devices]
     assert halves == [{0, 1, 2, 3}] * 4 + [{4, 5, 6, 7}] * 4
-    assert all(device.links == {} for device in devices_of("p800-pcie-2card"))
+    assert all(device.links == {} for device in detect("p800-pcie-2card").devices)
 
 
 def test_a_device_that_is_alone_needs_no_tool_to_have_the_index_0() -> None:
-    (device,) = devices_of("p800-1card-no-tool")
+    (device,) = detect("p800-1card-no-tool").devices
 
     assert (device.index, device.nodes, device.health, device.usable) == (0, ("/dev/xpu5",), Health.UNKNOWN, True)
 
@@ -72,7 +64,7 @@ def test_devices_whose_index_nobody_tells_are_listed_and_not_given_out(name: str
     ],
 )
 def test_a_device_that_cannot_be_used_says_why(name: str, reasons: list[str]) -> None:
-    devices = devices_of(name)
+    devices = detect(name).devices
 
     assert [device.health_reason for device in devices] == reasons
     assert all(device.health_remedy for device in devices)
@@ -109,7 +101,7 @@ def test_what_is_wrong_is_found(name: str, words: list[str]) -> None:
 
 
 def test_a_tool_that_shows_no_device_is_not_believed() -> None:
-    recording = load_recording(RECORDINGS / "p800-pcie-2card")
+    recording = load("p800-pcie-2card")
     recording["commands"][0]["stdout"] = "Attached XPUs : 0\n"
 
     (note,) = plugin.anyaccel_detect(context(recording)).notes

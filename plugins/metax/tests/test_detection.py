@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from anyaccel.kit import FaultError
-from anyaccel.model import Detected, Device, Health, Stats, Term
-from anyaccel.testing import context, load_recording
+from anyaccel.model import Device, Health, Term
 from anyaccel_metax import plugin
+from recorded import Recorded
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
-
-
-def detect(name: str) -> Detected:
-    detected = plugin.anyaccel_detect(context(load_recording(RECORDINGS / name)))
-    assert detected is not None
-    return detected
-
-
-def stats(name: str) -> dict[str, Stats]:
-    return dict(plugin.anyaccel_stats(detect(name).devices, context(load_recording(RECORDINGS / name))))
+MACHINES = Recorded(plugin, __file__)
+replay, detect, stats = MACHINES.replay, MACHINES.detect, MACHINES.stats
 
 
 def test_a_machine_of_two_groups_of_four() -> None:
@@ -94,7 +83,7 @@ def test_a_node_that_may_not_be_opened_is_named() -> None:
 
 
 def test_the_vendor_id_alone_proves_nothing() -> None:
-    assert plugin.anyaccel_detect(context(load_recording(RECORDINGS / "another-device-of-that-id"))) is None
+    assert plugin.anyaccel_detect(replay("another-device-of-that-id")) is None
 
 
 @pytest.mark.parametrize(("name", "mebibytes", "watts"), [("c500-8gpu", 861, 48.0), ("n260-2gpu-new-table", 667, 48.0)])
@@ -107,6 +96,6 @@ def test_the_table_is_read_in_its_layouts(name: str, mebibytes: int, watts: floa
 
 
 def test_a_card_that_the_table_leaves_out_is_found_missing() -> None:
-    findings = plugin.anyaccel_diagnose(context(load_recording(RECORDINGS / "c550-4gpu-one-lost")))
+    findings = plugin.anyaccel_diagnose(replay("c550-4gpu-one-lost"))
 
     assert "mx-smi does not show metax-0000:09:00.0, of 4 devices" in [finding.reason for finding in findings]

@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from anyaccel.kit import FaultError
-from anyaccel.plugin import Detected, Health, ProbeContext, Stats
-from anyaccel.testing import context, load_recording
+from anyaccel.plugin import Health
+from anyaccel.testing import context
 from anyaccel_mobilint import plugin
+from recorded import Recorded
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
-
-
-def replay(name: str, **changed: object) -> ProbeContext:
-    recording = load_recording(RECORDINGS / name)
-    recording["paths"] |= changed
-    return context(recording)
-
-
-def detect(ctx: ProbeContext) -> Detected:
-    detected = plugin.anyaccel_detect(ctx)
-    assert detected is not None
-    return detected
-
-
-def stats_of(ctx: ProbeContext) -> list[Stats]:
-    return list(plugin.anyaccel_stats(detect(ctx).devices, ctx).values())
+MACHINES = Recorded(plugin, __file__)
+load, replay, detect, stats = MACHINES.load, MACHINES.replay, MACHINES.detect, MACHINES.stats
 
 
 def test_every_chip_of_a_board_is_a_device_and_the_subsystem_tells_the_board() -> None:
@@ -91,35 +75,35 @@ def test_faults_cost_their_own_device_alone() -> None:
 
 def test_a_device_that_lost_its_node_is_unhealthy() -> None:
     devices = detect(replay("mla100-1card")).devices
-    recording = load_recording(RECORDINGS / "mla100-1card")
+    recording = load("mla100-1card")
     del recording["paths"]["/dev/aries0"]
 
-    (stats,) = plugin.anyaccel_stats(devices, context(recording)).values()
+    (one,) = plugin.anyaccel_stats(devices, context(recording)).values()
 
-    assert "/dev/aries0 is missing" in stats.health_reason
+    assert "/dev/aries0 is missing" in one.health_reason
 
 
 def test_the_tool_tells_memory_load_temperature_and_power() -> None:
-    (one,) = stats_of(replay("mla100-1card"))
+    (one,) = stats(replay("mla100-1card")).values()
 
     assert (one.memory_used_bytes, one.utilization, one.temperature_celsius, one.power_watts) == (0, 0, 39, 12.85)
     assert one.processes == ()
 
 
 def test_the_power_of_a_board_stands_with_its_first_chip() -> None:
-    stats = stats_of(replay("mla400-and-mla100"))
+    found = [*stats(replay("mla400-and-mla100")).values()]
 
-    assert [one.power_watts for one in stats] == [51.55, None, None, None, 12.85]
-    assert [one.memory_used_bytes for one in stats[:2]] == [14363 << 20, 14299 << 20]
+    assert [one.power_watts for one in found] == [51.55, None, None, None, 12.85]
+    assert [one.memory_used_bytes for one in found[:2]] == [14363 << 20, 14299 << 20]
 
 
 def test_what_the_tool_does_not_know_is_unknown() -> None:
-    recording = load_recording(RECORDINGS / "mla100-1card")
+    recording = load("mla100-1card")
     recording["commands"][0]["stdout"] = (
         recording["commands"][0]["stdout"].replace("39 C", "N/A").replace("0.00 %", "-")
     )
 
-    (one,) = stats_of(context(recording))
+    (one,) = stats(context(recording)).values()
 
     assert (one.temperature_celsius, one.utilization, one.power_watts) == (None, None, 12.85)
 
@@ -127,7 +111,7 @@ def test_what_the_tool_does_not_know_is_unknown() -> None:
 def test_a_tool_that_hangs_costs_measures_and_no_device() -> None:
     assert len(detect(replay("mla100-2card-tool-hangs")).devices) == 2
     with pytest.raises(FaultError, match="mobilint-cli did not end"):
-        stats_of(replay("mla100-2card-tool-hangs"))
+        stats(replay("mla100-2card-tool-hangs")).values()
 
 
 @pytest.mark.parametrize(

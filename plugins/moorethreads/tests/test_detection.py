@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from anyaccel.kit import FaultError
-from anyaccel.model import Detected, Health, Stats, Term
-from anyaccel.testing import context, load_recording
+from anyaccel.model import Health, Term
+from anyaccel.testing import context
 from anyaccel_moorethreads import plugin
+from recorded import Recorded
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
-
-
-def detect(name: str) -> Detected:
-    detected = plugin.anyaccel_detect(context(load_recording(RECORDINGS / name)))
-    assert detected is not None
-    return detected
-
-
-def stats(name: str) -> dict[str, Stats]:
-    return dict(plugin.anyaccel_stats(detect(name).devices, context(load_recording(RECORDINGS / name))))
+MACHINES = Recorded(plugin, __file__)
+load, replay, detect, stats = MACHINES.load, MACHINES.replay, MACHINES.detect, MACHINES.stats
 
 
 def test_the_sound_of_a_card_is_no_gpu() -> None:
@@ -80,7 +70,7 @@ def test_an_old_node_and_an_old_table_are_read() -> None:
 
 
 def test_a_card_that_frameworks_crash_on_is_found() -> None:
-    (finding,) = plugin.anyaccel_diagnose(context(load_recording(RECORDINGS / "s30-1gpu-old-node")))
+    (finding,) = plugin.anyaccel_diagnose(replay("s30-1gpu-old-node"))
 
     assert "on which torch_musa crashes" in finding.reason
 
@@ -106,7 +96,7 @@ def test_what_files_show_needs_no_tool(name: str, reason: str) -> None:
 
 
 def test_a_card_that_a_virtual_machine_has_is_not_given_out() -> None:
-    recording = load_recording(RECORDINGS / "s4000-2gpu-container")
+    recording = load("s4000-2gpu-container")
     driver = "/sys/bus/pci/devices/0000:2a:00.0/driver"
     recording["paths"][driver]["link"] = "../../../../bus/pci/drivers/vfio-pci"
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from anyaccel.model import DeviceProcess, Fractional, Health
-from anyaccel.testing import context, load_recording
+from anyaccel.testing import context
 from anyaccel_qualcomm import plugin
+from recorded import Recorded
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
-
-
-def replay(name: str):
-    return context(load_recording(RECORDINGS / name))
-
-
-def devices_of(name: str):
-    return plugin.anyaccel_detect(replay(name)).devices
+MACHINES = Recorded(plugin, __file__)
+load, replay, detect = MACHINES.load, MACHINES.replay, MACHINES.detect
 
 
 def test_a_chip_has_its_qid_and_the_node_of_its_own_number() -> None:
-    first, second = devices_of("pro-2card")
+    first, second = detect("pro-2card").devices
 
     assert (first.index, first.pci_bus_id, first.nodes) == (0, "0000:01:00.0", ("/dev/accel/accel1",))
     assert (second.index, second.pci_bus_id, second.nodes) == (1, "0000:23:00.0", ("/dev/accel/accel0",))
@@ -30,18 +22,18 @@ def test_a_chip_has_its_qid_and_the_node_of_its_own_number() -> None:
 
 
 def test_qids_need_not_begin_at_0_and_a_neighbor_in_the_accel_class_is_not_ours() -> None:
-    devices = devices_of("ultra-2card-8chip")
+    devices = detect("ultra-2card-8chip").devices
 
     assert [device.index for device in devices] == list(range(32, 40))
     assert "/dev/accel/accel0" not in {node for device in devices for node in device.nodes}
 
 
 def test_chips_of_one_board_are_linked() -> None:
-    devices = devices_of("ultra-2card-8chip")
+    devices = detect("ultra-2card-8chip").devices
 
     boards = [{devices.index(d) for d in devices if d.id in {device.id, *device.links}} for device in devices]
     assert boards == [{0, 1, 2, 3}] * 4 + [{4, 5, 6, 7}] * 4
-    assert all(device.links == {} for name in ("pro-2card", "edge-kit-1chip") for device in devices_of(name))
+    assert all(device.links == {} for name in ("pro-2card", "edge-kit-1chip") for device in detect(name).devices)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +46,7 @@ def test_chips_of_one_board_are_linked() -> None:
     ],
 )
 def test_memory_and_board_tell_the_card(name: str, tags: tuple[str, ...]) -> None:
-    assert plugin.anyaccel_tags(devices_of(name)[0]) == tags
+    assert plugin.anyaccel_tags(detect(name).devices[0]) == tags
 
 
 @pytest.mark.parametrize(
@@ -76,14 +68,14 @@ def test_memory_and_board_tell_the_card(name: str, tags: tuple[str, ...]) -> Non
     ],
 )
 def test_a_chip_that_cannot_be_used_says_why(name: str, reasons: list[str]) -> None:
-    devices = devices_of(name)
+    devices = detect(name).devices
 
     assert [device.health_reason for device in devices] == reasons
     assert all(bool(device.health_remedy) == bool(device.health_reason) for device in devices)
 
 
 def test_rights_are_the_remedy_where_they_lack() -> None:
-    remedies = {device.health_remedy for device in devices_of("pro-2card-no-rights")}
+    remedies = {device.health_remedy for device in detect("pro-2card-no-rights").devices}
     (note,) = plugin.anyaccel_detect(replay("pro-2card-no-addresses")).notes
 
     assert remedies == {"be root or a member of the group qaic"}
@@ -122,7 +114,7 @@ def test_what_is_wrong_is_found(name: str, words: list[str]) -> None:
 
 
 def test_without_the_tool_chips_are_listed_and_not_given_out() -> None:
-    recording = {**load_recording(RECORDINGS / "pro-2card"), "commands": []}
+    recording = {**load("pro-2card"), "commands": []}
 
     detected = plugin.anyaccel_detect(context(recording))
     assert {device.usable for device in detected.devices} == {False}

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from anyaccel.kit import FaultError
-from anyaccel.plugin import Detected, DeviceProcess, Health, ProbeContext
-from anyaccel.testing import context, load_recording
+from anyaccel.plugin import DeviceProcess, Health, ProbeContext
+from anyaccel.testing import context
 from anyaccel_rebellions import plugin
+from recorded import Recorded
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
-
-
-def replay(name: str, environ: dict[str, str] | None = None, **changed: object) -> ProbeContext:
-    recording = load_recording(RECORDINGS / name)
-    recording["paths"] |= changed
-    return context(recording, environ=environ)
-
-
-def detect(ctx: ProbeContext) -> Detected:
-    detected = plugin.anyaccel_detect(ctx)
-    assert detected is not None
-    return detected
+MACHINES = Recorded(plugin, __file__)
+load, replay, detect = MACHINES.load, MACHINES.replay, MACHINES.detect
 
 
 def reasons(ctx: ProbeContext) -> list[str]:
@@ -49,7 +37,7 @@ def test_in_a_container_chips_are_numbered_by_position() -> None:
 
 
 def test_numbers_of_two_digits_come_behind_those_of_one() -> None:
-    recording = load_recording(RECORDINGS / "ca25-tool-hangs")
+    recording = load("ca25-tool-hangs")
     for kind in ("/sys/class/rebellions/rbln", "/dev/rbln"):
         for path in [path for path in recording["paths"] if path.startswith(f"{kind}0")]:
             recording["paths"][path.replace("rbln0", "rbln10")] = recording["paths"].pop(path)
@@ -69,7 +57,7 @@ def test_the_tool_tells_which_node_is_whose_where_sysfs_does_not() -> None:
 
 
 def test_without_the_tool_such_chips_cannot_be_named() -> None:
-    recording = load_recording(RECORDINGS / "ca12-2card-sdk1")
+    recording = load("ca12-2card-sdk1")
     recording["commands"] = []
 
     detected = detect(context(recording))
@@ -95,7 +83,7 @@ def test_a_status_that_means_two_things_is_no_health(status: str) -> None:
 
 
 def test_a_chip_that_the_tool_calls_faulty_is() -> None:
-    recording = load_recording(RECORDINGS / "ca25-2card-8chip")
+    recording = load("ca25-2card-8chip")
     recording["commands"][0]["stdout"] = recording["commands"][0]["stdout"].replace('"BUSY"', '"FAULT"')
 
     assert detect(context(recording)).devices[1].health_reason == "rbln-smi reports FAULT"
@@ -136,7 +124,7 @@ def test_a_broken_tool_costs_measures_and_no_chip(name: str, message: str) -> No
 
 @pytest.mark.parametrize("answer", ["[]", "{}", '{"devices": [{"npu": 0}]}', '{"devices": {"a": "b"}}'])
 def test_json_of_another_form_is_told(answer: str) -> None:
-    recording = load_recording(RECORDINGS / "ca25-2card-8chip")
+    recording = load("ca25-2card-8chip")
     recording["commands"][0]["stdout"] = answer
 
     detected = detect(context(recording))

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from anyaccel.plugin import Detected, DeviceProcess, Health, ProbeContext, Term
-from anyaccel.testing import context, load_recording
+from anyaccel.plugin import DeviceProcess, Health, ProbeContext, Term
 from anyaccel_tenstorrent import plugin
+from recorded import Recorded
 
-RECORDINGS = Path(__file__).parent.parent / "recordings"
-
-
-def replay(name: str, environ: dict[str, str] | None = None, **changed: object) -> ProbeContext:
-    recording = load_recording(RECORDINGS / name)
-    recording["paths"] |= changed
-    return context(recording, environ=environ)
-
-
-def detect(ctx: ProbeContext) -> Detected:
-    detected = plugin.anyaccel_detect(ctx)
-    assert detected is not None
-    return detected
+MACHINES = Recorded(plugin, __file__)
+replay, detect = MACHINES.replay, MACHINES.detect
 
 
 def findings(ctx: ProbeContext) -> list[str]:

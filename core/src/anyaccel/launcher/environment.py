@@ -17,6 +17,7 @@ from anyaccel.model import (
     EnvEdits,
     Grant,
     Inventory,
+    Share,
     Value,
     VendorReport,
     VendorState,
@@ -96,13 +97,14 @@ def _edits(
 
     The process of a vendor is asked only where it has to say something that it has not said when it detected.
     """
-    shares = allocation.by_device
+    shares: dict[str, dict[str, Share]] = {}
+    for device_id, share in allocation.by_device.items():
+        shares.setdefault(share.device.vendor, {})[device_id] = share
     edits: dict[str, EnvEdits] = {}
     gaps = []
     for report in inventory.vendors:
-        given = tuple(share.device for share in shares.values() if share.device.vendor == report.vendor)
-        if given:
-            own = {device.id: shares[device.id] for device in given}
+        if own := shares.get(report.vendor):
+            given = tuple(share.device for share in own.values())
             ctx = EnvContext(devices=inventory.of_vendor(report.vendor), shares=own, environ=environ, mask=mask)
             edits[report.vendor] = _vendor(report.vendor).env(given, ctx)
         elif unallocated == "hide" and report.state in {VendorState.OK, VendorState.FAILED}:

@@ -14,7 +14,7 @@ from anyaccel.errors import DevicesBusyError, NeverFitsError, NotFreeError
 from anyaccel.inventory.current import LEASE_VARIABLE, current
 from anyaccel.launcher.busy import Foreign
 from anyaccel.launcher.environment import worker_environment
-from anyaccel.launcher.launch import KnownNames, Launch, open_scheduler, survey, validate
+from anyaccel.launcher.launch import Launch, choice_of, open_scheduler, remembered, survey
 from anyaccel.launcher.start import start
 from anyaccel.launcher.usage import Usage
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, OnWait, Want
@@ -39,7 +39,7 @@ from anyaccel.model import (
 )
 from anyaccel.policy import Need
 from anyaccel.probe import HOST
-from anyaccel.scheduler import Choice, Verdict, parse_request
+from anyaccel.scheduler import Verdict, parse_request
 from anyaccel.scheduler.choice import extent_of
 
 TYPE_CHECKING = False
@@ -326,9 +326,14 @@ class Scope(Value):
     @classmethod
     def of(cls, inventory: Inventory, environ: Mapping[str, str]) -> Scope:
         """The scope of the process that has this environment."""
-        prefix = "" if inventory.machine == HOST else f"{zlib.crc32(os.fsencode(inventory.machine)):08x}|"
         held = current(environ)
         leased = held.id if held is not None and held.id == environ.get(LEASE_VARIABLE) else ""
+        return remembered(inventory, f"scope {leased}", lambda: cls._of(inventory, leased))
+
+    @classmethod
+    def _of(cls, inventory: Inventory, leased: str) -> Scope:
+        """The scope of a process that holds a lease, if it does."""
+        prefix = "" if inventory.machine == HOST else f"{zlib.crc32(os.fsencode(inventory.machine)):08x}|"
         if leased:
             prefix += f"{leased}|"
         names = {
@@ -423,7 +428,7 @@ class Scope(Value):
                 found[device_id] = Extent()
         return found
 
-    def witnesses(self, inventory: Inventory, devices: Sequence[Device]) -> dict[str, tuple[str, ...]]:
+    def device_locks(self, inventory: Inventory, devices: Sequence[Device]) -> dict[str, tuple[str, ...]]:
         """Inodes of this host, by name: a device's parts, or its PCI function, if no other device has it.
 
         Who holds a part of a device locks the function of that one, as far as it is listed, like who holds a share of
@@ -506,9 +511,9 @@ class _Wish:
         self.inventory = survey(environ=self.environ, request=self.request, **where)
         self._options: dict[str, Any] = {"environ": environ, "unallocated": unallocated, "mask": mask}
         self._grants: tuple[Grant, ...] = ()
-        self._choice = Choice(self.inventory, self.request, validate, KnownNames())
+        self._choice = choice_of(self.inventory, self.request)
         self.nothing = False
-        if self._choice.choose({}) is None:
+        if not self._choice.ever_fits:
             self._give_up()
             return
         self.ledger = Ledger.open(self.environ)
@@ -519,7 +524,7 @@ class _Wish:
             [device.id for device in candidates],
             self._choice.needs,
             seconds=time,
-            witnesses=self._scope.witnesses(self.inventory, candidates),
+            device_locks=self._scope.device_locks(self.inventory, candidates),
             request=str(self.request),
             confined=confined,
             mark=mark,
@@ -602,7 +607,7 @@ def starts(request: Request, *, inventory: Inventory, environ: Mapping[str, str]
         StateDirectoryError: When the ledger cannot be read.
     """
     environ = os.environ if environ is None else environ
-    choice = Choice(inventory, request, validate, KnownNames())
+    choice = choice_of(inventory, request)
     scope = Scope.of(inventory, environ)
     return Ledger.open(environ).starts(scope.want([device.id for device in choice.candidates], choice.needs))
 

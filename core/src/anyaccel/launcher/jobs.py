@@ -428,8 +428,7 @@ def _cancel(*_: object) -> None:
 
 def _close_inherited() -> None:
     """Close what the caller has open beside the standard streams: whoever reads it to the end must not wait for us."""
-    for name in os.listdir("/proc/self/fd"):
-        descriptor = int(name)
+    for descriptor in process.descriptors():
         with contextlib.suppress(OSError):  # that of the listing itself
             if descriptor > 2 and os.get_inheritable(descriptor):  # noqa: PLR2004
                 os.close(descriptor)

@@ -73,7 +73,7 @@ def _leave() -> None:
 
 def _most_descriptors() -> int:
     try:
-        return max(map(int, os.listdir("/proc/self/fd"))) + 1
+        return max(process.descriptors()) + 1
     except OSError:
         return 65536
 

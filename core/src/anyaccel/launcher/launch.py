@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.environment import WorkerEnvironment, worker_environment
 from anyaccel.model import Device, Inventory, Request, Term, Value, replace
 from anyaccel.probe.machine import Machine
-from anyaccel.scheduler import Scheduler, parse_request
+from anyaccel.scheduler import Choice, Scheduler, parse_request
 from anyaccel.vendors import DEADLINE_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
+
+T = TypeVar("T")
 
 
 class Launch(Value):
@@ -102,6 +105,39 @@ def validate(term: Term, devices: Sequence[Device]) -> str | None:
     from anyaccel.vendors.process import vendor_process
 
     return vendor_process(devices[0].vendor).validate(term, devices)
+
+
+def choice_of(inventory: Inventory, request: Request) -> Choice:
+    """What chooses devices for a request by the rules of the vendors' plug-ins; see :func:`remembered`.
+
+    Raises:
+        UnknownNameError: When nothing goes by one of the names.
+    """
+    return remembered(inventory, request, lambda: Choice(inventory, request, validate, KnownNames()))
+
+
+def remembered(inventory: Inventory, key: object, make: Callable[[], T]) -> T:
+    """What was made of an inventory and does not change: who takes devices mostly takes more of the same machine's.
+
+    Args:
+        inventory: The machine; that which was asked about last is remembered.
+        key: What it is.
+        make: Makes it.
+    """
+    global _last  # noqa: PLW0603 - there is no lock: what is lost is made again
+    if _last[0] is not inventory:
+        _last = inventory, {}
+    known = _last[1]
+    if key not in known:
+        if len(known) >= _MOST_REMEMBERED:
+            known.clear()
+        known[key] = make()
+    found: T = known[key]
+    return found
+
+
+_MOST_REMEMBERED = 64
+_last: tuple[Inventory | None, dict[object, Any]] = (None, {})
 
 
 class KnownNames:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from anyaccel.errors import EnforcementError, PluginError
+from anyaccel.ledger import process
 from anyaccel.model import Allocation, Device, Inventory, Value, VendorState, replace
 
 if TYPE_CHECKING:
@@ -264,12 +265,12 @@ def _refuse_open(closed: Mapping[Node, str]) -> None:
     """Refuse to go on with a device that is open already: no sandbox takes that back."""
     from anyaccel.launcher.landlock import node_of
 
-    for name in os.listdir("/proc/self/fd"):
+    for descriptor in process.descriptors():
         try:
-            node = node_of(os.fstat(int(name)))
+            node = node_of(os.fstat(descriptor))
         except OSError:  # the descriptor of the listing itself
             continue
         if node is not None and node in closed:
             raise EnforcementError(
-                f"{closed[node]} is open already, as descriptor {name}; close it before the worker is confined"
+                f"{closed[node]} is open already, as descriptor {descriptor}; close it before the worker is confined"
             )

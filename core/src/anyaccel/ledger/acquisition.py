@@ -15,6 +15,7 @@ from anyaccel.errors import DevicesBusyError, LeaseCancelledError
 from anyaccel.ledger import listing as listings
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger import process, record
+from anyaccel.ledger.device_locks import DeviceLocks, describe
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lease import Lease, Want
 from anyaccel.ledger.listing import Listing
@@ -24,7 +25,6 @@ from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tickets import Standing
 from anyaccel.ledger.turns import permitted, rules
 from anyaccel.ledger.waiting import Waiter
-from anyaccel.ledger.witness import Witnesses, describe
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
 from anyaccel.model.extent import ANY_SLOTS, Extent
 
@@ -99,7 +99,7 @@ class Acquisition:
         self._late = False
         self._callers: OSError | None = None
         self._files: dict[str, LockedFile] = {}
-        self._witnesses = Witnesses()
+        self._device_locks = DeviceLocks()
         self._lease: Lease | None = None
 
     def attempt(self) -> Lease | None:
@@ -113,6 +113,8 @@ class Acquisition:
         if self.waiter.cancelled:
             raise self._cancelled()
         self._late = self._deadline is not None and time.monotonic() >= self._deadline
+        if not self._late and not self._on_wait and self.waiter.follows():
+            return None
         lease = None
         directory = self._state.open(make=True)
         try:
@@ -215,7 +217,7 @@ class Acquisition:
             if self.waiter.turns.limited(directory, listing, self._over):
                 return None, False
         if not choice:
-            return Lease(self._state, new_nonce(), {}, {}, self._witnesses), False
+            return Lease(self._state, new_nonce(), {}, {}, self._device_locks), False
         lease = self._publish(directory, choice, standing)
         return lease, self._busy_since is None
 
@@ -314,10 +316,10 @@ class Acquisition:
         nonce = new_nonce()
         done = False
         try:
-            if self._want.witnesses:
-                self._witnesses.open(choice, self._want.witnesses)
+            if self._want.device_locks:
+                self._device_locks.open(choice, self._want.device_locks)
             want = self._want
-            locks = tuple(path for device in choice for path in want.witnesses.get(device, ()))
+            locks = tuple(path for device in choice for path in want.device_locks.get(device, ()))
             body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
             for device in choice:
                 self._files[device] = LockedFile(self._state.path)
@@ -340,12 +342,12 @@ class Acquisition:
         finally:
             if not done:
                 self._withdraw()
-        self._lease = Lease(self._state, nonce, choice, self._files, self._witnesses, mark=mark, period=period)
+        self._lease = Lease(self._state, nonce, choice, self._files, self._device_locks, mark=mark, period=period)
         return self._lease
 
     def _withdraw(self) -> None:
         """Remove what was made and is no lease."""
-        self._witnesses.close()
+        self._device_locks.close()
         while self._files:
             device = next(iter(self._files))
             self._files[device].discard()
@@ -363,7 +365,7 @@ class Acquisition:
         return listings.fits(choice, listing.taken(self._over) | dict.fromkeys(self._contradicted, Extent()))
 
     def _attest(self) -> bool:
-        contradiction = self._witnesses.lock()
+        contradiction = self._device_locks.lock()
         if contradiction:
             self._contradicted[contradiction[0]] = describe(*contradiction)
         return contradiction is None

@@ -48,7 +48,7 @@ def _close_in_child() -> None:
     _locked.clear()
     descriptors = set(_open)
     if _opening:  # forked between the opening of a directory and the moment at which it was noted
-        descriptors.update(int(name) for name in os.listdir("/proc/self/fd"))
+        descriptors.update(process.descriptors())
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             found = os.fstat(descriptor)

@@ -10,11 +10,11 @@ from types import MappingProxyType, TracebackType
 
 from anyaccel.errors import LedgerError
 from anyaccel.ledger import listing, record
+from anyaccel.ledger.device_locks import DeviceLocks
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lockfile import Life, LockedFile
 from anyaccel.ledger.mark import Mark
 from anyaccel.ledger.names import ENDLESS, Period, boot, lease_name, parse_lease
-from anyaccel.ledger.witness import Witnesses
 from anyaccel.model import Value, field
 from anyaccel.model.extent import Extent
 from anyaccel.policy import Need
@@ -33,7 +33,7 @@ class Want(Value):
             gives them: whoever waits for one of them is a rival. Nothing else is given.
         wholes: Names of devices that candidates are parts of. Whoever chooses a part chooses ``DIVIDED`` of each device
             that it is a part of, so that nobody gets that one.
-        witnesses: Paths of inodes that stand for a device on this host, by its name, such as its directory in sysfs;
+        device_locks: Paths of inodes that stand for a device on this host, by its name, such as its directory in sysfs;
             they are locked, too, where they exist. A path of a device node is opened, which may start the device.
         request: What was asked for, for people to read.
         confined: Whether the holder will be confined to its devices, for people to read.
@@ -45,7 +45,7 @@ class Want(Value):
 
     candidates: frozenset[str]
     wholes: frozenset[str] = frozenset()
-    witnesses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    device_locks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     request: str = ""
     confined: bool = False
     mark: Callable[[Collection[Mark]], Mark] | None = None
@@ -77,7 +77,7 @@ class Lease:
         nonce: str,
         choice: Mapping[str, Extent],
         files: Mapping[str, LockedFile],
-        witnesses: Witnesses,
+        device_locks: DeviceLocks,
         *,
         mark: Mark = (),
         period: Period = ENDLESS,
@@ -88,7 +88,7 @@ class Lease:
         self._state = state
         self._nonce = nonce
         self._files = dict(files)
-        self._witnesses = witnesses
+        self._device_locks = device_locks
         self._owner = os.getpid()
 
     @property
@@ -108,7 +108,7 @@ class Lease:
         The kernel closes descriptors of a killed process from the highest number down, so a worker must have these
         before it opens its devices: then the device is closed when the lease ends.
         """
-        return (*(file.fd for file in self._files.values()), *self._witnesses.fds)
+        return (*(file.fd for file in self._files.values()), *self._device_locks.fds)
 
     @property
     def released(self) -> bool:
@@ -184,7 +184,7 @@ class Lease:
         """Give the devices back. It needs neither the ledger's lock nor space, and does nothing the second time."""
         ours = self._owner == os.getpid()
         if ours:
-            self._witnesses.unlock()
+            self._device_locks.unlock()
         for file in list(self._files.values()):  # each step can be done twice, by another thread or after an interrupt
             if ours:
                 self._unlink(file)
@@ -193,7 +193,7 @@ class Lease:
     def _close(self) -> None:
         for file in list(self._files.values()):
             file.close()
-        self._witnesses.close()
+        self._device_locks.close()
         self._files.clear()
 
     def _unlink(self, file: LockedFile) -> None:

@@ -186,6 +186,15 @@ def is_ancestor(pid: int, start: int) -> bool:
     return False
 
 
+def descriptors(pid: int | str = "self") -> list[int]:
+    """Numbers of what a process has open; one of its own, which listed them, is closed by now.
+
+    Raises:
+        OSError: When it has ended, or we may not look into it.
+    """
+    return list(map(int, os.listdir(f"/proc/{pid}/fd")))
+
+
 def open_files(files: set[tuple[int, int]], pid: int | None = None) -> Iterator[tuple[int, int]]:
     """Descriptors, by process id and number, of some files by device number and inode.
 
@@ -196,16 +205,16 @@ def open_files(files: set[tuple[int, int]], pid: int | None = None) -> Iterator[
     pids = filter(str.isdigit, os.listdir("/proc")) if pid is None else (str(pid),)
     for each in pids if files else ():
         try:
-            descriptors = os.listdir(f"/proc/{each}/fd")
+            numbers = descriptors(each)
         except OSError:
             continue
-        for descriptor in descriptors:
+        for descriptor in numbers:
             try:
                 found = os.stat(f"/proc/{each}/fd/{descriptor}")
             except OSError:
                 continue
             if (found.st_dev, found.st_ino) in files:
-                yield int(each), int(descriptor)
+                yield int(each), descriptor
 
 
 @cache

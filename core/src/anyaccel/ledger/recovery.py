@@ -112,7 +112,7 @@ def _carriers(places: dict[tuple[str, int], bool]) -> Iterator[_Carrier]:
     folders = {folder for folder, _ in places}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            descriptors = os.listdir(f"/proc/{pid}/fd")
+            descriptors = process.descriptors(pid)
         except OSError:  # it has ended, or is another user's
             continue
         for descriptor in descriptors:

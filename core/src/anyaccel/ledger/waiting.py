@@ -33,6 +33,8 @@ IMPATIENT_SECONDS = 0.010
 """Who waits for less than that has no place in line: making one costs more than what it is good for."""
 
 _REAL_LOOKS_EVERY = 1.0
+_FOLLOWER_LOOKS_EVERY = 10.0
+_FOLLOWER_INTERVALS = 4  # between two real looks of one who follows a thread of this process
 _WITHOUT_WATCH = 0.02
 _WITHOUT_WATCH_PER_PLACE = 0.004
 _WATCHING = 64  # of those who want the same devices; a user has 128 watches in all by default
@@ -114,6 +116,20 @@ class Waiter:
         """Whether somebody who may has cancelled our ticket."""
         return self._ticket is not None and self._ticket.cancelled
 
+    @property
+    def _follows(self) -> bool:
+        """Whether a thread of this process is ahead of us, which wakes us when it leaves the line."""
+        return self._before in self._followed and self._before in _behind
+
+    def follows(self) -> bool:
+        """Whether a thread of this process is still ahead of us: then the directory need not even be opened."""
+        if self._ticket is None or self._news or not self._follows:
+            return False
+        if time.monotonic() - self._looked > max(_FOLLOWER_LOOKS_EVERY, _FOLLOWER_INTERVALS * self._interval):
+            return False
+        self._ticket.stamp()
+        return True
+
     def still_behind(self, directory: int) -> bool:
         """Whether the one ahead of us is still there: a cheap look, in place of most of the real ones."""
         if self._ticket is None or self._before is None:
@@ -121,12 +137,12 @@ class Waiter:
         if self._news:
             self._news = False
             return False
-        if time.monotonic() - self._looked > max(_REAL_LOOKS_EVERY, tickets.interval(self.place)):
+        if time.monotonic() - self._looked > max(_REAL_LOOKS_EVERY, self._interval):
             return False
         if look(directory, self._before)[0] is Life.OVER:
             return False
         self._ticket.stamp()
-        if self._watch is not None or self._before in self._followed:
+        if self._before in self._followed or (self._watch is not None and self._before not in _behind):
             return True
         own = self._ticket.name
         self.place = min(self.place, sum("t1." <= name < own for name in os.listdir(directory)))
@@ -185,6 +201,7 @@ class Waiter:
         """Watch whoever is ahead, or the directory; whether something may have happened before we did."""
         before = None if self.turns.watches_all else self._before
         if before and self._follow(before):
+            self._stop_watching()
             return look(directory, before)[0] is Life.OVER
         if self.place >= _WATCHING:
             return False
@@ -244,6 +261,7 @@ class Waiter:
             ready: The descriptor that is readable.
         """
         if ready == self._event:
+            self._news = True
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(ready)
         if self._watch is None or ready != self._watch.fileno():
@@ -277,7 +295,7 @@ class Waiter:
         elif self._before not in self._followed and (self._watch is None or not self._watch.path):
             pause = max(_WITHOUT_WATCH, _WITHOUT_WATCH_PER_PLACE * self.place)
         else:
-            pause = tickets.interval(self.place)
+            pause = self._interval
         return pause if self._deadline is None else max(0.0, min(pause, self._deadline - time.monotonic()))
 
     def sleep(self, cancel: Any) -> bool:
@@ -313,6 +331,9 @@ class Waiter:
             else:
                 os.close(event)
         self.forget()
+        self._stop_watching()
+
+    def _stop_watching(self) -> None:
         if self._watch:
             self._watch.close()
             self._watch = None
@@ -328,6 +349,13 @@ class Waiter:
             with contextlib.suppress(IndexError):
                 while not _behind:
                     os.close(_idle.pop())
+
+    @property
+    def _interval(self) -> float:
+        """Seconds until we look again though nothing happened: more where a thread of ours wakes us."""
+        seconds = tickets.interval(self.place)
+        # Whoever cancels a ticket waits 30 seconds for us to notice.
+        return max(seconds, min(2 * seconds, _FOLLOWER_LOOKS_EVERY)) if self._follows else seconds
 
     @property
     def _own(self) -> str | None:

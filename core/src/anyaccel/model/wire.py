@@ -33,12 +33,17 @@ class Literal:
         return GenericAlias(cls, options)
 
 
+_AS_THEY_ARE = frozenset({str, int, float, bool, type(None)})
+"""Types that JSON has."""
+_defaults = cache(fields)
+
+
 def encode(value: Any) -> Any:
     """Turn a value into JSON data. Fields that have their default are left out."""
     if isinstance(value, Value):
         return {
-            name: encode(content)
-            for name, default in fields(type(value)).items()
+            name: content if type(content) in _AS_THEY_ARE else encode(content)
+            for name, default in _defaults(type(value)).items()
             if (content := getattr(value, name)) != default
         }
     if isinstance(value, Enum):

@@ -75,7 +75,7 @@ class Asked:
         self.want: Want = broker.scope.want(
             wanted,
             choice.needs,
-            witnesses={} if broker.private else broker.scope.witnesses(broker.inventory, candidates),
+            device_locks={} if broker.private else broker.scope.device_locks(broker.inventory, candidates),
             request=str(self.request),
             confined=confined,
             mark=marks.draw,

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anyaccel.errors import AnyaccelError, TaskTimeoutError, UsageError
 from anyaccel.launcher.sandbox import confines
@@ -19,14 +19,13 @@ from anyaccel.pool.broker import Broker, lock
 from anyaccel.pool.call import (
     BrokenPoolError,
     Call,
-    CallFuture,
     Options,
     UnreadableError,
     exception_in,
-    name_of,
     settle_call,
 )
 from anyaccel.pool.channel import Kind, Message
+from anyaccel.pool.engine import Engine
 from anyaccel.pool.forkserver.client import ForkServer, Gone
 from anyaccel.pool.launching import Preparation
 from anyaccel.pool.logs import Logs
@@ -42,8 +41,8 @@ _FEEDING_SECONDS = 1.0
 """To send a worker some calls takes microseconds, unless a callback of the user's comes in between."""
 
 
-class Core:
-    """The calls of one pool on this machine. Every method may be called by any thread.
+class Core(Engine):
+    """The calls of one pool on this machine; see :class:`~anyaccel.pool.engine.Engine`.
 
     Args:
         broker: Gives the machine and its devices; called once, when they are needed first.
@@ -123,12 +122,6 @@ class Core:
         """Raise the error of a request that can never be served."""
         self.broker.check(request)
 
-    def submit(self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any) -> CallFuture:
-        """Let a call be run as soon as there is a worker and, where it needs them, devices for it."""
-        call = Call(name_of(function), options, self.on_cancel)
-        self.enter(call, (function, args, kwargs))
-        return call.future
-
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
         """Let a pickled call be run as a gang of one, on this machine."""
         from anyaccel.launcher.rendezvous import Rendezvous
@@ -180,24 +173,6 @@ class Core:
         member = (WorkerProcess if call.actor is None else ActorProcess)(self, call.options, held, call)
         self.members.add(member)
         return member
-
-    def check_open(self) -> None:
-        """Raise what keeps a call from being taken."""
-        if self.foreign:
-            raise RuntimeError("this pool belongs to the process that this one was forked from; make a new one here")
-        if self.broken is not None:
-            raise BrokenPoolError(str(self.broken)) from self.broken.__cause__
-        if self.closed:
-            raise RuntimeError("cannot schedule new futures after shutdown")
-
-    def keep(self, call: Call) -> None:
-        """Let a call that has to wait not see what becomes of its arguments."""
-        body = call.body
-        if body is not None and body.buffers:
-            frozen = body.frozen()
-            with self.lock:
-                if call.body is body:
-                    call.body = frozen
 
     # What processes do
 
@@ -433,16 +408,6 @@ class Core:
         self.settle()
         if wait and not reactor().inside and not hands_over():
             self.drained.wait()
-
-    def stop(self, grace: float) -> None:
-        """Take no more calls, cancel those that wait, and end the workers of those that run."""
-        if self.foreign:
-            return
-        self.shutdown(wait=False, cancel_futures=True)
-        with self.lock:
-            members = list(self.members)
-        for member in members:
-            member.stop(grace)
 
     def _cancel_waiting(self) -> None:
         """Cancel what nobody has begun with."""

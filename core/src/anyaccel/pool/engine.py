@@ -1,6 +1,6 @@
 """What a pool leaves to its engine: where calls run, and on which devices."""
 
-# The methods of a protocol have a docstring and no body.
+# The methods of a protocol that each engine has its own way to do have a docstring and no body.
 # pyright: reportReturnType=false
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from anyaccel.errors import UsageError
 from anyaccel.model import Allocation, Request, Value
-from anyaccel.pool.call import Call, CallFuture, Options
+from anyaccel.pool.call import BrokenPoolError, Call, CallFuture, Options, name_of
 from anyaccel.pool.launching import Preparation
 from anyaccel.pool.logs import Logs
 from anyaccel.probe.machine import Machine
@@ -69,20 +69,41 @@ class Setting(Value):
 
 
 class Engine(Protocol):
-    """Runs the calls of one pool. Every method may be called by any thread."""
+    """Runs the calls of one pool. Every method may be called by any thread.
 
+    Attributes:
+        lock: Held over every look at what calls wait and run.
+        members: What runs calls, or is about to.
+        grace: Seconds between asking a process to end and killing it.
+        foreign: Whether we are a fork of the process that the pool belongs to.
+        closed: Whether no more calls are taken.
+        broken: Why no call can be run, or None.
+    """
+
+    lock: threading.Lock
+    members: set[Any]
     grace: float
     foreign: bool
-
-    @property
-    def lock(self) -> threading.Lock:
-        """Held over every look at what calls wait and run."""
+    closed: bool
+    broken: BrokenPoolError | None
 
     def check(self, request: Request) -> None:
         """Raise the error of a request that can never be served."""
 
+    def check_open(self) -> None:
+        """Raise what keeps a call from being taken."""
+        if self.foreign:
+            raise RuntimeError("this pool belongs to the process that this one was forked from; make a new one here")
+        if self.broken is not None:
+            raise BrokenPoolError(str(self.broken)) from self.broken.__cause__
+        if self.closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
     def submit(self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any) -> CallFuture:
         """Let a call be run as soon as there is a worker and, where it needs them, devices for it."""
+        call = Call(name_of(function), options, self.on_cancel)
+        self.enter(call, (function, args, kwargs))
+        return call.future
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
         """Let a pickled call be run on each of several machines at once."""
@@ -92,6 +113,12 @@ class Engine(Protocol):
 
     def keep(self, call: Call) -> None:
         """Let a call that has to wait not see what becomes of its arguments."""
+        body = call.body
+        if body is not None and body.buffers:
+            frozen = body.frozen()
+            with self.lock:
+                if call.body is body:
+                    call.body = frozen
 
     def on_cancel(self, call: Call) -> None:
         """A call was cancelled: if it runs, end its worker."""
@@ -101,6 +128,13 @@ class Engine(Protocol):
 
     def stop(self, grace: float) -> None:
         """Take no more calls, cancel those that wait, and end the workers of those that run."""
+        if self.foreign:
+            return
+        self.shutdown(wait=False, cancel_futures=True)
+        with self.lock:
+            members = list(self.members)
+        for member in members:
+            member.stop(grace)
 
     def shutdown(self, *, wait: bool, cancel_futures: bool = False) -> None:
         """Take no more calls; end when those that there are have been run."""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
-from anyaccel.errors import NurseryError
+from anyaccel.errors import WorkerStartError
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.sandbox import Enforce, available, sandbox_for
 from anyaccel.ledger.mark import Mark
@@ -71,7 +71,7 @@ class Preparation(Value):
         Raises:
             EnforcementError: When it must be confined and the kernel cannot.
             EnvConflictError, PluginError: When the environment or the sandbox cannot be made.
-            NurseryError: When there is no working directory.
+            WorkerStartError: When there is no working directory.
         """
         sandbox = sandbox_for(allocation, inventory, enforce=self.enforce)
         if sandbox is not None:
@@ -82,7 +82,7 @@ class Preparation(Value):
         try:
             directory = os.getcwd()
         except OSError as error:
-            raise NurseryError(
+            raise WorkerStartError(
                 f"no worker can be started: the working directory has gone ({error.strerror})"
             ) from error
         message = {

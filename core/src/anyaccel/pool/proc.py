@@ -9,7 +9,7 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator
 
-from anyaccel.ledger.process import prctl
+from anyaccel.ledger.process import descriptors, prctl
 
 _SET_CHILD_SUBREAPER = 36
 _HARMLESS_MAJORS = {1, 4, 5, 136, 137, 138, 139, 140, 141, 142, 143}
@@ -26,7 +26,7 @@ def adopt_orphans() -> None:
 def touched_devices() -> list[str]:
     """Hardware that this process has open or mapped, by path: a fork would share it with the child."""
     found = set()
-    for descriptor in os.listdir("/proc/self/fd"):
+    for descriptor in descriptors():
         try:
             status = os.stat(f"/proc/self/fd/{descriptor}")
             if stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) not in _HARMLESS_MAJORS:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from anyaccel.errors import BrokenWorkerError, NurseryError, WorkerError
+from anyaccel.errors import BrokenWorkerError, WorkerError, WorkerStartError
 from anyaccel.launcher.usage import Usage
 from anyaccel.ledger import mark as marks
 from anyaccel.model import Allocation, Extent, Inventory
@@ -527,7 +527,7 @@ class WorkerProcess:
     def death(self, gone: Gone, name: str) -> WorkerError:
         """Why its call has no result."""
         if not gone.forked:
-            return NurseryError(f"no worker can be started for {name}: {gone.reason}")
+            return WorkerStartError(f"no worker can be started for {name}: {gone.reason}")
         who = f"the worker (process {gone.pid}) that ran {name}" if gone.pid else f"the worker that ran {name}"
         if self.fault:
             return BrokenWorkerError(f"{who} was ended: {self.fault}", exit_status=gone.status)

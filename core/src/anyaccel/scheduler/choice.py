@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 
 from anyaccel.model import (
     AGREEMENT,
@@ -44,7 +45,12 @@ class Choice:
         self._validate = validate
         self._wanted = [want(self._layout, term) for term in request.terms]
 
-    @property
+    @cached_property
+    def ever_fits(self) -> bool:
+        """Whether the machine serves the request when nobody holds anything."""
+        return self.choose({}) is not None
+
+    @cached_property
     def candidates(self) -> tuple[Device, ...]:
         """Every device that could serve a term of the request."""
         mask = 0
@@ -52,7 +58,7 @@ class Choice:
             mask |= wanted.mask
         return tuple(device for position, device in enumerate(self._layout.devices) if mask >> position & 1)
 
-    @property
+    @cached_property
     def needs(self) -> tuple[Need, ...]:
         """How much each term needs, of which devices by their ids."""
         return tuple(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, Self
 
+from anyaccel.ledger import process
 from anyaccel.vendors.discovery import Source
 
 EVENTS = (
@@ -144,9 +145,9 @@ def _umask() -> int:
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:
-    for name in os.listdir("/proc/self/fd"):
+    for number in process.descriptors():
         try:
-            yield int(name), os.readlink(f"/proc/self/fd/{name}")
+            yield number, os.readlink(f"/proc/self/fd/{number}")
         except FileNotFoundError:  # the one that lists the directory
             continue
 

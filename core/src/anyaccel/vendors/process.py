@@ -42,6 +42,7 @@ ANSWER_SECONDS = 5.0
 SIMULATION_LIMIT = 256 << 20
 """Bytes of an answer of which the core makes up most itself."""
 MOST_DEATHS = 2
+_MOST_EDITS = 64
 
 T = TypeVar("T")
 Answers = dict[str, tuple[Source, Outcome]]
@@ -72,6 +73,7 @@ class VendorProcess:
         self._known: dict[str, Device] = {}
         self._said: dict[str, Any] = {}
         self._info: tuple[Any, PluginInfo] | None = None
+        self._edits: dict[object, tuple[object, EnvEdits]] = {}
         self._reasons: dict[tuple[Term, tuple[str, ...]], tuple[tuple[Device, ...], str | None]] = {}
 
     @property
@@ -87,13 +89,21 @@ class VendorProcess:
         return hook in self._hello()["hooks"]
 
     def env(self, devices: Sequence[Device], ctx: EnvContext, *, seconds: float = ANSWER_SECONDS) -> EnvEdits:
-        """Edits that make a worker see exactly these devices."""
+        """Edits that make a worker see exactly these devices. Answers are kept."""
+        key = tuple(device.id for device in devices), ctx.mask
+        asked = tuple(devices), ctx.devices, ctx.shares, dict(ctx.environ)
+        kept = self._edits.get(key)
+        if kept is not None and kept[0] == asked:
+            return kept[1]
         shares = [_encode_share(share) for share in ctx.shares.values()]
-        payload = {"shares": shares, "environ": dict(ctx.environ), "mask": ctx.mask}
+        payload = {"shares": shares, "environ": asked[3], "mask": ctx.mask}
         with self.process:
             value = self.call("env", payload, seconds, devices=devices, everything=ctx.devices)
             edits = self._decoded(EnvEdits, value, "anyaccel_env")
             self._check(contract.env_faults(edits, self.info.env_vars), "anyaccel_env")
+        if len(self._edits) >= _MOST_EDITS:
+            self._edits.clear()
+        self._edits[key] = asked, edits
         return edits
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
@@ -185,6 +195,7 @@ class VendorProcess:
             self._said = {name: outcome.value[name] for name in ("info", "hooks")}
         if task == "detect":
             self._reasons.clear()
+            self._edits.clear()
             self._known.clear()
             self._detected = outcome
 

@@ -1,4 +1,4 @@
-"""What the compute runtime says about its GPUs: a second witness beside sysfs, and never the first.
+"""What the compute runtime says about its GPUs: a second source beside sysfs, and never the first.
 
 The runtime is asked through dpctl where that is installed (``pip install anyaccel-intel[dpctl]``), else through the
 tool ``sycl-ls``. Both see only what masks leave and tell no PCI address.

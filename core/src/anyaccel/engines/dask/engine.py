@@ -9,20 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from anyaccel.engines.remote.cluster import hand_over, outcome
 from anyaccel.engines.remote.driver import Driver, order_of
-from anyaccel.engines.remote.fitting import fitting
+from anyaccel.engines.remote.fitting import fitting, listed
 from anyaccel.engines.remote.messages import Answer, Started
-from anyaccel.errors import NurseryError, UsageError
+from anyaccel.errors import UsageError, WorkerStartError
 from anyaccel.launcher.launch import KnownNames, validate
 from anyaccel.model import Inventory, Request, Value, field
 from anyaccel.pool.call import Options
 from anyaccel.pool.engine import Setting
 from anyaccel.pool.payload import Pickled, loads
-from anyaccel.pool.reactor import reactor
 from anyaccel.scheduler import Choice
 from anyaccel.scheduler.serving import serves
 
@@ -134,7 +133,7 @@ class DaskCluster:
         for name, digest in self._nodes:
             names.setdefault(digest, []).append(name)
         digests = list(names)
-        kinds = [(_listed(names[digest]), self._inventories[digest]) for digest in digests]
+        kinds = [(listed(names[digest]), self._inventories[digest]) for digest in digests]
         found = fitting(request, kinds, lambda number: (_wanted(request, kinds[number][1]), ""))
         if not found.served:
             found.refuse(request)
@@ -183,12 +182,7 @@ class DaskCluster:
 
     def follow(self, ref: Any, hear: Callable[[Any, BaseException | None], None], wanted: Callable[[], bool]) -> None:
         """Have a value handed over in the thread of the reactor."""
-
-        def tell(done: Future[Any]) -> None:
-            if wanted():
-                reactor().call_soon(partial(hear, *_outcome(done)))
-
-        ref.add_done_callback(tell)
+        hand_over(ref, hear, wanted)
 
     def attend(self, ref: Any, pending: Callable[[], bool], seconds: float | None) -> None:
         """It comes through Dask's thread in any case."""
@@ -285,12 +279,14 @@ class DaskCluster:
         """Ask the dispatcher.
 
         Raises:
-            NurseryError: When Dask has gone.
+            WorkerStartError: When Dask has gone.
         """
         try:
             return self._client.sync(getattr(self._client.scheduler, f"anyaccel_{what}"), **arguments)
         except (OSError, AttributeError) as error:
-            raise NurseryError(f"the Dask scheduler at {self._connection.address} does not answer: {error}") from error
+            raise WorkerStartError(
+                f"the Dask scheduler at {self._connection.address} does not answer: {error}"
+            ) from error
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self._client.loop.asyncio_loop)
@@ -311,7 +307,7 @@ class DaskHost:
         task.add_done_callback(self._on_end)
 
     def _on_end(self, task: Future[Any]) -> None:
-        value, error = _outcome(task)
+        value, error = outcome(task)
         answer = None if error is not None else loads(value)
         for each in (self._started, self._ended):
             if each.done():
@@ -362,18 +358,6 @@ class DaskHost:
 
 async def _value(future: Any) -> Any:
     return await future
-
-
-def _outcome(done: Future[Any]) -> tuple[Any, BaseException | None]:
-    try:
-        return done.result(), None
-    except BaseException as error:  # noqa: BLE001 - Dask raises many kinds
-        return None, error
-
-
-def _listed(names: list[str]) -> str:
-    first, *others = names
-    return f"node {first}" + (f" and {len(others)} like it" if others else "")
 
 
 def _wanted(request: Request, inventory: Inventory) -> dict[str, float] | None:

@@ -12,11 +12,10 @@ from anyaccel.engines.ray.autoscaler import grows
 from anyaccel.engines.ray.connection import connect, import_ray, last_line
 from anyaccel.engines.ray.labels import PREFIX
 from anyaccel.engines.ray.plan import Kind, Plan, find_plan
-from anyaccel.errors import NeverFitsError, NurseryError
+from anyaccel.errors import WorkerStartError
 from anyaccel.model import Device, Inventory, PluginInfo, Product, Request
 from anyaccel.model.wire import decode
 from anyaccel.probe.machine import Machine
-from anyaccel.scheduler import Verdict
 from anyaccel.vendors.process import ask
 
 FRESH_SECONDS = 5.0
@@ -62,16 +61,10 @@ class Nodes:
 
     def _find(self, request: Request) -> Plan:
         kinds = self.kinds()
-        found = find_plan(request, kinds, known_products, grows=self.grows)
-        if found.plan is not None:
-            return found.plan
-        if not found.verdicts and found.unknown is not None:
-            raise found.unknown
-        if request.else_cpu:
-            return Plan()
-        nodes = "; ".join(found.reasons) or "no node has any device"
-        verdict = found.verdicts[0] if found.verdicts else Verdict(request=request, fits_now=False, ever_fits=False)
-        raise NeverFitsError(f"no node of the cluster can ever serve {request}: {nodes}", verdict=verdict)
+        plan, found = find_plan(request, kinds, known_products, grows=self.grows)
+        if plan is None:
+            found.refuse(request)
+        return plan or Plan()
 
     @property
     def devices(self) -> Iterator[Device]:
@@ -119,7 +112,7 @@ class Nodes:
             try:
                 found[key] = self.ray.get(ref, timeout=0)
             except self.ray.exceptions.RayTaskError as error:
-                raise NurseryError(f"a node cannot say what is on it: {last_line(error)}") from error
+                raise WorkerStartError(f"a node cannot say what is on it: {last_line(error)}") from error
             except self.ray.exceptions.RayError:  # it has died meanwhile, or is about to
                 continue
         return found

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.ray import tasks
@@ -14,12 +12,12 @@ from anyaccel.engines.ray.cluster import Nodes
 from anyaccel.engines.ray.connection import last_line
 from anyaccel.engines.ray.notices import Watch, remove, spare, spare_no_more
 from anyaccel.engines.ray.plan import Plan
+from anyaccel.engines.remote.cluster import hand_over
 from anyaccel.engines.remote.driver import Driver, order_of
 from anyaccel.model import Request
 from anyaccel.pool.call import Options
 from anyaccel.pool.engine import Setting
 from anyaccel.pool.payload import Pickled
-from anyaccel.pool.reactor import reactor
 
 if TYPE_CHECKING:
     from anyaccel.pool.gang import GangFuture
@@ -111,12 +109,7 @@ class RayCluster:
 
     def follow(self, ref: Any, hear: Callable[[Any, BaseException | None], None], wanted: Callable[[], bool]) -> None:
         """Have a value handed over in the thread of the reactor."""
-
-        def tell(done: Future[Any]) -> None:
-            if wanted():
-                reactor().call_soon(partial(_hand_over, done, hear))
-
-        ref.future().add_done_callback(tell)
+        hand_over(ref.future(), hear, wanted)
 
     def attend(self, ref: Any, pending: Callable[[], bool], seconds: float | None) -> tuple[Any, Any] | None:
         """Wait for a value in this thread."""
@@ -203,12 +196,3 @@ class RayHost:
     def kill(self) -> None:
         """End Ray's process."""
         self._cluster.kill(self._actor)
-
-
-def _hand_over(done: Future[Any], hear: Callable[[Any, BaseException | None], None]) -> None:
-    try:
-        value = done.result()
-    except BaseException as error:  # noqa: BLE001 - Ray raises many kinds
-        hear(None, error)
-    else:
-        hear(value, None)

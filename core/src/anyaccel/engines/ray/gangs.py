@@ -12,7 +12,7 @@ from anyaccel.engines.ray.connection import import_ray, last_line
 from anyaccel.engines.ray.plan import Plan
 from anyaccel.engines.ray.spread import spread
 from anyaccel.engines.remote.driver import Driver, RemoteCall
-from anyaccel.errors import NurseryError
+from anyaccel.errors import WorkerStartError
 from anyaccel.launcher.rendezvous import Rendezvous
 from anyaccel.pool.call import Call, Options
 from anyaccel.pool.gang import GangFuture, ranked
@@ -98,7 +98,7 @@ class Gang:
             pass
         except Exception as error:  # noqa: BLE001 - Ray raises many kinds
             for call in self._calls:
-                call.fail(NurseryError(f"no gang can be started for {call.name}: {last_line(error)}"))
+                call.fail(WorkerStartError(f"no gang can be started for {call.name}: {last_line(error)}"))
         finally:
             for each in self.calls:
                 if not each.over.is_set():

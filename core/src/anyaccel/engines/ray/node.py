@@ -15,7 +15,7 @@ from anyaccel.engines.ray.snapshot import VARIABLE as SNAPSHOT_VARIABLE
 from anyaccel.engines.ray.snapshot import read_snapshot
 from anyaccel.engines.remote.given import Given, check_known, given_broker, plain
 from anyaccel.engines.remote.messages import Order, Spec
-from anyaccel.errors import NurseryError
+from anyaccel.errors import WorkerStartError
 from anyaccel.inventory.detect import detect
 from anyaccel.model import UNITS_PER_DEVICE, Allocation, Device, Grant, Inventory, Request
 from anyaccel.pool.call import Options
@@ -139,7 +139,7 @@ def given(request: Request, resources: Sequence[str], slots: Slots, inventory: I
         inventory: What is on this node.
 
     Raises:
-        NurseryError: When Ray does not count the devices one by one, or counts more than there are.
+        WorkerStartError: When Ray does not count the devices one by one, or counts more than there are.
     """
     devices = by_resource(device for device in inventory.devices if device.usable)
     left = {name: sorted(slots.get(name, ())) for name in set(resources)}
@@ -149,11 +149,11 @@ def given(request: Request, resources: Sequence[str], slots: Slots, inventory: I
         own, left[resource] = left[resource][: term.count], left[resource][term.count :]
         units = [round(part * UNITS_PER_DEVICE) for _, part in own]
         if len(own) != term.count or sum(units) != term.units:
-            raise NurseryError(f"Ray gave {own} of {resource} for {term}, which are not devices one by one")
+            raise WorkerStartError(f"Ray gave {own} of {resource} for {term}, which are not devices one by one")
         found = [_device(devices, resource, slot) for slot, _ in own]
         wrong = [device.id for device in found if not serves(device, term, inventory)]
         if wrong:
-            raise NurseryError(f"Ray gave {', '.join(wrong)} for {term}, which is none; start all nodes alike")
+            raise WorkerStartError(f"Ray gave {', '.join(wrong)} for {term}, which is none; start all nodes alike")
         shares = (share(device, part) for device, part in zip(found, units, strict=True))
         grants.append(Grant(term=term, shares=tuple(shares)))
     units_of = tuple((share.device.id, share.units) for grant in grants for share in grant.shares)
@@ -163,7 +163,7 @@ def given(request: Request, resources: Sequence[str], slots: Slots, inventory: I
 def _device(devices: Mapping[str, list[Device]], resource: str, slot: int) -> Device:
     found = devices.get(resource, [])
     if slot >= len(found):
-        raise NurseryError(
+        raise WorkerStartError(
             f"Ray gave {resource} number {slot} and this node has {len(found)}; start it with 'anyaccel ray start'"
         )
     return found[slot]
@@ -173,7 +173,7 @@ def _check_counted(resource: str) -> None:
     listed = started_with().get(UNIT_VARIABLE)
     names = own_unit_instances() if listed is None else tuple(listed.split(","))
     if resource != PREDEFINED and resource not in names:
-        raise NurseryError(
+        raise WorkerStartError(
             f"Ray counts {resource} as one pool on this node and cannot say which devices it gave;"
             " start the node with 'anyaccel ray start'"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from anyaccel.engines.ray.labels import (
     MIXED,
@@ -14,8 +14,7 @@ from anyaccel.engines.ray.labels import (
     label_value,
     satisfies,
 )
-from anyaccel.errors import UnknownNameError
-from anyaccel.launcher.launch import KnownNames, validate
+from anyaccel.engines.remote.fitting import Fitting, fitting, listed
 from anyaccel.model import (
     UNITS_PER_DEVICE,
     Device,
@@ -28,9 +27,8 @@ from anyaccel.model import (
     field,
     replace,
 )
-from anyaccel.scheduler import Scheduler, Verdict
 from anyaccel.scheduler.filters import asked
-from anyaccel.scheduler.names import goes_by, names_of
+from anyaccel.scheduler.names import goes_by
 from anyaccel.scheduler.serving import rules, serves
 
 Products = Callable[[], Mapping[str, Sequence[Product]]]
@@ -52,10 +50,6 @@ class Kind(Value):
     labels: Mapping[str, str]
     inventory: Inventory
 
-    def __str__(self) -> str:
-        first, *others = self.names
-        return f"node {first}" + (f" and {len(others)} like it" if others else "")
-
 
 class Plan(Value):
     """What to ask Ray for.
@@ -73,23 +67,9 @@ class Plan(Value):
     selector: Mapping[str, str] = field(default_factory=dict)
 
 
-class Findings(Value):
-    """What came of looking for nodes.
-
-    Attributes:
-        plan: What to ask for; None when no node can serve the request.
-        verdicts: Of each kind of nodes that was looked at, what our scheduler says.
-        reasons: Why each kind cannot serve it, in words.
-        unknown: The error where no node knows a name.
-    """
-
-    plan: Plan | None
-    verdicts: tuple[Verdict, ...] = ()
-    reasons: tuple[str, ...] = ()
-    unknown: UnknownNameError | None = None
-
-
-def find_plan(request: Request, kinds: Sequence[Kind], products: Products, *, grows: bool) -> Findings:
+def find_plan(
+    request: Request, kinds: Sequence[Kind], products: Products, *, grows: bool
+) -> tuple[Plan | None, Fitting[tuple[str, ...]]]:
     """Find out what to ask for.
 
     Args:
@@ -97,51 +77,22 @@ def find_plan(request: Request, kinds: Sequence[Kind], products: Products, *, gr
         kinds: The nodes that there are.
         products: What the plug-ins know; asked only where a request names a type that no node has.
         grows: Whether nodes may be added that can serve what those that are there cannot.
+
+    Returns:
+        What to ask for, or None; and what came of looking at the nodes.
     """
-    verdicts, reasons, served = [], [], []
-    unknown = None
-    for kind in kinds:
-        try:
-            verdict = Scheduler(kind.inventory, validate=validate, known=_Known(kinds)).why(request)
-        except UnknownNameError as error:
-            unknown = error
-            reasons.append(f"{kind} has no such device")
-            continue
-        verdicts.append(verdict)
-        if verdict.ever_fits:
-            terms, why = _resources_of(request, kind)
-        else:
-            why = "; ".join(reason.message for reason in verdict.reasons).replace("this machine", "it")
-            terms = ()
-        if terms:
-            served.append((terms, kind))
-        else:
-            reasons.append(f"{kind}: {why}")
-    plan = None
-    if served:
-        terms = min((terms for terms, _ in served), key=lambda terms: _preference(request, terms, served))
-        chosen = [kind for found, kind in served if found == terms]
-        plan = _plan(request, terms, chosen, kinds, products)
-    elif grows:
-        plan = _plan_ahead(request, products)
-    return Findings(plan=plan, verdicts=tuple(verdicts), reasons=tuple(reasons), unknown=unknown)
+    named = [(listed(kind.names), kind.inventory) for kind in kinds]
+    found = fitting(request, named, lambda number: _resources_of(request, kinds[number]))
+    if not found.served:
+        return _plan_ahead(request, products) if grows else None, found
+    served = [(terms, kinds[number]) for number, terms in found.served.items()]
+    terms = min((terms for terms, _ in served), key=lambda terms: _preference(request, terms, served))
+    chosen = [kind for own, kind in served if own == terms]
+    return _plan(request, terms, chosen, kinds, products), found
 
 
-class _Known:
-    """Names that are known, though perhaps not on each node: those of all nodes, and of the installed plug-ins."""
-
-    def __init__(self, kinds: Iterable[Kind]) -> None:
-        self._kinds = kinds
-
-    def __iter__(self) -> Iterator[str]:
-        for kind in self._kinds:
-            for device in kind.inventory.devices:
-                yield from names_of(device)
-        yield from KnownNames()
-
-
-def _resources_of(request: Request, kind: Kind) -> tuple[tuple[str, ...], str]:
-    """The resource for each term on a node whose devices would do; or none, and why Ray cannot be asked for them."""
+def _resources_of(request: Request, kind: Kind) -> tuple[tuple[str, ...] | None, str]:
+    """The resource for each term on a node whose devices would do; or None, and why Ray cannot be asked for them."""
     terms: list[str] = []
     why = ""
     for term in request.terms:
@@ -151,11 +102,11 @@ def _resources_of(request: Request, kind: Kind) -> tuple[tuple[str, ...], str]:
                 terms.append(resource)
                 break
         else:
-            return (), why or f"nothing serves {term}"
+            return None, why or f"nothing serves {term}"
     wanted = _quantities(request, tuple(terms))
     for resource, quantity in wanted.items():
         if quantity > kind.resources.get(resource, 0):
-            return (), f"it was started with {kind.resources.get(resource, 0):g} {resource}"
+            return None, f"it was started with {kind.resources.get(resource, 0):g} {resource}"
     return tuple(terms), ""
 
 

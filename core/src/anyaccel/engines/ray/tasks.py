@@ -14,7 +14,7 @@ from anyaccel.engines.ray.notices import leave, remove, spared
 from anyaccel.engines.remote.actor_host import ActorHost
 from anyaccel.engines.remote.host import host_of, loaded, pickled
 from anyaccel.engines.remote.host import run as run_call
-from anyaccel.engines.remote.messages import Answer, Started, failure
+from anyaccel.engines.remote.messages import Started, failure
 from anyaccel.model import Inventory
 from anyaccel.pool.payload import loads
 
@@ -69,35 +69,11 @@ def _uninterrupted() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-class RayActorHost:
+class RayActorHost(ActorHost):
     """The class of our actors of Ray."""
 
     def __init__(self, spec: bytes, order: bytes) -> None:
-        self._host = ActorHost(partial(host_of, spec, RayNode), order)
-
-    def started(self) -> Started | Answer:
-        """Where it is, and on which devices; or why it is not."""
-        return self._host.started()
-
-    def construct(self, log: str | None, data: bytes, *buffers: bytes) -> Answer:
-        """Make the object."""
-        return self._host.construct(log, data, *buffers)
-
-    def call(self, method: str, log: str | None, data: bytes, *buffers: bytes) -> Answer:
-        """Call a method of the object."""
-        return self._host.call(method, log, data, *buffers)
-
-    def close(self) -> None:
-        """Let the object's process end by itself."""
-        self._host.close()
-
-    def stop(self, grace: float) -> None:
-        """End the object's process."""
-        self._host.stop(grace)
-
-    def ended(self) -> Answer:
-        """Wait until the object's process and whatever it started have gone; why they have."""
-        return self._host.ended()
+        super().__init__(partial(host_of, spec, RayNode), order)
 
 
 def survey() -> Inventory:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from anyaccel.model import Request
 from anyaccel.pool.call import Options
 from anyaccel.pool.payload import Pickled
+from anyaccel.pool.reactor import reactor
 
 if TYPE_CHECKING:
     from anyaccel.pool.gang import GangFuture
@@ -110,3 +113,23 @@ class RemoteHost(Protocol):
 
     def kill(self) -> None:
         """End the host, whatever it does."""
+
+
+def outcome(done: Future[Any]) -> tuple[Any, BaseException | None]:
+    """The value of a future that is done, or why there is none."""
+    try:
+        return done.result(), None
+    except BaseException as error:  # noqa: BLE001 - clusters raise many kinds
+        return None, error
+
+
+def hand_over(
+    future: Future[Any], hear: Callable[[Any, BaseException | None], None], wanted: Callable[[], bool]
+) -> None:
+    """Have the outcome of a future handed over in the thread of the reactor, if somebody wants it by then."""
+
+    def tell(done: Future[Any]) -> None:
+        if wanted():
+            reactor().call_soon(partial(hear, *outcome(done)))
+
+    future.add_done_callback(tell)

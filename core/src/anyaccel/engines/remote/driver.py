@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.remote.cluster import Cluster, RemoteHost
 from anyaccel.engines.remote.messages import FAILED, Answer, Order, Spec, Started
-from anyaccel.errors import BrokenWorkerError, NurseryError, UsageError, WorkerError
+from anyaccel.errors import BrokenWorkerError, UsageError, WorkerError, WorkerStartError
 from anyaccel.model import Allocation, Request
-from anyaccel.pool.call import BrokenPoolError, Call, CallFuture, Options, exception_in, name_of, settle_call
+from anyaccel.pool.call import BrokenPoolError, Call, Options, exception_in, settle_call
 from anyaccel.pool.channel import Kind
-from anyaccel.pool.engine import Setting
+from anyaccel.pool.engine import Engine, Setting
 from anyaccel.pool.payload import Pickled, dumps, dumps_whole, loads
 from anyaccel.pool.reactor import Timer, reactor
 from anyaccel.scheduler import Reason, ReasonCode, Verdict
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MOST_PREPARED = 256
 
 
-class Driver:
+class Driver(Engine):
     """The calls of one pool on a cluster; see :class:`~anyaccel.pool.engine.Engine`.
 
     Args:
@@ -56,7 +56,7 @@ class Driver:
         self.name = secrets.token_hex(8)
         self._numbers = count()
         self._waiting: deque[Call] = deque()
-        self._closed = False
+        self.closed = False
         self._drained = threading.Event()
         # With the plan and the options, of which the key has the ids: they take long to hash.
         self._places: dict[object, tuple[Any, Any, Options]] = {}
@@ -74,21 +74,6 @@ class Driver:
     def check(self, request: Request) -> None:
         """Raise the error of a request that no node can ever serve."""
         self.cluster.check(request)
-
-    def check_open(self) -> None:
-        """Raise what keeps a call from being taken."""
-        if self.foreign:
-            raise RuntimeError("this pool belongs to the process that this one was forked from; make a new one here")
-        if self.broken is not None:
-            raise BrokenPoolError(str(self.broken)) from self.broken.__cause__
-        if self._closed:
-            raise RuntimeError("cannot schedule new futures after shutdown")
-
-    def submit(self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any) -> CallFuture:
-        """Let the cluster place a call."""
-        call = Call(name_of(function), options, self.on_cancel)
-        self.enter(call, (function, args, kwargs))
-        return call.future
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
         """Let a pickled call be run on each of several nodes at once."""
@@ -110,15 +95,6 @@ class Driver:
             self._waiting.append(call)
         self.pump()
         self.keep(call)
-
-    def keep(self, call: Call) -> None:
-        """Let a call that has to wait not see what becomes of its arguments."""
-        body = call.body
-        if body is not None and body.buffers:
-            frozen = body.frozen()
-            with self.lock:
-                if call.body is body:
-                    call.body = frozen
 
     def pump(self) -> None:
         """Hand over to the cluster whatever may be."""
@@ -172,7 +148,7 @@ class Driver:
         if self.foreign:
             return
         with self.lock:
-            self._closed = True
+            self.closed = True
             members = list(self.members)
             waiting = list(self._waiting) if cancel_futures else []
         if not self.cluster.connected:
@@ -188,19 +164,9 @@ class Driver:
             self._drained.wait()
             self.cluster.close()
 
-    def stop(self, grace: float) -> None:
-        """Take no more calls, cancel those that wait, and end the workers of those that run."""
-        if self.foreign:
-            return
-        self.shutdown(wait=False, cancel_futures=True)
-        with self.lock:
-            members = list(self.members)
-        for member in members:
-            member.stop(grace)
-
     def settle(self) -> None:
         """Once closed and out of work, let the actors go."""
-        if not self._closed:
+        if not self.closed:
             return
         with self.lock:
             while self._waiting and self._waiting[0].future.done():
@@ -342,7 +308,7 @@ class Member:
         """Why there is no answer when the cluster has given up."""
         name, title = self.call.name if self.call is not None else "it", self.driver.cluster.title
         if own := self.driver.cluster.lost(error):
-            return NurseryError(f"no worker can be started for {name} on a node: {own}")
+            return WorkerStartError(f"no worker can be started for {name} on a node: {own}")
         where = f"on the node {self.started.node}" if self.started else "on a node of the cluster"
         return BrokenWorkerError(
             f"the worker that ran {name} {where} ended before it answered, since the node or {title}'s process there"

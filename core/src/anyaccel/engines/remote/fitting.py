@@ -77,6 +77,12 @@ def fitting(
     return Fitting(served, tuple(verdicts), tuple(reasons), unknown)
 
 
+def listed(names: Sequence[str]) -> str:
+    """Nodes that are alike, in words."""
+    first, *others = names
+    return f"node {first}" + (f" and {len(others)} like it" if others else "")
+
+
 class _Known:
     """Names that are known, though perhaps not on each node: those of all nodes, and of the installed plug-ins."""
 

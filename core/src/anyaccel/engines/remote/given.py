@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from anyaccel.errors import LedgerError
 from anyaccel.launcher.launch import KnownNames, validate
@@ -54,12 +55,12 @@ class Preferred(Choice):
         if ruled:
             self._any = Choice(inventory, self.request, validate, KnownNames())
 
-    @property
+    @cached_property
     def candidates(self) -> tuple[Device, ...]:
         """The devices that will do."""
         return _devices(self._given) if self._any is None else self._any.candidates
 
-    @property
+    @cached_property
     def needs(self) -> tuple[Need, ...]:
         """How much is needed, of which devices by their ids."""
         if self._any is not None:

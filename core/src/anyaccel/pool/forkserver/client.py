@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple, Protocol
 
-from anyaccel.errors import NurseryError
+from anyaccel.errors import WorkerStartError
 from anyaccel.interpreter import Interpreter, start
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.mark import Mark
@@ -76,7 +76,7 @@ class ForkServer:
         preload: Modules that it imports for all its workers.
 
     Raises:
-        NurseryError: When it cannot be started.
+        WorkerStartError: When it cannot be started.
     """
 
     def __init__(self, preload: Sequence[str]) -> None:
@@ -202,7 +202,7 @@ class ForkServer:
         try:
             return start("anyaccel.pool.forkserver.server", config, env=self.environ)
         except OSError as error:
-            raise NurseryError(f"the fork server cannot be started: {error}") from error
+            raise WorkerStartError(f"the fork server cannot be started: {error}") from error
 
     def _stop(self, number: int, grace: float) -> None:
         with contextlib.suppress(OSError):
@@ -317,7 +317,7 @@ def fork_server(preload: Sequence[str] = ()) -> ForkServer:
     """The fork server of this process that has preloaded exactly these modules; started when there is none.
 
     Raises:
-        NurseryError: When it cannot be started.
+        WorkerStartError: When it cannot be started.
     """
     key = tuple(preload)
     with _lock:
@@ -331,7 +331,7 @@ def spawn(child: Child, preload: Sequence[str], *, grace: float, leases: Sequenc
     """Have a worker forked, by a new fork server where the last one has died; returns that.
 
     Raises:
-        NurseryError: When no fork server can be started, or it cannot be reached.
+        WorkerStartError: When no fork server can be started, or it cannot be reached.
     """
     for _ in range(2):
         found = fork_server(preload)
@@ -340,10 +340,10 @@ def spawn(child: Child, preload: Sequence[str], *, grace: float, leases: Sequenc
         except (BrokenPipeError, ConnectionResetError):
             found.alive = False
         except OSError as error:
-            raise NurseryError(f"no worker can be started: {error.strerror}") from error
+            raise WorkerStartError(f"no worker can be started: {error.strerror}") from error
         else:
             return found
-    raise NurseryError("no worker can be started: the fork server dies as soon as it has been started")
+    raise WorkerStartError("no worker can be started: the fork server dies as soon as it has been started")
 
 
 @atexit.register

@@ -1,4 +1,4 @@
-"""The second witness: who has no directory in common still excludes each other from a device."""
+"""The device lock: who has no directory in common still excludes each other from a device."""
 
 import os
 import shutil
@@ -25,14 +25,14 @@ def elsewhere(claim, tmp_path):
 
 def test_a_whole_device_is_excluded_across_directories(claim, elsewhere, device, ledger, files):
     here, there = claim(), elsewhere()
-    there.do(f"take('a', witnesses={device})")
+    there.do(f"take('a', device_locks={device})")
     for units in (10_000, 1):
         with pytest.raises(ClaimantError, match=f"a is in use outside of this ledger: process {there.pid} has locked"):
-            here.do(f"take('a', units={units}, witnesses={device})")
+            here.do(f"take('a', units={units}, device_locks={device})")
     assert files() == []
-    assert here.do(f"take('a', 'b', witnesses={device})") == {"b": 10_000}
+    assert here.do(f"take('a', 'b', device_locks={device})") == {"b": 10_000}
     here.do("give()")
-    here.begin(f"take('a', wait=60, witnesses={device})")
+    here.begin(f"take('a', wait=60, device_locks={device})")
     assert here.busy(0.1)
     there.do("give()")
     assert here.end() == {"a": 10_000}
@@ -40,49 +40,49 @@ def test_a_whole_device_is_excluded_across_directories(claim, elsewhere, device,
 
 def test_shares_are_compatible_and_exclude_the_whole(claim, elsewhere, device):
     here, there = claim(), elsewhere()
-    there.do(f"take('a', units=5000, witnesses={device})")
-    assert here.do(f"take('a', units=5000, witnesses={device})") == {"a": 5000}
-    assert here.do(f"take('a', units=5000, witnesses={device})") == {"a": 5000}
+    there.do(f"take('a', units=5000, device_locks={device})")
+    assert here.do(f"take('a', units=5000, device_locks={device})") == {"a": 5000}
+    assert here.do(f"take('a', units=5000, device_locks={device})") == {"a": 5000}
     here.do("give(); give()")
     with pytest.raises(ClaimantError, match="outside of this ledger"):
-        here.do(f"take('a', witnesses={device})")
+        here.do(f"take('a', device_locks={device})")
 
 
 def test_it_lasts_as_long_as_the_lease(claim, elsewhere, device):
     here, there = claim(), elsewhere()
-    there.do(f"take('a', witnesses={device})")
+    there.do(f"take('a', device_locks={device})")
     worker = there.do("subprocess.Popen(['sleep', '600'], pass_fds=leases[0].fds, stdin=-3, stdout=-3).pid")
     there.kill()
     with pytest.raises(ClaimantError, match="outside of this ledger"):
-        here.do(f"take('a', witnesses={device})")
+        here.do(f"take('a', device_locks={device})")
     os.kill(worker, signal.SIGKILL)
-    eventually(lambda: here.do(f"bool(take('a', wait=30, witnesses={device}))"))
+    eventually(lambda: here.do(f"bool(take('a', wait=30, device_locks={device}))"))
 
 
 def test_an_explicit_end_frees_it_though_a_child_carries_it(claim, elsewhere, device):
     here, there = claim(), elsewhere()
-    there.do(f"take('a', witnesses={device})")
+    there.do(f"take('a', device_locks={device})")
     child = there.do("pid = os.fork()\nif pid == 0:\n    time.sleep(600)\n    os._exit(0)\nresult = pid")
     there.do("give()")
-    assert here.do(f"take('a', witnesses={device})") == {"a": 10_000}
+    assert here.do(f"take('a', device_locks={device})") == {"a": 10_000}
     os.kill(child, signal.SIGKILL)
 
 
 def test_it_outlasts_the_state_directory(claim, device, state):
     """Also where the holder's open files cannot be seen, as those of another user."""
     holder, rival = claim(), claim()
-    holder.do(f"take('a', witnesses={device})")
+    holder.do(f"take('a', device_locks={device})")
     (marker,) = state.glob("checked.*")
     shutil.rmtree(state)
     state.mkdir(mode=0o700)
     marker.touch()  # what is still in force has been looked for, and was not seen
     with pytest.raises(ClaimantError, match="outside of this ledger"):
-        rival.do(f"take('a', witnesses={device})")
+        rival.do(f"take('a', device_locks={device})")
 
 
 def test_one_that_is_absent_or_closed_says_nothing(claim, tmp_path):
     holder = claim()
-    assert holder.do(f"take('a', witnesses={{'a': ({str(tmp_path / 'none')!r},)}})") == {"a": 10_000}
+    assert holder.do(f"take('a', device_locks={{'a': ({str(tmp_path / 'none')!r},)}})") == {"a": 10_000}
     assert holder.do("len(leases[0].fds)") == 1
 
 
@@ -92,6 +92,6 @@ def test_a_real_device_in_sysfs(claim, elsewhere):
     if path is None:
         pytest.skip("there is no sysfs here")
     here, there = claim(), elsewhere()
-    there.do(f"take('a', witnesses={{'a': ({path!r},)}})")
+    there.do(f"take('a', device_locks={{'a': ({path!r},)}})")
     with pytest.raises(ClaimantError, match="outside of this ledger"):
-        here.do(f"take('a', witnesses={{'a': ({path!r},)}})")
+        here.do(f"take('a', device_locks={{'a': ({path!r},)}})")

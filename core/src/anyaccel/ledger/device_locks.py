@@ -1,6 +1,6 @@
-"""The second witness: a lock on the device's own inode, which all users and state directories of a host have in common.
+"""The device lock: on the device's own inode, which all users and state directories of a host have in common.
 
-Whole devices are locked exclusively, shares of them shared. The ledger decides; the witness only contradicts it.
+Whole devices are locked exclusively, shares of them shared. The ledger decides; the lock only contradicts it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.model.extent import Extent
 
 
-class Witnesses:
+class DeviceLocks:
     """The inodes of some devices, once opened; one that is absent or closed to us has nothing to say."""
 
     __slots__ = ("_opened",)
@@ -54,7 +54,7 @@ class Witnesses:
             except BlockingIOError:
                 self.unlock()
                 return device, path
-            except OSError:  # an inode that cannot be locked is no witness
+            except OSError:  # an inode that cannot be locked says nothing
                 continue
         return None
 
