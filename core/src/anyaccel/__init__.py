@@ -31,6 +31,7 @@ _HOMES = {
     "anyaccel.inventory.current": ("current",),
     "anyaccel.inventory.declared": ("declare",),
     "anyaccel.inventory.detect": ("detect",),
+    "anyaccel.inventory.labels": ("label",),
     "anyaccel.inventory.observe": ("stats",),
     "anyaccel.inventory.watch": ("Change", "watch"),
     "anyaccel.launcher.command": ("run",),

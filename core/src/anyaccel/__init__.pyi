@@ -21,6 +21,7 @@ from anyaccel.integrations.notebook import load_ipython_extension as load_ipytho
 from anyaccel.inventory.current import current as current
 from anyaccel.inventory.declared import declare as declare
 from anyaccel.inventory.detect import detect as detect
+from anyaccel.inventory.labels import label as label
 from anyaccel.inventory.observe import stats as stats
 from anyaccel.inventory.watch import Change as Change
 from anyaccel.inventory.watch import watch as watch

@@ -224,6 +224,7 @@ def _device_json(device: Device, sample: _sample.Sample) -> dict[str, Any]:
         "links": dict(device.links),
         "nodes": list(device.nodes),
         "occupies": list(device.occupies),
+        "labels": dict(device.labels),
         "attributes": dict(device.attributes),
     }
 
