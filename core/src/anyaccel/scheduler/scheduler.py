@@ -219,7 +219,7 @@ class Scheduler:
             if verdict is None:
                 number = next(self._numbers)
                 waiting = self._waiting(plan, number, priority, time, user)
-                ticket = Ticket(plan, cancel=self.cancel, why=self.why, waiting=waiting, note=note, on_placed=on_placed)
+                ticket = self._ticket(plan, waiting, note, on_placed)
                 ticket.allocation = self._try(waiting, plan, note)
                 if never:
                     self._infeasible[number] = ticket
@@ -333,9 +333,12 @@ class Scheduler:
             KeyError: When no device has one of the ids.
         """
         with self._lock:
-            made = [self._occupied(device_id, extent) for device_id, extent in held.items()]
-            request = Request(terms=tuple(grant.term for grant in made))
-            return self._enter(Allocation(id=holder, request=request, grants=tuple(made)), note)
+            return self._count(held, holder, note)
+
+    def _count(self, held: Mapping[str, Extent], holder: str, note: str) -> Allocation:
+        made = [self._occupied(device_id, extent) for device_id, extent in held.items()]
+        request = Request(terms=tuple(grant.term for grant in made))
+        return self._enter(Allocation(id=holder, request=request, grants=tuple(made)), note)
 
     def _occupied(self, device_id: str, extent: Extent) -> Grant:
         position = self._layout.positions[device_id]
@@ -445,6 +448,30 @@ class Scheduler:
             wants=frozenset(bits(plan.mask)),
         )
 
+    def _ticket(self, plan: Plan, waiting: Waiting, note: str, on_placed: Callable[[Ticket], None] | None) -> Ticket:
+        return Ticket(
+            plan,
+            cancel=self.cancel,
+            why=self.why,
+            place=self._place_in_line,
+            waiting=waiting,
+            note=note,
+            on_placed=on_placed,
+        )
+
+    def _place_in_line(self, ticket: Ticket) -> int:
+        """The place of a ticket; see :attr:`Ticket.place`."""
+        with self._lock:
+            line = {each.number: each for each in self._queue}
+            if ticket.number not in line:
+                return 0
+            if self._policy is None:
+                mask = ticket.plan.mask
+                return 1 + sum(1 for _ in self._queue.ahead(priority=ticket.priority, number=ticket.number, mask=mask))
+            order = self._policy.order([each.waiting for each in line.values()], self._holdings(), self._clock())
+            ahead = order[: next(at for at, each in enumerate(order) if each.number == ticket.number)]
+            return 1 + sum(each.competes(ticket.waiting) for each in ahead)
+
     def _try(self, waiting: Waiting, plan: Plan, note: str) -> Allocation | None:
         """Serve a newcomer unless that would overtake somebody who may not be passed."""
         if not plan.ever_fits:
@@ -544,15 +571,19 @@ class Scheduler:
     def _judge(self, plan: Plan, priority: int, number: int = _LAST) -> Verdict:
         from anyaccel.scheduler.explain import Scene, judge
 
-        ahead = self._queue.ahead(priority=priority, number=number, mask=plan.mask)
         scene = Scene(
             layout=self._layout,
             free=self._free,
             validate=self._validate,
             holders=self._describe_holders,
-            ahead={ticket.id: _named(ticket.id, ticket.note or str(ticket.request)) for ticket in ahead},
+            ahead=self._ahead(plan, priority, number),
         )
         return judge(scene, plan.request)
+
+    def _ahead(self, plan: Plan, priority: int, number: int) -> dict[str, str]:
+        """Tickets that come first and want the same devices, with what to call them."""
+        ahead = self._queue.ahead(priority=priority, number=number, mask=plan.mask)
+        return {ticket.id: _named(ticket.id, ticket.note or str(ticket.request)) for ticket in ahead}
 
     def _describe_holders(self, position: int) -> dict[str, str]:
         """Who holds a device, a part of it, or one that it is a part of."""
