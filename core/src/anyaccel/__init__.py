@@ -56,7 +56,7 @@ _HOMES = {
         "VendorState",
     ),
     "anyaccel.model.document": ("from_json", "to_json"),
-    "anyaccel.scheduler": ("Demand", "Reason", "Scheduler", "Ticket", "Verdict", "parse_request"),
+    "anyaccel.scheduler": ("Demand", "Fleet", "Reason", "Scheduler", "Ticket", "Verdict", "parse_request"),
     "anyaccel.pool.actor": ("Actor",),
     "anyaccel.pool.call": ("BrokenPoolError",),
     "anyaccel.pool.pool": ("Pool",),

@@ -57,6 +57,7 @@ from anyaccel.pool.actor import Actor as Actor
 from anyaccel.pool.call import BrokenPoolError as BrokenPoolError
 from anyaccel.pool.pool import Pool as Pool
 from anyaccel.scheduler import Demand as Demand
+from anyaccel.scheduler import Fleet as Fleet
 from anyaccel.scheduler import Reason as Reason
 from anyaccel.scheduler import Scheduler as Scheduler
 from anyaccel.scheduler import Ticket as Ticket

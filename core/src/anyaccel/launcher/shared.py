@@ -9,8 +9,9 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic
+from typing import overload
 
-from anyaccel.errors import DevicesBusyError
+from anyaccel.errors import DevicesBusyError, UsageError
 from anyaccel.launcher.hold import Held, Wish
 from anyaccel.launcher.launch import KnownNames, local_scheduler, validate
 from anyaccel.launcher.usage import Usage
@@ -18,7 +19,7 @@ from anyaccel.ledger import Choose, Lease, LeaseRecord, Ledger, Place
 from anyaccel.ledger import mark as marks
 from anyaccel.model import Allocation, Extent, Inventory, replace
 from anyaccel.policy import Waiting
-from anyaccel.scheduler import RequestLike, Scheduler, Ticket, Verdict
+from anyaccel.scheduler import Fleet, RequestLike, Scheduler, Ticket, Verdict
 from anyaccel.scheduler.ticket import Plan, notify
 
 TYPE_CHECKING = False
@@ -28,13 +29,26 @@ if TYPE_CHECKING:
 _LAST = 1 << 62
 
 
+@overload
 def open_scheduler(
     inventory: Inventory, *, shared: bool = False, environ: Mapping[str, str] | None = None
-) -> Scheduler:
+) -> Scheduler: ...
+
+
+@overload
+def open_scheduler(inventory: Mapping[str, Inventory]) -> Fleet: ...
+
+
+def open_scheduler(
+    inventory: Inventory | Mapping[str, Inventory],
+    *,
+    shared: bool = False,
+    environ: Mapping[str, str] | None = None,
+) -> Scheduler | Fleet:
     """Make a scheduler that keeps the rules of the vendors' plug-ins.
 
     Args:
-        inventory: The machine.
+        inventory: The machine; or several machines by name, whose allocations say the machine.
         shared: Whether it takes part in what all processes of the machine do: what others hold counts, and what it
             gives is a lease that others see, which ends when it is released, or when this process and all that it has
             started since the first one have ended. Who waits has a place in the machine's line, among all who want
@@ -45,7 +59,12 @@ def open_scheduler(
 
     Raises:
         StateDirectoryError: When it is to be shared, and there is no directory for leases that can be trusted.
+        UsageError: When several machines are to be shared: leases are those of one machine.
     """
+    if not isinstance(inventory, Inventory):
+        if shared:
+            raise UsageError("a scheduler of several machines cannot be shared: leases are those of one machine")
+        return Fleet(inventory, validate=validate, known=KnownNames())
     return SharedScheduler(inventory, environ) if shared else local_scheduler(inventory)
 
 

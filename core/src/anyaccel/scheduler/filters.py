@@ -299,7 +299,10 @@ class _Labels(Filter[tuple[_Wanted, ...]]):
     summary = (
         "has this label: label=team=vision, label=reserved whatever its value, label=-reserved without it, + for and"
     )
-    unknown = "no label"
+
+    @property
+    def unknown(self) -> str:
+        return "no label"
 
     def read(self, text: str) -> tuple[_Wanted, ...]:
         found: dict[_Wanted, None] = {}

@@ -16,7 +16,7 @@ from anyaccel.scheduler.choice import extent_within, grants, share
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.placement import Layout, Occupancy, Spot, Validate, place, want
 from anyaccel.scheduler.queue import Queue
-from anyaccel.scheduler.ticket import Plan, Ticket, notify
+from anyaccel.scheduler.ticket import Plan, Ticket, notify, settled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -184,6 +184,33 @@ class Scheduler:
         error = NotFreeError if verdict.ever_fits else NeverFitsError
         raise error(verdict.message, verdict=verdict, hint=verdict.hint)
 
+    def know(self, names: Iterable[str]) -> None:
+        """Take some names for known: nothing on this machine goes by them, and asking for them is no error."""
+        with self._lock:
+            self._layout.names.learn(names)
+
+    def attempt(self, request: Request, note: str = "") -> Allocation | None:
+        """Give devices to a request at once as :meth:`allocate` does, or say no more than that it cannot be served now.
+
+        Args:
+            request: What is asked for.
+            note: Whose it is, in words.
+
+        Raises:
+            UnknownNameError: When nothing goes by one of its names.
+        """
+        with self._resolved(request) as plan:
+            return self._try(self._waiting(plan, _LAST, 0, None, None), plan, note) if plan.ever_fits else None
+
+    def rivals(self, request: Request) -> int:
+        """The devices for which a request competes, as a bit mask by their position; 0 where it can never fit.
+
+        Raises:
+            UnknownNameError: When nothing goes by one of its names.
+        """
+        with self._resolved(request) as plan:
+            return plan.mask if plan.ever_fits else 0
+
     def submit(
         self,
         request: RequestLike,
@@ -260,23 +287,8 @@ class Scheduler:
             RequestError, UnknownNameError, NeverFitsError: As of :meth:`submit`.
             NotFreeError: When the time is over; carries the verdict.
         """
-        import asyncio
-
         ticket = self.submit(request, priority=priority, note=note, time=time, user=user)
-        try:
-            async with asyncio.timeout(timeout):
-                return await ticket
-        except TimeoutError:
-            verdict = ticket.why()
-            if not ticket.cancel() and ticket.allocation is not None:
-                return ticket.allocation
-            raise NotFreeError(
-                f"not free within {timeout:g} s: {verdict.message}", verdict=verdict, hint=verdict.hint
-            ) from None
-        except asyncio.CancelledError:
-            if not ticket.cancel() and ticket.allocation is not None:
-                self.release(ticket.allocation)
-            raise
+        return await settled(ticket, self.release, timeout)
 
     def release(self, allocation: Allocation) -> None:
         """Take back what an allocation holds, and serve those who waited for it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 
+from anyaccel.errors import NotFreeError
 from anyaccel.model import Allocation, Request, Value
 from anyaccel.policy import Waiting
 from anyaccel.scheduler.placement import Wanted
@@ -161,6 +162,35 @@ def notify(tickets: Iterable[Ticket]) -> None:
             import logging
 
             logging.getLogger("anyaccel").exception("on_placed of %r failed", ticket)
+
+
+async def settled(ticket: Ticket, release: Callable[[Allocation], None], seconds: float | None) -> Allocation:
+    """Wait on an asyncio loop for a ticket that is cancelled when the task is, or when the time is over.
+
+    Args:
+        ticket: The ticket.
+        release: Takes back what it got when nobody wants it any more.
+        seconds: How long to wait at most; None for no end.
+
+    Raises:
+        NotFreeError: When the time is over; carries the verdict.
+    """
+    import asyncio
+
+    try:
+        async with asyncio.timeout(seconds):
+            return await ticket
+    except TimeoutError:
+        verdict = ticket.why()
+        if not ticket.cancel() and ticket.allocation is not None:
+            return ticket.allocation
+        raise NotFreeError(
+            f"not free within {seconds:g} s: {verdict.message}", verdict=verdict, hint=verdict.hint
+        ) from None
+    except asyncio.CancelledError:
+        if not ticket.cancel() and ticket.allocation is not None:
+            release(ticket.allocation)
+        raise
 
 
 def _finish(future: asyncio.Future[None]) -> None:
