@@ -273,6 +273,17 @@ def test_what_never_fits_and_what_a_program_counts_itself():
     until(lambda: pending.allocation is not None)
 
 
+def test_a_simulated_machine_is_the_same_machine_whatever_its_name_says_that_it_has(acme):
+    scheduler = aa.open_scheduler(aa.detect("sim:A1:2"), shared=True)
+    held = scheduler.allocate("APU:2")
+    scheduler.update(aa.detect("sim:A1:3"))
+    (third,) = scheduler.allocate("APU").devices
+    assert third.id not in {device.id for device in held.devices}
+    with pytest.raises(NotFreeError):
+        scheduler.allocate("APU")
+    assert len(aa.leases(scheduler.inventory)) == 3
+
+
 GREEDY = """
 import asyncio, os, sys
 import anyaccel as aa

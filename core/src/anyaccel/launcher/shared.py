@@ -129,7 +129,8 @@ class SharedScheduler(Scheduler):
         """Go on with a machine that has changed; see :meth:`Scheduler.update`. Places in line are kept."""
         with self._lock:
             self._forget_others()
-        super().update(inventory)
+        # Leases of a machine that is not this host go by its name, which may say what it has.
+        super().update(replace(inventory, machine=self._inventory.machine))
         with self._lock:
             waiting = {ticket.number: ticket for ticket in self._queue}
             for number, wait in self._waits.items():
