@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 
 from anyaccel.model import Device, Inventory
-from anyaccel.scheduler import Scheduler
+from anyaccel.scheduler import Fleet, Scheduler
 from measure import Row, at_most
 
 BUDGETS = {1: None, 8: 20e-6, 64: None, 256: None, 1024: 100e-6, 16384: 200e-6}
 WAITERS = (1, 10, 100, 1000)
 ISLAND = 8
+MACHINES = 2048
 ROUNDS, CALLS = 7, 300
 
 
@@ -41,13 +42,17 @@ def rows(rounds: int = ROUNDS) -> list[Row]:
         if size > ISLAND:
             best = min(_round(scheduler, "GPU:8,linked") for _ in range(rounds))
             found.append(Row(what=f"allocate and release 8 that are linked, {where}", seconds=best))
+    fleet = Fleet({f"n{number}": machine(ISLAND) for number in range(MACHINES)})
+    best = min(_round(fleet, "GPU:1") for _ in range(rounds))
+    what = f"allocate and release, {MACHINES:,} machines of {ISLAND} devices"
+    found.append(at_most(what, best, 200e-6))
     for number in WAITERS:
         best = min(_drain(number) for _ in range(rounds))
         found.append(Row(what=f"release to the next of {number:,} in line", seconds=best))
     return found
 
 
-def _round(scheduler: Scheduler, request: str) -> float:
+def _round(scheduler: Scheduler | Fleet, request: str) -> float:
     start = time.perf_counter()
     for _ in range(CALLS):
         scheduler.release(scheduler.allocate(request))

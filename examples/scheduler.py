@@ -14,7 +14,7 @@ class ToyScheduler:
     """Runs each job as a process of its own, on devices of its own."""
 
     def __init__(self) -> None:
-        self.devices = anyaccel.open_scheduler(anyaccel.detect())
+        self.devices = anyaccel.open_scheduler(anyaccel.detect(), shared=True)
         self.news: asyncio.Queue[str] = asyncio.Queue()
 
     async def follow(self) -> None:

@@ -47,7 +47,7 @@ ROOMS = {
     "kit": "plugin",
     "ledger": "model errors configuration policy",
     "vendors": "model errors hookspecs probe plugin",
-    "inventory": "model errors probe vendors ledger",
+    "inventory": "model errors configuration probe vendors ledger",
     "accelerators": "model errors probe vendors inventory",
     "scheduler": "model errors inventory policy",
     "launcher": "model errors configuration policy probe vendors inventory scheduler ledger",

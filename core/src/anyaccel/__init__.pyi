@@ -21,6 +21,7 @@ from anyaccel.integrations.notebook import load_ipython_extension as load_ipytho
 from anyaccel.inventory.current import current as current
 from anyaccel.inventory.declared import declare as declare
 from anyaccel.inventory.detect import detect as detect
+from anyaccel.inventory.labels import label as label
 from anyaccel.inventory.observe import stats as stats
 from anyaccel.inventory.watch import Change as Change
 from anyaccel.inventory.watch import watch as watch
@@ -33,8 +34,8 @@ from anyaccel.launcher.hold import acquire_async as acquire_async
 from anyaccel.launcher.hold import leases as leases
 from anyaccel.launcher.hold import why as why
 from anyaccel.launcher.launch import Launch as Launch
-from anyaccel.launcher.launch import open_scheduler as open_scheduler
 from anyaccel.launcher.launch import prepare as prepare
+from anyaccel.launcher.shared import open_scheduler as open_scheduler
 from anyaccel.launcher.use import Use as Use
 from anyaccel.launcher.use import use as use
 from anyaccel.model import Allocation as Allocation
@@ -56,6 +57,7 @@ from anyaccel.pool.actor import Actor as Actor
 from anyaccel.pool.call import BrokenPoolError as BrokenPoolError
 from anyaccel.pool.pool import Pool as Pool
 from anyaccel.scheduler import Demand as Demand
+from anyaccel.scheduler import Fleet as Fleet
 from anyaccel.scheduler import Reason as Reason
 from anyaccel.scheduler import Scheduler as Scheduler
 from anyaccel.scheduler import Ticket as Ticket

@@ -81,8 +81,8 @@ class Configuration(Value):
 
     def names(self, table: str) -> tuple[str, ...]:
         """The names that the file gives settings for, in a table whose keys have ``*`` in place of them."""
-        within = [key.split(".") for key in self.values if key.startswith(f"{table}.")]
-        return tuple(dict.fromkeys(parts[1] for parts in within))
+        within = (key.removeprefix(f"{table}.") for key in self.values if key.startswith(f"{table}."))
+        return tuple(dict.fromkeys(key.rpartition(".")[0] for key in within))
 
 
 def _seconds(value: Any) -> float:
@@ -131,6 +131,14 @@ def _enforce(value: Any) -> bool | str:
     return _truth(value)
 
 
+def _labels(value: Any) -> tuple[str, ...]:
+    from anyaccel.model.labels import read_labels, write_labels
+
+    if type(value) is not list or not all(type(each) is str for each in value):
+        raise TypeError
+    return write_labels(read_labels(value))
+
+
 def text(value: Any) -> str:
     """Read a value that is any one line of text."""
     if type(value) is not str or not value.isprintable():
@@ -154,6 +162,11 @@ DEVICES = Rule(words="a number of devices from 0 to 1000000, such as 2 or 0.5", 
 PRIORITY = Rule(words="a whole number from -1000000 to 1000000", read=_whole(-1_000_000, 1_000_000), example="0")
 TRUTH = Rule(words="true or false", read=_truth, example="true")
 TEXT = Rule(words="one line of printable text", read=text, example='"host"')
+LABELS = Rule(
+    words="a list of labels such as 'reserved' or 'team=vision', of letters, digits and . _ -",
+    read=_labels,
+    example='["team=vision", "reserved"]',
+)
 WEIGHT = Rule(words="a number from 0.001 to 1000", read=_number(0.001, 1000), example="1")
 
 
@@ -203,6 +216,12 @@ SETTINGS: Mapping[str, Setting] = {
             key="users.*.weight",
             rule=_defaulted(WEIGHT, 1),
             summary="how much of the machine this user's fair share is, beside 1 for others",
+            machine=True,
+        ),
+        Setting(
+            key="devices.*.labels",
+            rule=LABELS,
+            summary='labels of the devices that go by this name or id, such as GPU, "GPU/0-3" or "acme/1"',
             machine=True,
         ),
         *(

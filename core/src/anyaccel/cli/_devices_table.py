@@ -9,6 +9,7 @@ from anyaccel.cli import _sample, output
 from anyaccel.cli._sample import Holder, Sample
 from anyaccel.errors import UsageError
 from anyaccel.model import Device, Stats, Value, format_units
+from anyaccel.model.labels import write_labels
 from anyaccel.text import cells, printable
 
 TYPE_CHECKING = False
@@ -189,6 +190,10 @@ COLUMNS = (
     Column(
         name="numa", heading="NUMA", about="nearest NUMA node of the host", right=True,
         cell=lambda row: (str("-" if row.device.numa_node is None else row.device.numa_node), ""),
+    ),
+    Column(
+        name="labels", heading="LABELS", about="what the administrator calls it",
+        cell=lambda row: (", ".join(write_labels(row.device.labels)) or "-", ""),
     ),
     Column(
         name="id", heading="ID", about="stable identity",

@@ -32,6 +32,7 @@ from anyaccel.errors import AnyaccelError
 from anyaccel.launcher.jobs import Job, cancel, find
 from anyaccel.ledger import Ledger, TicketRecord
 from anyaccel.model import Device, format_units, replace
+from anyaccel.model.labels import write_labels
 from anyaccel.text import cells, printable
 
 TYPE_CHECKING = False
@@ -602,6 +603,7 @@ def device_details(device: Device, sample: Sample, room: int) -> list[Line]:
         ("pci", device.pci_bus_id or "-"),
         ("numa", _known(device.numa_node)),
         ("nodes", " ".join(device.nodes) or "-"),
+        *([("labels", ", ".join(write_labels(device.labels)))] if device.labels else []),
         *((f"{name}", str(value)) for name, value in sorted(device.attributes.items())),
     ]
     links = [(names.get(other, other), str(strength)) for other, strength in device.links.items()]

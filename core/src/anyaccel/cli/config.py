@@ -48,4 +48,6 @@ def main(args: argparse.Namespace) -> int:
 def _written(value: object) -> str:
     if value is None:
         return "-"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

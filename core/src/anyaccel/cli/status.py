@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,...",
         default="",
         help="what to show of each device: device, type, model, memory, load, temp, power, clock, ecc, state, free,"
-        " user, share, program, command, since, lease, process, note, pci, numa, id",
+        " user, share, program, command, since, lease, process, note, pci, numa, labels, id",
     )
 
 
@@ -224,6 +224,7 @@ def _device_json(device: Device, sample: _sample.Sample) -> dict[str, Any]:
         "links": dict(device.links),
         "nodes": list(device.nodes),
         "occupies": list(device.occupies),
+        "labels": dict(device.labels),
         "attributes": dict(device.attributes),
     }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from anyaccel.errors import NotFreeError, UsageError
 from anyaccel.inventory.detect import detect
-from anyaccel.launcher.launch import open_scheduler
+from anyaccel.launcher.launch import local_scheduler
 from anyaccel.model import Request
 from anyaccel.probe.machine import Machine
 from anyaccel.scheduler import RequestLike, parse_request
@@ -33,7 +33,7 @@ def capacity(
     processors = len(os.sched_getaffinity(0))
     if needs is None:
         return processors
-    scheduler = open_scheduler(detect(machine, declare=declare))
+    scheduler = local_scheduler(detect(machine, declare=declare))
     if scheduler.allocate(needs).cpu:
         return processors
     count = 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
-from anyaccel.errors import MachineError
+from anyaccel import configuration
+from anyaccel.errors import MachineError, UsageError
 from anyaccel.inventory.current import narrow
 from anyaccel.model import Device, Inventory, Problem, Request, VendorReport, VendorState
 from anyaccel.probe.context import Facts
@@ -45,7 +47,22 @@ def find(
     if declare:
         from anyaccel.inventory.declared import declare as add_declared
 
-        return add_declared(inventory, declare)
+        inventory = add_declared(inventory, declare)
+    return inventory if where.recording else _labeled(inventory)  # a recording is of another machine
+
+
+def _labeled(inventory: Inventory) -> Inventory:
+    """The machine with the labels that its configuration gives devices.
+
+    What is wrong there is told where devices are taken, which needs the rest of it; looking goes on without.
+    """
+    with contextlib.suppress(UsageError):
+        found = configuration.machine()
+        names = found.names("devices")
+        if names:
+            from anyaccel.inventory.labels import label
+
+            return label(inventory, {name: found.get(f"devices.{name}.labels") for name in names})
     return inventory
 
 

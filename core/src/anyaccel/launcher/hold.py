@@ -14,7 +14,7 @@ from anyaccel.errors import DevicesBusyError, NeverFitsError, NotFreeError
 from anyaccel.inventory.current import LEASE_VARIABLE, current
 from anyaccel.launcher.busy import Foreign
 from anyaccel.launcher.environment import worker_environment
-from anyaccel.launcher.launch import Launch, choice_of, open_scheduler, remembered, survey
+from anyaccel.launcher.launch import Launch, choice_of, local_scheduler, remembered, survey
 from anyaccel.launcher.start import start
 from anyaccel.launcher.usage import Usage
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, OnWait, Want
@@ -239,7 +239,7 @@ def take(  # noqa: D417 -- the others are those of acquire()
         mark: Gives the mark; see :class:`anyaccel.ledger.Want`.
         options: As of :func:`acquire`.
     """
-    wish = _Wish(request, environ, mark=mark, **options)
+    wish = Wish(request, environ, mark=mark, **options)
     if wish.nothing:
         return wish.hold(None)
     terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "on_wait": wish.telling(on_wait)}
@@ -286,7 +286,7 @@ async def take_async(
     """Hold devices like :func:`take`, on the running event loop; cancel the task to stop waiting."""
     import asyncio
 
-    wish = await asyncio.to_thread(_Wish, request, environ, mark=mark, **options)
+    wish = await asyncio.to_thread(Wish, request, environ, mark=mark, **options)
     if wish.nothing:
         return wish.hold(None)
     terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "on_wait": wish.telling(on_wait)}
@@ -487,8 +487,17 @@ def _wholes(device: Device, devices: Mapping[str, Device]) -> list[str]:
     return found
 
 
-class _Wish:
-    """One request on its way to a hold."""
+class Wish:
+    """One request on its way to devices.
+
+    Attributes:
+        request: The request.
+        inventory: The machine.
+        nothing: Whether no device can ever serve it, and it takes the CPU instead; then there is none of the following.
+        ledger: The machine's leases.
+        want: What to ask the ledger for.
+        scope: Under which names the ledger counts the devices.
+    """
 
     def __init__(
         self,
@@ -517,14 +526,14 @@ class _Wish:
             self._give_up()
             return
         self.ledger = Ledger.open(self.environ)
-        self._scope = Scope.of(self.inventory, self.environ)
+        self.scope = Scope.of(self.inventory, self.environ)
         self._foreign = Foreign(self.inventory, self.request, self.environ, avoid_busy=avoid_busy)
         candidates = self._choice.candidates
-        self.want = self._scope.want(
+        self.want = self.scope.want(
             [device.id for device in candidates],
             self._choice.needs,
             seconds=time,
-            device_locks=self._scope.device_locks(self.inventory, candidates),
+            device_locks=self.scope.device_locks(self.inventory, candidates),
             request=str(self.request),
             confined=confined,
             mark=mark,
@@ -532,23 +541,27 @@ class _Wish:
 
     def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
         """Choose devices, by the ledger's names, among what is left."""
-        leased = self._scope.taken(taken)
+        leased = self.scope.taken(taken)
         grants = self._choice.choose(leased | self._foreign.taken(leased))
         if grants is None:
             return None
         self._grants = grants
-        return self._scope.to_ledger(grants)
+        return self.scope.to_ledger(grants)
 
     def telling(self, on_wait: OnWait | None) -> OnWait | None:
         """The same with devices by their own ids."""
-        return on_wait and (lambda place, records: on_wait(place, self._scope.ours(records)))
+        return on_wait and (lambda place, records: on_wait(place, self.scope.ours(records)))
+
+    def allocation(self, lease: Lease | None) -> Allocation:
+        """What was chosen at last, and is held with a lease."""
+        lease_id = lease.id if lease else ""
+        return Allocation(id=lease_id, request=self.request, grants=self._grants, confined=self._confined)
 
     def hold(self, lease: Lease | None, **about: Any) -> Hold:
         """Make the hold; gives the lease back when the environment cannot be made."""
         try:
-            lease_id = lease.id if lease else ""
-            allocation = Allocation(id=lease_id, request=self.request, grants=self._grants, confined=self._confined)
-            environment = worker_environment(allocation, self.inventory, lease=lease_id, **self._options)
+            allocation = self.allocation(lease)
+            environment = worker_environment(allocation, self.inventory, lease=allocation.id, **self._options)
         except BaseException:
             if lease:
                 lease.release()
@@ -562,7 +575,7 @@ class _Wish:
         return NotFreeError(verdict.message + behind, verdict=verdict, hint=verdict.hint)
 
     def _give_up(self) -> None:
-        verdict = open_scheduler(self.inventory).why(self.request)
+        verdict = local_scheduler(self.inventory).why(self.request)
         if not verdict.cpu:
             raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
         self.nothing = True
@@ -623,24 +636,55 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
 
 
 def _verdict(inventory: Inventory, request: Request, ledger: Ledger, environ: Mapping[str, str]) -> Verdict:
-    scheduler = open_scheduler(inventory)
-    by_lease: dict[str, list[LeaseRecord]] = {}
-    for record in Scope.of(inventory, environ).leases(ledger):
-        by_lease.setdefault(record.id or f"unknown-{len(by_lease)}", []).append(record)
-    listed = {device.id for device in inventory.devices}
-    for lease, records in by_lease.items():
-        held = {
-            record.device: Extent(record.units, slot_mask(record.slots) if record.slots else ANY_SLOTS)
-            for record in records
-            if record.through not in listed
+    scheduler = local_scheduler(inventory)
+    held = Held.of(inventory, ledger, environ)
+    for lease, devices in held.devices.items():
+        scheduler.occupy(devices, holder=lease, note=held.holders[lease])
+    return held.with_ways_out(scheduler.why(request))
+
+
+class Held(Value):
+    """What every process on a machine holds of its devices.
+
+    Attributes:
+        records: The leases; one record for each device of each.
+        devices: How much of each device each lease holds, by the id of the lease, then of the device.
+        holders: Who that is, for people, likewise.
+    """
+
+    records: tuple[LeaseRecord, ...]
+    devices: Mapping[str, Mapping[str, Extent]]
+    holders: Mapping[str, str]
+
+    @classmethod
+    def of(cls, inventory: Inventory, ledger: Ledger, environ: Mapping[str, str]) -> Held:
+        """Look at the leases of a machine's devices.
+
+        Raises:
+            StateDirectoryError: When the ledger cannot be read.
+        """
+        by_lease: dict[str, list[LeaseRecord]] = {}
+        records = Scope.of(inventory, environ).leases(ledger)
+        for record in records:
+            by_lease.setdefault(record.id or f"unknown-{len(by_lease)}", []).append(record)
+        listed = {device.id for device in inventory.devices}
+        devices = {
+            lease: {
+                record.device: Extent(record.units, slot_mask(record.slots) if record.slots else ANY_SLOTS)
+                for record in own
+                if record.through not in listed
+            }
+            for lease, own in by_lease.items()
         }
-        scheduler.occupy(held, holder=lease, note=holder(records[0]))
-    verdict = scheduler.why(request)
-    if verdict.fits_now:
-        return verdict
-    blocking = {device for reason in verdict.reasons for device in reason.devices}
-    ways = (record.hint for records in by_lease.values() for record in records if record.device in blocking)
-    return replace(verdict, ways_out=tuple(dict.fromkeys(filter(None, (*verdict.ways_out, *ways)))))
+        return cls(records=records, devices=devices, holders={lease: holder(own[0]) for lease, own in by_lease.items()})
+
+    def with_ways_out(self, verdict: Verdict) -> Verdict:
+        """A verdict with what can be done about the leases that are in the way."""
+        if verdict.fits_now:
+            return verdict
+        blocking = {device for reason in verdict.reasons for device in reason.devices}
+        ways = (record.hint for record in self.records if record.device in blocking)
+        return replace(verdict, ways_out=tuple(dict.fromkeys(filter(None, (*verdict.ways_out, *ways)))))
 
 
 def holder(record: LeaseRecord) -> str:

@@ -61,7 +61,7 @@ def prepare(
     """
     wanted = parse_request(request)
     inventory = survey(inventory, request=wanted, machine=machine, declare=declare, environ=environ, timeout=timeout)
-    allocation = open_scheduler(inventory).allocate(wanted)
+    allocation = local_scheduler(inventory).allocate(wanted)
     environment = worker_environment(allocation, inventory, environ=environ, unallocated=unallocated, mask=mask)
     return Launch(inventory=inventory, environment=environment)
 
@@ -93,8 +93,8 @@ def survey(
     return detect(machine, declare=declare, environ=environ, timeout=timeout, request=request)
 
 
-def open_scheduler(inventory: Inventory) -> Scheduler:
-    """Make a scheduler that keeps the rules of the vendors' plug-ins."""
+def local_scheduler(inventory: Inventory) -> Scheduler:
+    """Make a scheduler for this process alone that keeps the rules of the vendors' plug-ins."""
     return Scheduler(inventory, validate=validate, known=KnownNames())
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from anyaccel.errors import AnyaccelError, LeaseCancelledError, NotFreeError, UsageError
 from anyaccel.launcher.command import not_started
 from anyaccel.launcher.hold import Hold, take_async
-from anyaccel.launcher.launch import open_scheduler
+from anyaccel.launcher.launch import local_scheduler
 from anyaccel.launcher.start import start
 from anyaccel.ledger import Ledger
 from anyaccel.ledger import mark as marks
@@ -347,7 +347,7 @@ def capacity(inventory: Inventory, request: Request, most: int) -> int:
     Raises:
         NeverFitsError: When not even one does.
     """
-    scheduler = open_scheduler(inventory)
+    scheduler = local_scheduler(inventory)
     most = max(1, min(most, _MOST_AT_ONCE))
     for count in range(most):
         try:

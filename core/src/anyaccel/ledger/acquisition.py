@@ -17,7 +17,7 @@ from anyaccel.ledger import mark as marks
 from anyaccel.ledger import process, record
 from anyaccel.ledger.device_locks import DeviceLocks, describe
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
-from anyaccel.ledger.lease import Lease, Want
+from anyaccel.ledger.lease import Lease, Place, Want
 from anyaccel.ledger.listing import Listing
 from anyaccel.ledger.lockfile import Life, LockedFile
 from anyaccel.ledger.names import ENDLESS, LeaseName, Period, lease_name, new_nonce
@@ -60,6 +60,7 @@ class Acquisition:
         priority: The higher, the earlier.
         note: What it is for.
         on_wait: Told how the wait goes.
+        place: The place in line that the request had before, or None.
 
     Attributes:
         waiter: Our place in line.
@@ -75,6 +76,7 @@ class Acquisition:
         priority: int,
         note: str,
         on_wait: OnWait | None,
+        place: Place | None = None,
     ) -> None:
         policy = rules()
         self._state = state
@@ -85,7 +87,9 @@ class Acquisition:
         self._on_wait = on_wait
         self._began = time.monotonic()
         self._deadline = None if wait is None else self._began + wait
-        self.waiter = Waiter(state, want, priority=priority, note=note, deadline=self._deadline, policy=policy)
+        self.waiter = Waiter(
+            state, want, priority=priority, note=note, deadline=self._deadline, policy=policy, kept=place
+        )
         self._busy_since: float | None = None
         self._busy_turn: tuple[int | None, int] = (None, 0)
         self._over: set[str] = set()

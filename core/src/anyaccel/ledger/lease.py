@@ -58,6 +58,23 @@ class Want(Value):
         return self.candidates | self.wholes if self.wholes else self.candidates
 
 
+class Place:
+    """A place in the machine's line, for a request that may have to ask anew since the machine has changed.
+
+    Give the same one to each call: the request stands where it stood, and stands in line from its first look on.
+
+    Attributes:
+        number: Its number; None before it has one.
+        since: When it came, in seconds since the boot; None likewise.
+    """
+
+    __slots__ = ("number", "since")
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+        self.since: float | None = None
+
+
 class Lease:
     """Devices that are held.
 

@@ -13,7 +13,7 @@ from anyaccel.ledger import mark as marks
 from anyaccel.ledger import process
 from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
-from anyaccel.ledger.lease import Lease, Want
+from anyaccel.ledger.lease import Lease, Place, Want
 from anyaccel.ledger.listing import Listing, read, states
 from anyaccel.ledger.lockfile import Life
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
@@ -133,14 +133,16 @@ class Ledger:
         priority: int = 0,
         note: str = "",
         on_wait: OnWait | None = None,
+        place: Place | None = None,
     ) -> Lease:
         """Get devices like :meth:`acquire`, on the running event loop and without a thread.
 
-        Cancel the task to cancel the wait; it is never cancelled once it has its devices.
+        Cancel the task to cancel the wait; it is never cancelled once it has its devices. With the ``place`` of a wait
+        that was cancelled, this one stands where that one stood.
         """
         from anyaccel.ledger.events import pause
 
-        attempt = self._begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait)
+        attempt = self._begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait, place=place)
         try:
             try:
                 while (lease := attempt.attempt()) is None:

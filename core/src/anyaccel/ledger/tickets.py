@@ -163,7 +163,9 @@ class Ticket:
         self._file = LockedFile(state.path)
         self._owner = os.getpid()
 
-    def publish(self, directory: int, priority: int, want: Want, since: float, note: str) -> None:
+    def publish(  # noqa: PLR0917 -- what the ticket says, in this order
+        self, directory: int, priority: int, want: Want, since: float, note: str, number: int | None = None
+    ) -> int:
         """Get in line.
 
         Args:
@@ -172,6 +174,10 @@ class Ticket:
             want: What is wanted.
             since: When the request came, in seconds since the boot.
             note: What for.
+            number: The place that the request had before; None for the last one.
+
+        Returns:
+            The place.
         """
         candidates = want.candidates
         more: dict[str, Any] = {"arrived": process.monotonic_ns(), **ticket_words(want, since)}
@@ -179,9 +185,11 @@ class Ticket:
             more["wanted"] = sorted(hashes(candidates))
         self._file.make(directory, write_body(want.request, note, **more))
         self.stamp()
-        number = 1 + last_number(os.listdir(directory))
+        if number is None:
+            number = 1 + last_number(os.listdir(directory))
         self._file.rename(directory, ticket_name(priority, number, new_nonce(), candidates))
         self.name = self._file.name
+        return number
 
     def stamp(self) -> None:
         """Show that we are here and look for devices."""

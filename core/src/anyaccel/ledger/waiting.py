@@ -17,12 +17,13 @@ from collections.abc import Callable
 from anyaccel.ledger import tickets
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.inotify import Watch
-from anyaccel.ledger.lease import Want
+from anyaccel.ledger.lease import Place, Want
 from anyaccel.ledger.listing import Listing
 from anyaccel.ledger.lockfile import Life, look
 from anyaccel.ledger.names import parse_lease
 from anyaccel.ledger.tickets import Standing, Ticket
 from anyaccel.ledger.turns import Turns
+from anyaccel.model import replace
 from anyaccel.policy import Policy
 
 TYPE_CHECKING = False
@@ -69,6 +70,7 @@ class Waiter:
         note: What it is for.
         deadline: Until when to wait, by the monotonic clock; None for as long as it takes.
         policy: The rules of the machine.
+        kept: The place that the request had before, or None.
 
     Attributes:
         turns: What the rules say about the request.
@@ -85,6 +87,7 @@ class Waiter:
         note: str,
         deadline: float | None,
         policy: Policy,
+        kept: Place | None = None,
     ) -> None:
         self.place = 0
         self.refused = False
@@ -96,6 +99,9 @@ class Waiter:
         self._began = self._looked = time.monotonic()
         self._before: str | None = None
         self.turns = Turns(want, priority, policy)
+        self._kept = kept
+        if kept is not None and kept.since is not None:
+            self.turns.own = replace(self.turns.own, since=kept.since)
         self._line = tickets.Line(want.candidates, priority, self.turns)
         self._news = False
         self._ticket: Ticket | None = None
@@ -175,7 +181,7 @@ class Waiter:
             Whether to look again at once, since we did not watch before.
         """
         if self._ticket is None:
-            if not at_once and time.monotonic() - self._began < IMPATIENT_SECONDS:
+            if not at_once and self._kept is None and time.monotonic() - self._began < IMPATIENT_SECONDS:
                 return False
             self._make_ticket(directory, lock)
         return self._ticket is not None and self._aim(directory)
@@ -187,7 +193,10 @@ class Waiter:
         try:
             if not self._state.replaced(directory):
                 want = self._want
-                self._ticket.publish(directory, self._priority, want, self.turns.since, self._note)
+                number = None if self._kept is None else self._kept.number
+                number = self._ticket.publish(directory, self._priority, want, self.turns.since, self._note, number)
+                if self._kept is not None:
+                    self._kept.number, self._kept.since = number, self.turns.since
         except FileNotFoundError:  # somebody who cannot see this process took it for debris
             self._again = True
         finally:

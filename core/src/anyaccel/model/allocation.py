@@ -74,6 +74,7 @@ class Allocation(Value):
         grants: One grant per term, in the request's order; empty on CPU fallback.
         confined: Whether the kernel refuses the holder the device nodes of all other devices.
         gaps: What the holder was to be kept from and is not, one sentence each.
+        machine: Name of the machine that the devices are on, where a scheduler has several; else empty.
     """
 
     id: str
@@ -81,6 +82,7 @@ class Allocation(Value):
     grants: tuple[Grant, ...]
     confined: bool = False
     gaps: tuple[str, ...] = ()
+    machine: str = ""
 
     @property
     def shares(self) -> tuple[Share, ...]:

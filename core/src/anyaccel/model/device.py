@@ -80,6 +80,8 @@ class Device(Value):
         visible: Whether the environment we started in leaves it to us.
         order: Position in the order in which devices of the vendor are handed out.
         declared: True when somebody declared it and no plug-in found it.
+        labels: What the administrator or a program calls it, for requests to choose by: values by key, an empty one for
+            a label without a value. See :func:`anyaccel.label`.
         units: How much of it is ours to hand out, in 1/10000: all of it, or less inside a worker that holds a share.
         own_slots: Which of its slots are ours to hand out, where these are not all; else empty.
     """
@@ -108,6 +110,7 @@ class Device(Value):
     visible: bool = True
     order: int = 0
     declared: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
     units: int = UNITS_PER_DEVICE
     own_slots: tuple[int, ...] = ()
 

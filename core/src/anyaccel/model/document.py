@@ -9,6 +9,7 @@ from types import UnionType
 from anyaccel.model._value import REQUIRED, Value, fields
 from anyaccel.model.allocation import Allocation
 from anyaccel.model.inventory import Inventory
+from anyaccel.model.labels import label_faults
 from anyaccel.model.request import Request
 from anyaccel.model.wire import decode, encode, hints
 
@@ -45,6 +46,9 @@ def from_json(document: Any) -> Inventory | Request | Allocation:
         raise ValueError(f"the schema of a document must be one of {', '.join(KINDS)} (got {name!r:.100})")
     found = decode(kind, {key: content for key, content in document.items() if key != "schema"})
     assert isinstance(found, Inventory | Request | Allocation)  # noqa: S101 -- KINDS has no others
+    wrong = list(label_faults(() if isinstance(found, Request) else found.devices))
+    if wrong:
+        raise ValueError("; ".join(wrong))
     return found
 
 

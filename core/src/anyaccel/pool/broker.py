@@ -27,7 +27,7 @@ from anyaccel.errors import (
 )
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.hold import Scope, why
-from anyaccel.launcher.launch import KnownNames, open_scheduler, validate
+from anyaccel.launcher.launch import KnownNames, local_scheduler, validate
 from anyaccel.launcher.usage import Usage
 from anyaccel.ledger import Ledger, Want
 from anyaccel.ledger import mark as marks
@@ -193,7 +193,7 @@ class Broker:
             UnknownNameError: When nothing goes by one of its names.
             NeverFitsError: When there are not such devices, or not so many.
         """
-        verdict = open_scheduler(self.inventory).why(request)
+        verdict = local_scheduler(self.inventory).why(request)
         if not (verdict.ever_fits or verdict.cpu):
             raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
 

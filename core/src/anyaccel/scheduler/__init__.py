@@ -2,6 +2,7 @@
 
 from anyaccel.scheduler.choice import Choice
 from anyaccel.scheduler.demand import Demand
+from anyaccel.scheduler.fleet import Fleet
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.placement import Validate
 from anyaccel.scheduler.reasons import Reason, ReasonCode, Verdict
@@ -11,6 +12,7 @@ from anyaccel.scheduler.ticket import Ticket
 __all__ = [
     "Choice",
     "Demand",
+    "Fleet",
     "Reason",
     "ReasonCode",
     "RequestLike",

@@ -190,16 +190,21 @@ def _failed_vendors(layout: Layout, term: Term) -> Iterator[Reason]:
             yield Reason(code=ReasonCode.VENDOR_FAILED, message=message, term=term)
 
 
+def waiting_behind(ahead: Mapping[str, str], devices: tuple[str, ...] = ()) -> Reason:
+    """Who came first and wants the same devices: ids of tickets, with what to call them."""
+    return Reason(
+        code=ReasonCode.WAITING_BEHIND,
+        message=f"waiting for the same devices in front: {listed(list(ahead.values()))}",
+        devices=devices,
+        holders=tuple(ahead),
+    )
+
+
 def _reasons_now(scene: Scene, wanted: Sequence[Wanted]) -> Iterator[Reason]:
     """Why a request that fits the machine is not served now."""
     layout, free = scene.layout, scene.free
     if scene.ahead:
-        yield Reason(
-            code=ReasonCode.WAITING_BEHIND,
-            message=f"waiting for the same devices in front: {listed(list(scene.ahead.values()))}",
-            devices=_ids(layout, _union(wanted)),
-            holders=tuple(scene.ahead),
-        )
+        yield waiting_behind(scene.ahead, _ids(layout, _union(wanted)))
     alone = [each for each in wanted if place(layout, free, [each], scene.validate) is None]
     for each in alone:
         if each.term.fraction or (each.mask & free.whole).bit_count() < each.term.count:

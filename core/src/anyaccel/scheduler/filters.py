@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Term, format_units, replace
+from anyaccel.model.labels import MOST_LABELS, read_label, write_label, write_labels
 from anyaccel.scheduler.names import goes_by
 from anyaccel.text import listed, shown
 
@@ -63,6 +64,11 @@ class Filter(Generic[T]):
     typed: bool = False
     portable: bool = True
 
+    @property
+    def unknown(self) -> str:
+        """What is said of a device without a fact."""
+        return f"unknown {self.name}"
+
     def read(self, text: str) -> T:
         """Understand a value.
 
@@ -91,7 +97,7 @@ class Filter(Generic[T]):
         having: dict[str, list[str]] = {}
         for device in devices:
             fact = self.fact(device, asked.inventory)
-            having.setdefault(fact or f"unknown {self.name}", []).append(device.id)
+            having.setdefault(fact or self.unknown, []).append(device.id)
         told = listed([f"{listed(ids)} ({fact})" for fact, ids in having.items()])
         return f"not {self.name}={self.write(asked.wanted)}: {told}"
 
@@ -263,6 +269,75 @@ class _NumaNode(Filter[int]):
             yield with_filter(asked.term, self.name, str(node))
 
 
+class _Wanted(NamedTuple):
+    """What is asked of one label.
+
+    Attributes:
+        key: Its key.
+        value: The value that it must have; empty for any, and for none.
+        without: Whether a device passes that does not have it.
+    """
+
+    key: str
+    value: str
+    without: bool
+
+    def __str__(self) -> str:
+        return "-" * self.without + write_label(self.key, self.value)
+
+    def passes(self, labels: Mapping[str, str]) -> bool:
+        """Whether a device with these labels passes."""
+        has = self.key in labels and self.value in ("", labels[self.key])
+        return has != self.without
+
+
+class _Labels(Filter[tuple[_Wanted, ...]]):
+    """Labels that the administrator or a program gave the device."""
+
+    name = "label"
+    form = "label=LABEL"
+    summary = (
+        "has this label: label=team=vision, label=reserved whatever its value, label=-reserved without it, + for and"
+    )
+
+    @property
+    def unknown(self) -> str:
+        return "no label"
+
+    def read(self, text: str) -> tuple[_Wanted, ...]:
+        found: dict[_Wanted, None] = {}
+        for each in text.split("+"):
+            try:
+                key, value = read_label(each.removeprefix("-"))
+            except ValueError:
+                raise ValueError(
+                    f"'label' must be a key such as reserved, or a key and value such as team=vision, with - in front "
+                    f"for devices without it and + between several (got {shown(text)})"
+                ) from None
+            found[_Wanted(key, value, each.startswith("-"))] = None
+        if len(found) > MOST_LABELS:
+            raise ValueError(f"'label' must be at most {MOST_LABELS} labels (got {len(found)})")
+        return tuple(found)
+
+    def write(self, wanted: tuple[_Wanted, ...]) -> str:
+        return "+".join(map(str, wanted))
+
+    def predicate(self, asked: Asked[tuple[_Wanted, ...]]) -> Callable[[Device], bool]:
+        return lambda device: all(each.passes(device.labels) for each in asked.wanted)
+
+    def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
+        return "+".join(write_labels(device.labels))
+
+    def near(self, asked: Asked[tuple[_Wanted, ...]], devices: Sequence[Device]) -> Iterator[Term]:
+        """As many of the labels as some device has, then none of them."""
+        passed = {tuple(each for each in asked.wanted if each.passes(device.labels)) for device in devices}
+        for some in sorted(passed, key=lambda some: (-len(some), tuple(map(asked.wanted.index, some)))):
+            if some:
+                yield with_filter(asked.term, self.name, self.write(some))
+        rest = tuple((name, value) for name, value in asked.term.filters if name != self.name)
+        yield replace(asked.term, filters=rest)
+
+
 class _Id(Filter[str]):
     """Stable id of one device, or a beginning that no other device of the term's names has, as masks take it."""
 
@@ -372,7 +447,7 @@ class _Index(Filter[tuple[int, int]]):
         return rows
 
 
-_ENTRIES: tuple[Filter[Any], ...] = (_Index(), _Memory(), _Driver(), _NumaNode(), _Id())
+_ENTRIES: tuple[Filter[Any], ...] = (_Index(), _Memory(), _Driver(), _NumaNode(), _Labels(), _Id())
 FILTERS: dict[str, Filter[Any]] = {entry.name: entry for entry in _ENTRIES}
 """Every filter by its name, in the order in which they are written."""
 

@@ -37,7 +37,7 @@ class Names:
                 self._devices[name.lower()] = self._devices.get(name.lower(), 0) | 1 << position
                 self._spelled.setdefault(name.lower(), name)
         for report in inventory.vendors:
-            self._learn((report.resource, report.vendor))
+            self.learn((report.resource, report.vendor))
 
     def devices(self, name: str) -> int:
         """The positions of the devices that go by a name, as a bit mask; 0 when none on this machine does.
@@ -47,19 +47,20 @@ class Names:
         """
         key = name.lower()
         if key not in self._spelled:
-            self._learn(self._known)
+            self.learn(self._known)
             self._known = ()
         if key not in self._spelled:
             raise UnknownNameError(self._unknown(name))
         return self._devices.get(key, 0)
 
-    def _learn(self, names: Iterable[str]) -> None:
+    def learn(self, names: Iterable[str]) -> None:
+        """Know some more names, of devices that are elsewhere."""
         for name in filter(None, names):
             self._spelled.setdefault(name.lower(), name)
 
     def keep(self, other: Names) -> None:
         """Know what another one knew or could find out: a name stays one when its last device is lost."""
-        self._learn(other._spelled.values())
+        self.learn(other._spelled.values())
         self._known = other._known
 
     def spelled(self, name: str) -> str:

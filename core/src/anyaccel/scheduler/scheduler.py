@@ -16,7 +16,7 @@ from anyaccel.scheduler.choice import extent_within, grants, share
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.placement import Layout, Occupancy, Spot, Validate, place, want
 from anyaccel.scheduler.queue import Queue
-from anyaccel.scheduler.ticket import Plan, Ticket, notify
+from anyaccel.scheduler.ticket import Plan, Ticket, notify, settled
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -184,6 +184,33 @@ class Scheduler:
         error = NotFreeError if verdict.ever_fits else NeverFitsError
         raise error(verdict.message, verdict=verdict, hint=verdict.hint)
 
+    def know(self, names: Iterable[str]) -> None:
+        """Take some names for known: nothing on this machine goes by them, and asking for them is no error."""
+        with self._lock:
+            self._layout.names.learn(names)
+
+    def attempt(self, request: Request, note: str = "") -> Allocation | None:
+        """Give devices to a request at once as :meth:`allocate` does, or say no more than that it cannot be served now.
+
+        Args:
+            request: What is asked for.
+            note: Whose it is, in words.
+
+        Raises:
+            UnknownNameError: When nothing goes by one of its names.
+        """
+        with self._resolved(request) as plan:
+            return self._try(self._waiting(plan, _LAST, 0, None, None), plan, note) if plan.ever_fits else None
+
+    def rivals(self, request: Request) -> int:
+        """The devices for which a request competes, as a bit mask by their position; 0 where it can never fit.
+
+        Raises:
+            UnknownNameError: When nothing goes by one of its names.
+        """
+        with self._resolved(request) as plan:
+            return plan.mask if plan.ever_fits else 0
+
     def submit(
         self,
         request: RequestLike,
@@ -219,7 +246,7 @@ class Scheduler:
             if verdict is None:
                 number = next(self._numbers)
                 waiting = self._waiting(plan, number, priority, time, user)
-                ticket = Ticket(plan, cancel=self.cancel, why=self.why, waiting=waiting, note=note, on_placed=on_placed)
+                ticket = self._ticket(plan, waiting, note, on_placed)
                 ticket.allocation = self._try(waiting, plan, note)
                 if never:
                     self._infeasible[number] = ticket
@@ -260,23 +287,8 @@ class Scheduler:
             RequestError, UnknownNameError, NeverFitsError: As of :meth:`submit`.
             NotFreeError: When the time is over; carries the verdict.
         """
-        import asyncio
-
         ticket = self.submit(request, priority=priority, note=note, time=time, user=user)
-        try:
-            async with asyncio.timeout(timeout):
-                return await ticket
-        except TimeoutError:
-            verdict = ticket.why()
-            if not ticket.cancel() and ticket.allocation is not None:
-                return ticket.allocation
-            raise NotFreeError(
-                f"not free within {timeout:g} s: {verdict.message}", verdict=verdict, hint=verdict.hint
-            ) from None
-        except asyncio.CancelledError:
-            if not ticket.cancel() and ticket.allocation is not None:
-                self.release(ticket.allocation)
-            raise
+        return await settled(ticket, self.release, timeout)
 
     def release(self, allocation: Allocation) -> None:
         """Take back what an allocation holds, and serve those who waited for it.
@@ -333,9 +345,12 @@ class Scheduler:
             KeyError: When no device has one of the ids.
         """
         with self._lock:
-            made = [self._occupied(device_id, extent) for device_id, extent in held.items()]
-            request = Request(terms=tuple(grant.term for grant in made))
-            return self._enter(Allocation(id=holder, request=request, grants=tuple(made)), note)
+            return self._count(held, holder, note)
+
+    def _count(self, held: Mapping[str, Extent], holder: str, note: str) -> Allocation:
+        made = [self._occupied(device_id, extent) for device_id, extent in held.items()]
+        request = Request(terms=tuple(grant.term for grant in made))
+        return self._enter(Allocation(id=holder, request=request, grants=tuple(made)), note)
 
     def _occupied(self, device_id: str, extent: Extent) -> Grant:
         position = self._layout.positions[device_id]
@@ -445,6 +460,30 @@ class Scheduler:
             wants=frozenset(bits(plan.mask)),
         )
 
+    def _ticket(self, plan: Plan, waiting: Waiting, note: str, on_placed: Callable[[Ticket], None] | None) -> Ticket:
+        return Ticket(
+            plan,
+            cancel=self.cancel,
+            why=self.why,
+            place=self._place_in_line,
+            waiting=waiting,
+            note=note,
+            on_placed=on_placed,
+        )
+
+    def _place_in_line(self, ticket: Ticket) -> int:
+        """The place of a ticket; see :attr:`Ticket.place`."""
+        with self._lock:
+            line = {each.number: each for each in self._queue}
+            if ticket.number not in line:
+                return 0
+            if self._policy is None:
+                mask = ticket.plan.mask
+                return 1 + sum(1 for _ in self._queue.ahead(priority=ticket.priority, number=ticket.number, mask=mask))
+            order = self._policy.order([each.waiting for each in line.values()], self._holdings(), self._clock())
+            ahead = order[: next(at for at, each in enumerate(order) if each.number == ticket.number)]
+            return 1 + sum(each.competes(ticket.waiting) for each in ahead)
+
     def _try(self, waiting: Waiting, plan: Plan, note: str) -> Allocation | None:
         """Serve a newcomer unless that would overtake somebody who may not be passed."""
         if not plan.ever_fits:
@@ -544,15 +583,19 @@ class Scheduler:
     def _judge(self, plan: Plan, priority: int, number: int = _LAST) -> Verdict:
         from anyaccel.scheduler.explain import Scene, judge
 
-        ahead = self._queue.ahead(priority=priority, number=number, mask=plan.mask)
         scene = Scene(
             layout=self._layout,
             free=self._free,
             validate=self._validate,
             holders=self._describe_holders,
-            ahead={ticket.id: _named(ticket.id, ticket.note or str(ticket.request)) for ticket in ahead},
+            ahead=self._ahead(plan, priority, number),
         )
         return judge(scene, plan.request)
+
+    def _ahead(self, plan: Plan, priority: int, number: int) -> dict[str, str]:
+        """Tickets that come first and want the same devices, with what to call them."""
+        ahead = self._queue.ahead(priority=priority, number=number, mask=plan.mask)
+        return {ticket.id: _named(ticket.id, ticket.note or str(ticket.request)) for ticket in ahead}
 
     def _describe_holders(self, position: int) -> dict[str, str]:
         """Who holds a device, a part of it, or one that it is a part of."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 
+from anyaccel.errors import NotFreeError
 from anyaccel.model import Allocation, Request, Value
 from anyaccel.policy import Waiting
 from anyaccel.scheduler.placement import Wanted
@@ -47,11 +48,12 @@ class Ticket:
         on_placed: Called once when there is an allocation, or None.
         allocation: What the request got, or None as long as it waits.
         cancelled: Whether it was withdrawn.
+        error: Why it will have no allocation, where waiting for it failed: then ``await`` raises this; else None.
     """
 
     __slots__ = (
-        "_awaiting", "_cancel", "_why", "allocation", "cancelled", "note", "number", "on_placed", "plan", "priority",
-        "waiting",
+        "_awaiting", "_cancel", "_place", "_why", "allocation", "cancelled", "error", "note", "number", "on_placed",
+        "plan", "priority", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -61,12 +63,14 @@ class Ticket:
         waiting: Waiting,
         cancel: Callable[[Ticket], bool],
         why: Callable[[Ticket], Verdict],
+        place: Callable[[Ticket], int],
         note: str,
         on_placed: Callable[[Ticket], None] | None,
     ) -> None:
         self._awaiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
         self._cancel = cancel
         self._why = why
+        self._place = place
         self.plan = plan
         self.waiting = waiting
         self.number = waiting.number
@@ -75,6 +79,7 @@ class Ticket:
         self.note = note
         self.allocation: Allocation | None = None
         self.cancelled = False
+        self.error: Exception | None = None
 
     @property
     def id(self) -> str:
@@ -104,12 +109,14 @@ class Ticket:
             self._awaiting.append((loop, future))
             if not self._settled():  # else nobody may be left who wakes it
                 yield from future
+        if self.error is not None:
+            raise self.error
         if self.allocation is None:
             raise asyncio.CancelledError(f"ticket {self.id} ({self.request}) was cancelled")
         return self.allocation
 
     def _settled(self) -> bool:
-        return self.allocation is not None or self.cancelled
+        return self.allocation is not None or self.cancelled or self.error is not None
 
     def wake(self) -> None:
         """Wake the tasks that await the ticket, since it was placed or cancelled. Any thread may call it."""
@@ -120,12 +127,25 @@ class Ticket:
             except (IndexError, RuntimeError):  # another thread was faster; the loop is closed
                 continue
 
+    @property
+    def place(self) -> int:
+        """Place among those who want the same devices: 1 for the next to be served; 0 where it does not wait."""
+        return self._place(self)
+
     def why(self) -> Verdict:
         """Say what the ticket waits for."""
         return self._why(self)
 
     def __repr__(self) -> str:
-        state = "cancelled" if self.cancelled else self.allocation.id if self.allocation else "waiting"
+        state = (
+            "cancelled"
+            if self.cancelled
+            else "failed"
+            if self.error
+            else self.allocation.id
+            if self.allocation
+            else "waiting"
+        )
         return f"<Ticket {self.id} {self.request}: {state}>"
 
 
@@ -142,6 +162,35 @@ def notify(tickets: Iterable[Ticket]) -> None:
             import logging
 
             logging.getLogger("anyaccel").exception("on_placed of %r failed", ticket)
+
+
+async def settled(ticket: Ticket, release: Callable[[Allocation], None], seconds: float | None) -> Allocation:
+    """Wait on an asyncio loop for a ticket that is cancelled when the task is, or when the time is over.
+
+    Args:
+        ticket: The ticket.
+        release: Takes back what it got when nobody wants it any more.
+        seconds: How long to wait at most; None for no end.
+
+    Raises:
+        NotFreeError: When the time is over; carries the verdict.
+    """
+    import asyncio
+
+    try:
+        async with asyncio.timeout(seconds):
+            return await ticket
+    except TimeoutError:
+        verdict = ticket.why()
+        if not ticket.cancel() and ticket.allocation is not None:
+            return ticket.allocation
+        raise NotFreeError(
+            f"not free within {seconds:g} s: {verdict.message}", verdict=verdict, hint=verdict.hint
+        ) from None
+    except asyncio.CancelledError:
+        if not ticket.cancel() and ticket.allocation is not None:
+            release(ticket.allocation)
+        raise
 
 
 def _finish(future: asyncio.Future[None]) -> None:

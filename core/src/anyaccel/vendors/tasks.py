@@ -233,6 +233,7 @@ def _complete(plugin: VendorPlugin, detected: Detected, environ: Mapping[str, st
             fractional=plugin.fractional(device),
             visible=True,
             declared=False,
+            labels={},
             units=UNITS_PER_DEVICE,
             own_slots=(),
         )

@@ -1,0 +1,58 @@
+"""Labels of devices: what the machine's configuration or a program calls them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from anyaccel.errors import UsageError
+from anyaccel.model import Device, Inventory, replace
+from anyaccel.model.labels import MOST_LABELS, read_labels
+from anyaccel.text import shown
+
+_ROW = re.compile(r"(.+)/([0-9]{1,6})(?:-([0-9]{1,6}))?")
+
+
+def label(inventory: Inventory, labels: Mapping[str, Sequence[str]]) -> Inventory:
+    """Give devices labels, which requests choose by: ``GPU:2,label=team=vision``.
+
+    Args:
+        inventory: The machine.
+        labels: By the id of a device, or by what requests call devices (``GPU``, ``H100``, ``acme/0-3``), their
+            labels: ``reserved``, or a key with a value, ``team=vision``. They are added to those that a device has; a
+            key that it has gets the new value. A name that means no device of this machine labels none.
+
+    Returns:
+        The machine with its devices labeled.
+
+    Raises:
+        UsageError: When a label does not follow the grammar, or a device would have too many.
+    """
+    devices = list(inventory.devices)
+    for name, texts in labels.items():
+        try:
+            given = read_labels((texts,) if isinstance(texts, str) else texts)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"labels of {shown(name)}: {error}") from error
+        for position in _meant(name, devices):
+            device = devices[position]
+            devices[position] = replace(device, labels={**device.labels, **given})
+            if len(devices[position].labels) > MOST_LABELS:
+                raise UsageError(f"labels of {shown(name)}: {device.id} must have at most {MOST_LABELS} labels")
+    return replace(inventory, devices=tuple(devices))
+
+
+def _meant(name: str, devices: Sequence[Device]) -> list[int]:
+    """The positions of the devices that a name means; an id comes before whatever else it could mean."""
+    by_id = [position for position, device in enumerate(devices) if device.id == name]
+    if by_id:
+        return by_id
+    row = _ROW.fullmatch(name)
+    called = (row[1] if row else name).lower()
+    first, last = (int(row[2]), int(row[3] or row[2])) if row else (0, 1 << 62)
+    return [
+        position
+        for position, device in enumerate(devices)
+        if first <= device.index <= last
+        and called in {each.lower() for each in (device.resource, device.vendor, *device.tags)}
+    ]

@@ -1,0 +1,322 @@
+"""Schedulers that take part in the machine's leases: several processes, one line."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import anyaccel as aa
+import pytest
+from anyaccel.errors import LeaseCancelledError, NeverFitsError, NotFreeError
+from anyaccel.ledger import Ledger
+from anyaccel.model import Extent
+
+OTHER = """
+import subprocess, sys
+import anyaccel as aa
+
+scheduler = aa.open_scheduler(aa.detect(declare={"GPU": int(sys.argv[1])}), shared=True)
+tickets = {}
+for line in sys.stdin:
+    verb, name, request, priority = line.split()
+    if verb == "ask":
+        def said(ticket):
+            print("has", ticket.note, *sorted(device.id for device in ticket.allocation.devices), flush=True)
+
+        tickets[name] = scheduler.submit(request, note=name, priority=int(priority), on_placed=said)
+    elif verb == "give":
+        scheduler.release(tickets[name].allocation)
+    elif verb == "start":
+        print("pid", subprocess.Popen(["sleep", "600"]).pid, flush=True)
+    print("done", verb, name, flush=True)
+"""
+
+
+class Other:
+    """Another program with a scheduler of its own."""
+
+    def __init__(self, devices=2):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OTHER, str(devices)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def does(self, verb, name, request="declared", priority=0):
+        """Have it do something; what it says until that is done."""
+        self.process.stdin.write(f"{verb} {name} {request} {priority}\n")
+        self.process.stdin.flush()
+        said = []
+        while not said or said[-1] != f"done {verb} {name}":
+            said.append(self.line())
+        return said[:-1]
+
+    def line(self):
+        line = self.process.stdout.readline().strip()
+        assert line, "it has ended"
+        return line
+
+
+@pytest.fixture
+def other():
+    with contextlib.ExitStack() as stack:
+
+        def begin(devices=2):
+            found = Other(devices)
+            stack.callback(found.process.stdout.close)
+            stack.callback(found.process.wait, 60)
+            stack.callback(found.process.stdin.close)
+            return found
+
+        yield begin
+
+
+def new(devices=2):
+    return aa.open_scheduler(aa.detect(declare={"GPU": devices}), shared=True)
+
+
+def until(holds, seconds=60):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "too late"
+        time.sleep(0.005)
+
+
+def queued():
+    return [ticket.note for ticket in Ledger.open().tickets()]
+
+
+def test_what_one_program_has_is_taken_for_the_other_and_commands_see_both(other, anyaccel):
+    there, scheduler = other(), new()
+    (said,) = there.does("ask", "theirs")
+    device = said.split()[2]
+    assert scheduler.free(device) == 0
+    (held,) = scheduler.holders(device)
+    assert held.id in {record.id for record in aa.leases(scheduler.inventory)}
+    mine = scheduler.allocate("declared", note="mine")
+    assert mine.devices[0].id != device
+    with pytest.raises(NotFreeError, match=r"held by .*\(.*theirs\)"):
+        scheduler.allocate("declared")
+    shown = json.loads(anyaccel("status", "--declare", "GPU=2", "--json").stdout)
+    assert {holder["note"] for each in shown["devices"] for holder in each["holders"]} == {"theirs", "mine"}
+    there.does("give", "theirs")
+    assert scheduler.free(device) == 10_000
+    both = scheduler.allocate("declared:0.5")
+    scheduler.release(mine)
+    scheduler.release(both)
+    with pytest.raises(ValueError, match="released before"):
+        scheduler.release(mine)
+    assert not aa.leases(scheduler.inventory)
+
+
+def test_who_waits_knows_the_place_and_the_reason_and_is_next(other):
+    there, scheduler = other(1), new(1)
+    there.does("ask", "theirs")
+
+    async def main():
+        first = asyncio.create_task(scheduler.acquire("declared", note="first"))
+        second = asyncio.create_task(scheduler.acquire("declared:0.5", note="second"))
+        while [ticket.place for ticket in scheduler.pending()] != [1, 2] or len(queued()) != 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        ahead, behind = scheduler.pending()
+        assert "theirs" in ahead.why().message
+        assert "waiting for the same devices in front: t1 (first)" in behind.why().message
+        await asyncio.to_thread(there.does, "give", "theirs")
+        got = await first
+        assert not second.done()
+        scheduler.release(got)
+        scheduler.release(await second)
+
+    asyncio.run(main())
+    assert (queued(), scheduler.pending()) == ([], ())
+
+
+def test_one_who_stands_behind_another_program_says_so(other):
+    there, scheduler = other(1), new(1)
+    there.does("ask", "theirs")
+    there.does("ask", "waits")
+    until(lambda: queued() == ["waits"])
+    ticket = scheduler.submit("declared", note="mine")
+    until(lambda: ticket.place == 2)
+    assert "1 of other programs" in ticket.why().message
+    there.does("give", "theirs")
+    until(lambda: ticket.place == 1)
+    there.does("give", "waits")
+    until(lambda: ticket.allocation is not None)
+    assert ticket.place == 0
+    scheduler.release(ticket.allocation)
+
+
+def test_a_wait_that_is_cancelled_or_over_leaves_no_ticket(other):
+    there, scheduler = other(1), new(1)
+    there.does("ask", "theirs")
+
+    async def main():
+        task = asyncio.create_task(scheduler.acquire("declared", note="cancelled"))
+        while not queued():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(NotFreeError, match=r"not free within 0\.05 s: .*theirs"):
+            await scheduler.acquire("declared", timeout=0.05)
+
+    asyncio.run(main())
+    assert scheduler.pending() == ()
+    until(lambda: not queued())
+    there.does("give", "theirs")
+    scheduler.release(scheduler.allocate("declared"))
+
+
+def test_the_higher_priority_is_first_whichever_program_asks(other):
+    there, scheduler = other(1), new(1)
+    held = scheduler.allocate("declared")
+    there.does("ask", "low")
+    there.does("ask", "high", priority=2)
+    ticket = scheduler.submit("declared", note="middle", priority=1)
+    until(lambda: queued() == ["high", "middle", "low"])
+    scheduler.release(held)
+    assert there.line().startswith("has high")
+    there.does("give", "high")
+    until(lambda: ticket.allocation is not None)
+    scheduler.release(ticket.allocation)
+    assert there.line().startswith("has low")
+
+
+def test_a_program_that_is_killed_gives_its_devices_back_once_what_it_started_has_ended(other):
+    there, scheduler = other(1), new(1)
+    there.does("ask", "theirs")
+    (started,) = there.does("start", "job")
+    ticket = scheduler.submit("declared")
+    until(lambda: len(queued()) == 1)
+    there.process.send_signal(signal.SIGKILL)
+    until(lambda: [record.state for record in aa.leases(scheduler.inventory)] == ["kept"])
+    assert ticket.allocation is None
+    os.kill(int(started.split()[1]), signal.SIGKILL)
+    until(lambda: ticket.allocation is not None)
+    scheduler.release(ticket.allocation)
+
+
+def test_a_device_that_is_lost_keeps_what_is_held_and_a_new_one_serves_who_waits_in_turn(other):
+    there, scheduler = other(1), new(2)
+    theirs = scheduler.allocate("declared:2")
+    ticket = scheduler.submit("declared", note="mine")
+    until(lambda: queued() == ["mine"])
+    there.does("ask", "later")
+    until(lambda: queued() == ["mine", "later"])
+    scheduler.update(aa.detect(declare={"GPU": 1}))
+    assert len(scheduler.holders(theirs.devices[0].id)) == 1
+    assert {record.device for record in aa.leases(aa.detect(declare={"GPU": 2}))} == {
+        each.id for each in theirs.devices
+    }
+    until(lambda: len(queued()) == 2)
+    assert queued() == ["mine", "later"], "it stands where it stood"
+    scheduler.update(aa.detect(declare={"GPU": 3}))
+    until(lambda: ticket.allocation is not None)
+    assert [device.id for device in ticket.allocation.devices] == ["declared-GPU-2"]
+    scheduler.release(theirs)
+    assert there.line() == "has later declared-GPU-0"
+    scheduler.release(ticket.allocation)
+
+
+def test_who_can_never_be_served_any_more_stands_in_nobodys_way():
+    scheduler = new(2)
+    held = scheduler.allocate("declared:2")
+    ticket = scheduler.submit("declared:2", note="both")
+    until(lambda: queued() == ["both"])
+    scheduler.update(aa.detect(declare={"GPU": 1}))
+    until(lambda: not queued())
+    assert (scheduler.pending(), ticket.place) == ((ticket,), 0)
+    scheduler.release(held)
+    scheduler.release(scheduler.allocate("declared"))
+    scheduler.update(aa.detect(declare={"GPU": 2}))
+    until(lambda: ticket.allocation is not None)
+    scheduler.release(ticket.allocation)
+
+
+def test_a_ticket_that_somebody_cancels_from_outside_says_so(anyaccel):
+    scheduler = new(1)
+    held = scheduler.allocate("declared")
+
+    async def main():
+        task = asyncio.create_task(scheduler.acquire("declared"))
+        while not (tickets := Ledger.open().tickets()):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await asyncio.to_thread(Ledger.open().cancel, tickets[0].id)
+        with pytest.raises(LeaseCancelledError, match="was cancelled"):
+            await task
+
+    asyncio.run(main())
+    assert scheduler.pending() == ()
+    scheduler.release(held)
+
+
+def test_what_never_fits_and_what_a_program_counts_itself():
+    scheduler = new(2)
+    with pytest.raises(NeverFitsError):
+        scheduler.allocate("declared:3")
+    assert scheduler.allocate("declared:3,else=cpu").cpu
+    pending = scheduler.submit("declared:3", infeasible="pend")
+    assert (pending.place, queued()) == (0, [])
+    counted = scheduler.occupy({"declared-GPU-0": Extent()}, holder="container")
+    (given,) = scheduler.allocate("declared").devices
+    assert given.id == "declared-GPU-1"
+    with pytest.raises(NotFreeError, match="container"):
+        scheduler.allocate("declared")
+    scheduler.release(counted)
+    scheduler.release(scheduler.allocate("declared"))
+    with pytest.raises(ValueError, match="user must be None"):
+        scheduler.allocate("declared", user=1)
+    scheduler.update(aa.detect(declare={"GPU": 4}))
+    until(lambda: pending.allocation is not None)
+
+
+def test_a_simulated_machine_is_the_same_machine_whatever_its_name_says_that_it_has(acme):
+    scheduler = aa.open_scheduler(aa.detect("sim:A1:2"), shared=True)
+    held = scheduler.allocate("APU:2")
+    scheduler.update(aa.detect("sim:A1:3"))
+    (third,) = scheduler.allocate("APU").devices
+    assert third.id not in {device.id for device in held.devices}
+    with pytest.raises(NotFreeError):
+        scheduler.allocate("APU")
+    assert len(aa.leases(scheduler.inventory)) == 3
+
+
+GREEDY = """
+import asyncio, os, sys
+import anyaccel as aa
+
+scheduler = aa.open_scheduler(aa.detect(declare={"GPU": 3}), shared=True)
+
+async def worker(requests):
+    for request in requests:
+        allocation = await scheduler.acquire(request)
+        for device in allocation.devices:
+            os.close(os.open(f"{sys.argv[1]}/{device.id}", os.O_CREAT | os.O_EXCL))  # fails where another has it
+        await asyncio.sleep(0.001)
+        for device in allocation.devices:
+            os.unlink(f"{sys.argv[1]}/{device.id}")
+        scheduler.release(allocation)
+
+async def main():
+    async with asyncio.TaskGroup() as group:
+        for _ in range(4):
+            group.create_task(worker(["declared", "declared:2", "declared"] * 5))
+
+asyncio.run(main())
+"""
+
+
+def test_two_programs_never_have_one_device_and_nobody_starves(tmp_path):
+    (tmp_path / "held").mkdir()
+    programs = [
+        subprocess.Popen([sys.executable, "-W", "error", "-c", GREEDY, str(tmp_path / "held")], stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    for program in programs:
+        _, said = program.communicate(timeout=120)
+        assert (program.returncode, said) == (0, b"")
+    assert os.listdir(tmp_path / "held") == []
+    assert not aa.leases(aa.detect(declare={"GPU": 3}))
