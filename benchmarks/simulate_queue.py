@@ -5,8 +5,8 @@
 Without a file, arrivals are made up: three users, one of whom submits sweeps; short, long and wide requests; nine in
 ten say how long they take at most, which is up to three times what they take. ``--swf`` reads a log in the Standard
 Workload Format (https://www.cs.huji.ac.il/labs/parallel/workload/swf.html): processors are taken for devices, scaled
-so that the largest request takes the whole machine, and the requested time for the limit. ``benchmarks/made-up.swf`` is
-a small one, made up as well: no public log is to be had from package registries.
+so that the machine of the log is ours (``MaxProcs`` of its header, else the largest request), and the requested time
+for the limit. ``benchmarks/made-up.swf`` is a small one, made up as well; what a public one gives is in the README.
 """
 
 from __future__ import annotations
@@ -62,9 +62,11 @@ def made_up(number: int, devices: int, seed: int = 7) -> list[Job]:
 
 def read_swf(path: Path, devices: int) -> list[Job]:
     """Read a log in the Standard Workload Format; what has no time or no processors is left out."""
-    rows = []
+    rows, most = [], 0.0
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         fields = line.split()
+        if line.startswith("; MaxProcs:") and fields[-1].isdecimal():
+            most = float(fields[-1])
         if not fields or line.lstrip().startswith(";"):
             continue
         if len(fields) < FIELDS:
@@ -75,7 +77,7 @@ def read_swf(path: Path, devices: int) -> list[Job]:
             rows.append((submit, run, processors, limit, int(user)))
     if not rows:
         raise SystemExit(f"{path}: no line of the Standard Workload Format has a run time and processors")
-    most = max(row[2] for row in rows)
+    most = max(most, *(row[2] for row in rows))
     return [
         Job(
             number=number,
@@ -134,7 +136,9 @@ def served(
         found = None
         for position, each in enumerate(order):
             job = waiting[each.number][0]
-            if job.devices <= len(free) and (not position or rules.may_pass(each, order[:position], held, now)):
+            # Who may not pass the first may not pass all, and that is quickly told.
+            ahead = (order[:1], order[:position]) if position else ()
+            if job.devices <= len(free) and all(rules.may_pass(each, those, held, now) for those in ahead):
                 found = job, position > 0
                 break
         if found is None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 import time
@@ -21,16 +22,23 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 NOW = 1_000_000.0
 
 
-def use(user="alice", began=0.0, ended=3600.0, devices=("acme/0",), **more):
+def use(user="alice", began=0.0, ended=3600.0, devices=("acme/0",), *, units=10_000, fared=None, **more):
     about = {"lease": "0" * 12, "held": ended - began, "waited": 0.0} | more
-    kinds = tuple(Used(device=device, type="One" if device[-1] == "0" else "Two") for device in devices)
+    kinds = tuple(
+        Used(device=device, type="One" if device[-1] == "0" else "Two", units=units, **(fared or {}))
+        for device in devices
+    )
     return Entry(user=user, began=began, ended=ended, devices=kinds, **about)
+
+
+def fared(utilization, idle, memory=None, observed=100.0):
+    return {"observed": observed, "utilization": utilization, "idle": idle, "memory_peak_bytes": memory}
 
 
 def test_hours_are_added_up_by_each_thing():
     entries = [
-        use(devices=("acme/0", "acme/1"), note="train", waited=60.0, utilization=0.5),
-        use(user="bob", ended=7200.0, program="eval", utilization=0.01),
+        use(devices=("acme/0", "acme/1"), note="train", waited=60.0, fared=fared(0.5, 0.0)),
+        use(user="bob", ended=7200.0, program="eval", fared=fared(0.01, 100.0)),
         use(user="bob", devices=("acme/1",), leases=3, waited=30.0),
     ]
     by_user = report.summarize(entries, "user")
@@ -46,6 +54,35 @@ def test_hours_are_added_up_by_each_thing():
     ]
     assert {row.name for row in report.summarize(entries, "type")} == {"One", "Two"}
     assert [row.name for row in report.summarize(entries, "job")] == ["alice: train", "bob: eval", "bob: -"]
+
+
+def test_a_hold_is_idle_where_a_device_stood_idle_for_most_of_the_time():
+    entries = [
+        use(fared=fared(0.6, 40.0, 1 << 30)),  # idle for less than half of the time, though it was
+        use(fared=fared(0.3, 60.0, 3 << 30)),
+        use(ended=7200.0),  # nobody told
+    ]
+    (row,) = report.summarize(entries, "user")
+    assert (row.leases, row.idle_leases, row.idle_seconds) == (3, 1, 3600.0)
+    assert (row.utilization, row.memory_peak_bytes) == (pytest.approx(0.45), 3 << 30)
+    (row,) = report.summarize([use(), use(fared={"memory_peak_bytes": 5})], "user")
+    assert (row.utilization, row.idle_seconds, row.memory_peak_bytes) == (None, None, 5)
+
+
+def test_the_use_of_a_shared_device_is_nobodys_own():
+    """By user and by job only whole devices count; that a device stood idle is true of each of its holders."""
+    entries = [
+        use(units=5000, fared=fared(0.9, 0.0, 7)),
+        use(user="bob", units=2500, fared=fared(0.0, 100.0, 1)),
+        use(user="carol", fared=fared(0.5, 0.0, 3)),
+    ]
+    rows = {row.name: row for row in report.summarize(entries, "user")}
+    assert (rows["alice"].utilization, rows["alice"].memory_peak_bytes, rows["alice"].shares) == (None, None, True)
+    assert (rows["bob"].utilization, rows["bob"].idle_seconds) == (None, 900.0)
+    assert (rows["carol"].utilization, rows["carol"].shares) == (0.5, False)
+    (row,) = report.summarize(entries, "device")
+    assert row.utilization == pytest.approx((0.9 * 0.5 + 0.0 * 0.25 + 0.5) / 1.75)
+    assert (row.memory_peak_bytes, row.shares) == (7, False)
 
 
 def test_what_reaches_out_of_the_period_is_cut():
@@ -72,6 +109,24 @@ def test_the_table_json_and_csv_say_the_same(anyaccel, written):
     assert row["job"].endswith("=cmd()")
     assert "25.00" in anyaccel("report", "--since", "60d").stdout
     assert anyaccel("report", "--since", "1s").stdout == "No lease has ended in the last 1s.\n"
+
+
+def test_the_use_is_shown_in_the_table_json_csv_and_picture(anyaccel, tmp_path):
+    now = time.time()
+    assert journal.write(use(began=now - 3600, ended=now - 10, fared=fared(0.876, 10.0, 3 << 30)))
+    assert journal.write(use(began=now - 7210, ended=now - 3610, units=5000, fared=fared(0.0, 100.0, 1 << 30)))
+    done = anyaccel("report", "--plot", str(tmp_path / "t.svg"))
+    assert done.stdout.splitlines()[1].split()[2:] == ["1.50", "0s", "0s", "88%", "0.50", "3.0", "GiB"]
+    assert "how busy shares are is not told" in done.stderr
+    drawn = (tmp_path / "t.svg").read_text()
+    assert "3590 s, device 88% busy" in drawn
+    assert sorted(set(re.findall(r'fill-opacity="([0-9.]+)"', drawn))) == ["0.3", "0.85"]
+    (row,) = json.loads(anyaccel("report", "--json").stdout)["rows"]
+    assert (row["utilization"], row["idle_leases"], row["idle_device_seconds"]) == (0.876, 1, 1800.0)
+    assert row["memory_peak_bytes"] == 3 << 30
+    (row,) = csv.DictReader(io.StringIO(anyaccel("report", "--by", "device", "--csv").stdout))
+    assert (row["device"], row["idle_leases"], row["memory_peak_bytes"]) == ("acme/0", "1", str(3 << 30))
+    assert float(row["utilization"]) == pytest.approx(0.876 * 3590 / (3590 + 1800), abs=1e-3)
 
 
 def test_the_picture_is_well_formed_whatever_names_say(anyaccel, written, tmp_path):

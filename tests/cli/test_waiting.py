@@ -90,7 +90,7 @@ def test_a_terminal_gets_one_line_in_place_that_fits(on_terminal):
     data = shown + rest(terminal)
     states = data.decode().split("\r")
     assert states[1].startswith("anyaccel: waiting, place 1 in line: acme/0, acme/1 held by")
-    assert states[1].endswith("...")
+    assert states[1].endswith("\u2026")
     assert max(map(len, states)) < 80
     assert states[2] == " " * len(states[1])
     assert states[3].startswith("anyaccel: got acme/0 after")

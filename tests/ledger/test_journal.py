@@ -15,12 +15,14 @@ ENTRY = Entry(
     ended=1060.5,
     held=60.0,
     waited=2.25,
-    devices=(Used(device="nvidia/0", type="H100"), Used(device="nvidia/1", type="H100", units=2500)),
+    devices=(
+        Used(device="nvidia/0", type="H100", observed=50.0, utilization=0.5, idle=20.0, memory_peak_bytes=1 << 30),
+        Used(device="nvidia/1", type="H100", units=2500),
+    ),
     request="GPU:1.25",
     note="a note",
     program="train.py",
     exit=3,
-    utilization=0.5,
     leases=2,
 )
 
@@ -37,10 +39,10 @@ def file(tmp_path):
 
 def test_what_is_written_is_read(environ, file):
     assert journal.write(ENTRY, environ)
-    assert journal.write(replace(ENTRY, exit=None, utilization=None), environ)
+    assert journal.write(replace(ENTRY, exit=None), environ)
     first, second = journal.read(environ)
     assert first == ENTRY
-    assert (second.exit, second.utilization) == (None, None)
+    assert second == replace(ENTRY, exit=None)
     assert first.device_seconds == 75.0
     assert file.stat().st_mode & 0o777 == 0o600
     assert list(journal.read(environ, since=1061)) == []

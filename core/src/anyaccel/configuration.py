@@ -91,6 +91,13 @@ def _seconds(value: Any) -> float:
     return duration(value)
 
 
+def _interval(value: Any) -> float:
+    seconds = _seconds(value)
+    if 0 < seconds < 1:
+        raise ValueError
+    return seconds
+
+
 def _longest(value: Any) -> float:
     return duration(value)
 
@@ -240,6 +247,17 @@ SETTINGS: Mapping[str, Setting] = {
             key="journal.keep",
             rule=_defaulted(TRUTH, default=True),
             summary="write one line for each lease that has ended, for reports",
+            user=True,
+        ),
+        Setting(
+            key="journal.sample_every",
+            rule=Rule(
+                words="0 for never, or a duration of 1s or more, such as '60s' or '5m'",
+                read=_interval,
+                example='"60s"',
+                default=60.0,
+            ),
+            summary="how often the vendor is asked how busy the devices are that 'run' and 'hold' hold, for reports",
             user=True,
         ),
     )

@@ -87,18 +87,20 @@ def acquire(
     *,
     confined: bool = False,
     waits: Callable[[], object] = lambda: None,
-    program: str | None = None,
+    program: str,
+    stays: bool = False,
 ) -> anyaccel.Hold:
     """Hold what the command line asks for, saying on the way what people should know.
 
-    Where this process is going to become a command, a process beside it ends what runs with the devices when the time
-    is over, and writes down their use.
+    A process beside this one writes down the use of the devices, and ends what runs with them when the time is over,
+    unless this process stays to do so.
 
     Args:
         args: The arguments.
         confined: Whether the holder will be confined.
         waits: Called once when the wait has begun, before anything is said of it.
-        program: Name of the command that this process is going to become; None where it stays.
+        program: Name of the command that is going to use the devices.
+        stays: Whether this process stays until that has ended, and does not become it.
     """
     from anyaccel.launcher.hold import take, written
     from anyaccel.launcher.keeper import keep
@@ -125,9 +127,7 @@ def acquire(
         output.say(f"got {names} after {written(time.monotonic() - began)}")
     if hold.lease is not None and inventory.machine == "host":
         _tell_once_of_others()
-    if program is None:
-        return hold.carried().noted()
-    keep(hold, program)
+    keep(hold, program, stays=stays)
     return hold.carried()
 
 

@@ -140,7 +140,7 @@ class StatusLine:
                 self._said = now
                 say(message)
             return
-        text = cut(printable(f"anyaccel: {message}"), max(1, _width_of(2) - 1))
+        text = shortened(printable(f"anyaccel: {message}"), max(1, _width_of(2) - 1), stream="stderr")
         self._said = now
         self._shown, before = cells(text), self._shown
         _write("stderr", f"\r{text}{' ' * (before - self._shown)}")
@@ -160,15 +160,6 @@ class StatusLine:
     def in_place(self) -> bool:
         """Whether each line takes the place of the one before."""
         return self._in_place
-
-
-def cut(text: str, room: int) -> str:
-    """The beginning of a printable text that takes so many columns at most; what is cut off is ``...``."""
-    if cells(text) <= room:
-        return text
-    while text and cells(text) > room - 3:
-        text = text[:-1]
-    return f"{text}..."[:room]
 
 
 def say_lines(text: str) -> None:
@@ -243,20 +234,26 @@ def _steered() -> bool:
     return os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
-def writes(text: str) -> bool:
-    """Whether the encoding of standard output has all characters of a text."""
+def writes(text: str, stream: Literal["stdout", "stderr"] = "stdout") -> bool:
+    """Whether the encoding of a standard stream has all characters of a text."""
     try:
-        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+        text.encode(getattr(getattr(sys, stream), "encoding", None) or "utf-8")
     except UnicodeEncodeError:
         return False
     return True
 
 
-def shortened(text: str, room: int) -> str:
-    """Cut a printable text to so many columns of a terminal, and show that it is cut."""
+def shortened(text: str, room: int, *, stream: Literal["stdout", "stderr"] = "stdout") -> str:
+    """Cut a printable text to so many columns of a terminal, and show that it is cut.
+
+    Args:
+        text: The text.
+        room: The columns.
+        stream: Where it will be written, which may lack the sign for what is cut.
+    """
     if cells(text) <= room:
         return text
-    sign = "\u2026" if writes("\u2026") else "~"
+    sign = "\u2026" if writes("\u2026", stream) else "~"
     kept = text[: max(0, room - 1)]
     while cells(kept) > max(0, room - 1):
         kept = kept[:-1]

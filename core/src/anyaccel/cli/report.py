@@ -10,7 +10,7 @@ from anyaccel.cli.durations import duration
 from anyaccel.errors import AnyaccelError
 from anyaccel.launcher.hold import written
 from anyaccel.ledger.journal import Entry, Used, read
-from anyaccel.model import UNITS_PER_DEVICE, Value
+from anyaccel.model import UNITS_PER_DEVICE, Value, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 BY = ("user", "device", "type", "job")
-IDLE_BELOW = 0.05
-"""Devices that were busy for less of the time that they were held were held idle."""
+_NOT_TOLD = (
+    "how busy shares are is not told, since vendors tell it of whole devices; '--by device' counts all who held one"
+)
 _HOUR = 3600.0
 
 
@@ -32,8 +33,11 @@ class Row(Value):
         device_seconds: Seconds for which devices were held, times the devices.
         waited_mean: Seconds that a request waited.
         waited_longest: Seconds that one waited, of those that are not added up.
-        utilization: Share of the time held that the devices were busy; None where no vendor tells.
-        idle_seconds: Of the device seconds, those of leases that hardly used theirs; None likewise.
+        utilization: Share of the time held that the devices were busy; None where nobody told.
+        idle_leases: How many leases held a device idle: it stood idle for most of the time.
+        idle_seconds: Of the device seconds, those of devices that were held idle; None where nobody told.
+        memory_peak_bytes: The most memory that was seen in use on one device; None likewise.
+        shares: Whether there were shares of devices that do not count in the utilization and the memory.
     """
 
     name: str
@@ -42,8 +46,16 @@ class Row(Value):
     waited_mean: float
     waited_longest: float
     utilization: float | None
+    idle_leases: int
     idle_seconds: float | None
+    memory_peak_bytes: int | None
+    shares: bool
 
+
+_NO_ROW = Row(
+    name="", leases=0, device_seconds=0.0, waited_mean=0.0, waited_longest=0.0, utilization=None, idle_leases=0,
+    idle_seconds=None, memory_peak_bytes=None, shares=False,
+)  # fmt: skip
 
 EXAMPLES = (
     ("anyaccel report --since 7d", "who used what in the last week"),
@@ -76,7 +88,7 @@ def main(args: argparse.Namespace) -> int:
         _print_csv(rows, args.by)
     elif rows:
         output.print_table(
-            (args.by.upper(), "LEASES", "DEVICE HOURS", "WAITED", "LONGEST", "BUSY", "IDLE HOURS"),
+            (args.by.upper(), "LEASES", "DEVICE HOURS", "WAITED", "LONGEST", "BUSY", "IDLE HOURS", "PEAK MEM"),
             [
                 (
                     row.name,
@@ -86,24 +98,25 @@ def main(args: argparse.Namespace) -> int:
                     written(row.waited_longest),
                     "-" if row.utilization is None else f"{row.utilization:.0%}",
                     "-" if row.idle_seconds is None else f"{row.idle_seconds / _HOUR:.2f}",
+                    output.memory(row.memory_peak_bytes),
                 )
                 for row in rows
             ],
         )
+        if any(row.shares for row in rows):
+            output.say_folded(_NOT_TOLD)
     else:
         output.print_line(f"No lease has ended in the last {written(args.since)}.")
     return 0
 
 
 def clipped(entry: Entry, since: float, until: float) -> Entry | None:
-    """The part of a use that lies in a period; None when there is none."""
+    """The part of a use that lies in a period; None when there is none. How devices fared is that of the whole."""
     began, ended = max(entry.began, since), min(entry.ended, until)
     if ended < began:
         return None
     whole = entry.ended - entry.began
     share = (ended - began) / whole if whole > 0 else 1.0
-    from anyaccel.model import replace
-
     return replace(entry, began=began, ended=ended, held=min(entry.held, whole or entry.held) * share)
 
 
@@ -113,7 +126,7 @@ def summarize(entries: Iterable[Entry], by: str) -> list[Row]:
     for entry in entries:
         for name, devices in _parts(entry, by):
             groups.setdefault(name, []).append((entry, devices))
-    rows = [_row(name, uses) for name, uses in groups.items()]
+    rows = [_row(name, uses, apart=by in ("user", "job")) for name, uses in groups.items()]
     return sorted(rows, key=lambda row: (-row.device_seconds, row.name))
 
 
@@ -128,19 +141,33 @@ def _parts(entry: Entry, by: str) -> list[tuple[str, Sequence[Used]]]:
     return [(each, [used for used in entry.devices if name(used) == each]) for each in names]
 
 
-def _row(name: str, uses: Sequence[tuple[Entry, Sequence[Used]]]) -> Row:
-    seconds = [(entry, entry.held * sum(used.units for used in devices) / UNITS_PER_DEVICE) for entry, devices in uses]
+def _row(name: str, uses: Sequence[tuple[Entry, Sequence[Used]]], *, apart: bool) -> Row:
+    """Add up.
+
+    Args:
+        name: The group.
+        uses: Uses with the devices that count.
+        apart: Whether one user's use is to be told apart from others' of the same device.
+    """
+    held = [(used, entry.held * used.units / UNITS_PER_DEVICE) for entry, devices in uses for used in devices]
     leases = sum(entry.leases for entry, _ in uses)
-    told = [(entry.utilization, time_) for entry, time_ in seconds if entry.utilization is not None]
-    total = sum(time_ for _, time_ in told)
+    told = [(used, seconds) for used, seconds in held if used.utilization is not None]
+    # Of a share nobody knows who of its holders keeps the device busy; where nobody does, it is idle for each.
+    own = [(used, seconds) for used, seconds in held if used.units == UNITS_PER_DEVICE or not apart]
+    busy = [(used.utilization, seconds) for used, seconds in own if used.utilization is not None]
+    total = sum(seconds for _, seconds in busy)
+    peaks = [used.memory_peak_bytes for used, _ in own if used.memory_peak_bytes is not None]
     return Row(
         name=name,
         leases=leases,
-        device_seconds=sum(time_ for _, time_ in seconds),
+        device_seconds=sum(seconds for _, seconds in held),
         waited_mean=sum(entry.waited for entry, _ in uses) / max(1, leases),
         waited_longest=max(entry.waited / entry.leases for entry, _ in uses),
-        utilization=sum(busy * time_ for busy, time_ in told) / total if total else None,
-        idle_seconds=sum(time_ for busy, time_ in told if busy < IDLE_BELOW) if told else None,
+        utilization=sum(share * seconds for share, seconds in busy) / total if total else None,
+        idle_leases=sum(any(used.was_idle for used in devices) for _, devices in uses),
+        idle_seconds=sum(seconds for used, seconds in told if used.was_idle) if told else None,
+        memory_peak_bytes=max(peaks, default=None),
+        shares=len(busy) < len(told),
     )
 
 
@@ -151,8 +178,10 @@ def _json(row: Row, by: str) -> dict[str, Any]:
         "device_seconds": round(row.device_seconds, 3),
         "waited_mean_seconds": round(row.waited_mean, 3),
         "waited_longest_seconds": round(row.waited_longest, 3),
-        "utilization": row.utilization,
-        "idle_device_seconds": row.idle_seconds,
+        "utilization": None if row.utilization is None else round(row.utilization, 4),
+        "idle_leases": None if row.idle_seconds is None else row.idle_leases,
+        "idle_device_seconds": None if row.idle_seconds is None else round(row.idle_seconds, 3),
+        "memory_peak_bytes": row.memory_peak_bytes,
     }
 
 
@@ -160,8 +189,7 @@ def _print_csv(rows: Sequence[Row], by: str) -> None:
     import csv
     import io
 
-    names = list(_json(Row(name="", leases=0, device_seconds=0, waited_mean=0, waited_longest=0, utilization=None,
-                           idle_seconds=None), by))  # fmt: skip
+    names = list(_json(_NO_ROW, by))
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")
     table.writerow(names)

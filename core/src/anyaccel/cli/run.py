@@ -77,7 +77,7 @@ def main(args: argparse.Namespace) -> int:
     shell = not args.command
     if shell:
         args.command = _shell(args)
-    hold = _acquire(args, program=args.command[0])
+    hold = _acquire(args)
     if shell:
         names = ", ".join(device.name for device in hold.devices) or "no device"
         output.say(f"{args.command[0]} has {names}; it is given back when the shell ends")
@@ -85,11 +85,12 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _acquire(
-    args: argparse.Namespace, waits: Callable[[], object] = lambda: None, program: str | None = None
+    args: argparse.Namespace, waits: Callable[[], object] = lambda: None, *, stays: bool = False
 ) -> anyaccel.Hold:
     from anyaccel.launcher.sandbox import available
 
-    hold = acquire(args, confined=bool(args.enforce and not available()), waits=waits, program=program)
+    confined = bool(args.enforce and not available())
+    hold = acquire(args, confined=confined, waits=waits, program=args.command[0], stays=stays)
     if hold.allocation.cpu:
         output.say(anyaccel.open_scheduler(hold.launch.inventory).why(hold.allocation.request).message)
     return hold
@@ -170,7 +171,7 @@ def _keep(args: argparse.Namespace, keeper: Keeper) -> int:
     """Wait for the devices, run the command, and write down what happens."""
     from anyaccel.vendors import close as close_vendors
 
-    with _acquire(args, waits=lambda: keeper.begin("waiting")) as hold:
+    with _acquire(args, waits=lambda: keeper.begin("waiting"), stays=True) as hold:
         sandbox = _sandbox(args, hold)
         keeper.begin("running", devices=tuple(device.name for device in hold.devices), lease=hold.id)
         close_vendors()

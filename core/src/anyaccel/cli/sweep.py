@@ -201,34 +201,39 @@ def _on_cluster(
     tally = progress.tally
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     os.environ.setdefault("RAY_LOG_TO_DRIVER", "0")  # else a cluster's logs stand in standard output, between ours
-    pool = anyaccel.Pool(
-        args.request, engine=args.engine, address=args.address, max_workers=args.jobs, timeout=args.time
-    )
-    calls = _Calls(args, pool)
     try:
-        while True:
-            while len(calls.pending) < (args.jobs or _WINDOW) and not (args.stop_on_error and tally.failed):
-                command = next(commands, None)
-                if command is None:
-                    break
-                calls.submit(*command)
-            tally.running = len(calls.pending)
-            progress.show()
-            if not calls.pending:
-                return 1 if tally.failed else 0
-            for future in wait(calls.pending, timeout=_LOOK_SECONDS, return_when=FIRST_COMPLETED).done:
-                run = calls.ended(future)
-                if run.good or run.attempts > args.retries:
-                    tally.add(run)
-                    log.add(run)
-                    progress.tell(run)
-                else:
-                    calls.submit(run.number, run.command, run.attempts + 1)
+        # Interrupted, it ends what runs on the cluster before it lets go of it.
+        with anyaccel.Pool(
+            args.request,
+            engine=args.engine,
+            address=args.address,
+            max_workers=args.jobs,
+            timeout=args.time,
+            grace=args.grace,
+        ) as pool:
+            calls = _Calls(args, pool)
+            while True:
+                while len(calls.pending) < (args.jobs or _WINDOW) and not (args.stop_on_error and tally.failed):
+                    command = next(commands, None)
+                    if command is None:
+                        break
+                    calls.submit(*command)
+                tally.running = len(calls.pending)
+                progress.show()
+                if not calls.pending:
+                    return 1 if tally.failed else 0
+                for future in wait(calls.pending, timeout=_LOOK_SECONDS, return_when=FIRST_COMPLETED).done:
+                    run = calls.ended(future)
+                    if run.good or run.attempts > args.retries:
+                        tally.add(run)
+                        log.add(run)
+                        progress.tell(run)
+                    else:
+                        calls.submit(run.number, run.command, run.attempts + 1)
     except KeyboardInterrupt:
         return 128 + (stopped or signal.SIGINT)
     finally:
         tally.running = 0
-        pool.shutdown(wait=not stopped, cancel_futures=True)
         for number, handler in before.items():
             signal.signal(number, handler)
 

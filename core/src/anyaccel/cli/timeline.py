@@ -14,6 +14,8 @@ WIDTH, LEFT, ROW, TOP = 960, 140, 26, 40
 _COLORS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0")
 """Colours that differ for most people who do not see all of them."""
 _MARKS = 6
+_BUSY, _IDLE = 0.85, 0.3
+"""How strong the colour is: devices that were held idle are pale."""
 
 
 def picture(entries: Sequence[Entry], since: float, until: float) -> str:
@@ -55,10 +57,12 @@ def picture(entries: Sequence[Entry], since: float, until: float) -> str:
         for used in entry.devices:
             x, width = LEFT + (entry.began - since) * scale, max(1.0, (entry.ended - entry.began) * scale)
             high = max(3.0, (ROW - 6) * used.units / UNITS_PER_DEVICE)
-            what = f"{entry.user}: {entry.note or entry.program or entry.request}, {entry.held:.0f} s"
+            opacity = _IDLE if used.was_idle else _BUSY
+            fared = "" if used.utilization is None else f", device {used.utilization:.0%} busy"
+            what = f"{entry.user}: {entry.note or entry.program or entry.request}, {entry.held:.0f} s{fared}"
             parts.append(
                 f'<rect x="{x:.1f}" y="{rows[used.device] + ROW - 3 - high:.1f}" width="{width:.1f}"'
-                f' height="{high:.1f}" rx="2" fill="{colors[entry.user]}" fill-opacity="0.85">'
+                f' height="{high:.1f}" rx="2" fill="{colors[entry.user]}" fill-opacity="{opacity}">'
                 f"<title>{_text(what)}</title></rect>"
             )
     for number, (user, color) in enumerate(colors.items()):

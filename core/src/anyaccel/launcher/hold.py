@@ -45,7 +45,14 @@ from anyaccel.scheduler.choice import extent_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from typing import Any, Literal, Self
+    from typing import Any, Literal, Protocol, Self
+
+    class Ends(Protocol):
+        """What is told of the end of a use."""
+
+        def ended(self, status: int | None = None) -> None:
+            """Write down that it has ended."""
+
 
 SYSFS_PCI = "/sys/bus/pci/devices"
 
@@ -65,7 +72,7 @@ class Hold:
         self.lease = lease
         self.note = note
         self.waited = waited
-        self._use: Usage | None = None
+        self._use: Ends | None = None
         self._started: marks.Mark = ()
 
     @property
@@ -137,12 +144,16 @@ class Hold:
         request = str(self.allocation.request)
         return Usage(self.id, self.allocation.shares, request, self.note, waited=self.waited, program=program)
 
-    def noted(self) -> Self:
-        """Have a line in the journal when the devices are given back, or this process ends; return the hold."""
+    def noted(self, use: Ends | None = None) -> Self:
+        """Have a line in the journal when the devices are given back, or this process ends; return the hold.
+
+        Args:
+            use: What is told of the end and writes the line; a new one when None.
+        """
         if self.lease:
             import atexit
 
-            self._use = self.usage()
+            self._use = use or self.usage()
             atexit.register(self._use.ended)
         return self
 

@@ -1,4 +1,4 @@
-"""The keeper: a process beside a command that has replaced ours, which ends it in time and writes down its use.
+"""The keeper: a process beside whoever uses devices, which ends that in time and writes down the use.
 
 It is forked by the process that took the devices before that puts the mark on itself, so it carries no mark, and it
 closes every descriptor, those of the lease and the standard streams among them: whatever becomes of it, the lease does
@@ -17,58 +17,102 @@ import time
 from anyaccel.errors import AnyaccelError
 from anyaccel.launcher.command import GRACE_SECONDS
 from anyaccel.launcher.hold import Hold
-from anyaccel.launcher.usage import Usage
+from anyaccel.launcher.sampling import Sampler, sampler
+from anyaccel.launcher.usage import Usage, wanted
 from anyaccel.ledger import Ledger, process
 
 NAME = "anyaccel-keeper"
 """What lists of processes call it."""
 
+_KEPT = 3
+"""Descriptor of the pipe on which a process that stays says how it has ended."""
 _LONGEST_PAUSE = 60.0
 _LOOK_SECONDS = 0.2
 
 
-def keep(hold: Hold, program: str = "") -> None:
+def keep(hold: Hold, program: str = "", *, stays: bool = False) -> None:
     """Start the keeper of a hold whose devices this process is going to use itself, or the command that it becomes.
 
-    Call it before the mark is on this process, with no other threads. Does nothing where nothing is held, or where a
-    process cannot be made.
+    Call it before the mark is on this process, with no other threads. Does nothing where nothing is held, where there
+    is nothing to do, or where a process cannot be made.
 
     Args:
         hold: The hold.
         program: Name of the program that will run; that of this process when empty.
+        stays: Whether this process stays, ends what runs in time, and says how that ended: see :meth:`Hold.note_end`.
     """
     if hold.lease is None:
         return
+    until = None if stays else hold.lease.until
     use, own = hold.usage(program), process.me()
+    asking = sampler(hold.launch.inventory, hold.allocation.shares, use.fared) if wanted() else None
+    if (asking is None and stays) or (until is None and not wanted()):
+        if stays:
+            hold.noted(use)
+        return
+    status, ending = os.pipe()
     try:
         child = os.fork()
     except OSError:
-        return
+        child = -1
     if child:
-        os.waitpid(child, 0)
+        os.close(status)
+        if child > 0:
+            os.waitpid(child, 0)
+        if child > 0 and stays:
+            hold.noted(_Told(ending))
+        else:
+            os.close(ending)
         return
     try:
-        _leave()
+        status = _leave(status)
         if not os.fork():
-            _watch(use, hold.lease.until, own)
+            _watch(use, until, own, asking)
+            use.ended(_told(status))
     except BaseException:  # noqa: BLE001, S110 - there is nobody to tell
         pass
     finally:
         os._exit(0)
 
 
-def _leave() -> None:
-    """Belong to no terminal and hold nothing open."""
+class _Told:
+    """The use of a process that stays, of which its keeper writes the line."""
+
+    def __init__(self, ending: int) -> None:
+        self._ending = ending
+
+    def ended(self, status: int | None = None) -> None:
+        """Tell the keeper how it has ended."""
+        with contextlib.suppress(OSError):
+            os.write(self._ending, b"" if status is None else str(status).encode())
+        with contextlib.suppress(OSError):
+            os.close(self._ending)
+
+
+def _told(status: int) -> int | None:
+    """What somebody has said of the exit status by now; None where nobody has."""
+    os.set_blocking(status, False)
+    try:
+        return int(os.read(status, 64))
+    except (OSError, ValueError):
+        return None
+
+
+def _leave(kept: int) -> int:
+    """Belong to no terminal and hold nothing open but one descriptor; returns its new number."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    if kept != _KEPT:
+        os.dup2(kept, _KEPT, inheritable=False)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
-    os.closerange(3, _most_descriptors())
+    os.closerange(_KEPT + 1, _most_descriptors())
     os.chdir("/")
     process.set_name(NAME)
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it lasts as long as the process
+    return _KEPT
 
 
 def _most_descriptors() -> int:
@@ -78,44 +122,71 @@ def _most_descriptors() -> int:
         return 65536
 
 
-def _watch(use: Usage, until: float | None, holder: tuple[int, int]) -> None:
-    """Wait until a lease is over, end it when its time is, and write its line."""
+def _watch(use: Usage, until: float | None, holder: tuple[int, int], asking: Sampler | None) -> None:
+    """Wait until a lease is over, and end it when its time is."""
     ledger = Ledger.open()
     pid, start = holder
     if process.start_time(pid) != start:
         pid = 0
     pause = _LOOK_SECONDS
-    while True:
-        if pid:
-            _wait(pid, until)
-        else:
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        if until is not None and process.boot_seconds() >= until:
+    try:
+        while True:
+            _wait(pid, _LONGEST_PAUSE if pid else pause, until, asking)
+            pause = _LOOK_SECONDS if pid else min(2 * pause, _LONGEST_PAUSE)
+            if until is not None and process.boot_seconds() >= until:
+                if asking is not None:
+                    asking.stop()
+                with contextlib.suppress(AnyaccelError):
+                    ledger.release_of(use.lease, grace=GRACE_SECONDS, force=True)
+                until = process.boot_seconds() + _LOOK_SECONDS  # again, should something be left
             with contextlib.suppress(AnyaccelError):
-                ledger.release_of(use.lease, grace=GRACE_SECONDS, force=True)
-            pause = _LOOK_SECONDS
-        with contextlib.suppress(AnyaccelError):
-            carriers = ledger.carriers(use.lease)
-            if carriers is None:
-                break
-            if not pid or process.start_time(pid) != start:
-                pid = next(iter(carriers), 0)
-                start = process.start_time(pid) or 0
-    use.ended()
-
-
-def _wait(pid: int, until: float | None) -> None:
-    """Wait until a process has ended, at most until a time since the boot, or for a while."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        time.sleep(_LOOK_SECONDS)
-        return
-    try:
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        left = _LONGEST_PAUSE if until is None else min(_LONGEST_PAUSE, until - process.boot_seconds())
-        poll.poll(max(0.0, left) * 1000 + 1)
+                carriers = ledger.carriers(use.lease)
+                if carriers is None:
+                    return
+                if not pid or process.start_time(pid) != start:
+                    pid = next(iter(carriers), 0)
+                    start = process.start_time(pid) or 0
     finally:
-        os.close(descriptor)
+        if asking is not None:
+            asking.stop()
+
+
+def _wait(pid: int, pause: float, until: float | None, asking: Sampler | None) -> None:
+    """Wait until a process has ended, at most for a while, or until a time since the boot, and ask vendors meanwhile.
+
+    Args:
+        pid: The process; 0 for none.
+        pause: Seconds to wait.
+        until: The time since the boot; None for none.
+        asking: What asks the vendors; None for nothing.
+    """
+    ended = -1
+    if pid:
+        try:
+            ended = os.pidfd_open(pid)
+        except OSError:
+            pause = _LOOK_SECONDS
+    over = time.monotonic() + pause
+    try:
+        while (left := _left(over, until)) > 0:
+            poll = select.poll()
+            if ended >= 0:
+                poll.register(ended, select.POLLIN)
+            if asking is not None:
+                left = min(left, asking.seconds)
+                if asking.answer >= 0:
+                    poll.register(asking.answer, select.POLLIN)
+            ready = poll.poll(left * 1000 + 1)
+            if any(descriptor == ended for descriptor, _ in ready):
+                return
+            if asking is not None:
+                asking.step()
+    finally:
+        if ended >= 0:
+            os.close(ended)
+
+
+def _left(over: float, until: float | None) -> float:
+    """Seconds that are left until the monotonic clock, or that since the boot, says so much."""
+    left = over - time.monotonic()
+    return left if until is None else min(left, until - process.boot_seconds())

@@ -6,12 +6,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from anyaccel import configuration
 from anyaccel.errors import ConfigurationError
-from anyaccel.ledger.journal import Entry, Used, write
+from anyaccel.ledger.journal import IDLE_BELOW, Entry, Used, write
 from anyaccel.model import Share, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.launcher.sampling import Seen
 
 SHORT_SECONDS = 1.0
 """What was held for less by a pool is added up, and written once in a while."""
@@ -38,6 +42,7 @@ class Usage:
     ) -> None:
         self.lease = lease
         self._shares = tuple(shares)
+        self._fared: dict[str, tuple[Used, float]] = {}
         self._request = request
         self._note = note
         self._waited = waited
@@ -46,6 +51,28 @@ class Usage:
         self._clock = time.monotonic()
         self._open = True
 
+    def fared(self, told: Mapping[str, Seen]) -> None:
+        """Take notice of how the devices fare: for each, it stands for the time since the last word of it.
+
+        Args:
+            told: What the vendors say, by device id.
+        """
+        now = time.monotonic()
+        for name, used in self._devices().items():
+            if name in told:
+                _, last = self._fared.get(name, (used, self._clock))
+                known = told[name].utilization is not None
+                self._fared[name] = _with(used, told[name], now - last), now if known else last
+
+    def _devices(self) -> dict[str, Used]:
+        """What is held of each device, and how it fared so far, by device id."""
+        found: dict[str, Used] = {}
+        for share in self._shares:
+            device = share.device
+            units = share.units + (found[device.id].units if device.id in found else 0)
+            found[device.id] = Used(device=device.name, type=device.type, units=units)
+        return found | {name: used for name, (used, _) in self._fared.items()}
+
     def ended(self, status: int | None = None, *, added_up: bool = False) -> None:
         """Write down that it has ended.
 
@@ -53,7 +80,7 @@ class Usage:
             status: Exit status of the command; None where nobody can tell.
             added_up: Whether it may be written later, with others like it, when it was short.
         """
-        if not self._open or not _wanted():
+        if not self._open or not wanted():
             return
         self._open = False
         held = time.monotonic() - self._clock
@@ -64,9 +91,7 @@ class Usage:
             ended=self._began + held,
             held=held,
             waited=self._waited,
-            devices=tuple(
-                Used(device=share.device.name, type=share.device.type, units=share.units) for share in self._shares
-            ),
+            devices=tuple(self._devices().values()),
             request=self._request,
             note=self._note,
             program=os.path.basename(self._program),
@@ -76,6 +101,21 @@ class Usage:
             _SHORT.add(entry)
         else:
             write(entry)
+
+
+def _with(used: Used, seen: Seen, seconds: float) -> Used:
+    """A device with how it fared for some more seconds."""
+    if seen.memory_bytes is not None:
+        used = replace(used, memory_peak_bytes=max(used.memory_peak_bytes or 0, seen.memory_bytes))
+    if seen.utilization is None or seconds <= 0:
+        return used
+    busy, observed = min(1.0, max(0.0, seen.utilization)), used.observed + seconds
+    return replace(
+        used,
+        observed=observed,
+        utilization=((used.utilization or 0.0) * used.observed + busy * seconds) / observed,
+        idle=used.idle + (seconds if busy < IDLE_BELOW else 0.0),
+    )
 
 
 class _Short:
@@ -126,7 +166,7 @@ def _sum(first: Entry, more: Entry) -> Entry:
     )
 
 
-def _wanted() -> bool:
+def wanted() -> bool:
     """Whether the user wants a journal; also where the configuration cannot be read."""
     try:
         return bool(configuration.user().get("journal.keep"))

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from anyaccel.configuration import user_directory
 from anyaccel.ledger.record import clean, user_name
 from anyaccel.ledger.usernamespace import outside
-from anyaccel.model import Value
+from anyaccel.model import Value, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,9 +28,13 @@ MACHINE_DIRECTORY = "/var/lib/anyaccel/journal"
 VERSION = 1
 MOST_BYTES = 8 << 20
 """Size after which a file is put aside as ``.1``, in place of the one that was there: so there are two at most."""
+IDLE_BELOW = 0.05
+"""Who is busy for less of a time is idle."""
 _LONGEST_LINE = 1 << 14
 _PLACES = 10
 _MOST_DEVICES = 128
+_HELD, _FARED = 3, 7
+"""Words of a device: what was held, and with how it fared."""
 
 
 class Used(Value):
@@ -40,11 +44,24 @@ class Used(Value):
         device: Its name in tables, ``vendor/index``, or its id.
         type: Its accelerator type; empty where nobody wrote it down.
         units: How much of it, in 1/10000.
+        observed: Seconds for which its vendor told how busy the device was; 0 where nobody asked, or it does not tell.
+        utilization: Share of these seconds that the device was busy, by all who held it, from 0 to 1; None without any.
+        idle: Of these seconds, those in which it was busy for less than :data:`IDLE_BELOW`.
+        memory_peak_bytes: The most of its memory that was seen in use, by all who held it; None where nobody told.
     """
 
     device: str
     type: str = ""
     units: int = 10_000
+    observed: float = 0.0
+    utilization: float | None = None
+    idle: float = 0.0
+    memory_peak_bytes: int | None = None
+
+    @property
+    def was_idle(self) -> bool:
+        """Whether it stood idle for most of the time: more than half of what was observed."""
+        return self.idle > self.observed / 2
 
 
 class Entry(Value):
@@ -62,7 +79,6 @@ class Entry(Value):
         note: What for.
         program: Name of the program.
         exit: Exit status of the command; None where nobody could tell.
-        utilization: Share of the time that the devices were busy, from 0 to 1; None where the vendor does not tell.
         leases: How many leases it stands for.
     """
 
@@ -77,7 +93,6 @@ class Entry(Value):
     note: str = ""
     program: str = ""
     exit: int | None = None
-    utilization: float | None = None
     leases: int = 1
 
     @property
@@ -125,15 +140,23 @@ def _line(entry: Entry) -> bytes:
         "ended": round(entry.ended, 3),
         "held": round(entry.held, 3),
         "waited": round(entry.waited, 3),
-        "devices": [[used.device, used.type, used.units] for used in entry.devices[:_MOST_DEVICES]],
+        "devices": [_words(used) for used in entry.devices[:_MOST_DEVICES]],
         "request": clean(entry.request),
         "note": clean(entry.note),
         "program": clean(entry.program),
         "exit": entry.exit,
-        "utilization": entry.utilization,
         "leases": entry.leases,
     }
     return json.dumps(words).encode() + b"\n"
+
+
+def _words(used: Used) -> list[Any]:
+    """A device: what was held, and how it fared where somebody told."""
+    held = [used.device, used.type, used.units]
+    if not used.observed and used.memory_peak_bytes is None:
+        return held
+    busy = None if used.utilization is None else round(used.utilization, 4)
+    return [*held, round(used.observed, 3), busy, round(used.idle, 3), used.memory_peak_bytes]
 
 
 def _shared() -> bool:
@@ -243,7 +266,7 @@ def _entry(line: bytes, user: str) -> Entry | None:
     if None in times:
         return None
     began, ended, held, waited = (float(each or 0) for each in times)
-    utilization, status, leases = words.get("utilization"), words.get("exit"), words.get("leases")
+    status, leases = words.get("exit"), words.get("leases")
     return Entry(
         lease=clean(words.get("lease")),
         user=user,
@@ -256,15 +279,26 @@ def _entry(line: bytes, user: str) -> Entry | None:
         note=clean(words.get("note")),
         program=clean(words.get("program")),
         exit=status if type(status) is int and abs(status) < 1 << 31 else None,
-        utilization=_share(utilization),
         leases=leases if type(leases) is int and 0 < leases < 1 << 40 else 1,
     )
 
 
 def _used(value: Any) -> Iterable[Used]:
     for each in value[:_MOST_DEVICES] if isinstance(value, list) else ():
-        if isinstance(each, list) and len(each) == 3 and type(each[2]) is int and 0 < each[2] <= 10_000:  # noqa: PLR2004
-            yield Used(device=clean(each[0]), type=clean(each[1]), units=each[2])
+        if isinstance(each, list) and len(each) >= _HELD and type(each[2]) is int and 0 < each[2] <= 10_000:  # noqa: PLR2004
+            held = Used(device=clean(each[0]), type=clean(each[1]), units=each[2])
+            yield replace(held, **_fared(*each[_HELD:])) if len(each) == _FARED else held
+
+
+def _fared(observed: object, utilization: object, idle: object, memory: object) -> dict[str, Any]:
+    """How a device fared; what makes no sense was not told."""
+    found: dict[str, Any] = {}
+    seconds, busy, stood = _seconds(observed), _share(utilization), _seconds(idle)
+    if seconds and busy is not None and stood is not None:
+        found = {"observed": seconds, "utilization": busy, "idle": min(stood, seconds)}
+    if type(memory) is int and 0 <= memory < 1 << 60:
+        found["memory_peak_bytes"] = memory
+    return found
 
 
 def _share(value: object) -> float | None:
