@@ -55,6 +55,13 @@ def prepare(
         RequestError, UnknownNameError: When the request is wrong.
         NeverFitsError, NotFreeError: When it cannot be served.
         EnvConflictError, PluginError: When the environment cannot be made.
+
+    Examples:
+        >>> launch = anyaccel.prepare("GPU:1", machine="sim:H100:2", mask="index")
+        >>> launch.environment.allocation.devices[0].index
+        0
+        >>> launch.environment.set["ANYACCEL_DEVICES"] == launch.inventory.devices[0].id
+        True
     """
     wanted = parse_request(request)
     inventory = survey(inventory, request=wanted, machine=machine, declare=declare, environ=environ, timeout=timeout)
@@ -91,7 +98,17 @@ def survey(
 
 
 def open_scheduler(inventory: Inventory) -> Scheduler:
-    """Make a scheduler that keeps the rules of the vendors' plug-ins."""
+    """Make a scheduler that keeps the rules of the vendors' plug-ins.
+
+    Examples:
+        >>> scheduler = anyaccel.open_scheduler(anyaccel.detect("sim:H100:2"))
+        >>> half = scheduler.allocate("GPU:0.5")
+        >>> scheduler.why("GPU:2").fits_now
+        False
+        >>> scheduler.release(half)
+        >>> len(scheduler.allocate("GPU:2").devices)
+        2
+    """
     return Scheduler(inventory, validate=validate, known=KnownNames())
 
 

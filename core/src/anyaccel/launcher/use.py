@@ -89,6 +89,11 @@ def use(
         UsageError: When this process uses devices already.
         AlreadyLoadedError: When the runtime of a vendor that is on the machine is loaded in this process.
         NeverFitsError, NotFreeError, LedgerError: As of :func:`anyaccel.acquire`.
+
+    Examples:
+        >>> with anyaccel.use("GPU:2", machine="sim:H100:4") as devices:
+        ...     len(devices.devices), len(anyaccel.current().devices)
+        (2, 2)
     """
     global _in_use  # noqa: PLW0603 - a process has one environment
     wanted = parse_request(request)
