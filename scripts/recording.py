@@ -1,7 +1,7 @@
 """Record a terminal, as an SVG that moves, for the landing page of the site.
 
-A shell runs on a pseudo-terminal, commands are typed into it, and what it shows is drawn: nothing is written by hand. The
-machine is simulated. Pauses are shortened to what somebody takes to read.
+A shell runs on a pseudo-terminal, commands are typed into it, and what it shows is drawn: nothing is written by hand.
+The machine is simulated. Pauses are shortened to what somebody takes to read.
 
     python scripts/recording.py [FILE]
 """
@@ -44,6 +44,7 @@ KEYS = 2
 KEY_SECONDS, READ_SECONDS, END_SECONDS = 0.05, 2.0, 4.0
 WIDTH, HEIGHT, MARGIN = 8.4, 19.0, 14.0
 """Of a character, of a line and around all, in pixels."""
+FONTS = "ui-monospace,'DejaVu Sans Mono','Liberation Mono',Menlo,Consolas,monospace"
 COLOURS = {"default": "#c9d1d9", "red": "#ff7b72", "green": "#7ee787", "brown": "#e3b341", "cyan": "#76e3ea"}
 
 Run = tuple[int, str, str, bool]
@@ -62,7 +63,11 @@ def main(file: Path) -> None:
     """Record the commands into a file."""
     with tempfile.TemporaryDirectory(prefix="anyaccel-") as state:
         environ = {name: os.environ[name] for name in ("LANG", "LC_ALL") if name in os.environ}
-        environ |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TERM": "xterm-256color", "PS1": PROMPT}
+        environ |= {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "TERM": "xterm-256color",
+            "PS1": PROMPT,
+        }
         environ |= {"ANYACCEL_MACHINE": MACHINE, "ANYACCEL_STATE_DIR": state, "XDG_STATE_HOME": state, "HOME": state}
         try:
             file.write_text(drawn(list(record(environ))), encoding="utf-8")
@@ -77,7 +82,7 @@ def record(environ: dict[str, str]) -> Iterator[Frame]:
     stream = pyte.ByteStream(screen)
     pid, terminal = os.forkpty()
     if pid == 0:
-        os.execvpe("bash", ["bash", "--norc", "--noprofile", "--noediting"], environ)  # noqa: S606
+        os.execvpe("bash", ["bash", "--norc", "--noprofile", "--noediting"], environ)
     try:
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         until_prompt(terminal, stream, screen)
@@ -165,15 +170,17 @@ def drawn(frames: list[Frame]) -> str:
         texts.append(f"<g id='l{number}'{last}>{pieces}</g>")
     used = max(row for row, _ in spans) + 1
     width, height = COLUMNS * WIDTH + 2 * MARGIN, used * HEIGHT + 2 * MARGIN
+    size = f"width='{width:.0f}' height='{height:.0f}'"
     return "\n".join(
         (
-            f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width:.0f} {height:.0f}' width='{width:.0f}' height='{height:.0f}'>",
+            f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width:.0f} {height:.0f}' {size}>",
             f"<title>A terminal: {escape('; '.join(COMMANDS))}</title>",
-            "<style>text{font:14px ui-monospace,'DejaVu Sans Mono','Liberation Mono',Menlo,Consolas,monospace;white-space:pre}",
+            f"<style>text{{font:14px {FONTS};white-space:pre}}",
             f"g{{visibility:hidden;animation:{total:.2f}s step-end infinite}}",
             *styles,
-            "@media (prefers-reduced-motion:reduce),print{g{animation:none!important}.last{visibility:visible}}</style>",
-            f"<rect width='{width:.0f}' height='{height:.0f}' rx='8' fill='#161b22'/>",
+            "@media (prefers-reduced-motion:reduce),print{g{animation:none!important}.last{visibility:visible}}",
+            "</style>",
+            f"<rect {size} rx='8' fill='#161b22'/>",
             *texts,
             "</svg>\n",
         )

@@ -34,6 +34,11 @@ ROLE = re.compile(r":\w+:`~?([\w.]+)`")
 PICTURES = (".svg", ".png")
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml"}
 
+VENDORS = """\
+A vendor is a plug-in that is installed beside the core. These pages are made from the plug-ins: what each one reads,
+which variables it writes, which products it knows, and which machines its tests replay. None has been run on real
+accelerators yet; [you can change that](../repository/CONTRIBUTING.md#i-have-hardware-and-one-hour)."""
+
 Row = tuple[str, ...]
 
 
@@ -193,7 +198,9 @@ def cells(notebook: Mapping[str, Any]) -> Iterator[str]:
 
 def brands() -> Iterator[tuple[str, str]]:
     """Name and README of each vendor, by the list of pages."""
-    for name, target in re.findall(r"^- \[(.+)\]\((.+)\)$", (ROOT / CONTENTS).read_text(encoding="utf-8"), re.MULTILINE):
+    for name, target in re.findall(
+        r"^- \[(.+)\]\((.+)\)$", (ROOT / CONTENTS).read_text(encoding="utf-8"), re.MULTILINE
+    ):
         path = joined(CONTENTS, target)
         if re.fullmatch(r"plugins/\w+/README\.md", path):
             yield name, path
@@ -230,19 +237,17 @@ def vendors_page() -> str:
         found = plugin(folder.name)
         info = found.anyaccel_info()
         count = len(list(folder.glob("recordings/*/machine.json")))
-        variables = code(info.env_vars[:2]) + (f" and {len(info.env_vars) - 2} more" if len(info.env_vars) > 2 else "")
-        rows.append(
-            (f"[{name}]({folder.name}.md)", f"`{info.resource}`", variables)
-            + (str(len(list(found.anyaccel_products()))), str(count))
-        )
+        first, *others = info.env_vars
+        variables = f"`{first}`" + f" and {len(others)} more" * bool(others)
+        sold = str(len(list(found.anyaccel_products())))
+        rows.append((f"[{name}]({folder.name}.md)", f"`{info.resource}`", variables, sold, str(count)))
     return "\n\n".join(
         (
             "# Vendors",
-            "A vendor is a plug-in that is installed beside the core. These pages are made from the plug-ins: what each one\n"
-            "reads, which variables it writes, which products it knows and which machines its tests replay.\n"
-            "None has been run on real accelerators yet; "
-            "[you can change that](../repository/CONTRIBUTING.md#i-have-hardware-and-one-hour).",
-            table(("vendor", "asked for as", "variables that it writes", "products", "recordings"), sorted(rows, key=str)),
+            VENDORS,
+            table(
+                ("vendor", "asked for as", "variables that it writes", "products", "recordings"), sorted(rows, key=str)
+            ),
             "An accelerator that is missing is [an afternoon](../tutorial-plugin.md).",
         )
     )
@@ -262,8 +267,15 @@ def at_a_glance(folder: Path) -> str:
     vendor = folder.name
     info = plugin(vendor).anyaccel_info()
     presence = json.loads((folder / "src" / f"anyaccel_{vendor}" / "presence.json").read_text(encoding="utf-8"))
-    ids = [each["vendor"] + (f" (class {', '.join(each['classes'])})" if "classes" in each else "") for each in presence["pci"]]
-    looked = [f"PCI vendor {', '.join(f'`{each}`' for each in ids)}", code(presence["paths"]), code(presence.get("variables", []))]
+    ids = [
+        each["vendor"] + (f" (class {', '.join(each['classes'])})" if "classes" in each else "")
+        for each in presence["pci"]
+    ]
+    looked = [
+        f"PCI vendor {', '.join(f'`{each}`' for each in ids)}",
+        code(presence["paths"]),
+        code(presence.get("variables", [])),
+    ]
     rows = [
         ("install", f"`pip install 'anyaccel[{vendor}]'`"),
         ("ask for", f"`{info.resource}:1`; of this vendor alone `{vendor}:1`"),
@@ -326,6 +338,5 @@ def found_there(vendor: str, expected: Mapping[str, Any] | None) -> str:
     devices = told.get("devices", ())
     types = Counter((device.get("tags") or [device["model"]])[0] for device in devices)
     bad = sum(device.get("health") == "unhealthy" for device in devices)
-    text = ", ".join(f"{count} × {name}" for name, count in types.items()) or "no device, and a note"
+    text = ", ".join(f"{count} x {name}" for name, count in types.items()) or "no device, and a note"
     return f"{text}; {bad} unhealthy" if bad else text
-

@@ -1,4 +1,4 @@
-"""The reference of Python names: each public name has one place and a docstring, and examples in docstrings are true."""
+"""The reference of Python names: each public name has one place and a docstring, and its examples are true."""
 
 import importlib
 import inspect
@@ -62,7 +62,7 @@ def test_each_public_name_of_the_package_has_one_place():
 
 
 @pytest.mark.parametrize(
-    ("module", "page"), [(plugin, "hooks.md"), (kit, "kit.md"), (testing, "conformance.md")], ids=lambda each: str(each)
+    ("module", "page"), [(plugin, "hooks.md"), (kit, "kit.md"), (testing, "conformance.md")], ids=str
 )
 def test_each_public_name_for_authors_has_a_place(module, page):
     here = {name.removeprefix(f"{module.__name__}.") for name in DIRECTIVES if name.startswith(f"{module.__name__}.")}

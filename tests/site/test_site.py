@@ -1,7 +1,7 @@
 """The site as readers have it: what is in its files, and what a real browser shows of each page at two widths.
 
-``tox -e site`` builds the site and runs this. The browser is Chromium or Chrome, as installed, or Playwright's own. What
-it shows of each page is kept beside the site, in ``screenshots/``, for people to look at.
+``tox -e site`` builds the site and runs this. The browser is Chromium or Chrome, as installed, or Playwright's own.
+What it shows of each page is kept beside the site, in ``screenshots/``, for people to look at.
 """
 
 import functools
@@ -112,6 +112,11 @@ def test_a_vendor_has_a_page_of_its_plugin(vendor):
     assert [name for name in names if f"<code>{name}</code>" not in html] == []
 
 
+def test_code_has_its_language():
+    languages = {language for page in PAGES for language in read(page).languages}
+    assert {"python", "console", "toml", "json", "text"} <= languages
+
+
 def test_every_public_name_is_there():
     import anyaccel
 
@@ -190,7 +195,8 @@ TOO_WIDE = """() => [...document.querySelectorAll('.md-content *')].filter(each 
 }).map(each => each.outerHTML.slice(0, 100))"""
 BROKEN_IMAGES = "() => [...document.images].filter(each => !each.complete || !each.naturalWidth).map(each => each.src)"
 PLAIN_CODE = """() => [...document.querySelectorAll('[class*=language-]')].filter(each =>
-  !each.className.match(/language-(text|console)/) && !each.querySelector('code span[class]')).map(each => each.textContent)"""
+  !each.className.match(/language-(text|console)/) && !each.querySelector('code span[class]')
+).map(each => each.textContent)"""
 
 
 @pytest.mark.parametrize("path", PAGES)

@@ -69,8 +69,8 @@ def run(
     Examples:
         >>> program = "import anyaccel; print(anyaccel.current().devices[0].type)"
         >>> done = anyaccel.run("GPU:1", ["python3", "-c", program], machine="sim:H100:2", capture_output=True)
-        >>> done.returncode, done.stdout
-        (0, b'H100\\n')
+        >>> done.returncode, done.stdout.split()
+        (0, [b'H100'])
     """
     confined = confines(enforce)
     terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "time": time, "confined": confined}

@@ -363,14 +363,7 @@ class Scope(Value):
         return cls(prefix=prefix, units=units, names=names, ids=ids, parts=parts, wholes=wholes)
 
     def leases(self, ledger: Ledger) -> tuple[LeaseRecord, ...]:
-        """The leases of our devices that a ledger keeps; see :meth:`ours`.
-
-    Examples:
-        >>> inventory = anyaccel.detect("sim:H100:2")
-        >>> with anyaccel.acquire("GPU:0.5", inventory=inventory, note="evaluation"):
-        ...     [(record.units, record.note) for record in anyaccel.leases(inventory)]
-        [(5000, 'evaluation')]
-    """
+        """The leases of our devices that a ledger keeps; see :meth:`ours`."""
         return self.ours(ledger.leases(frozenset(self.ids).union(*self.wholes.values())))
 
     def keys(self, device_ids: Iterable[str]) -> frozenset[str]:
@@ -633,6 +626,12 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
 
     Raises:
         StateDirectoryError: When the ledger cannot be read.
+
+    Examples:
+        >>> inventory = anyaccel.detect("sim:H100:2")
+        >>> with anyaccel.acquire("GPU:0.5", inventory=inventory, note="evaluation"):
+        ...     [(record.units, record.note) for record in anyaccel.leases(inventory)]
+        [(5000, 'evaluation')]
     """
     environ = os.environ if environ is None else environ
     return Scope.of(inventory, environ).leases(Ledger.open(environ))
