@@ -248,7 +248,7 @@ def vendors_page() -> str:
             table(
                 ("vendor", "asked for as", "variables that it writes", "products", "recordings"), sorted(rows, key=str)
             ),
-            "An accelerator that is missing is [an afternoon](../tutorial-plugin.md).",
+            "Is yours missing? [The tutorial](../tutorial-plugin.md) builds a plug-in.",
         )
     )
 

@@ -5,11 +5,14 @@ What it shows of each page is kept beside the site, in ``screenshots/``, for peo
 """
 
 import functools
+import html
 import http.server
 import io
 import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 from html.parser import HTMLParser
 from pathlib import Path
@@ -104,12 +107,12 @@ def test_no_markdown_is_left_in_the_text(page):
 
 @pytest.mark.parametrize("vendor", VENDORS)
 def test_a_vendor_has_a_page_of_its_plugin(vendor):
-    html = (SITE / "vendors" / vendor / "index.html").read_text(encoding="utf-8")
-    headings = re.findall(r"<h2 id=\"([^\"]+)\"", html)
+    text = (SITE / "vendors" / vendor / "index.html").read_text(encoding="utf-8")
+    headings = re.findall(r"<h2 id=\"([^\"]+)\"", text)
     assert {"at-a-glance", "products", "recordings"} <= set(headings)
     assert [heading for heading in headings if "tested" in heading]
     names = [path.parent.name for path in (ROOT / "plugins" / vendor).glob("recordings/*/machine.json")]
-    assert [name for name in names if f"<code>{name}</code>" not in html] == []
+    assert [name for name in names if f"<code>{name}</code>" not in text] == []
 
 
 def test_code_has_its_language():
@@ -258,3 +261,24 @@ def test_a_reader_chooses_the_scheme(view, address):
     view.goto(address + "tutorial/")
     assert view.evaluate(scheme) == chosen
     view.evaluate("localStorage.clear()")
+
+
+def test_the_script_records_what_the_commands_print(tmp_path):
+    """The SVG of the landing page is made anew, from real commands on a real pseudo-terminal."""
+    command = [sys.executable, str(ROOT / "scripts" / "recording.py"), str(tmp_path / "recording.svg")]
+    subprocess.run(command, check=True, timeout=200)
+    texts = re.findall(r">([^<]+)</text>", (tmp_path / "recording.svg").read_text(encoding="utf-8"))
+    shown = html.unescape("\n".join(texts))
+    for text in (
+        "4 devices, 4 free",
+        "sees GPU-",
+        "training",
+        "does not fit now",
+        "fits now: GPU:1",
+        "job 1 is cancelled",
+    ):
+        assert text in shown, text
+    kept = (ROOT / "docs" / "images" / "recording.svg").read_text(encoding="utf-8")
+    assert re.findall("<title>.*</title>", kept) == re.findall(
+        "<title>.*</title>", (tmp_path / "recording.svg").read_text()
+    )

@@ -206,7 +206,7 @@ def acquire(
             :func:`anyaccel.prepare` takes them, and ``confined``: whether the holder will be confined.
 
     Returns:
-        The hold, to be released: use it in a ``with`` statement.
+        The hold, to be released; use it in a ``with`` statement.
 
     Raises:
         RequestError, UnknownNameError: When the request is wrong.

@@ -83,7 +83,7 @@ def use(
             whatever else :func:`anyaccel.acquire` takes.
 
     Returns:
-        The devices. Keep it: when nothing refers to it any more, they are given back.
+        The devices. Keep it; when nothing refers to it any more, they are given back.
 
     Raises:
         UsageError: When this process uses devices already.

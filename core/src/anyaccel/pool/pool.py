@@ -140,7 +140,7 @@ class Submitter(Executor):
             kwargs: The same.
 
         Returns:
-            The future of a list: the results by rank.
+            The future of a list of the results, by rank.
 
         Raises:
             RuntimeError: When the pool was shut down.
