@@ -11,7 +11,8 @@ import anyaccel
 import pytest
 from anyaccel import kit, plugin, testing
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
 PAGES = ("python.md", "python-plugins.md")
 DIRECTIVES = [
     name
@@ -80,6 +81,21 @@ def test_what_the_reference_shows_is_documented(name):
         assert [key for key, value in members.items() if not inspect.getdoc(value)] == []
     if inspect.isfunction(item) or isinstance(item, type):
         assert inspect.getdoc(item)
+
+
+def test_names_of_ours_on_pages_are_there():
+    """As code with an argument or none: ``anyaccel.detect(...)``, ``anyaccel.Pool``."""
+    missing = []
+    for page in [*ROOT.glob("*.md"), ROOT / "core" / "README.md", *ROOT.glob("docs/**/*.md")]:
+        if page.name == "CHANGELOG.md" or page.parent.name == "decisions":
+            continue  # they tell of what once was
+        names = set(re.findall(r"`(anyaccel(?:\.[A-Za-z_]+)+)[(`]", page.read_text(encoding="utf-8")))
+        for name in names - {"anyaccel.devices"}:  # a label of containers
+            try:
+                resolved(name)
+            except AttributeError:
+                missing.append(f"{page.name}: {name}")
+    assert missing == []
 
 
 def test_the_examples_of_docstrings_are_true(tmp_path):

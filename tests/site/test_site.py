@@ -101,7 +101,7 @@ def test_links_within_the_site_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_no_markdown_is_left_in_the_text(page):
     text = "".join(read(page).texts)
-    left = r"^(?:::: .*|\|.*\|.*|#+ .*|[-*] .*|```.*)$|\]\([\w./#-]+\)|:\w+:`|<!--|\*\*\w"
+    left = r"^(?:::: .*|\|.*\|.*|#+ .*|[-*] .*|```.*)$|\]\([\w./#-]+\)|:(?:func|class|meth|mod|attr|exc):|<!--|\*\*\w"
     assert [found[0] for found in re.finditer(left, text, re.MULTILINE)] == []
 
 
