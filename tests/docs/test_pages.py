@@ -3,7 +3,7 @@
 A page is one session of one shell, in a folder that looks like a checkout. Blocks run in order:
 
 - ``console``: lines with ``$`` are commands (``>`` continues one), what follows is their output; ``...`` is anything.
-- ``sh``: one command, that must succeed.
+- ``sh``: commands, one a line, that must succeed.
 - ``python``: a program; a ``text`` block right below is its output.
 
 A comment right above a block changes that: ``<!-- file: NAME -->`` makes it a file, ``<!-- not run: REASON -->`` leaves

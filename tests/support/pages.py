@@ -14,7 +14,7 @@ RUN = {"console", "sh", "python"}
 LEFT_OUT = {"command: tests": "this is what runs the tests"}
 INSTALLS = re.compile(
     r"python3 -m venv (\S+) && \. \1/bin/activate && "
-    r"(?:pip install( \./(?:core|plugins/\w+))+|pip install uv && uv pip install '\./core\[[\w,]+\]') && "
+    r"(?:pip install( \./(?:core|plugins/\w+))+|pip install uv && uv pip install '\./core\[[\w,]+\]')(?: && |\n)"
 )
 
 
@@ -44,7 +44,8 @@ def steps_of(page: Path) -> list[Step]:
             users = tuple(note.removeprefix("user: ").split(", ")) if note.startswith("user: ") else ()
             steps += [replace(step, users=users) for step in console_steps(body, line)]
         elif language == "sh":
-            steps.append(Step(line, length(INSTALLS.sub("", body), body), None))
+            commands = length(INSTALLS.sub("", body), body).replace("\\\n", "").splitlines()
+            steps += [Step(line, command, None) for command in commands]
         else:
             after = following.get(block)
             shown = after["text"] if after is not None and after["language"] == "text" else None

@@ -48,6 +48,12 @@ def instance_type(name: str) -> InstanceType:
 
     Raises:
         UnknownNameError: When no installed plug-in knows the instance type.
+
+    Examples:
+        >>> from anyaccel.accelerators import instance_type
+        >>> found = instance_type("p5.48xlarge")
+        >>> found.name
+        'p5.48xlarge'
     """
     known = _installed().instance_types
     if name in known:

@@ -32,6 +32,13 @@ def current(environ: Mapping[str, str] | None = None) -> Allocation | None:
 
     Raises:
         UsageError: When somebody has written nonsense into ``ANYACCEL_ALLOCATION``.
+
+    Examples:
+        >>> print(anyaccel.current())
+        None
+        >>> with anyaccel.use("GPU:0.5", machine="sim:H100:2"):
+        ...     [share.memory_bytes for share in anyaccel.current().shares]
+        [42760404992]
     """
     environ = os.environ if environ is None else environ
     text = environ.get(ALLOCATION_VARIABLE)

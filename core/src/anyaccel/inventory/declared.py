@@ -38,6 +38,11 @@ def declare(inventory: Inventory, devices: Mapping[str, int]) -> Inventory:
 
     Raises:
         UsageError: When a name or a number cannot be declared.
+
+    Examples:
+        >>> inventory = anyaccel.declare(anyaccel.detect("sim:H100:1"), {"FPGA": 2})
+        >>> anyaccel.open_scheduler(inventory).allocate("FPGA:2").devices[1].index
+        1
     """
     known = list(inventory.devices)
     for name, number in devices.items():

@@ -41,6 +41,11 @@ def detect(
     Raises:
         MachineError: When ``machine`` names no machine, or a product that no plug-in knows.
         UsageError: When ``ANYACCEL_PLUGINS`` names a vendor that has no plug-in.
+
+    Examples:
+        >>> inventory = anyaccel.detect("sim:H100:2")
+        >>> [device.type for device in inventory.devices]
+        ['H100', 'H100']
     """
     environ = os.environ if environ is None else environ
     begin_for(machine if isinstance(machine, str | None) else machine.text, environ)

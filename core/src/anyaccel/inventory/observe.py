@@ -24,6 +24,10 @@ def stats(
     Returns:
         Stats by device id, and the problems of vendors that could not tell. A device about which nothing is known has
         no entry, and a simulated one never has.
+
+    Examples:
+        >>> anyaccel.stats(anyaccel.detect("sim:H100:2"))
+        ({}, ())
     """
     machine = parse_machine(inventory.machine, environ)
     vendors = {device.vendor for device in inventory.devices if not device.declared}

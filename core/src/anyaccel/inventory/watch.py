@@ -187,6 +187,11 @@ def watch(
     Returns:
         An iterator, and an asynchronous one, of a :class:`Change` whenever something is different. The detection of an
         asynchronous one runs in a thread. What detection raises, the iteration raises.
+
+    Examples:
+        >>> change = next(iter(anyaccel.watch("sim:H100:2", since=anyaccel.detect("sim:H100:1"))))
+        >>> len(change.added), len(change.lost)
+        (1, 0)
     """
 
     def look() -> Inventory:

@@ -65,6 +65,12 @@ def run(
         NeverFitsError, NotFreeError: When it cannot be served, or not in time.
         EnforcementError: When it must be confined and the kernel cannot.
         CommandNotFoundError, CommandNotRunnableError: When the command cannot be started.
+
+    Examples:
+        >>> program = "import anyaccel; print(anyaccel.current().devices[0].type)"
+        >>> done = anyaccel.run("GPU:1", ["python3", "-c", program], machine="sim:H100:2", capture_output=True)
+        >>> done.returncode, done.stdout.split()
+        (0, [b'H100'])
     """
     confined = confines(enforce)
     terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "time": time, "confined": confined}

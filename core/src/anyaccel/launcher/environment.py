@@ -74,6 +74,13 @@ def worker_environment(
     Raises:
         EnvConflictError: When two vendors whose devices were given want one variable differently.
         PluginError: When the plug-in of a vendor whose devices were given cannot say what its mask must be.
+
+    Examples:
+        >>> inventory = anyaccel.detect("sim:H100:2")
+        >>> half = anyaccel.open_scheduler(inventory).allocate("GPU:0.5")
+        >>> worker = anyaccel.worker_environment(half, inventory)
+        >>> worker.set["ANYACCEL_MEMORY_LIMIT"], worker.allocation.shares[0].enforced_by
+        ('42760404992', 'by agreement')
     """
     base = dict(os.environ if environ is None else environ)
     edits, gaps = _edits(allocation, inventory, base, unallocated, mask)

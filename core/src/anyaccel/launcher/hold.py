@@ -217,7 +217,7 @@ def acquire(
             :func:`anyaccel.prepare` takes them, and ``confined``: whether the holder will be confined.
 
     Returns:
-        The hold, to be released: use it in a ``with`` statement.
+        The hold, to be released; use it in a ``with`` statement.
 
     Raises:
         RequestError, UnknownNameError: When the request is wrong.
@@ -225,6 +225,13 @@ def acquire(
         NotFreeError: When the devices were not free in time; says who holds them.
         LimitError: When the configuration of the machine does not give this user so much.
         LedgerError: When leases cannot be kept on this machine.
+
+    Examples:
+        >>> with anyaccel.acquire("GPU:1", machine="sim:H100:2", note="evaluation") as hold:
+        ...     print(hold.devices[0].type, hold.popen(["true"]).wait())
+        ...     print(anyaccel.why("GPU:2", machine="sim:H100:2").fits_now)
+        H100 0
+        False
     """
     return take(
         request, marks.of_process, wait=wait, priority=priority, note=note, on_wait=on_wait, environ=environ,
@@ -610,6 +617,13 @@ def why(
     Raises:
         RequestError, UnknownNameError: When the request is wrong.
         StateDirectoryError: When the ledger cannot be read.
+
+    Examples:
+        >>> verdict = anyaccel.why("GPU:3", machine="sim:H100:2")
+        >>> verdict.fits_now, verdict.ever_fits, str(verdict.nearest)
+        (False, False, 'GPU:2')
+        >>> print(verdict.message)
+        GPU:3 can never fit: this machine has 2 GPU (2 H100).
     """
     environ = os.environ if environ is None else environ
     inventory = survey(inventory, environ=environ, **where)
@@ -641,6 +655,12 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
 
     Raises:
         StateDirectoryError: When the ledger cannot be read.
+
+    Examples:
+        >>> inventory = anyaccel.detect("sim:H100:2")
+        >>> with anyaccel.acquire("GPU:0.5", inventory=inventory, note="evaluation"):
+        ...     [(record.units, record.note) for record in anyaccel.leases(inventory)]
+        [(5000, 'evaluation')]
     """
     environ = os.environ if environ is None else environ
     return Scope.of(inventory, environ).leases(Ledger.open(environ))

@@ -58,6 +58,13 @@ def prepare(
         RequestError, UnknownNameError: When the request is wrong.
         NeverFitsError, NotFreeError: When it cannot be served.
         EnvConflictError, PluginError: When the environment cannot be made.
+
+    Examples:
+        >>> launch = anyaccel.prepare("GPU:1", machine="sim:H100:2", mask="index")
+        >>> launch.environment.allocation.devices[0].index
+        0
+        >>> launch.environment.set["ANYACCEL_DEVICES"] == launch.inventory.devices[0].id
+        True
     """
     wanted = parse_request(request)
     inventory = survey(inventory, request=wanted, machine=machine, declare=declare, environ=environ, timeout=timeout)

@@ -60,6 +60,15 @@ def open_scheduler(
     Raises:
         StateDirectoryError: When it is to be shared, and there is no directory for leases that can be trusted.
         UsageError: When several machines are to be shared: leases are those of one machine.
+
+    Examples:
+        >>> scheduler = anyaccel.open_scheduler(anyaccel.detect("sim:H100:2"))
+        >>> half = scheduler.allocate("GPU:0.5")
+        >>> scheduler.why("GPU:2").fits_now
+        False
+        >>> scheduler.release(half)
+        >>> len(scheduler.allocate("GPU:2").devices)
+        2
     """
     if not isinstance(inventory, Inventory):
         if shared:

@@ -83,12 +83,17 @@ def use(
             whatever else :func:`anyaccel.acquire` takes.
 
     Returns:
-        The devices. Keep it: when nothing refers to it any more, they are given back.
+        The devices. Keep it; when nothing refers to it any more, they are given back.
 
     Raises:
         UsageError: When this process uses devices already.
         AlreadyLoadedError: When the runtime of a vendor that is on the machine is loaded in this process.
         NeverFitsError, NotFreeError, LedgerError: As of :func:`anyaccel.acquire`.
+
+    Examples:
+        >>> with anyaccel.use("GPU:2", machine="sim:H100:4") as devices:
+        ...     len(devices.devices), len(anyaccel.current().devices)
+        (2, 2)
     """
     global _in_use  # noqa: PLW0603 - a process has one environment
     wanted = parse_request(request)

@@ -39,6 +39,11 @@ def from_json(document: Any) -> Inventory | Request | Allocation:
 
     Raises:
         ValueError: When it is no such document; the message names every fault.
+
+    Examples:
+        >>> inventory = anyaccel.detect("sim:H100:2")
+        >>> anyaccel.from_json(anyaccel.to_json(inventory)) == inventory
+        True
     """
     name = document.get("schema") if isinstance(document, Mapping) else None
     kind = KINDS.get(name) if isinstance(name, str) else None

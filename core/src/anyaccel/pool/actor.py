@@ -219,6 +219,19 @@ class Actor:
 
     Attributes:
         ready: Future of the construction; its result is the process id.
+
+    Examples:
+        >>> class Counter:
+        ...     def __init__(self):
+        ...         self.count = 0
+        ...
+        ...     def add(self, number):
+        ...         self.count += number
+        ...         return self.count
+        >>> with anyaccel.Pool("GPU:1", machine="sim:H100:2") as pool:
+        ...     counter = pool.actor(Counter)
+        ...     [counter.add(number).result() for number in (1, 2, 3)]
+        [1, 3, 6]
     """
 
     def __init__(self, state: ActorState) -> None:

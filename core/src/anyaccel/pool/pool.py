@@ -140,7 +140,7 @@ class Submitter(Executor):
             kwargs: The same.
 
         Returns:
-            The future of a list: the results by rank.
+            The future of a list of the results, by rank.
 
         Raises:
             RuntimeError: When the pool was shut down.
@@ -390,6 +390,15 @@ class Pool(Submitter):
         MachineError: When ``machine`` names no machine.
         StateDirectoryError: When there is no directory for leases that can be trusted.
         NeverFitsError: When the machine can never serve ``needs``.
+
+    Examples:
+        >>> def work(number):
+        ...     return number * number, anyaccel.current().devices[0].type
+        >>> with anyaccel.Pool("GPU:1", machine="sim:H100:2") as pool:
+        ...     print(list(pool.map(work, [1, 2, 3])))
+        ...     print(pool.options(needs="GPU:2").submit(work, 4).result())
+        [(1, 'H100'), (4, 'H100'), (9, 'H100')]
+        (16, 'H100')
     """
 
     def __init__(

@@ -44,6 +44,11 @@ def parse_request(request: str | Sequence[str] | Request) -> Request:
 
     Raises:
         RequestError: When it does not follow the grammar; the message names the way out.
+
+    Examples:
+        >>> request = anyaccel.parse_request("GPU:2,linked TPU:4")
+        >>> [term.count for term in request.terms]
+        [2, 4]
     """
     if isinstance(request, str):
         return _parse_text(request)

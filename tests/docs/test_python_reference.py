@@ -1,0 +1,107 @@
+"""The reference of Python names: each public name has one place and a docstring, and its examples are true."""
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import anyaccel
+import pytest
+from anyaccel import kit, plugin, testing
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+PAGES = ("python.md", "python-plugins.md")
+DIRECTIVES = [
+    name
+    for page in PAGES
+    for name in re.findall(r"^::: (\S+)$", (REFERENCE / page).read_text(encoding="utf-8"), re.MULTILINE)
+]
+EXAMPLES = """
+import doctest, sys, anyaccel
+failed = tried = 0
+for name in sys.argv[1:]:
+    item = getattr(anyaccel, name)
+    names = {"anyaccel": anyaccel, "__name__": "__main__"}
+    for test in doctest.DocTestFinder(recurse=False).find(item, name, globs=names):
+        result = doctest.DocTestRunner().run(test)
+        failed, tried = failed + result.failed, tried + result.attempted
+print(failed, "of", tried, "failed")
+"""
+
+
+def resolved(name):
+    """What a dotted name means."""
+    parts = name.split(".")
+    for split in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:split]))
+        except ImportError:
+            continue
+        for part in parts[split:]:
+            found = getattr(found, part)
+        return found
+    raise ImportError(name)
+
+
+def in_tables(page):
+    """Names of the rows and headings that scripts/write_reference.py writes, or that describe a hook."""
+    text = (REFERENCE / page).read_text(encoding="utf-8")
+    return set(re.findall(r"^(?:\| `|### |## `|\| `@)(\w+)", text, re.MULTILINE))
+
+
+def test_each_public_name_of_the_package_has_one_place():
+    here = [name.removeprefix("anyaccel.") for name in DIRECTIVES if name.count(".") == 1]
+    errors = in_tables("errors.md")
+    names = set(anyaccel.__all__) - {"__version__"}
+    assert sorted(here) == sorted(set(here))
+    assert names - set(here) - errors == set()
+    assert set(here) - names == set()
+    assert set(here) & errors <= {"AnyaccelError"}  # the table lists what all errors are, too
+
+
+@pytest.mark.parametrize(
+    ("module", "page"), [(plugin, "hooks.md"), (kit, "kit.md"), (testing, "conformance.md")], ids=str
+)
+def test_each_public_name_for_authors_has_a_place(module, page):
+    here = {name.removeprefix(f"{module.__name__}.") for name in DIRECTIVES if name.startswith(f"{module.__name__}.")}
+    assert here <= set(module.__all__)
+    others = {name for name in module.__all__ if re.search(rf"`{name}\b|### {name}\n", (REFERENCE / page).read_text())}
+    assert set(module.__all__) - here - others == set()
+
+
+@pytest.mark.parametrize("name", DIRECTIVES)
+def test_what_the_reference_shows_is_documented(name):
+    item = resolved(name)
+    if isinstance(item, type) and "__doc__" in vars(item):
+        own = {key: value for key, value in vars(item).items() if not key.startswith("_")}
+        members = {key: value for key, value in own.items() if inspect.isfunction(value) or isinstance(value, property)}
+        assert [key for key, value in members.items() if not inspect.getdoc(value)] == []
+    if inspect.isfunction(item) or isinstance(item, type):
+        assert inspect.getdoc(item)
+
+
+def test_names_of_ours_on_pages_are_there():
+    """As code with an argument or none: ``anyaccel.detect(...)``, ``anyaccel.Pool``."""
+    missing = []
+    for page in [*ROOT.glob("*.md"), ROOT / "core" / "README.md", *ROOT.glob("docs/**/*.md")]:
+        if page.name == "CHANGELOG.md" or page.parent.name == "decisions":
+            continue  # they tell of what once was
+        names = set(re.findall(r"`(anyaccel(?:\.[A-Za-z_]+)+)[(`]", page.read_text(encoding="utf-8")))
+        for name in names - {"anyaccel.devices"}:  # a label of containers
+            try:
+                resolved(name)
+            except AttributeError:
+                missing.append(f"{page.name}: {name}")
+    assert missing == []
+
+
+def test_the_examples_of_docstrings_are_true(tmp_path):
+    pytest.importorskip("anyaccel_nvidia", reason="needs the plug-in of the vendor of the simulated machine")
+    names = [name for name in anyaccel.__all__ if ">>> " in (inspect.getdoc(getattr(anyaccel, name)) or "")]
+    assert len(names) > 12
+    command = [sys.executable, "-c", EXAMPLES, *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=100)
+    assert re.fullmatch(r"0 of \d\d failed\n", done.stdout), done.stdout + done.stderr
