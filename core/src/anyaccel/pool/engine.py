@@ -73,6 +73,7 @@ class Engine(Protocol):
 
     grace: float
     foreign: bool
+    preparation: Preparation
 
     @property
     def lock(self) -> threading.Lock:
