@@ -5,6 +5,7 @@ import concurrent.futures
 import os
 import threading
 import time
+from pathlib import Path
 
 import anyaccel as aa
 import pytest
@@ -410,3 +411,17 @@ def test_options_that_make_no_sense(pool, options, words):
         one.map(square, [1], batch=0)
     with pytest.raises(aa.UsageError, match="n must be a whole number"):
         one.actors(Worker, 0)
+
+
+class Speaker:
+    def say(self, word):
+        print(word)
+        return len(os.listdir("/proc/self/fd"))
+
+
+def test_what_methods_print_goes_to_their_logs(pool, tmp_path):
+    actor = pool(logs=tmp_path / "logs").actor(Speaker)
+    futures = [actor.say(word) for word in ("one", "two", "three")]
+    counts = [future.result(WAIT) for future in futures]
+    assert [Path(future.log).read_text() for future in futures] == ["one\n", "two\n", "three\n"]
+    assert counts[0] == counts[-1], "no descriptor is left open"

@@ -103,6 +103,8 @@ class Worker:
             message = spin.receive(self.channel)
             if message is None:
                 return
+            if message.kind != Kind.SETUP:
+                _redirect(message.descriptors)
             goes_on = handlers[message.kind](message)
             if not goes_on or message.kind == Kind.LAST_CALL:
                 return
@@ -145,9 +147,6 @@ class Worker:
             raise WorkerError(f"the warm-up on {where} failed: {type(error).__name__}: {error}") from error
 
     def _call(self, message: Message) -> bool:
-        if message.descriptors:
-            _redirect(message.descriptors)
-
         def call(message: Message) -> Any:
             (function, args, kwargs), entered = self._unpickled(message)
             try:
