@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from anyaccel.errors import BrokenWorkerError, WorkerError
 from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options, name_of, settle_call
@@ -22,6 +22,43 @@ if TYPE_CHECKING:
 
 Method = str | Callable[..., Any]
 """What is called of an actor's object: a method by its name, or a function that is given the object first."""
+
+
+class ActorWorker(Protocol):
+    """Whatever runs the calls of an actor: a process of ours, or one of a cluster.
+
+    Attributes:
+        ending: Whether it gets no more calls.
+    """
+
+    ending: bool
+
+    @property
+    def idle(self) -> bool:
+        """Whether it runs nothing."""
+        raise NotImplementedError
+
+    @property
+    def free(self) -> bool:
+        """Whether it takes one more call of a method; called with the lock held."""
+        raise NotImplementedError
+
+    @property
+    def outstanding(self) -> list[Call]:
+        """Calls that it was given and has not answered."""
+        raise NotImplementedError
+
+    def add(self, call: Call) -> None:
+        """Say that it has a call; called with the lock held."""
+
+    def run(self, call: Call) -> None:
+        """Send it a call that it has."""
+
+    def finish(self) -> None:
+        """Let it end by itself."""
+
+    def stop(self, grace: float) -> None:
+        """End it, with so many seconds between asking and killing."""
 
 
 class Callee:
@@ -97,7 +134,7 @@ class Callee:
         else:
             self._core.keep(call)
 
-    def _vacancy(self) -> ActorProcess | None:
+    def _vacancy(self) -> ActorWorker | None:
         """A worker that has room for one more call; called with the lock held."""
         raise NotImplementedError
 
@@ -143,7 +180,7 @@ class ActorState(Callee):
 
     def __init__(self, core: Engine, name: str, options: Options) -> None:
         super().__init__(core, name, options)
-        self.member: ActorProcess | None = None
+        self.member: ActorWorker | None = None
         self.construction = Call(name, Options.of(needs=options.needs, max_calls=1), self._on_cancel)
         self.construction.kind = Kind.CONSTRUCT
         self.construction.actor = self
@@ -154,7 +191,7 @@ class ActorState(Callee):
         """Future of its construction."""
         return self.construction.future
 
-    def _vacancy(self) -> ActorProcess | None:
+    def _vacancy(self) -> ActorWorker | None:
         return self.member if self.member is not None and self.member.free else None
 
     def close(self) -> None:

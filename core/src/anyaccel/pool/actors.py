@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.errors import BrokenWorkerError, WorkerError
-from anyaccel.pool.actor import Actor, ActorProcess, ActorState, Callee
+from anyaccel.pool.actor import Actor, ActorState, ActorWorker, Callee
 from anyaccel.pool.call import AwaitableFuture, Call, Options
 from anyaccel.pool.channel import Kind
 from anyaccel.pool.payload import Pickled, call_each_method
@@ -95,7 +95,7 @@ class Group(Callee):
         if self.death is not None:
             self._fail_waiting(self.death)
 
-    def _vacancy(self) -> ActorProcess | None:
+    def _vacancy(self) -> ActorWorker | None:
         free = [member for state in self._states if (member := state.member) is not None and member.free]
         return min(free, key=lambda member: len(member.outstanding), default=None)
 

@@ -98,7 +98,8 @@ class ActorHost:
     def _left(self) -> bool:
         """Whether its process is none of the host's any more."""
         member = None if self._state is None else self._state.member
-        return member is None or member not in self._host.core.members
+        living: set[object] = set(self._host.core.members)
+        return member is None or member not in living
 
     def _bury(self, death: BaseException) -> None:
         self._death = death
