@@ -14,7 +14,8 @@ import anyaccel as aa
 import cloudpickle
 import pytest
 from anyaccel.engines.ray.labels import UNIT_VARIABLE, node_labels, node_resources, unit_instances
-from dask_nodes import DaskNodes
+from dask_nodes import DaskNodes, needs_dask
+from ray_nodes import needs_ray
 
 HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE.parent / "pool")]  # helpers; workers have our path, too
@@ -176,3 +177,13 @@ def pool_on(acme: object, request: pytest.FixtureRequest, new_pool: Callable[...
         return new_pool(needs, engine=engine, **options)
 
     return pool_on
+
+
+@pytest.fixture(params=["local", pytest.param("ray", marks=needs_ray), pytest.param("dask", marks=needs_dask)])
+def pool(request: pytest.FixtureRequest, pool_on: Callable[..., aa.Pool]) -> Any:
+    """Make pools on each engine in turn."""
+
+    def pool(needs: Any = None, **options: Any) -> aa.Pool:
+        return pool_on(request.param, needs, **options)
+
+    return pool

@@ -7,9 +7,7 @@ import time
 
 import anyaccel as aa
 import pytest
-from dask_nodes import needs_dask
 from processes import until
-from ray_nodes import needs_ray
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
@@ -18,15 +16,6 @@ pytestmark = [
 ]
 
 WAIT = 60
-
-
-@pytest.fixture(params=["local", pytest.param("ray", marks=needs_ray), pytest.param("dask", marks=needs_dask)])
-def pool(request, pool_on):
-    def pool(needs=None, **options):
-        return pool_on(request.param, needs, **options)
-
-    pool.engine = request.param
-    return pool
 
 
 def square(x):

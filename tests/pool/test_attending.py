@@ -1,10 +1,13 @@
 """Waiting for an answer in one's own thread: awake or asleep, with the loop out of the way, and not for longer."""
 
+import os
+import signal
 import socket
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
+import anyaccel as aa
 import pytest
 from anyaccel.pool import channel as spinning
 from anyaccel.pool import reactor as reactors
@@ -164,3 +167,21 @@ def test_a_future_is_made_as_its_base_class_makes_it():
     bare, ours = vars(Future()), vars(Call("x", Options.of(), print).future)
     del bare["_condition"]
     assert {name: ours[name] for name in bare} == bare
+
+
+class Sleeper:
+    def sleep(self, seconds):
+        time.sleep(seconds)
+
+
+def test_the_loop_does_not_wait_for_who_attends(pool):
+    one = pool()
+    actor = one.actor(Sleeper)
+    pid = actor.ready.result()
+    (member,) = one._core.members
+    with ThreadPoolExecutor() as threads:
+        waits = threads.submit(actor.sleep(1000).exception)
+        until(member._reading.locked, "somebody who attends")
+        reactors.reactor().call_soon(member.read)  # of an answer that whoever attends has taken meanwhile
+        os.kill(pid, signal.SIGKILL)
+        assert isinstance(waits.result(60), aa.BrokenWorkerError)

@@ -4,6 +4,7 @@ import gc
 import io
 import os
 import pickle
+import re
 import socket
 import struct
 import subprocess
@@ -19,10 +20,11 @@ from anyaccel.pool.channel import MOST_INLINE, Kind, receive, send
 from anyaccel.pool.forkserver.client import Gone
 from anyaccel.pool.logs import Logs
 from anyaccel.pool.payload import LARGE, Pickled, dumps, dumps_whole, loads
-from anyaccel.pool.pool import Counter, Printer, Progress, chunks
 from anyaccel.pool.proc import ending
 from anyaccel.pool.process import WorkerProcess
+from anyaccel.pool.progress import Line, Progress, shown
 from anyaccel.pool.reactor import Reactor
+from anyaccel.pool.results import batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import until
@@ -252,23 +254,45 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_is_redrawn_on_a_terminal_and_written_now_and_then_elsewhere(monkeypatch):
-    terminal, file = Terminal(), io.StringIO()
+def test_a_line_of_progress_is_redrawn(monkeypatch):
+    terminal = Terminal()
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    printers = Printer(terminal), Printer(file)
-    for second in range(25):
-        clock[0] = second
-        for printer in printers:
-            printer(Progress(done=second, failed=0, total=24, seconds=second))
-    assert terminal.getvalue().count("\r\x1b[K") == 24
-    assert terminal.getvalue().endswith("24 of 24 done in 24s\n")
-    assert file.getvalue() == "10 of 24 done, 14s left\n20 of 24 done, 4s left\n24 of 24 done in 24s\n"
+    line = Line(terminal)
+    for step in range(49):
+        clock[0] = step / 20
+        line(Progress(done=step, failed=0, total=48, seconds=step / 20))
+    assert 16 <= terminal.getvalue().count("\r\x1b[K") <= 25
+    assert terminal.getvalue().endswith("48 of 48 done in 2s\n")
+
+
+@pytest.mark.parametrize("name", ["tqdm", "rich", None])
+def test_progress_is_shown_where_somebody_watches(monkeypatch, name):
+    if name is not None:
+        pytest.importorskip(name)
+    for other in {"tqdm", "rich"} - {name}:
+        monkeypatch.setitem(sys.modules, other, None)
+        monkeypatch.setitem(sys.modules, f"{other}.auto", None)
+        monkeypatch.setitem(sys.modules, f"{other}.progress", None)
+        monkeypatch.setitem(sys.modules, f"{other}.console", None)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    tell = shown(4)
+    for done in range(1, 5):
+        tell(Progress(done=done, failed=int(done > 2), total=4, seconds=done))
+    words = {"tqdm": "| 4/4 [", "rich": "100%", None: "4 of 4 done, 1 failed in 4s\n"}
+    assert words[name] in terminal.getvalue()
+    assert re.search("failed=1|1 failed", terminal.getvalue())
+
+
+def test_progress_is_not_shown_in_a_log(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert shown(4) is None
 
 
 @given(st.lists(st.tuples(st.integers())), st.integers(1, 7))
-def test_chunks_lose_nothing(arguments, size):
-    cut = list(chunks(iter(arguments), size))
+def test_batches_lose_nothing(arguments, size):
+    cut = list(batches(iter(arguments), size))
     assert [each for chunk in cut for each in chunk] == arguments
     assert all(len(chunk) == size for chunk in cut[:-1])
 
@@ -277,7 +301,7 @@ def invert(number):
     return 1 / number
 
 
-def test_map_in_chunks_with_progress(pool, capsys):
+def test_map_in_chunks_with_progress(pool, monkeypatch):
     told = []
     results = pool().map(invert, [1, 2, 4, 8, 16], chunksize=2, progress=told.append)
     assert list(results) == [1, 0.5, 0.25, 0.125, 0.0625]
@@ -288,8 +312,17 @@ def test_map_in_chunks_with_progress(pool, capsys):
         next(failing)
     until(lambda: told[-1].done == 3, "all")
     assert told[-1].failed >= 1
+    told.clear()
+    failing = pool().map(invert, [1, 2, 0, 4, 5], batch=3, progress=told.append)
+    assert [next(failing), next(failing)] == [1, 0.5]
+    until(lambda: told and told[-1].done == 5, "all")
+    assert told[-1].failed == 1
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     assert list(pool().map(invert, [1, 2], progress=True)) == [1, 0.5]
-    until(lambda: "2 of 2 done in 0s" in capsys.readouterr().err, "the line")
+    until(lambda: re.search("2/2|2 of 2|100%", terminal.getvalue()), "the line")
+    monkeypatch.setattr(sys, "stderr", log := io.StringIO())
+    assert list(pool().map(invert, [1, 2], progress=True)) == [1, 0.5]
+    assert log.getvalue() == ""
     with pytest.raises(ValueError, match=r"chunksize must be 1 or more \(got 0\)"):
         pool().map(invert, [1], chunksize=0)
     assert list(pool().map(invert, [])) == []
@@ -301,17 +334,3 @@ def test_a_map_that_is_not_wanted_any_more_is_cancelled(pool):
     assert next(results) is None
     results.close()
     assert one.submit(pow, 2, 2).result() == 4
-
-
-def test_counting_knows_what_failed():
-    from concurrent.futures import Future
-
-    told = []
-    counter = Counter(3, told.append)
-    good, bad, cancelled = Future(), Future(), Future()
-    good.set_result(1)
-    bad.set_exception(OSError())
-    cancelled.cancel()
-    for future in (good, bad, cancelled):
-        counter.count(future, 1)
-    assert [(progress.done, progress.failed) for progress in told] == [(1, 0), (2, 1), (3, 2)]

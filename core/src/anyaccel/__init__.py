@@ -58,6 +58,7 @@ _HOMES = {
     "anyaccel.model.document": ("from_json", "to_json"),
     "anyaccel.scheduler": ("Demand", "Fleet", "Reason", "Scheduler", "Ticket", "Verdict", "parse_request"),
     "anyaccel.pool.actor": ("Actor",),
+    "anyaccel.pool.actors": ("Actors",),
     "anyaccel.pool.call": ("BrokenPoolError",),
     "anyaccel.pool.pool": ("Pool",),
 }

@@ -54,6 +54,7 @@ from anyaccel.model import VendorState as VendorState
 from anyaccel.model.document import from_json as from_json
 from anyaccel.model.document import to_json as to_json
 from anyaccel.pool.actor import Actor as Actor
+from anyaccel.pool.actors import Actors as Actors
 from anyaccel.pool.call import BrokenPoolError as BrokenPoolError
 from anyaccel.pool.pool import Pool as Pool
 from anyaccel.scheduler import Demand as Demand

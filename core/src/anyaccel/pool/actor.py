@@ -1,56 +1,105 @@
-"""An object that lives in a worker, and the calls of its methods, one after the other."""
+"""An object that lives in a worker, and the calls of its methods."""
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from anyaccel.errors import BrokenWorkerError, WorkerError
-from anyaccel.pool.call import Call, CallFuture, Options, settle_call
+from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options, name_of, settle_call
 from anyaccel.pool.channel import Kind, Message
 from anyaccel.pool.forkserver.client import Gone
 from anyaccel.pool.payload import dumps
 from anyaccel.pool.process import Held, Owner, WorkerProcess
+from anyaccel.pool.reactor import reactor
 
 if TYPE_CHECKING:
     from anyaccel.pool.engine import Engine
 
+Method = str | Callable[..., Any]
+"""What is called of an actor's object: a method by its name, or a function that is given the object first."""
 
-class ActorState:
-    """An actor, from the wish for it to its end.
+
+class ActorWorker(Protocol):
+    """Whatever runs the calls of an actor: a process of ours, or one of a cluster.
+
+    Attributes:
+        ending: Whether it gets no more calls.
+    """
+
+    ending: bool
+
+    @property
+    def idle(self) -> bool:
+        """Whether it runs nothing."""
+        raise NotImplementedError
+
+    @property
+    def free(self) -> bool:
+        """Whether it takes one more call of a method; called with the lock held."""
+        raise NotImplementedError
+
+    @property
+    def outstanding(self) -> list[Call]:
+        """Calls that it was given and has not answered."""
+        raise NotImplementedError
+
+    def add(self, call: Call) -> None:
+        """Say that it has a call; called with the lock held."""
+
+    def run(self, call: Call) -> None:
+        """Send it a call that it has."""
+
+    def finish(self) -> None:
+        """Let it end by itself."""
+
+    def stop(self, grace: float) -> None:
+        """End it, with so many seconds between asking and killing."""
+
+
+class Callee:
+    """What has methods to be called: an actor, or several that are alike.
 
     Attributes:
         name: Name of its class.
+        options: How its calls are to be run.
         queue: Calls of its methods that wait.
-        member: Its worker, once there is one.
         closing: Whether it gets no more calls.
         death: Why it can run no call any more, or None.
-        options: How its calls are to be run.
-        construction: The call that makes the object.
     """
 
     def __init__(self, core: Engine, name: str, options: Options) -> None:
         self.name = name
+        self.options = options
         self.queue: deque[Call] = deque()
-        self.member: ActorProcess | None = None
         self.closing = False
         self.death: WorkerError | None = None
         self._core = core
-        self.options = options
-        self.construction = Call(name, Options.of(needs=options.needs, max_calls=1), self._on_cancel)
-        self.construction.kind = Kind.CONSTRUCT
-        self.construction.actor = self
 
-    def call(self, method: str, args: Any, kwargs: Any) -> CallFuture:
-        """Call a method once those that came before have been.
+    @property
+    def ready(self) -> AwaitableFuture[Any]:
+        """Future of its construction."""
+        raise NotImplementedError
+
+    @property
+    def plain(self) -> bool:
+        """Whether answers are read as plain data."""
+        return self._core.preparation.plain
+
+    def call(self, method: Method, args: Any, kwargs: Any) -> CallFuture:
+        """Call a method once those that came before have begun, and there is room for it.
 
         Raises:
-            RuntimeError: When the actor was closed.
+            RuntimeError: When it was closed.
         """
-        call = self.prepare(method)
+        call = self.prepare(method if isinstance(method, str) else name_of(method))
         try:
-            call.body = dumps((method, args, kwargs))
+            body = dumps((method, args, kwargs))
+            call.body = body.frozen() if self.options.retries else body
         except Exception as error:  # noqa: BLE001 - it belongs to the future
             call.fail(error)
         else:
@@ -64,39 +113,102 @@ class ActorState:
         return call
 
     def enter(self, call: Call) -> None:
-        """Let a call be run once those that came before have been.
+        """Let a call be run once those that came before have begun, and there is room for it.
 
         Raises:
-            RuntimeError: When the actor was closed.
+            RuntimeError: When it was closed.
         """
         with self._core.lock:
             death = self.death
             if death is None and self.closing:
                 raise RuntimeError(f"the actor {self.name} was closed and takes no more calls")
-            member = self.member
-            idle = death is None and member is not None and member.call is None and not self.queue
-            if idle and member is not None:
-                member.call = call
+            member = None if death is not None or self.queue else self._vacancy()
+            if member is not None:
+                member.add(call)
             elif death is None:
                 self.queue.append(call)
-        if idle and member is not None:
+        if member is not None:
             member.run(call)
         elif death is not None:
             call.fail(self._obituary(death))
         else:
             self._core.keep(call)
 
+    def _vacancy(self) -> ActorWorker | None:
+        """A worker that has room for one more call; called with the lock held."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Take no more calls; end when those that wait have been run."""
+        raise NotImplementedError
+
+    def stop(self, grace: float) -> None:
+        """End now, whatever it is doing.
+
+        Args:
+            grace: Seconds between asking a process to end and killing it.
+        """
+        raise NotImplementedError
+
+    def _obituary(self, death: WorkerError) -> BrokenWorkerError:
+        """Why a call is not run; each call has its own, since an exception remembers who raised it."""
+        error = BrokenWorkerError(
+            f"the actor {self.name} has gone: {death}", exit_status=getattr(death, "exit_status", None)
+        )
+        error.__cause__ = death.__cause__
+        return error
+
+    def _fail_waiting(self, death: WorkerError) -> None:
+        """Let calls that wait fail, since it is dead."""
+        with self._core.lock:
+            waiting = tuple(self.queue)
+            self.queue.clear()
+        for call in waiting:
+            call.fail(self._obituary(death))
+
+    def _on_cancel(self, call: Call) -> None:
+        """A call was cancelled that had not begun: it is passed over."""
+
+
+class ActorState(Callee):
+    """An actor, from the wish for it to its end.
+
+    Attributes:
+        member: Its worker, once there is one.
+        construction: The call that makes the object.
+    """
+
+    def __init__(self, core: Engine, name: str, options: Options) -> None:
+        super().__init__(core, name, options)
+        self.member: ActorWorker | None = None
+        self.construction = Call(name, Options.of(needs=options.needs, max_calls=1), self._on_cancel)
+        self.construction.kind = Kind.CONSTRUCT
+        self.construction.actor = self
+        self.construction.future.add_done_callback(self._on_constructed)
+
+    @property
+    def ready(self) -> CallFuture:
+        """Future of its construction."""
+        return self.construction.future
+
+    def _vacancy(self) -> ActorWorker | None:
+        return self.member if self.member is not None and self.member.free else None
+
     def close(self) -> None:
         """Take no more calls; end when those that wait have been run."""
         with self._core.lock:
             self.closing = True
             member = self.member
-            idle = member is not None and member.call is None and not self.queue and not member.ending
+            idle = member is not None and member.idle and not self.queue and not member.ending
         if idle and member is not None:
             member.finish()
 
-    def kill(self) -> None:
-        """End now, whatever it is doing."""
+    def stop(self, grace: float) -> None:
+        """End now, whatever it is doing.
+
+        Args:
+            grace: Seconds between asking its process to end and killing it.
+        """
         with self._core.lock:
             self.closing = True
             member = self.member
@@ -104,15 +216,22 @@ class ActorState:
             self.bury(BrokenWorkerError("it was killed before it had been made"))
             self._core.on_cancel(self.construction)
         else:
-            member.stop(0)
+            member.stop(grace)
 
-    def following(self) -> Call | None:
-        """The next call, taken from the queue; called with the lock held."""
-        while self.queue:
+    def following(self) -> list[Call]:
+        """Give its worker the next calls, as many as it has room for; called with the lock held."""
+        found: list[Call] = []
+        member = self.member
+        while self.queue and member is not None and member.free:
             call = self.queue.popleft()
             if not call.future.done():
-                return call
-        return None
+                member.add(call)
+                found.append(call)
+        return found
+
+    def regain(self, calls: list[Call]) -> list[Call]:  # noqa: ARG002
+        """Take back calls that its worker has died of, where another one may run them; called with the lock held."""
+        return []
 
     def die(self, death: WorkerError) -> None:
         """No call will be run any more."""
@@ -122,28 +241,16 @@ class ActorState:
     def bury(self, death: WorkerError) -> None:
         """It has gone: whatever waits for it fails."""
         self.die(death)
-        with self._core.lock:
-            death = self.death or death
-            waiting, self.queue = self.queue, deque()
         self.construction.fail(death)
-        for call in waiting:
-            call.fail(self._obituary(death))
+        self._fail_waiting(self.death or death)
 
-    def fail_to_be_made(self) -> None:
-        """The call that makes the object has failed."""
-        future = self.construction.future
+    def _on_constructed(self, future: Future[Any]) -> None:
+        """The object has been made, or never will be."""
         cause = None if future.cancelled() else future.exception()
-        death = BrokenWorkerError(f"it could not be made: {type(cause).__name__}: {cause}")
-        death.__cause__ = cause
-        self.bury(death)
-
-    def _obituary(self, death: WorkerError) -> BrokenWorkerError:
-        """Why a call is not run; each call has its own, since an exception remembers who raised it."""
-        error = BrokenWorkerError(
-            f"the actor {self.name} has gone: {death}", exit_status=getattr(death, "exit_status", None)
-        )
-        error.__cause__ = death.__cause__
-        return error
+        if cause is not None:
+            death = BrokenWorkerError(f"it could not be made: {type(cause).__name__}: {cause}")
+            death.__cause__ = cause
+            self.bury(death)
 
     def _on_cancel(self, call: Call) -> None:
         if call is self.construction:
@@ -160,8 +267,21 @@ class ActorProcess(WorkerProcess):
         super().__init__(owner, Options.of(needs=options.needs, max_calls=0), held, call)
         assert call is not None  # noqa: S101 - it makes the object
         assert call.actor is not None  # noqa: S101
-        self._state = call.actor
+        self._state: ActorState = call.actor
         self._state.member = self
+
+    @property
+    def idle(self) -> bool:
+        """Whether it runs nothing."""
+        return self.call is None
+
+    @property
+    def free(self) -> bool:
+        """Whether it takes one more call of a method; called with the lock held."""
+        if self.call is None:
+            return not self.ending
+        made = self.call.kind != Kind.CONSTRUCT
+        return made and not self.ending and 1 + len(self.queued) < self._state.options.concurrency
 
     @property
     def busies_processor(self) -> bool:
@@ -172,29 +292,33 @@ class ActorProcess(WorkerProcess):
         """The pool takes no more calls."""
         self._state.close()
 
+    def take_back(self) -> Call | None:
+        """None: its calls are run here or nowhere."""
+        return None
+
     def on_message(self, message: Message) -> None:
         """It has answered: give it the next call, then hand over what it said."""
         if message.kind not in (Kind.RESULT, Kind.ERROR) or not self.expects(message):
             super().on_message(message)
             return
+        following: list[Call] = []
+        made = True
         with self.owner.lock:
-            call = self.call
-            unknown = call is not None and call.number != message.number
-            if not unknown:
-                self.call, self.last = None, message.number
-        if unknown:
+            call = next((call for call in self.outstanding if call.number == message.number), None)
+            if call is not None:
+                self.drop(call)
+                call.body = None
+                self.last = message.number
+                made = call.kind != Kind.CONSTRUCT or message.kind == Kind.RESULT
+                following = self._state.following() if made else []
+        if call is None:
             self.on_unasked(message.number)
             return
-        with self.owner.lock:
-            made = call is None or call.kind != Kind.CONSTRUCT or message.kind == Kind.RESULT
-            following = self._state.following() if made and not self.ending else None
-            self.call = following
-        if following is not None:
-            self.run(following)
-        if call is not None:
-            settle_call(call, message, plain=self.owner.preparation.plain)
+        for each in following:
+            self.run(each)
+        settle_call(call, message, plain=self.owner.preparation.plain)
         if not made:
-            self._state.fail_to_be_made()
+            self._state.bury(BrokenWorkerError("it could not be made"))  # where its future has not said why
             self.expect_end()
         elif self._state.closing:
             self._state.close()
@@ -206,6 +330,10 @@ class ActorProcess(WorkerProcess):
         if self._state.closing and gone.status == 0:
             death = BrokenWorkerError("it was closed", exit_status=0)
         self._state.die(death)  # before anybody hears of it and calls again
+        if gone.forked and not self.stopped:
+            with self.owner.lock:
+                for each in self._state.regain(self.outstanding):
+                    self.drop(each)
         super().on_gone(gone)
         self._state.bury(death)
 
@@ -213,9 +341,10 @@ class ActorProcess(WorkerProcess):
 class Actor:
     """An object in a process of its own, on devices of its own; made by :meth:`anyaccel.Pool.actor`.
 
-    ``actor.method(...)`` calls a method there and returns a future. Calls run one after the other, in the order in
-    which they were made. The devices are held until the process is gone; it ends with :meth:`close`, with
-    :meth:`kill`, with its pool, and when nobody refers to the actor any more.
+    ``actor.method(...)`` calls a method there and returns a future. Calls begin in the order in which they were made,
+    one after the other; so many run at the same time as the pool's ``max_concurrency`` says, in threads, those of
+    ``async`` methods in one event loop. The devices are held until the process is gone; it ends with :meth:`close`,
+    with :meth:`kill`, with its pool, and when nobody refers to the actor any more.
 
     Attributes:
         ready: Future of the construction; its result is the process id.
@@ -234,9 +363,17 @@ class Actor:
         [1, 3, 6]
     """
 
-    def __init__(self, state: ActorState) -> None:
+    def __init__(self, state: Callee) -> None:
         self._state = state
-        self.ready = state.construction.future
+        self.ready = state.ready
+        # A finalizer runs wherever garbage is collected, perhaps under one of our locks: it only leaves a note.
+        weakref.finalize(self, reactor().call_soon, state.close).atexit = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __getattr__(self, name: str) -> partial[CallFuture]:
         if name.startswith("__"):
@@ -257,7 +394,7 @@ class Actor:
 
     def kill(self) -> None:
         """End the process now. Calls that have not been answered fail."""
-        self._state.kill()
+        self._state.stop(0)
 
     def __reduce__(self) -> str:
         raise TypeError(
@@ -266,4 +403,4 @@ class Actor:
 
     def __repr__(self) -> str:
         state = "gone" if self._state.death else "closing" if self._state.closing else "alive"
-        return f"<Actor {self._state.name}: {state}>"
+        return f"<{type(self).__name__} {self._state.name}: {state}>"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import BrokenExecutor, Future
 from concurrent.futures._base import PENDING
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from anyaccel.errors import RemoteError, UsageError, WorkerError
 from anyaccel.model import Allocation, Request, Value
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from anyaccel.pool.reactor import Timer
     from anyaccel.scheduler import Verdict
 
+
+T = TypeVar("T")
+
+AHEAD = 16
+"""Items that a stream may be ahead of whoever takes them, where nothing else is said."""
 
 _numbers = count(1)
 _kinds: dict[tuple[Request | None, int], int] = {}
@@ -40,6 +45,8 @@ class Options(Value):
         max_calls: Calls after which a worker's process is replaced; 0 for never.
         timeout: Seconds that a call may run, or None. Waiting for its devices does not count.
         retries: Times that a call is run again when its worker or its machine has died.
+        concurrency: Methods of an actor that may run at the same time.
+        ahead: Items that a stream may be ahead of whoever takes them.
         alike: Calls for which this is equal ask for the same, and wait in one line.
     """
 
@@ -47,6 +54,8 @@ class Options(Value):
     max_calls: int
     timeout: float | None
     retries: int
+    concurrency: int
+    ahead: int
     alike: int
 
     @property
@@ -56,15 +65,25 @@ class Options(Value):
 
     @classmethod
     def of(
-        cls, *, needs: Request | None = None, max_calls: int = 0, timeout: float | None = None, retries: int = 0
+        cls,
+        *,
+        needs: Request | None = None,
+        max_calls: int = 0,
+        timeout: float | None = None,
+        retries: int = 0,
+        concurrency: int = 1,
+        ahead: int = AHEAD,
     ) -> Options:
         """Make options, and number what calls must have in common to share a process."""
         # A number, since it is looked up several times for each call, and a request takes long to hash.
         alike = _kinds.setdefault((needs, max_calls), next(_kind_numbers))
-        return cls(needs=needs, max_calls=max_calls, timeout=timeout, retries=retries, alike=alike)
+        return cls(
+            needs=needs, max_calls=max_calls, timeout=timeout, retries=retries, concurrency=concurrency, ahead=ahead,
+            alike=alike,
+        )  # fmt: skip
 
 
-def checked(*, max_calls: object, timeout: object, retries: object) -> None:
+def checked(*, max_calls: object, timeout: object, retries: object, max_concurrency: object, ahead: object) -> None:
     """Check options that are numbers.
 
     Raises:
@@ -76,6 +95,9 @@ def checked(*, max_calls: object, timeout: object, retries: object) -> None:
         raise UsageError(f"timeout must be a positive number of seconds, or None for no limit (got {timeout!r:.60})")
     if not is_whole(retries, 0):
         raise UsageError(f"retries must be a whole number, 0 for none (got {retries!r:.60})")
+    for name, value in (("max_concurrency", max_concurrency), ("ahead", ahead)):
+        if not is_whole(value, 1):
+            raise UsageError(f"{name} must be a whole number, 1 or more (got {value!r:.60})")
 
 
 def is_whole(value: object, least: int) -> bool:
@@ -119,7 +141,16 @@ class _Condition(threading.Condition):
         return owned
 
 
-class CallFuture(Future[Any]):
+class AwaitableFuture(Future[T]):
+    """A future that coroutines wait for, too: ``await future``. A task that is cancelled meanwhile cancels it."""
+
+    def __await__(self) -> Generator[Any, None, T]:
+        from asyncio import wrap_future
+
+        return wrap_future(self).__await__()
+
+
+class CallFuture(AwaitableFuture[Any]):
     """The future of a call.
 
     It can be cancelled while the call runs, too: then the worker is ended, with everything that it started. Only the
@@ -236,8 +267,13 @@ class Call:
 
     @property
     def may_be_retried(self) -> bool:
-        """Whether it is to be run again when its worker has died."""
-        return self.kind == Kind.CALL and self.tries < self.options.retries and self.undecided()
+        """Whether it is to be run again, by any worker, when its worker has died."""
+        return self.kind == Kind.CALL and self.has_tries
+
+    @property
+    def has_tries(self) -> bool:
+        """Whether it has been run less often than it may be, and is still wanted."""
+        return self.tries < self.options.retries and self.undecided()
 
     def undecided(self) -> bool:
         """Whether its outcome is open."""

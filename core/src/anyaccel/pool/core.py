@@ -248,18 +248,17 @@ class Core(Engine):
 
     def on_stuck(self, member: WorkerProcess, reason: str) -> None:
         """Something of a worker ignores SIGKILL: its devices stay with it."""
-        call = member.call
         if member.held is not None:
             self.quarantine(member.held, reason)
-        if call is not None:
-            call.fail(member.death(Gone(reason=reason), call.name))
         self.recall(member)
+        for call in member.outstanding:
+            call.fail(member.death(Gone(reason=reason), call.name))
         self.broker.serve()
 
     def on_timeout(self, member: WorkerProcess, call: Call) -> None:
         """The time of a call is up."""
         with self.lock:
-            if member.call is not call:
+            if call not in member.outstanding:
                 return
             member.ending = True
         call.fail(TaskTimeoutError(f"{call.name} took longer than its timeout of {call.options.timeout:g} s"))
@@ -429,19 +428,21 @@ class Core(Engine):
             self.feeds = True
 
     def settle(self) -> None:
-        """Once closed and out of work, let the workers go."""
+        """Once closed, let actors go that have no work, since others may wait for what they hold; then the workers."""
         if not self.closed:
             return
         with self.lock:
-            if self._broker is not None and self._broker.waiting(self):
-                return
+            waiting = [] if self._broker is None else self._broker.waiting(self)
             members = list(self.members)
-            for member in members:
+            for member in members if not waiting else ():
                 self.broker.discard(member)
-            empty = not members
+        for call in waiting:
+            if call.actor is not None:
+                call.actor.close()
         for member in members:
-            member.leave()
-        if empty:
+            if not waiting or isinstance(member, ActorProcess):
+                member.leave()
+        if not members and not waiting:
             with self.lock:
                 servers, self._servers = self._servers, set()
             for server in servers:

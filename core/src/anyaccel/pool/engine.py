@@ -78,6 +78,7 @@ class Engine(Protocol):
         foreign: Whether we are a fork of the process that the pool belongs to.
         closed: Whether no more calls are taken.
         broken: Why no call can be run, or None.
+        preparation: What its workers have in common.
     """
 
     lock: threading.Lock
@@ -86,6 +87,7 @@ class Engine(Protocol):
     foreign: bool
     closed: bool
     broken: BrokenPoolError | None
+    preparation: Preparation
 
     def check(self, request: Request) -> None:
         """Raise the error of a request that can never be served."""

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from anyaccel.pool.call import CallFuture
+from anyaccel.pool.call import AwaitableFuture, CallFuture
 from anyaccel.pool.payload import loads
 
 
-class GangFuture(Future[list[Any]]):
+class GangFuture(AwaitableFuture[list[Any]]):
     """The future of the results of all calls of a gang, by rank.
 
     Its exception is that of the first call that failed; the others are ended then. It can be cancelled while they run,

@@ -28,6 +28,7 @@ class Preparation(Value):
         enforce: Whether the kernel is to refuse them the device nodes of all other devices.
         sandbox: Pickled call that confines the process further, or None.
         initializer: Pickled call that prepares it for the user's functions, or None.
+        warmup: Pickled call for the first use of the devices, in workers that hold some, or None.
         plain: Whether their answers are read as plain data.
     """
 
@@ -36,12 +37,13 @@ class Preparation(Value):
     enforce: Enforce = False
     sandbox: bytes | None = None
     initializer: bytes | None = None
+    warmup: bytes | None = None
     plain: bool = False
 
     @property
     def staged(self) -> bool:
         """Whether a worker may say that it could not be prepared, of which it says the end."""
-        return bool(self.enforce) or self.sandbox is not None or self.initializer is not None
+        return bool(self.enforce) or any(each is not None for each in (self.sandbox, self.initializer, self.warmup))
 
     def setup(
         self,
@@ -96,8 +98,15 @@ class Preparation(Value):
             "confine": None if sandbox is None else pickled_call(sandbox.apply),
             "sandbox": self.sandbox,
             "initializer": self.initializer,
+            "warmup": self._warmup_on(allocation),
         }
         return made.allocation, dumps(message)
+
+    def _warmup_on(self, allocation: Allocation) -> tuple[bytes, str] | None:
+        """The warm-up, and what to call the devices in messages; None where there is nothing to warm up."""
+        if self.warmup is None or not allocation.devices:
+            return None
+        return self.warmup, ", ".join(f"{device.name} ({device.id})" for device in allocation.devices)
 
 
 def pickled_call(function: Callable[..., Any] | None, arguments: tuple[Any, ...] = ()) -> bytes | None:

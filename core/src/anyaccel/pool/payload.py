@@ -29,6 +29,12 @@ MOST_NAMED = 1 << 20
 
 _ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None), type(Ellipsis)))
 
+BEFORE_USERS = {
+    __name__, "anyaccel.pool.forkserver.child", "anyaccel.pool.forkserver.together", "anyaccel.pool.stream",
+    "concurrent.futures._base",
+}  # fmt: skip
+"""Modules of which a traceback shows no frames before those of the user."""
+
 MAKES_FUNCTION = ("cloudpickle.cloudpickle", "_make_function")
 """What cloudpickle calls to make a function that was sent by value."""
 
@@ -123,6 +129,18 @@ def dumps_error(error: BaseException, text: str) -> Pickled:
     except Exception:  # noqa: BLE001
         body = b""
     return dumps((body, summary, text))
+
+
+def describe(error: BaseException) -> Pickled:
+    """An exception of a user's call, and its traceback as text, which begins with the user's code."""
+    import traceback
+
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__") in BEFORE_USERS:
+        trace = trace.tb_next
+    text = "".join(traceback.format_exception(type(error), error, trace))
+    error.__traceback__ = None
+    return dumps_error(error, text)
 
 
 def _without_registry(error: BaseException) -> bytes | None:
@@ -561,6 +579,39 @@ def _aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
-def call_each(function: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[Any]:
-    """Call a function with each of some arguments, in a worker."""
-    return [function(*arguments) for arguments in chunk]
+def call_each(function: Callable[..., Any], batch: list[tuple[Any, ...]]) -> Any:
+    """Call a function with each of some arguments, in a worker, until a call fails.
+
+    Returns:
+        The results, and the failure as :func:`dumps_error` describes it, or None; for an ``async`` function, a
+        coroutine that returns the same.
+    """
+    results: list[Any] = []
+    try:
+        for arguments in batch:
+            value = function(*arguments)
+            if type(value) is types.CoroutineType:
+                return _await_each(function, value, batch[1:])
+            results.append(value)
+    except Exception as error:  # noqa: BLE001 - it belongs to one call, and the others have their results
+        return results, describe(error).data
+    return results, None
+
+
+async def _await_each(
+    function: Callable[..., Any], first: types.CoroutineType[Any, Any, Any], batch: list[tuple[Any, ...]]
+) -> tuple[list[Any], bytes | None]:
+    """The same for an ``async`` function of which the first call has begun."""
+    results = []
+    try:
+        results.append(await first)
+        for arguments in batch:
+            results.append(await function(*arguments))  # noqa: PERF401 - those that there are count when one fails
+    except Exception as error:  # noqa: BLE001 - as above
+        return results, describe(error).data
+    return results, None
+
+
+def call_each_method(actor: Any, method: str, batch: list[tuple[Any, ...]]) -> Any:
+    """The same for a method of an actor."""
+    return call_each(getattr(actor, method), batch)

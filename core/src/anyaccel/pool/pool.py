@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
-import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal
 
 from anyaccel.errors import UsageError
 from anyaccel.launcher.sandbox import Enforce
-from anyaccel.model import Allocation, Value
+from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import Actor, ActorState
-from anyaccel.pool.call import CallFuture, Options, checked, is_whole, name_of
+from anyaccel.pool.actors import Actors, Group
+from anyaccel.pool.call import AHEAD, CallFuture, Options, checked, is_whole, name_of
 from anyaccel.pool.engine import Engine, Setting, open_engine
 from anyaccel.pool.launching import Preparation, pickled_call
 from anyaccel.pool.logs import Logs
-from anyaccel.pool.payload import call_each, dumps_whole
+from anyaccel.pool.payload import call_each, dumps, dumps_whole
+from anyaccel.pool.progress import Tell
 from anyaccel.pool.reactor import reactor
+from anyaccel.pool.results import Results, check_batch, run_all
+from anyaccel.pool.stream import Source, Stream
 from anyaccel.probe.machine import Machine
 from anyaccel.scheduler import RequestLike, parse_request
 
@@ -49,6 +49,8 @@ class Submitter(Executor):
         timeout: float | None = UNSET,
         max_calls: int | None = UNSET,
         retries: int = UNSET,
+        max_concurrency: int = UNSET,
+        ahead: int = UNSET,
     ) -> Submitter:
         """The same pool with other options for the calls that go through what is returned.
 
@@ -58,6 +60,9 @@ class Submitter(Executor):
             max_calls: Calls after which the process is replaced, 0 for never; None for 1 where devices are needed, and
                 else 0.
             retries: Times that a call is run again when its worker or its machine has died.
+            max_concurrency: Methods of one actor that may run at the same time, in threads of its process; those of
+                ``async`` methods in one event loop.
+            ahead: Items that the worker of a :meth:`stream` may be ahead of whoever takes them.
 
         Raises:
             UsageError: When an option makes no sense.
@@ -68,6 +73,8 @@ class Submitter(Executor):
             max_calls=(self._options.max_calls if needs is UNSET else None) if max_calls is UNSET else max_calls,
             timeout=self._options.timeout if timeout is UNSET else timeout,
             retries=self._options.retries if retries is UNSET else retries,
+            max_concurrency=self._options.concurrency if max_concurrency is UNSET else max_concurrency,
+            ahead=self._options.ahead if ahead is UNSET else ahead,
         )
         if changed.needs is not None:
             self._core.check(changed.needs)
@@ -91,39 +98,100 @@ class Submitter(Executor):
         *iterables: Iterable[Any],
         timeout: float | None = None,
         chunksize: int = 1,
-        progress: bool | Callable[[Progress], None] = False,
-    ) -> Iterator[Any]:
+        batch: int = 1,
+        progress: bool | Tell = False,
+    ) -> Results:
         """Run a function over arguments; the results come in their order.
 
-        All arguments are taken at once. When the iterator is closed early, by an exception of a call for instance, the
-        calls that are left are cancelled, those that run included.
+        All arguments are taken at once. What is returned is for one ``for`` or ``async for``. When it ends early, by an
+        exception of a call or its ``close()``, the calls that are left are cancelled, those that run included.
 
         Args:
             fn: The function.
             iterables: Its arguments, one from each.
             timeout: Seconds until all results must be there.
-            chunksize: How many calls go to a worker at once: more for short calls.
-            progress: True to write to standard error how far it is, or a function that is told.
+            chunksize: The same as ``batch``, by the name that ``concurrent.futures`` has for it.
+            batch: How many calls go to a worker in one message, and come back in one: more for short calls.
+            progress: True to show how far it is where a terminal or a notebook is, with tqdm or rich where one is
+                installed; or a function that is told.
 
         Raises:
             TimeoutError: When a result is not there in time.
             Exception: What the first call that failed raised, in its place.
         """
-        if chunksize < 1:
-            raise ValueError(f"chunksize must be 1 or more (got {chunksize!r:.60})")
-        end = None if timeout is None else time.monotonic() + timeout
-        parts = list(chunks(zip(*iterables, strict=False), chunksize))
-        counter = None
-        if progress:
-            tell = progress if callable(progress) else Printer()
-            counter = Counter(sum(map(len, parts)), tell)
-        futures = []
-        for part in parts:
-            future = self.submit(fn, *part[0]) if chunksize == 1 else self.submit(call_each, fn, part)
-            if counter is not None:
-                future.add_done_callback(partial(counter.count, calls=len(part)))
-            futures.append(future)
-        return _results(futures, end, chunked=chunksize > 1)
+        check_batch(batch=batch, chunksize=chunksize)
+        return self._run_all(fn, zip(*iterables, strict=False), timeout, max(batch, chunksize), progress, in_order=True)
+
+    def map_unordered(
+        self,
+        fn: Callable[..., Any],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        batch: int = 1,
+        progress: bool | Tell = False,
+    ) -> Results:
+        """The same as :meth:`map`; each result comes as soon as it is there."""
+        check_batch(batch=batch)
+        return self._run_all(fn, zip(*iterables, strict=False), timeout, batch, progress, in_order=False)
+
+    def starmap(
+        self, fn: Callable[..., Any], iterable: Iterable[Iterable[Any]], chunksize: int | None = None
+    ) -> list[Any]:
+        """Run a function over tuples of its arguments, and wait for the results, as ``multiprocessing.Pool`` does.
+
+        Args:
+            fn: The function.
+            iterable: Its arguments, all for one call together.
+            chunksize: How many calls go to a worker in one message; None for 1.
+
+        Raises:
+            Exception: What the first call that failed raised; the others are cancelled.
+        """
+        check_batch(chunksize=1 if chunksize is None else chunksize)
+        return list(self._run_all(fn, map(tuple, iterable), None, chunksize or 1, progress=False, in_order=True))
+
+    def _run_all(
+        self,
+        fn: Callable[..., Any],
+        arguments: Iterable[tuple[Any, ...]],
+        timeout: float | None,
+        batch: int,
+        progress: bool | Tell,
+        *,
+        in_order: bool,
+    ) -> Results:
+        return run_all(
+            arguments,
+            partial(self.submit, fn),
+            partial(self.submit, call_each, fn),
+            batch=batch,
+            timeout=timeout,
+            progress=progress,
+            in_order=in_order,
+            plain=self._core.preparation.plain,
+        )
+
+    def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Stream:
+        """Run a function that yields, and give what it yields as soon as it is there.
+
+        It has a process of its own, and holds its devices until it ends. The worker is so many items ahead as
+        :meth:`options` says, and then waits. A ``timeout`` is for each item.
+
+        Args:
+            fn: The function, an ``async`` one also. It returns whatever can be iterated over.
+            args: Its arguments.
+            kwargs: The same.
+
+        Returns:
+            What is for one ``for`` or ``async for``. When it ends early, by ``close()`` for instance, the function is
+            ended, too.
+
+        Raises:
+            RuntimeError: When the pool was shut down.
+        """
+        state = ActorState(self._core, name_of(fn), replace(self._options, concurrency=1, retries=0))
+        self._core.enter(state.construction, (Source, (fn, args, kwargs), {}, 1))
+        return Stream(state, self._core.grace, self)
 
     def gang(self, hosts: int, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> GangFuture:
         """Run a function on several machines at once: one call on each, none before all have their devices.
@@ -168,11 +236,30 @@ class Submitter(Executor):
             RuntimeError: When the pool was shut down.
         """
         state = ActorState(self._core, name_of(cls), self._options)
-        self._core.enter(state.construction, (cls, args, kwargs))
-        actor = Actor(state)
-        # A finalizer runs wherever garbage is collected, perhaps under one of our locks: it only leaves a note.
-        weakref.finalize(actor, reactor().call_soon, state.close).atexit = False
-        return actor
+        self._core.enter(state.construction, (cls, args, kwargs, self._options.concurrency))
+        return Actor(state)
+
+    def actors(self, cls: Callable[..., Any], n: int, /, *args: Any, **kwargs: Any) -> Actors:
+        """Make several such objects, each in a process of its own on devices of its own, and use them as one.
+
+        Args:
+            cls: Their class, or whatever makes one.
+            n: How many. Those that find no devices wait for some, while the others work.
+            args: Arguments of that.
+            kwargs: Arguments of that.
+
+        Returns:
+            What calls the methods of whichever is free.
+
+        Raises:
+            UsageError: When ``n`` makes no sense.
+            RuntimeError: When the pool was shut down.
+            Exception: When the class or an argument cannot be pickled.
+        """
+        if not is_whole(n, 1):
+            raise UsageError(f"n must be a whole number, 1 or more (got {n!r:.60})")
+        work = dumps((cls, args, kwargs, self._options.concurrency)).frozen()
+        return Actors(Group(self._core, name_of(cls), self._options, work, n))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls, let those that there are run, and end all workers.
@@ -184,34 +271,27 @@ class Submitter(Executor):
         self._core.shutdown(wait=wait, cancel_futures=cancel_futures)
 
 
-def _results(futures: list[CallFuture], end: float | None, *, chunked: bool) -> Iterator[Any]:
-    """What the futures yield, in order; each is forgotten as soon as it has been."""
-    futures.reverse()
-    try:
-        while futures:
-            futures[-1].result(None if end is None else end - time.monotonic())  # it is cancelled, too, if that fails
-            if chunked:
-                yield from futures.pop().result()
-            else:
-                yield futures.pop().result()
-    finally:
-        for future in futures:
-            future.cancel()
-
-
 def make_options(
-    needs: RequestLike | None, *, max_calls: int | None, timeout: float | None, retries: int = 0
+    needs: RequestLike | None,
+    *,
+    max_calls: int | None,
+    timeout: float | None,
+    retries: int = 0,
+    max_concurrency: int = 1,
+    ahead: int = AHEAD,
 ) -> Options:
     """Check options and fill in what depends on others.
 
     Raises:
         UsageError: When one makes no sense.
     """
-    checked(max_calls=max_calls, timeout=timeout, retries=retries)
+    checked(max_calls=max_calls, timeout=timeout, retries=retries, max_concurrency=max_concurrency, ahead=ahead)
     request = None if needs is None else parse_request(needs)
     if max_calls is None:
         max_calls = 0 if request is None else 1
-    return Options.of(needs=request, max_calls=max_calls, timeout=timeout, retries=retries)
+    return Options.of(
+        needs=request, max_calls=max_calls, timeout=timeout, retries=retries, concurrency=max_concurrency, ahead=ahead
+    )
 
 
 def check_gang(hosts: object, options: Options) -> None:
@@ -235,109 +315,6 @@ def check_seconds(**seconds: object) -> None:
     for name, value in seconds.items():
         if not isinstance(value, (int, float)) or value < 0:
             raise UsageError(f"{name} must be a number of seconds, 0 or more (got {value!r:.60})")
-
-
-EVERY_SECONDS = 10.0
-"""How often a line is written where lines stay, such as into a file."""
-FASTEST_SECONDS = 0.1
-"""How often a line is redrawn on a terminal."""
-
-
-class Progress(Value):
-    """How far a :meth:`anyaccel.Pool.map` is.
-
-    Attributes:
-        done: Calls that are over, whatever became of them.
-        failed: Those among them that raised, were cancelled, or lost their worker.
-        total: All calls.
-        seconds: Time since the start.
-    """
-
-    done: int
-    failed: int
-    total: int
-    seconds: float
-
-    @property
-    def left_seconds(self) -> float | None:
-        """Time that the rest will take if it goes on like this; None as long as nothing is done."""
-        return self.seconds / self.done * (self.total - self.done) if self.done else None
-
-    def __str__(self) -> str:
-        failed = f", {self.failed} failed" if self.failed else ""
-        left = "" if self.left_seconds is None else f", {_duration(self.left_seconds)} left"
-        over = f"in {_duration(self.seconds)}"
-        return f"{self.done} of {self.total} done{failed}{left if self.done < self.total else f' {over}'}"
-
-
-class Counter:
-    """Counts calls as they end, and tells somebody.
-
-    Args:
-        total: All calls.
-        tell: Told each time, by whatever thread it happens in.
-    """
-
-    def __init__(self, total: int, tell: Callable[[Progress], None]) -> None:
-        self._total = total
-        self._tell = tell
-        self._start = time.monotonic()
-        self._lock = threading.Lock()
-        self._done = self._failed = 0
-
-    def count(self, future: Future[Any], calls: int) -> None:
-        """Count the calls behind a future that is done."""
-        failed = future.cancelled() or future.exception() is not None
-        with self._lock:
-            self._done += calls
-            self._failed += calls if failed else 0
-            self._tell(
-                Progress(
-                    done=self._done,
-                    failed=self._failed,
-                    total=self._total,
-                    seconds=time.monotonic() - self._start,
-                )
-            )
-
-
-class Printer:
-    """Writes progress for people: one line that is redrawn on a terminal, else a line now and then.
-
-    Args:
-        stream: Where to; standard error when None.
-    """
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._redraws = self._stream.isatty()
-        self._pause = FASTEST_SECONDS if self._redraws else EVERY_SECONDS
-        self._last = time.monotonic()
-
-    def __call__(self, progress: Progress) -> None:
-        """Write it, unless something was written a moment ago."""
-        over = progress.done == progress.total
-        now = time.monotonic()
-        if not over and now - self._last < self._pause:
-            return
-        self._last = now
-        end = "\n" if over or not self._redraws else ""
-        text = ("\r\x1b[K" if self._redraws else "") + str(progress) + end
-        self._stream.write(text)
-        self._stream.flush()
-
-
-def chunks(arguments: Iterable[tuple[Any, ...]], size: int) -> Iterator[list[tuple[Any, ...]]]:
-    """Cut arguments into chunks of a size; the last may be smaller."""
-    rest = iter(arguments)
-    while chunk := list(islice(rest, size)):
-        yield chunk
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
 CONFINING = ("anyaccel.launcher.sandbox", "anyaccel.launcher.landlock", "anyaccel.launcher.reach")
@@ -365,6 +342,8 @@ class Pool(Submitter):
         preload: Modules that are imported once for all workers, before they are forked.
         initializer: Called in each worker before its first call.
         initargs: Arguments of the initializer.
+        warmup: Called without arguments in each worker that holds devices, after the initializer and before its first
+            call. When it fails, the pool is broken, and says on which device.
         unallocated: Whether vendors of which nothing was given are hidden, or left as the environment has them.
         mask: Whether masks name devices by stable id or by index, where the vendor's runtime takes both.
         timeout: Seconds that a call may run; None for no limit. Waiting for devices does not count.
@@ -414,6 +393,7 @@ class Pool(Submitter):
         preload: Sequence[str] = (),
         initializer: Callable[..., Any] | None = None,
         initargs: tuple[Any, ...] = (),
+        warmup: Callable[[], object] | None = None,
         unallocated: Literal["hide", "inherit"] = "hide",
         mask: Literal["id", "index"] = "id",
         timeout: float | None = None,
@@ -430,6 +410,8 @@ class Pool(Submitter):
             raise ValueError(f"max_workers must be greater than 0 (got {max_workers!r:.60})")
         if initializer is not None and not callable(initializer):
             raise TypeError(f"initializer must be a callable (got {initializer!r:.60})")
+        if warmup is not None and not callable(warmup):
+            raise TypeError(f"warmup must be a callable (got {warmup!r:.60})")
         if enforce not in (True, False, "try"):
             raise UsageError(f"enforce must be True, False or 'try' (got {enforce!r:.60})")
         if results not in ("plain", "pickle", None):
@@ -443,6 +425,7 @@ class Pool(Submitter):
                 enforce=enforce,
                 sandbox=pickled_call(sandbox),
                 initializer=pickled_call(initializer, tuple(initargs)),
+                warmup=pickled_call(warmup),
                 plain=results == "plain" or (results is None and bool(enforce)),
             ),
             preload=((preload,) if isinstance(preload, str) else tuple(preload)) + (CONFINING if enforce else ()),

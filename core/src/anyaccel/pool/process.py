@@ -544,14 +544,20 @@ class WorkerProcess:
 
     def read(self) -> None:
         """Take what answers there are from the channel, and hand them over."""
+        # Who attends holds the lock until an answer comes. The reactor must not wait for that: it hears of the end of
+        # a worker that never answers. What is left then is heard of again.
+        if not self._reading.acquire(blocking=False):
+            return
         messages = []
-        with self._reading:
+        try:
             for _ in range(1 + len(self.queued)):
                 message = self._receive()
                 if message is None:
                     break
                 messages.append(message)
             self._deliveries += len(messages)
+        finally:
+            self._reading.release()
         if messages:
             self._deliver(messages)
 

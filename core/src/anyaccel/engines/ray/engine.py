@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 LARGE = 1 << 15
 """Bytes from which what each call needs is stored once."""
 THREADS = 4
-"""Of an actor's host: for a call, for word of its end, and for whatever ends it."""
+"""Of an actor's host: for a call, for word of its end, and for whatever ends it; one more for each further call."""
 _LOOK_UP_SECONDS = 0.2
 """How often somebody who waits for Ray looks whether there still is a reason to."""
 
@@ -56,7 +56,7 @@ class RayCluster:
         self.plan = self.nodes.plan
         # Whatever dies is told at once, and run again by us where that was asked for.
         self._run = self.ray.remote(max_calls=0, max_retries=0)(tasks.run)
-        self._actors = self.ray.remote(max_restarts=0, max_task_retries=0, max_concurrency=THREADS)(tasks.RayActorHost)
+        self._actors = self.ray.remote(max_restarts=0, max_task_retries=0)(tasks.RayActorHost)
         self._spared: set[str] = set()
 
     @property
@@ -76,7 +76,9 @@ class RayCluster:
     def place(self, name: str, options: Options, plan: Plan | None, *, actor: bool) -> tuple[Any, bytes]:
         """What to ask Ray for, and what to tell the host."""
         wanted, order = self.wanted(name, options, plan, actor=actor)
-        return self._actors.options(**wanted) if actor else self._run.options(name=name, **wanted), order
+        if actor:
+            return self._actors.options(max_concurrency=THREADS + options.concurrency - 1, **wanted), order
+        return self._run.options(name=name, **wanted), order
 
     @staticmethod
     def wanted(name: str, options: Options, plan: Plan | None, *, actor: bool) -> tuple[dict[str, Any], bytes]:

@@ -10,12 +10,13 @@ from typing import Any
 from anyaccel.engines.remote.host import POLL_SECONDS, Host, Waiting, enter, pickled, prepare_log
 from anyaccel.engines.remote.messages import Answer, Order, Started, failure
 from anyaccel.errors import BrokenWorkerError
+from anyaccel.model import replace
 from anyaccel.pool.actor import ActorState
 from anyaccel.pool.payload import loads
 
 
 class ActorHost:
-    """Hosts one actor. Its methods run in threads, one call of the object at a time.
+    """Hosts one actor. A thread of the cluster's process waits for each call that runs.
 
     Args:
         make_host: Gives the host for its pool.
@@ -29,7 +30,8 @@ class ActorHost:
         self._state: ActorState | None = None
         try:
             self._host = make_host()
-            self._options = self._host.node.options(self._order)
+            options = self._host.node.options(self._order)
+            self._options = replace(options, concurrency=self._order.concurrency)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             self._death = error
             self._gone.set()
@@ -77,7 +79,7 @@ class ActorHost:
             member.stop(grace)
         else:
             if state is not None:
-                state.kill()
+                state.stop(0)
             self._gone.set()
 
     def ended(self, unwanted: Callable[[], bool] = lambda: False) -> Answer:
@@ -96,7 +98,8 @@ class ActorHost:
     def _left(self) -> bool:
         """Whether its process is none of the host's any more."""
         member = None if self._state is None else self._state.member
-        return member is None or member not in self._host.core.members
+        living: set[object] = set(self._host.core.members)
+        return member is None or member not in living
 
     def _bury(self, death: BaseException) -> None:
         self._death = death

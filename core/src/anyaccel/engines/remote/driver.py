@@ -16,6 +16,7 @@ from anyaccel.engines.remote.cluster import Cluster, RemoteHost
 from anyaccel.engines.remote.messages import FAILED, Answer, Order, Spec, Started
 from anyaccel.errors import BrokenWorkerError, UsageError, WorkerError, WorkerStartError
 from anyaccel.model import Allocation, Request
+from anyaccel.pool.actor import ActorState
 from anyaccel.pool.call import BrokenPoolError, Call, Options, exception_in, settle_call
 from anyaccel.pool.channel import Kind
 from anyaccel.pool.engine import Engine, Setting
@@ -171,12 +172,13 @@ class Driver(Engine):
         with self.lock:
             while self._waiting and self._waiting[0].future.done():
                 self._waiting.popleft()
-            if self._waiting:
-                return
-            members = list(self.members)
+            waiting, members = list(self._waiting), list(self.members)
+        for call in waiting:
+            if call.actor is not None:
+                call.actor.close()
         for member in members:
             member.leave()
-        if not members and not self._drained.is_set():
+        if not members and not waiting and not self._drained.is_set():
             self._drained.set()
             threading.Thread(target=self.cluster.close, name="anyaccel close", daemon=True).start()
 
@@ -186,7 +188,7 @@ class Driver(Engine):
         error.__cause__ = cause
         with self.lock:
             self.broken = self.broken or error
-            unfinished = [*self._waiting, *(member.call for member in self.members if member.call is not None)]
+            unfinished = [*self._waiting, *(call for member in self.members for call in member.outstanding)]
         for call in unfinished:
             call.fail(error)
         self.stop(self.grace)
@@ -227,36 +229,26 @@ def options_of(call: Call) -> Options:
 
 def order_of(name: str, options: Options, request: Request | None, resources: tuple[str, ...] = ()) -> Order:
     """What to tell the host of a call."""
-    return Order(name=name, request=request, resources=resources, max_calls=options.max_calls, timeout=options.timeout)
+    return Order(
+        name=name, request=request, resources=resources, max_calls=options.max_calls, timeout=options.timeout,
+        concurrency=options.concurrency,
+    )  # fmt: skip
 
 
-class Member:
-    """What calls and actors have in common.
+class Awaited:
+    """Something of which the cluster has the answer, sooner or later.
 
     Attributes:
-        key: Its name on the cluster.
-        call: The call that it runs, or None.
-        started: Where it runs, once that is known.
-        ending: Whether it gets no more calls.
-        stopped: Whether we have ended it, whatever it was doing.
+        driver: The pool's side of the cluster.
+        call: The call that it answers, or None.
     """
 
-    __slots__ = ("_ref", "call", "driver", "ending", "key", "started", "stopped")
+    __slots__ = ("_ref", "call", "driver")
 
     def __init__(self, driver: Driver, call: Call) -> None:
         self.driver = driver
         self.call: Call | None = call
-        self.key = driver.new_key()
-        self.started: Started | None = None
-        self.ending = self.stopped = False
         self._ref: Any = None
-        if call.options.needs is not None:
-            call.waits = partial(_unplaced, call.options.needs, driver.cluster.title)
-
-    @property
-    def begun(self) -> bool:
-        """Whether it runs its call by now, as far as is known."""
-        return self.started is not None
 
     def attend(self, pending: Callable[[], bool], seconds: float | None = None) -> None:
         """Take its answer in this thread, where that saves the way through others."""
@@ -289,6 +281,43 @@ class Member:
         """The cluster has no answer, and never will."""
         raise NotImplementedError
 
+    def log_of(self, call: Call) -> str | None:
+        """The file for the output of a call."""
+        if self.driver.logs is not None:
+            call.future.log = self.driver.logs.path_for(call.name)
+        return call.future.log
+
+
+class Member(Awaited):
+    """What calls and actors have in common.
+
+    Attributes:
+        key: Its name on the cluster.
+        started: Where it runs, once that is known.
+        ending: Whether it gets no more calls.
+        stopped: Whether we have ended it, whatever it was doing.
+    """
+
+    __slots__ = ("ending", "key", "started", "stopped")
+
+    def __init__(self, driver: Driver, call: Call) -> None:
+        super().__init__(driver, call)
+        self.key = driver.new_key()
+        self.started: Started | None = None
+        self.ending = self.stopped = False
+        if call.options.needs is not None:
+            call.waits = partial(_unplaced, call.options.needs, driver.cluster.title)
+
+    @property
+    def begun(self) -> bool:
+        """Whether it runs its call by now, as far as is known."""
+        return self.started is not None
+
+    @property
+    def outstanding(self) -> list[Call]:
+        """Calls that it was given and has not answered."""
+        return [] if self.call is None else [self.call]
+
     def on_started(self, started: Started) -> None:
         """It runs."""
         self.started = started
@@ -298,15 +327,10 @@ class Member:
             call.worker = self
             call.future.allocation = started.allocation
 
-    def log_of(self, call: Call) -> str | None:
-        """The file for the output of a call."""
-        if self.driver.logs is not None:
-            call.future.log = self.driver.logs.path_for(call.name)
-        return call.future.log
-
     def death(self, error: BaseException) -> WorkerError:
         """Why there is no answer when the cluster has given up."""
-        name, title = self.call.name if self.call is not None else "it", self.driver.cluster.title
+        outstanding, title = self.outstanding, self.driver.cluster.title
+        name = outstanding[0].name if outstanding else "it"
         if own := self.driver.cluster.lost(error):
             return WorkerStartError(f"no worker can be started for {name} on a node: {own}")
         where = f"on the node {self.started.node}" if self.started else "on a node of the cluster"
@@ -406,13 +430,14 @@ class RemoteCall(Member):
 class RemoteActor(Member):
     """An actor: our object, in a process of which a process of the cluster is the host."""
 
-    __slots__ = ("_buried", "_host", "_state", "_timer")
+    __slots__ = ("_buried", "_host", "_methods", "_state", "_timer")
 
     def __init__(self, driver: Driver, call: Call) -> None:
         super().__init__(driver, call)
         assert call.actor is not None  # noqa: S101 - it makes the object
-        self._state = call.actor
+        self._state: ActorState = call.actor
         self._state.member = self
+        self._methods: dict[int, RemoteMethod] = {}
         self._host: RemoteHost | None = None
         self._buried = False
         self._timer: Timer | None = None
@@ -429,20 +454,45 @@ class RemoteActor(Member):
         if self.stopped:
             self.stop(0)
 
+    @property
+    def idle(self) -> bool:
+        """Whether it runs nothing."""
+        return self.call is None and not self._methods
+
+    @property
+    def free(self) -> bool:
+        """Whether it takes one more call of a method; called with the lock held."""
+        return self.call is None and not self.ending and len(self._methods) < self._state.options.concurrency
+
+    @property
+    def outstanding(self) -> list[Call]:
+        """Calls that it was given and has not answered, in order."""
+        return [*super().outstanding, *(method.call for method in self._methods.values() if method.call is not None)]
+
+    def add(self, call: Call) -> None:
+        """Say that it has a call of a method; called with the lock held."""
+        self._methods[call.number] = RemoteMethod(self, call)
+
+    def drop(self, call: Call) -> None:
+        """Forget a call that it was given; called with the lock held."""
+        self._methods.pop(call.number, None)
+
     def run(self, call: Call) -> None:
         """Send it a call."""
-        body, call.body = call.body, None
+        body = call.body
+        if call.tries >= call.options.retries:
+            call.body = None
         host = self._host
         if body is None or host is None:  # cancelled just now
             return
-        call.worker = self
         call.future.allocation = self.started.allocation if self.started else None
         log, buffers = self.log_of(call), map(bytes, body.buffers)
         if call.kind == Kind.CONSTRUCT:
-            ref = host.construct(log, body.data, *buffers)
-        else:
-            ref = host.call(call.name.rpartition(".")[2], log, body.data, *buffers)
-        self.expect_answer(ref)
+            call.worker = self
+            self.expect_answer(host.construct(log, body.data, *buffers))
+        elif (method := self._methods.get(call.number)) is not None:
+            call.worker = method
+            method.expect_answer(host.call(call.name.rpartition(".")[2], log, body.data, *buffers))
 
     def stop(self, grace: float) -> None:
         """End its process."""
@@ -493,37 +543,37 @@ class RemoteActor(Member):
             self.run(call)
 
     def on_value(self, value: Answer) -> None:
-        """Its host has an answer."""
-        call, plain = self.call, self.driver.preparation.plain
+        """Its host has made the object, or not."""
+        with self.driver.lock:
+            call, self.call = self.call, None
+        self.on_answer(call, value)
+
+    def on_answer(self, call: Call | None, value: Answer) -> None:
+        """Its host has an answer to a call that it does not run any more: give it the next one, then hand it over."""
+        plain = self.driver.preparation.plain
         if value.kind == FAILED:  # and it is about to end
             error = loads(value.data)
             if isinstance(error, BrokenWorkerError):
-                self._bury(error)
-                return
-            with self.driver.lock:
-                self.call = None
-            if call is not None:
+                self._bury(error, call)
+            elif call is not None:
                 call.fail(error)
-        elif value.kind == Kind.BROKEN:
+            return
+        if value.kind == Kind.BROKEN:
             self.driver.break_off(exception_in(value.message(), plain=plain))
-        else:
-            self._on_answer(call, value)
-
-    def _on_answer(self, call: Call | None, value: Answer) -> None:
-        """Its process has answered: give it the next call, then hand over what it said."""
+            if call is not None:
+                call.fail(BrokenPoolError(str(self.driver.broken)))
+            return
         if call is not None and value.started is not None:
             call.future.allocation = _notice(value.started).allocation
         made = call is None or call.kind != Kind.CONSTRUCT or value.kind == Kind.RESULT
         with self.driver.lock:
-            following = self._state.following() if made and not self.ending else None
-            self.call = following
-        if following is not None:
-            self.run(following)
+            following = self._state.following() if made else []
+        for each in following:
+            self.run(each)
         if call is not None:
-            settle_call(call, value.message(call.number), plain=self.driver.preparation.plain)
-        if not made:
-            self._state.fail_to_be_made()
-        elif self._state.closing:
+            call.body = None
+            settle_call(call, value.message(call.number), plain=plain)
+        if made and self._state.closing:
             self._state.close()
 
     def on_lost(self, error: BaseException) -> None:
@@ -531,22 +581,66 @@ class RemoteActor(Member):
         early = self.stopped and self.started is None
         self._bury(BrokenWorkerError("it was killed before it had been made") if early else self.death(error))
 
-    def _bury(self, death: WorkerError) -> None:
+    def _bury(self, death: WorkerError, answered: Call | None = None) -> None:
+        """It has gone.
+
+        Args:
+            death: Why.
+            answered: The call of which the answer says so.
+        """
         with self.driver.lock:
             buried, self._buried = self._buried, True
-            call, self.call = self.call, None
+            outstanding = [*self.outstanding, *([] if answered is None else [answered])]
+            again = [] if buried or self.stopped else self._state.regain(outstanding)
+            self.call = None
+            for method in self._methods.values():
+                method.forget()
+            self._methods.clear()
+        if not buried:
+            self._state.die(death)  # before anybody hears of it and calls again
+        for call in outstanding:
+            if call not in again:
+                call.fail(death)
         if buried:
             return
-        self._state.die(death)  # before anybody hears of it and calls again
         if self._timer is not None:
             self._timer.cancel()
-        if call is not None:
-            call.fail(death)
         self._state.bury(death)
         if self._host is not None:
             self._host.kill()
         self.driver.cluster.forget(self.key, left=False)
         self.driver.discard(self)
+
+
+class RemoteMethod(Awaited):
+    """A call of a method of an actor."""
+
+    __slots__ = ("_actor",)
+
+    def __init__(self, actor: RemoteActor, call: Call) -> None:
+        super().__init__(actor.driver, call)
+        self._actor = actor
+
+    @property
+    def begun(self) -> bool:
+        """Whether it runs: an actor is sent what it begins with at once."""
+        return True
+
+    def forget(self) -> None:
+        """Its actor has gone: whatever is still heard of it counts for nothing; called with the lock held."""
+        self.call = self._ref = None
+
+    def on_value(self, value: Answer) -> None:
+        """Its host has an answer."""
+        with self.driver.lock:
+            call = self.call
+            if call is not None:
+                self._actor.drop(call)
+        self._actor.on_answer(call, value)
+
+    def on_lost(self, error: BaseException) -> None:
+        """The cluster has no answer."""
+        self._actor.on_lost(error)
 
 
 def _unplaced(request: Request, title: str) -> Verdict:

@@ -36,6 +36,7 @@ class Order(Value):
             chooses the devices.
         max_calls: Calls after which a process is replaced.
         timeout: Seconds that it may run, or None.
+        concurrency: Methods of an actor that may run at the same time.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Order(Value):
     resources: tuple[str, ...]
     max_calls: int
     timeout: float | None
+    concurrency: int
 
     def __eq__(self, other: object) -> bool:
         return self is other

@@ -14,15 +14,20 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from anyaccel.errors import WorkerError
 from anyaccel.ledger import mark as marks
 from anyaccel.pool.channel import Kind, Message, Spin, receive, send
-from anyaccel.pool.payload import Globals, Pickled, Shared, dumps, dumps_error, loads
+from anyaccel.pool.payload import Globals, Pickled, Shared, describe, dumps, loads
+
+if TYPE_CHECKING:
+    from anyaccel.pool.forkserver.together import Lanes, Loop
 
 OUTPUTS = (1, 2)
-OURS = (__name__, Globals.__module__)
-"""Modules of which a traceback shows no frames before those of the user."""
+UNFINISHED = (CoroutineType, GeneratorType, AsyncGeneratorType)
+"""What a function returns that has not run yet."""
 
 
 class Terminated(SystemExit):
@@ -70,9 +75,22 @@ class Worker:
         self.actor: Any = None
         self.globals = Globals()
         self.entered: list[Shared] = []
+        self.lanes: Lanes | None = None  # where methods run at the same time
+        self.loop: Loop | None = None  # from the first coroutine on
+        self.exit: SystemExit | None = None  # of a method in a lane
+        self.lock = threading.Lock()
 
     def run(self) -> None:
         """Answer one message after the other until the caller has no more."""
+        try:
+            self._run()
+        finally:
+            if self.loop is not None:
+                self.loop.close()
+        if self.exit is not None:
+            raise self.exit
+
+    def _run(self) -> None:
         handlers: dict[int, Callable[[Message], bool]] = {
             Kind.SETUP: self._set_up,
             Kind.CALL: self._call,
@@ -85,6 +103,8 @@ class Worker:
             message = spin.receive(self.channel)
             if message is None:
                 return
+            if message.kind != Kind.SETUP:
+                _redirect(message.descriptors)
             goes_on = handlers[message.kind](message)
             if not goes_on or message.kind == Kind.LAST_CALL:
                 return
@@ -106,17 +126,27 @@ class Worker:
             for stage in ("confine", "sandbox", "initializer"):
                 if setup[stage] is not None:
                     self.globals.prepare(setup[stage])
+            if setup["warmup"] is not None:
+                self._warm_up(*setup["warmup"])
             if setup["staged"]:
                 send(self.channel, Kind.PREPARED)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller should hear of it
-            self._answer(Kind.BROKEN, _describe(error))
+            self._answer(Kind.BROKEN, describe(error))
             return False
         return True
 
-    def _call(self, message: Message) -> bool:
-        if message.descriptors:
-            _redirect(message.descriptors)
+    def _warm_up(self, call: bytes, where: str) -> None:
+        """Run a pickled call for the first use of the devices.
 
+        Raises:
+            WorkerError: When it fails; that says on which devices.
+        """
+        try:
+            self.globals.prepare(call)
+        except Exception as error:
+            raise WorkerError(f"the warm-up on {where} failed: {type(error).__name__}: {error}") from error
+
+    def _call(self, message: Message) -> bool:
         def call(message: Message) -> Any:
             (function, args, kwargs), entered = self._unpickled(message)
             try:
@@ -128,34 +158,67 @@ class Worker:
 
     def _construct(self, message: Message) -> bool:
         def construct(message: Message) -> int:
-            (kind, args, kwargs), self.entered = self._unpickled(message)
+            (kind, args, kwargs, concurrency), self.entered = self._unpickled(message)
             self.actor = kind(*args, **kwargs)
+            if concurrency > 1:
+                from anyaccel.pool.forkserver.together import Lanes
+
+                self.lanes = Lanes(self._run_in_lane)
             return os.getpid()
 
         return self._perform(construct, message) and self.actor is not None
 
     def _method(self, message: Message) -> bool:
-        def call(message: Message) -> Any:
-            self.globals.leave(self.entered)
-            (name, args, kwargs), _ = self._unpickled(message)
-            return getattr(self.actor, name)(*args, **kwargs)
+        if self.lanes is None:
+            return self._perform(self._call_method, message)
+        self.lanes.put(message)
+        return True
 
-        return self._perform(call, message)
+    def _call_method(self, message: Message) -> Any:
+        with self.lock:
+            self.globals.leave(self.entered)
+            (method, args, kwargs), _ = self._unpickled(message)
+        if callable(method):
+            return method(self.actor, *args, **kwargs)
+        return getattr(self.actor, method)(*args, **kwargs)
+
+    def _run_in_lane(self, message: Message) -> None:
+        try:
+            self._perform(self._call_method, message)
+        except SystemExit as error:  # it ends the process, which is for the main thread to do
+            self.exit = error
+            self.channel.shutdown(socket.SHUT_RD)
 
     def _perform(self, call: Callable[[Message], Any], message: Message) -> bool:
         """Answer with what a call returned or raised; False when there is nobody to answer."""
         try:
-            body = dumps(call(message))
+            value = call(message)
+            if isinstance(value, UNFINISHED):
+                value = self._finish(value)
+            body = dumps(value)
             _flush()
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001 - it is the caller's
             _flush()
-            return self._answer(Kind.ERROR, _describe(error), message.number)
+            return self._answer(Kind.ERROR, describe(error), message.number)
         try:
             return self._answer(Kind.RESULT, body, message.number)
         except (OSError, MemoryError) as error:  # no memory to put it into
-            return self._answer(Kind.ERROR, _describe(error), message.number)
+            return self._answer(Kind.ERROR, describe(error), message.number)
+
+    def _finish(self, value: Any) -> Any:
+        """Run what an ``async`` function returned to its end."""
+        if not isinstance(value, CoroutineType):
+            name = value.__qualname__
+            value.close() if isinstance(value, GeneratorType) else None
+            raise TypeError(f"{name} yields its results one by one; call it with pool.stream({name}, ...)")
+        with self.lock:
+            if self.loop is None:
+                from anyaccel.pool.forkserver.together import Loop
+
+                self.loop = Loop()
+        return self.loop.finish(value)
 
     def _unpickled(self, message: Message) -> tuple[Any, list[Shared]]:
         """What is to be called, and with what; and the shared globals that were put in place for it."""
@@ -176,19 +239,6 @@ class Worker:
         except (BrokenPipeError, ConnectionResetError):
             return False
         return True
-
-
-def _describe(error: BaseException) -> Pickled:
-    """An exception and its traceback as text."""
-    import traceback
-
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_globals.get("__name__") in OURS:
-        trace = trace.tb_next  # ours is of no interest
-    lines = traceback.format_exception(type(error), error, trace)
-    text = "".join(lines)
-    error.__traceback__ = None
-    return dumps_error(error, text)
 
 
 def _apply_environment(changes: Mapping[str, str], unset: list[str]) -> None:
@@ -247,7 +297,12 @@ def _rehearse() -> None:
             "ready": False,
             "staged": False,
         }
-        send(ours, Kind.SETUP, dumps({**setup, "confine": None, "sandbox": None, "initializer": None}), OUTPUTS)
+        send(
+            ours,
+            Kind.SETUP,
+            dumps({**setup, "confine": None, "sandbox": None, "initializer": None, "warmup": None}),
+            OUTPUTS,
+        )
         send(ours, Kind.CALL, dumps((int, (), {})))
         ours.shutdown(socket.SHUT_WR)
         Worker(theirs).run()

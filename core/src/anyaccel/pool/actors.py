@@ -1,0 +1,217 @@
+"""Several actors that are alike: each call goes to one that is free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from anyaccel.errors import BrokenWorkerError, WorkerError
+from anyaccel.pool.actor import Actor, ActorState, ActorWorker, Callee
+from anyaccel.pool.call import AwaitableFuture, Call, Options
+from anyaccel.pool.channel import Kind
+from anyaccel.pool.payload import Pickled, call_each_method
+from anyaccel.pool.results import Results, check_batch, run_all
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from anyaccel.pool.engine import Engine
+    from anyaccel.pool.progress import Tell
+
+
+class Group(Callee):
+    """Actors that are alike, from the wish for them to the end of the last.
+
+    All take their calls from one queue. One that has died is replaced as soon as there are calls for it; one that could
+    not be made is not, since the next one would fail as well.
+
+    Args:
+        core: The engine.
+        name: Name of their class.
+        options: How their calls are to be run.
+        work: What makes one, pickled.
+        size: How many there are to be.
+    """
+
+    def __init__(self, core: Engine, name: str, options: Options, work: Pickled, size: int) -> None:
+        super().__init__(core, name, options)
+        self._work = work
+        self._size = size
+        self._states: list[_Member] = []
+        self._ready: AwaitableFuture[list[int]] = AwaitableFuture()
+        self._ready.set_running_or_notify_cancel()
+        first = [_Member(self) for _ in range(size)]
+        self._states += first
+        self._unmade = size
+        for state in first:
+            state.ready.add_done_callback(partial(self._on_made, tuple(first)))
+        for state in first:
+            core.enter(state.construction, work)
+
+    @property
+    def ready(self) -> AwaitableFuture[list[int]]:
+        """Future of the process ids of those that are made first."""
+        return self._ready
+
+    def enter(self, call: Call) -> None:
+        """Let a call be run by one that has room for it.
+
+        Raises:
+            RuntimeError: When they were closed.
+        """
+        super().enter(call)
+        if len(self._states) < self._size:
+            self._replace()
+
+    def close(self) -> None:
+        """Take no more calls; end when those that wait have been run."""
+        with self._core.lock:
+            self.closing = True
+            states = tuple(self._states)
+        for state in states:
+            state.close()
+
+    def stop(self, grace: float) -> None:
+        """End all now."""
+        with self._core.lock:
+            self.closing = True
+            self._size = 0
+            states = tuple(self._states)
+        for state in states:
+            state.stop(grace)
+
+    def on_buried(self, state: _Member, death: WorkerError) -> None:
+        """One of them has gone."""
+        with self._core.lock:
+            if state not in self._states:
+                return
+            self._states.remove(state)
+            if not state.made:
+                self._size -= 1
+            if self._size <= 0 and not self._states:
+                self.death = self.death or death
+        self._replace()
+        if self.death is not None:
+            self._fail_waiting(self.death)
+
+    def _vacancy(self) -> ActorWorker | None:
+        free = [member for state in self._states if (member := state.member) is not None and member.free]
+        return min(free, key=lambda member: len(member.outstanding), default=None)
+
+    def _replace(self) -> None:
+        """Make others for those that have gone, if there is anything to do for them."""
+        while True:
+            with self._core.lock:
+                if not self.queue or len(self._states) >= self._size:
+                    return
+                state = _Member(self)
+                self._states.append(state)
+            try:
+                self._core.enter(state.construction, self._work)
+            except RuntimeError as error:  # the pool was shut down
+                state.bury(BrokenWorkerError(f"it cannot be made again: {error}"))
+
+    def _on_made(self, first: tuple[_Member, ...], _: Future[Any]) -> None:
+        """One of the first ones has been made, or not."""
+        with self._core.lock:
+            self._unmade -= 1
+            over = self._unmade == 0
+        if not over:
+            return
+        failed = [error for state in first if (error := state.failure()) is not None]
+        if failed:
+            self._ready.set_exception(failed[0])
+        else:
+            self._ready.set_result([state.ready.result() for state in first])
+
+
+class _Member(ActorState):
+    """One of several actors that are alike."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group._core, group.name, group.options)  # noqa: SLF001 - its part
+        self.queue = group.queue
+        self.closing = group.closing
+        self._group = group
+
+    @property
+    def made(self) -> bool:
+        """Whether there was an object."""
+        return self.ready.done() and self.failure() is None
+
+    def failure(self) -> BaseException | None:
+        """Why there was none; None where there was, or it is not known yet."""
+        if self.ready.cancelled():
+            return BrokenWorkerError("its construction was cancelled")
+        return self.ready.exception() if self.ready.done() else None
+
+    def regain(self, calls: list[Call]) -> list[Call]:
+        """Let others run calls that its worker has died of, as often as they may be; called with the lock held."""
+        again = [call for call in calls if call.kind == Kind.METHOD and call.has_tries]
+        for call in reversed(again):
+            call.tries += 1
+            call.worker = None
+            self.queue.appendleft(call)
+        return again
+
+    def _fail_waiting(self, death: WorkerError) -> None:
+        """The calls are for all of them."""
+        self._group.on_buried(self, death)
+
+
+class Actors(Actor):
+    """Actors that are alike, used as one; made by :meth:`anyaccel.Pool.actors`.
+
+    ``actors.method(...)`` calls a method of one that is free, and returns a future. One that has died is replaced as
+    soon as there are calls for it; the calls that it ran fail, or are run again as often as the pool's ``retries``
+    says.
+
+    Attributes:
+        ready: Future of the process ids of all of them.
+    """
+
+    def map(
+        self,
+        method: str,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        batch: int = 1,
+        progress: bool | Tell = False,
+    ) -> Results:
+        """Call a method over arguments; the results come in their order. See :meth:`anyaccel.Pool.map`."""
+        return self._run_all(method, iterables, timeout, batch, progress, in_order=True)
+
+    def map_unordered(
+        self,
+        method: str,
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        batch: int = 1,
+        progress: bool | Tell = False,
+    ) -> Results:
+        """The same; each result comes as soon as it is there."""
+        return self._run_all(method, iterables, timeout, batch, progress, in_order=False)
+
+    def _run_all(
+        self,
+        method: str,
+        iterables: tuple[Iterable[Any], ...],
+        timeout: float | None,
+        batch: int,
+        progress: bool | Tell,
+        *,
+        in_order: bool,
+    ) -> Results:
+        check_batch(batch=batch)
+        call: Callable[..., Any] = self.call
+        return run_all(
+            zip(*iterables, strict=False),
+            partial(call, method),
+            lambda part: self._state.call(call_each_method, (method, part), {}),
+            batch=batch,
+            timeout=timeout,
+            progress=progress,
+            in_order=in_order,
+            plain=self._state.plain,
+        )

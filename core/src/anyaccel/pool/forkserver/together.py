@@ -1,0 +1,63 @@
+"""In a worker: coroutines, and calls of an actor's methods that run at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from queue import SimpleQueue
+from typing import Any
+
+from anyaccel.pool.channel import Message
+
+
+class Lanes:
+    """Threads that run calls at the same time, as many as there are calls.
+
+    They are daemons: a process that is asked to end does not wait for them.
+
+    Args:
+        run: Runs a call and answers it.
+    """
+
+    def __init__(self, run: Callable[[Message], object]) -> None:
+        self._run = run
+        self._messages: SimpleQueue[Message] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+
+    def put(self, message: Message) -> None:
+        """Have a call run, in a thread that is idle or in a new one."""
+        self._messages.put(message)
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._work, name="anyaccel lane", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            self._run(self._messages.get())
+            self._idle.release()
+
+
+class Loop:
+    """The event loop of this process, in a thread of its own: tasks go on between calls."""
+
+    def __init__(self) -> None:
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="anyaccel loop", daemon=True)
+        self._thread.start()
+        self._begun.wait()
+
+    def finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine to its end; returns or raises what it does."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def close(self) -> None:
+        """Cancel all tasks, and return when they have cleaned up."""
+        self._loop.call_soon_threadsafe(self._end.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            self._end = asyncio.Event()
+            self._begun.set()
+            runner.run(self._end.wait())

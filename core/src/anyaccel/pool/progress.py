@@ -1,0 +1,163 @@
+"""How far many calls are, told to a function or shown to people."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from anyaccel.model import Value
+
+FASTEST_SECONDS = 0.1
+"""How often a line is redrawn on a terminal."""
+
+
+class Progress(Value):
+    """How far a :meth:`anyaccel.Pool.map` is.
+
+    Attributes:
+        done: Calls that are over, whatever became of them.
+        failed: Those among them that raised, were cancelled, or lost their worker.
+        total: All calls.
+        seconds: Time since the start.
+    """
+
+    done: int
+    failed: int
+    total: int
+    seconds: float
+
+    @property
+    def left_seconds(self) -> float | None:
+        """Time that the rest will take if it goes on like this; None as long as nothing is done."""
+        return self.seconds / self.done * (self.total - self.done) if self.done else None
+
+    def __str__(self) -> str:
+        failed = f", {self.failed} failed" if self.failed else ""
+        left = "" if self.left_seconds is None else f", {_duration(self.left_seconds)} left"
+        over = f"in {_duration(self.seconds)}"
+        return f"{self.done} of {self.total} done{failed}{left if self.done < self.total else f' {over}'}"
+
+
+Tell = Callable[[Progress], None]
+
+
+class Counter:
+    """Counts calls as they end, and tells somebody.
+
+    Args:
+        total: All calls.
+        tell: Told each time, by whatever thread it happens in.
+    """
+
+    def __init__(self, total: int, tell: Tell) -> None:
+        self._total = total
+        self._tell = tell
+        self._start = time.monotonic()
+        self._lock = threading.Lock()
+        self._done = self._failed = 0
+
+    def count(self, done: int, failed: int) -> None:
+        """Count calls that are over, of which some have failed."""
+        with self._lock:
+            self._done += done
+            self._failed += failed
+            self._tell(
+                Progress(
+                    done=self._done,
+                    failed=self._failed,
+                    total=self._total,
+                    seconds=time.monotonic() - self._start,
+                )
+            )
+
+
+def shown(total: int) -> Tell | None:
+    """What shows progress to whoever watches standard error: tqdm or rich, whichever is installed, else a line.
+
+    Args:
+        total: All calls.
+
+    Returns:
+        What is to be told; None where nobody watches, as in a log.
+    """
+    if not (_in_notebook() or sys.stderr.isatty()):
+        return None
+    for make in (_tqdm, _rich):
+        try:
+            return make(total)
+        except ImportError:
+            continue
+    return Line(sys.stderr)
+
+
+def _tqdm(total: int) -> Tell:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it would rather have another package, too
+        from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+    bar: Any = tqdm(total=total)
+
+    def tell(progress: Progress) -> None:
+        if progress.failed:
+            bar.set_postfix(failed=progress.failed, refresh=False)
+        bar.update(progress.done - bar.n)
+        if progress.done == progress.total:
+            bar.close()
+
+    return tell
+
+
+def _rich(total: int) -> Tell:
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    bars = Bars(console=Console(file=sys.stderr))
+    task = bars.add_task("", total=total)
+    bars.start()
+
+    def tell(progress: Progress) -> None:
+        failed = f"{progress.failed} failed" if progress.failed else ""
+        bars.update(task, completed=progress.done, description=failed)
+        if progress.done == progress.total:
+            bars.stop()
+
+    return tell
+
+
+class Line:
+    """Writes progress as one line that is redrawn.
+
+    Args:
+        stream: A terminal.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._last = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        """Write it, unless something was written a moment ago."""
+        over = progress.done == progress.total
+        now = time.monotonic()
+        if not over and now - self._last < FASTEST_SECONDS:
+            return
+        self._last = now
+        self._stream.write(f"\r\x1b[K{progress}" + ("\n" if over else ""))
+        self._stream.flush()
+
+
+def _in_notebook() -> bool:
+    """Whether our output goes to a notebook: IPython runs in a kernel, and not in a terminal."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return hasattr(shell, "kernel")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
