@@ -241,13 +241,14 @@ def test_a_command_that_cannot_be_started(job):
 
 
 def test_a_port_alone_for_a_command_that_starts_its_ranks_itself(job):
-    code = "import os; print(os.environ['MASTER_PORT'], os.environ['PET_MASTER_PORT'], os.environ.get('RANK'))"
+    names = ("MASTER_PORT", "PET_MASTER_PORT", "PET_NPROC_PER_NODE", "RANK")
+    code = f"import os; print(*(os.environ.get(name) for name in {names}))"
     told = []
-    for process in [job("A1:1", "--port", sys.executable, "-c", code) for _ in range(2)]:
+    for process in [job("A1:2", "--port", sys.executable, "-c", code) for _ in range(2)]:
         status, out, err = finished(process)
         assert status == 0, err
         told.append(out.split())
-    assert all(port == same and rank == "None" for port, same, rank in told)
+    assert all(port == same and (count, rank) == ("2", "None") for port, same, count, rank in told)
     status, _, err = finished(job("A1:1", "--port", "true", options=["--ranks"]))
     assert (status, "not allowed with" in err) == (2, True)
 

@@ -31,6 +31,19 @@ def solve(size):
     return loaded, threads(), bool(np.allclose(a @ x, 1))
 
 
+def multiply_tensors(size):
+    """Of whole numbers, which both products have to get exactly: that of floats runs on several threads."""
+    loaded = "torch" in sys.modules
+    before = threads()
+    import torch
+
+    whole = torch.arange(size * size).reshape(size, size) % 7
+    product = whole.double() @ whole.double()
+    relu = torch.nn.functional.relu(torch.linspace(-1, 1, 1 << 20)).sum()  # another kind of parallel loop
+    right = bool((product == (whole @ whole).double()).all()) and abs(relu.item() - (1 << 18)) < 1
+    return loaded, before, threads(), right, torch.get_num_threads()
+
+
 @pytest.mark.parametrize("kept", [False, True])
 def test_numpy(pool, kept):
     pytest.importorskip("numpy", reason="needs NumPy")
@@ -46,6 +59,19 @@ def test_scipy(pool):
     pytest.importorskip("scipy", reason="needs SciPy")
     ready = pool("A1:1", preload=["scipy.linalg"])
     assert [(loaded, right) for loaded, _, right in ready.map(solve, [400] * 4)] == [(True, True)] * 4
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kept", [False, True])
+def test_torch(pool, kept):
+    pytest.importorskip("torch", reason="needs PyTorch (tox -e frameworks)")
+    ready = pool("A1:1", preload=["torch"], max_calls=0 if kept else 1, max_workers=2)
+    several = len(os.sched_getaffinity(0)) > 1
+    answers = list(ready.map(multiply_tensors, [500] * 6))
+    assert all(loaded and right for loaded, _, _, right, _ in answers)
+    assert max(before for _, before, _, _, _ in answers) == 1 or kept
+    assert min(after for _, _, after, _, _ in answers) > 1 or not several
+    assert min(used for _, _, _, _, used in answers) > 1 or not several
 
 
 def test_threads_that_end_at_a_fork_may_be_started_at_import(pool, tmp_path, monkeypatch):

@@ -61,7 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     job.add_argument(
         "--port",
         action="store_true",
-        help="set MASTER_ADDR and MASTER_PORT, a port of this job alone, for a command that starts its ranks itself",
+        help="set MASTER_ADDR and MASTER_PORT, a port of this job alone, for a command that starts its ranks itself;"
+        " torchrun starts one for each device",
     )
     parser.add_argument(
         "--detach",
@@ -121,7 +122,11 @@ def _become(args: argparse.Namespace, hold: anyaccel.Hold, sandbox: Sandbox | No
     rendezvous = Rendezvous()
     if args.port:
         rendezvous.inherit()  # as it does the lease
-        replace_process(with_variables(hold.launch, rendezvous.variables), args.command, sandbox)
+        count = max(1, len(hold.devices))
+        variables = rendezvous.variables | {
+            "PET_NPROC_PER_NODE": str(count)
+        }  # what 'torchrun' starts, unless it is told
+        replace_process(with_variables(hold.launch, variables), args.command, sandbox)
     from anyaccel.launcher.ranks import run_ranks
 
     return run_ranks(hold.launch, args.command, rendezvous, sandbox=sandbox)
