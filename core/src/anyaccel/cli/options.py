@@ -88,6 +88,7 @@ def acquire(
     confined: bool = False,
     waits: Callable[[], object] = lambda: None,
     program: str | None = None,
+    cap: bool = False,
 ) -> anyaccel.Hold:
     """Hold what the command line asks for, saying on the way what people should know.
 
@@ -99,6 +100,7 @@ def acquire(
         confined: Whether the holder will be confined.
         waits: Called once when the wait has begun, before anything is said of it.
         program: Name of the command that this process is going to become; None where it stays.
+        cap: Whether PyTorch is capped at its share of memory as well.
     """
     from anyaccel.launcher.hold import take, written
     from anyaccel.launcher.keeper import keep
@@ -117,7 +119,8 @@ def acquire(
         line.show(_waiting(place, holders, inventory))
 
     try:
-        hold = take(request, of_process, inventory=inventory, confined=confined, on_wait=show, **wait_options(args))
+        options = {"confined": confined, "cap": cap, **wait_options(args)}
+        hold = take(request, of_process, inventory=inventory, on_wait=show, **options)
     finally:
         line.clear()
     if line.used:

@@ -11,6 +11,7 @@ import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import acquire, add_launch, add_request, add_time, add_wait
 from anyaccel.errors import AnyaccelError, LeaseCancelledError, UsageError
+from anyaccel.model import Share, format_units
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_launch(parser)
     add_wait(parser)
     add_time(parser)
+    parser.add_argument(
+        "--cap",
+        action="store_true",
+        help="cap PyTorch at the share of memory as well, by PYTHONPATH, when a Python program imports it",
+    )
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--enforce",
@@ -87,12 +93,25 @@ def main(args: argparse.Namespace) -> int:
 def _acquire(
     args: argparse.Namespace, waits: Callable[[], object] = lambda: None, program: str | None = None
 ) -> anyaccel.Hold:
+    from anyaccel.launcher.caps import FRACTION_VARIABLE
     from anyaccel.launcher.sandbox import available
 
-    hold = acquire(args, confined=bool(args.enforce and not available()), waits=waits, program=program)
+    hold = acquire(args, confined=bool(args.enforce and not available()), waits=waits, program=program, cap=args.cap)
     if hold.allocation.cpu:
         output.say(anyaccel.open_scheduler(hold.launch.inventory).why(hold.allocation.request).message)
+    elif args.cap and FRACTION_VARIABLE not in hold.environ:
+        output.say("--cap changes nothing: it is for a share of one device whose memory is known")
+    if args.verbose:
+        for share in hold.allocation.shares:
+            if not share.whole:
+                output.say(_held_to(share))
     return hold
+
+
+def _held_to(share: Share) -> str:
+    """Say what holds a command to a share."""
+    limits = f", limits of {', '.join(share.limited_by)} set" if share.limited_by else ""
+    return f"{share.device.name}: a share of {format_units(share.units)}, {share.enforced_by}{limits}"
 
 
 def _sandbox(args: argparse.Namespace, hold: anyaccel.Hold) -> Sandbox | None:

@@ -38,6 +38,7 @@ def run(
     priority: int = 0,
     note: str = "",
     time: float | None = None,
+    cap: bool = False,
     enforce: Enforce = False,
     **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
@@ -54,6 +55,7 @@ def run(
         note: What it is for, for people to read.
         time: Seconds for which it may run at most; then it is ended with all that it started. See
             :func:`anyaccel.acquire`.
+        cap: Whether PyTorch is capped at the command's share of memory as well.
         enforce: Whether the kernel refuses the command the device nodes of all other devices: True to insist, ``"try"``
             to do without where the kernel cannot. Do not combine it with a ``preexec_fn`` that ties the command's life
             to its parent's.
@@ -68,7 +70,8 @@ def run(
     """
     confined = confines(enforce)
     terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "time": time, "confined": confined}
-    with take(request, marks.draw, machine=machine, declare=declare, environ=environ, **terms) as hold:
+    where: dict[str, Any] = {"machine": machine, "declare": declare, "environ": environ}
+    with take(request, marks.draw, cap=cap, **where, **terms) as hold:
         sandbox = sandbox_for(hold.allocation, hold.launch.inventory, enforce=enforce)
         # The command has the descriptors and the mark: should this process die, the devices are the command's.
         options["pass_fds"] = (*hold.fds, *options.get("pass_fds", ()))

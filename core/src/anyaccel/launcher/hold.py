@@ -202,7 +202,7 @@ def acquire(
             pass those who cannot start yet. Ending in time is up to you.
         on_wait: Called with the place in line and with who holds the devices, when the wait begins and on change.
         environ: The environment to start from; that of this process when None.
-        options: ``inventory``, ``machine``, ``declare``, ``timeout``, ``unallocated`` and ``mask`` as
+        options: ``inventory``, ``machine``, ``declare``, ``timeout``, ``unallocated``, ``mask`` and ``cap`` as
             :func:`anyaccel.prepare` takes them, and ``confined``: whether the holder will be confined.
 
     Returns:
@@ -496,6 +496,7 @@ class _Wish:
         time: float | None = None,
         unallocated: Literal["hide", "inherit"] = "hide",
         mask: Literal["id", "index"] = "id",
+        cap: bool = False,
         **where: Any,
     ) -> None:
         self.request = parse_request(request)
@@ -504,7 +505,7 @@ class _Wish:
         if time is not None and not 0 < time < float("inf"):
             raise ValueError(f"time must be seconds, more than 0, or None (got {time!r})")
         self.inventory = survey(environ=self.environ, request=self.request, **where)
-        self._options: dict[str, Any] = {"environ": environ, "unallocated": unallocated, "mask": mask}
+        self._options: dict[str, Any] = {"environ": environ, "unallocated": unallocated, "mask": mask, "cap": cap}
         self._grants: tuple[Grant, ...] = ()
         self._choice = Choice(self.inventory, self.request, validate, KnownNames())
         self.nothing = False

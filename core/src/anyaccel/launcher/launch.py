@@ -37,6 +37,7 @@ def prepare(
     environ: Mapping[str, str] | None = None,
     unallocated: Literal["hide", "inherit"] = "hide",
     mask: Literal["id", "index"] = "id",
+    cap: bool = False,
     timeout: float = DEADLINE_SECONDS,
 ) -> Launch:
     """Choose devices for a request and make the environment of its worker.
@@ -50,6 +51,7 @@ def prepare(
         environ: The environment to start from; that of this process when None.
         unallocated: Whether vendors of which nothing was asked for are hidden, or left as they are.
         mask: Whether masks name devices by stable id or by index, where the vendor's runtime takes both.
+        cap: Whether PyTorch is capped at the worker's share of memory as well; see :func:`worker_environment`.
 
     Raises:
         RequestError, UnknownNameError: When the request is wrong.
@@ -59,7 +61,9 @@ def prepare(
     wanted = parse_request(request)
     inventory = survey(inventory, request=wanted, machine=machine, declare=declare, environ=environ, timeout=timeout)
     allocation = open_scheduler(inventory).allocate(wanted)
-    environment = worker_environment(allocation, inventory, environ=environ, unallocated=unallocated, mask=mask)
+    environment = worker_environment(
+        allocation, inventory, environ=environ, unallocated=unallocated, mask=mask, cap=cap
+    )
     return Launch(inventory=inventory, environment=environment)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from anyaccel.errors import NurseryError
+from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.sandbox import Enforce, available, sandbox_for
 from anyaccel.ledger.mark import Mark
@@ -29,6 +30,7 @@ class Preparation(Value):
         sandbox: Pickled call that confines the process further, or None.
         initializer: Pickled call that prepares it for the user's functions, or None.
         plain: Whether their answers are read as plain data.
+        cap: Whether PyTorch is capped at their share of memory as well.
     """
 
     unallocated: Literal["hide", "inherit"] = "hide"
@@ -37,6 +39,7 @@ class Preparation(Value):
     sandbox: bytes | None = None
     initializer: bytes | None = None
     plain: bool = False
+    cap: bool = True
 
     @property
     def staged(self) -> bool:
@@ -78,7 +81,9 @@ class Preparation(Value):
             allocation = replace(allocation, confined=True, gaps=sandbox.gaps)
         elif self.enforce:
             allocation = replace(allocation, gaps=(f"the worker is not confined to its devices: {available()}",))
-        made = worker_environment(allocation, inventory, lease=lease, unallocated=self.unallocated, mask=self.mask)
+        made = worker_environment(
+            allocation, inventory, lease=lease, unallocated=self.unallocated, mask=self.mask, cap=self.cap
+        )
         try:
             directory = os.getcwd()
         except OSError as error:
@@ -91,6 +96,7 @@ class Preparation(Value):
             "unset": [name for name in environ if name not in made.values],
             "directory": directory,
             "path": None if sys.path == path else list(sys.path),
+            "cap": self.cap and FRACTION_VARIABLE in made.values,
             "ready": ready,
             "staged": self.staged,
             "confine": None if sandbox is None else pickled_call(sandbox.apply),

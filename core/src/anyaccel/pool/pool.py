@@ -373,6 +373,8 @@ class Pool(Submitter):
         grace: Seconds between asking a process to end and killing it.
         idle: Seconds after which a process that is kept for later calls gives its devices back.
         logs: Directory for the output of the calls, a file each; None to let it go where that of this process goes.
+        cap: Whether PyTorch is capped at the share of memory of a worker that holds a share of one device, when the
+            worker imports it.
         enforce: Whether the kernel refuses workers, and all that they start, the device nodes of all other devices:
             True to insist, ``"try"`` to do without where the kernel cannot. What is not refused is said by
             ``future.allocation.gaps``, and inside of a call by ``anyaccel.current().gaps``.
@@ -412,6 +414,7 @@ class Pool(Submitter):
         grace: float = 10.0,
         idle: float = 10.0,
         logs: str | os.PathLike[str] | None = None,
+        cap: bool = True,
         enforce: Enforce = False,
         sandbox: Callable[[], None] | None = None,
         results: Literal["plain", "pickle"] | None = None,
@@ -431,6 +434,7 @@ class Pool(Submitter):
             preparation=Preparation(
                 unallocated=unallocated,
                 mask=mask,
+                cap=cap,
                 enforce=enforce,
                 sandbox=pickled_call(sandbox),
                 initializer=pickled_call(initializer, tuple(initargs)),

@@ -101,6 +101,10 @@ class Worker:
             os.chdir(setup["directory"])
             if setup["path"] is not None:
                 sys.path[:] = setup["path"]
+            if setup["cap"]:
+                from anyaccel.launcher.caps import install
+
+                install()
             if setup["ready"]:
                 send(self.channel, Kind.READY)
             for stage in ("confine", "sandbox", "initializer"):
@@ -244,6 +248,7 @@ def _rehearse() -> None:
             "unset": [],
             "directory": ".",
             "path": None,
+            "cap": False,
             "ready": False,
             "staged": False,
         }
