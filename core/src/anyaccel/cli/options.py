@@ -89,6 +89,7 @@ def acquire(
     waits: Callable[[], object] = lambda: None,
     program: str | None = None,
     cap: bool = False,
+    bind: bool | None = False,
 ) -> anyaccel.Hold:
     """Hold what the command line asks for, saying on the way what people should know.
 
@@ -101,6 +102,7 @@ def acquire(
         waits: Called once when the wait has begun, before anything is said of it.
         program: Name of the command that this process is going to become; None where it stays.
         cap: Whether PyTorch is capped at its share of memory as well.
+        bind: Whether the command will run near its devices; None for whole devices.
     """
     from anyaccel.launcher.hold import take, written
     from anyaccel.launcher.keeper import keep
@@ -119,7 +121,7 @@ def acquire(
         line.show(_waiting(place, holders, inventory))
 
     try:
-        options = {"confined": confined, "cap": cap, **wait_options(args)}
+        options = {"confined": confined, "cap": cap, "bind": bind, **wait_options(args)}
         hold = take(request, of_process, inventory=inventory, on_wait=show, **options)
     finally:
         line.clear()

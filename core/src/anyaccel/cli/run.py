@@ -34,6 +34,8 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    from argparse import BooleanOptionalAction
+
     add_request(parser)
     add_launch(parser)
     add_wait(parser)
@@ -42,6 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cap",
         action="store_true",
         help="cap PyTorch at the share of memory as well, by PYTHONPATH, when a Python program imports it",
+    )
+    parser.add_argument(
+        "--bind",
+        action=BooleanOptionalAction,
+        default=None,
+        help="run the command on the processors of the NUMA node that is nearest to its devices (default: where it has"
+        " whole devices and the machine tells)",
     )
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
@@ -93,14 +102,21 @@ def main(args: argparse.Namespace) -> int:
 def _acquire(
     args: argparse.Namespace, waits: Callable[[], object] = lambda: None, program: str | None = None
 ) -> anyaccel.Hold:
+    from anyaccel.launcher.bind import written
     from anyaccel.launcher.caps import FRACTION_VARIABLE
     from anyaccel.launcher.sandbox import available
 
-    hold = acquire(args, confined=bool(args.enforce and not available()), waits=waits, program=program, cap=args.cap)
+    confined = bool(args.enforce and not available())
+    hold = acquire(args, confined=confined, waits=waits, program=program, cap=args.cap, bind=args.bind)
     if hold.allocation.cpu:
         output.say(anyaccel.open_scheduler(hold.launch.inventory).why(hold.allocation.request).message)
     elif args.cap and FRACTION_VARIABLE not in hold.environ:
         output.say("--cap changes nothing: it is for a share of one device whose memory is known")
+    processors = hold.allocation.processors
+    if args.bind and not processors:
+        output.say("--bind changes nothing: no NUMA node is known that is near the devices and has processors for us")
+    if args.verbose and processors:
+        output.say(f"it runs on the processors {written(processors)}, which are nearest to the devices")
     if args.verbose:
         for share in hold.allocation.shares:
             if not share.whole:

@@ -11,6 +11,7 @@ from typing import Literal
 from anyaccel.errors import EnvConflictError, PluginError
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
 from anyaccel.launcher import caps
+from anyaccel.launcher.bind import Bind, near
 from anyaccel.model import (
     AGREEMENT,
     Allocation,
@@ -62,6 +63,7 @@ def worker_environment(
     mask: Literal["id", "index"] = "id",
     lease: str = "",
     cap: bool = False,
+    bind: Bind = False,
 ) -> WorkerEnvironment:
     """Make the environment in which a worker sees exactly what it was given.
 
@@ -74,6 +76,8 @@ def worker_environment(
         lease: Identity of the machine-wide lease behind the allocation; empty when there is none.
         cap: Whether PyTorch is capped at the worker's share of memory as well, by what its interpreter does when it
             starts.
+        bind: Whether the worker will run on the processors that are nearest to its devices: the allocation says which,
+            and whoever starts the worker binds it. None for whole devices of this host.
 
     Raises:
         EnvConflictError: When two vendors whose devices were given want one variable differently.
@@ -84,7 +88,8 @@ def worker_environment(
     fraction = _fraction(allocation)
     allocation = _name_enforcement(allocation, edits, (caps.FRAMEWORK,) if cap and fraction else ())
     changes, unset, more = _merge(_courteous(edits, inventory), {device.vendor for device in allocation.devices})
-    allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more))
+    processors = near(allocation, inventory, bind)
+    allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more), processors=processors)
     changes |= _own_variables(allocation, inventory, lease)
     if fraction:
         changes[caps.FRACTION_VARIABLE] = f"{fraction:g}"
@@ -238,7 +243,7 @@ def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> 
     """What ``anyaccel.current()`` and anybody without our library can read inside the worker."""
     own = {
         DEVICES_VARIABLE: ",".join(device.id for device in allocation.devices),
-        ALLOCATION_VARIABLE: json.dumps(encode(_without_links(allocation)), separators=(",", ":")),
+        ALLOCATION_VARIABLE: written_down(allocation),
     }
     if lease:
         own[LEASE_VARIABLE] = lease
@@ -248,6 +253,11 @@ def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> 
     if len(limits) == 1:
         own[MEMORY_VARIABLE] = str(limits[0])
     return own
+
+
+def written_down(allocation: Allocation) -> str:
+    """What :func:`anyaccel.current` reads in the worker."""
+    return json.dumps(encode(_without_links(allocation)), separators=(",", ":"))
 
 
 def _without_links(allocation: Allocation) -> Allocation:

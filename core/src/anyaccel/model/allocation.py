@@ -89,6 +89,8 @@ class Allocation(Value):
         grants: One grant per term, in the request's order; empty on CPU fallback.
         confined: Whether the kernel refuses the holder the device nodes of all other devices.
         gaps: What the holder was to be kept from and is not, one sentence each.
+        processors: The processors that are nearest to the devices, on which the holder runs; empty where it was not
+            bound to any.
     """
 
     id: str
@@ -96,6 +98,7 @@ class Allocation(Value):
     grants: tuple[Grant, ...]
     confined: bool = False
     gaps: tuple[str, ...] = ()
+    processors: tuple[int, ...] = ()
 
     @property
     def shares(self) -> tuple[Share, ...]:

@@ -375,6 +375,8 @@ class Pool(Submitter):
         logs: Directory for the output of the calls, a file each; None to let it go where that of this process goes.
         cap: Whether PyTorch is capped at the share of memory of a worker that holds a share of one device, when the
             worker imports it.
+        bind: Whether workers run on the processors that are nearest to their devices, as far as the machine tells; None
+            for those of whole devices.
         enforce: Whether the kernel refuses workers, and all that they start, the device nodes of all other devices:
             True to insist, ``"try"`` to do without where the kernel cannot. What is not refused is said by
             ``future.allocation.gaps``, and inside of a call by ``anyaccel.current().gaps``.
@@ -415,6 +417,7 @@ class Pool(Submitter):
         idle: float = 10.0,
         logs: str | os.PathLike[str] | None = None,
         cap: bool = True,
+        bind: bool | None = None,
         enforce: Enforce = False,
         sandbox: Callable[[], None] | None = None,
         results: Literal["plain", "pickle"] | None = None,
@@ -435,6 +438,7 @@ class Pool(Submitter):
                 unallocated=unallocated,
                 mask=mask,
                 cap=cap,
+                bind=bind,
                 enforce=enforce,
                 sandbox=pickled_call(sandbox),
                 initializer=pickled_call(initializer, tuple(initargs)),

@@ -7,6 +7,7 @@ process has a session of its own, carries its leases, and dies with the fork ser
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import os
 import signal
@@ -101,6 +102,9 @@ class Worker:
             os.chdir(setup["directory"])
             if setup["path"] is not None:
                 sys.path[:] = setup["path"]
+            if setup["processors"]:
+                with contextlib.suppress(OSError):  # they have gone meanwhile, which is no reason not to work
+                    os.sched_setaffinity(0, setup["processors"])
             if setup["cap"]:
                 from anyaccel.launcher.caps import install
 
@@ -248,6 +252,7 @@ def _rehearse() -> None:
             "unset": [],
             "directory": ".",
             "path": None,
+            "processors": (),
             "cap": False,
             "ready": False,
             "staged": False,
