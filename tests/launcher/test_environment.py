@@ -24,7 +24,7 @@ def anyaccel_env(devices, ctx):
 @hookimpl
 def anyaccel_products(): return [Product(name="R1", model="R", memory_bytes=100, id_template="rival-{{index}}")]
 """
-PLAIN = 'return EnvEdits(set={"RIVAL": ",".join(d.id for d in devices)}, enforced_by="R-cap" if ctx.shares else "")'
+PLAIN = 'return EnvEdits(set={"RIVAL": ",".join(d.id for d in devices)}, memory_by="R-cap" if ctx.shares else "")'
 
 
 @pytest.fixture
@@ -159,7 +159,10 @@ def test_no_mask_no_launch(acme, rival):
 def test_every_share_says_what_enforces_it(acme, rival):
     rival()
     made = environment(["A1:0.5", "R1:0.25"], "sim:A1:1,R1:1")
-    assert [share.enforced_by for share in made.allocation.shares] == ["by agreement", "R-cap"]
+    assert [share.enforced_by for share in made.allocation.shares] == [
+        "by agreement",
+        "memory: R-cap, compute: by agreement",
+    ]
     assert [share.memory_bytes for share in made.allocation.shares] == [8 << 30, 25]
     assert "ANYACCEL_MEMORY_LIMIT" not in made.values  # two limits are no limit
     assert environment("A1:0.5", "sim:A1:1,R1:1").values["ANYACCEL_MEMORY_LIMIT"] == str(8 << 30)

@@ -253,7 +253,7 @@ BROKEN = {
         "C16",
         (
             ("", "import itertools\nN = itertools.count()\n"),
-            ('unset=frozenset({"ACME_ORDER"})', 'enforced_by=str(next(N)), unset=frozenset({"ACME_ORDER"})'),
+            ('unset=frozenset({"ACME_ORDER"})', 'memory_by=str(next(N)), unset=frozenset({"ACME_ORDER"})'),
         ),
         "must be the same each time",
     ),

@@ -50,7 +50,7 @@ def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
         share = ctx.shares.get(device.id)
         return ":".join([device.id, *(["-".join(map(str, share.slots))] if share and share.slots else [])])
 
-    return EnvEdits(set={"SLICES": ",".join(map(name, devices))}, enforced_by="slots")
+    return EnvEdits(set={"SLICES": ",".join(map(name, devices))}, memory_by="slots", compute_by="slots")
 
 
 @hookimpl

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from dataclasses import replace
 
 import pytest
-from anyaccel.plugin import Device, EnvContext
+from anyaccel.plugin import Device, EnvContext, Share
 from anyaccel.vendors.contract import env_faults, visible_faults
 from anyaccel_amd import plugin
 from hypothesis import given
 from hypothesis import strategies as st
 
 ALL = ["gpu0", "gpu1", "gpu2", "gpu3"]
-HIP, CUDA, ROCR, OPENCL = plugin.anyaccel_info().env_vars
+HIP, CUDA, ROCR, OPENCL, *_ = plugin.anyaccel_info().env_vars
 
 
 def seen(environ, devices):
@@ -143,7 +144,21 @@ def test_the_mask_is_written_for_hip_and_opencl_and_taken_from_below(gpus):
     edits = plugin.anyaccel_env([gpus[2], gpus[0]], EnvContext(devices=tuple(gpus), environ={CUDA: "5"}))
     assert edits.set == {HIP: "2,0", OPENCL: "2,0"}
     assert edits.unset == {ROCR, CUDA}
-    assert edits.enforced_by == ""
+    assert edits.memory_by == edits.compute_by == ""
+
+
+def test_frameworks_are_capped_at_a_share(gpus):
+    device = replace(gpus[1], memory_bytes=48 << 30)
+    share = Share(device=device, units=5_000, memory_bytes=24 << 30)
+    edits = plugin.anyaccel_env([device], EnvContext(devices=tuple(gpus), shares={device.id: share}))
+    assert edits.set == {
+        HIP: "1",
+        OPENCL: "1",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5",
+        "CUPY_GPU_MEMORY_LIMIT": str(share.memory_bytes),
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    }
+    assert (edits.limited_by, edits.memory_by, edits.compute_by) == (("JAX", "CuPy"), "", "")
 
 
 def test_nothing_is_hidden_by_an_empty_text(gpus):

@@ -159,7 +159,7 @@ def test_partitions_of_several_cards_may_work_together(detected):
 def test_a_fraction_is_shared_by_agreement_and_nothing_else_is_claimed(gpus):
     assert plugin.anyaccel_fractional(gpus[0]) is Fractional.SHARED
     assert plugin.anyaccel_validate(Term(names=("GPU",), units=5_000), gpus[:1]) is None
-    assert plugin.anyaccel_env(gpus[:1], EnvContext(devices=tuple(gpus))).enforced_by == ""
+    assert plugin.anyaccel_env(gpus[:1], EnvContext(devices=tuple(gpus))).memory_by == ""
 
 
 def test_a_container_gets_the_shared_node_once_and_no_mask(detected):

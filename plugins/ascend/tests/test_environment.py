@@ -68,7 +68,7 @@ def test_what_a_worker_is_told_it_sees(numbers):
     chosen = tuple(EIGHT[number] for number in sorted(numbers))
     edits = env(chosen)
     assert plugin.anyaccel_visible(edits.set, EIGHT) == [device.id for device in chosen]
-    assert edits.enforced_by == ""
+    assert edits.memory_by == edits.compute_by == ""
 
 
 @given(st.permutations(range(8)), st.integers(0, 8))

@@ -121,7 +121,7 @@ def test_shares_are_by_agreement_and_switch_nothing_on(devices):
     found = devices("flex140-uhd770")
     share = Share(device=found[0], units=5000, memory_bytes=1 << 30)
     edits = plugin.anyaccel_env(found[:1], EnvContext(devices=found, shares={found[0].id: share}))
-    assert edits.enforced_by == ""
+    assert edits.memory_by == edits.compute_by == ""
     assert edits.set == {MASK: "0", ORDER: "0"}
 
 

@@ -36,7 +36,7 @@ def test_a_mask_is_a_list_of_increasing_ids_and_the_rival_variable_is_removed():
     edits = env(TRN1[4:8])
     assert edits.set == {"NEURON_RT_VISIBLE_CORES": "4,5,6,7"}
     assert edits.unset == {"NEURON_RT_NUM_CORES"}
-    assert edits.enforced_by == ""
+    assert edits.memory_by == edits.compute_by == ""
 
 
 def test_one_core_gets_a_mask_too():

@@ -1,5 +1,9 @@
 """CUDA_VISIBLE_DEVICES both ways, and shares."""
 
+import ast
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -192,10 +196,44 @@ def test_a_share_by_agreement_caps_the_frameworks_that_take_everything():
         "CUDA_VISIBLE_DEVICES": IDS[0],
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.25",
+        "CUPY_GPU_MEMORY_LIMIT": str(20 << 30),
+        "FLAGS_gpu_memory_limit_mb": "20480",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     }
+    assert edits.limited_by == ("JAX", "CuPy", "PaddlePaddle"), "growth is no limit"
     assert edits.unset == {"XLA_CLIENT_MEM_FRACTION"}, "JAX refuses to start with both"
-    assert edits.enforced_by == ""
+    assert edits.memory_by == edits.compute_by == ""
+
+
+def test_a_cap_that_a_framework_ignores_is_not_told_as_one():
+    ctx = EnvContext(
+        devices=FOUR,
+        shares=share(FOUR[0], 2_500, 20 << 30),
+        environ={"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "CUPY_GPU_MEMORY_LIMIT": "10%"},
+    )
+    edits = plugin.anyaccel_env(FOUR[:1], ctx)
+    assert edits.limited_by == ("CuPy", "PaddlePaddle")
+    assert edits.set["CUPY_GPU_MEMORY_LIMIT"] == str(8 << 30), "the tighter one of the user, of all memory"
+
+
+def test_a_share_beside_another_gpu_is_not_capped():
+    """A cap counts for every GPU that a program sees."""
+    edits = plugin.anyaccel_env(FOUR[:2], EnvContext(devices=FOUR, shares=share(FOUR[0], 2_500, 20 << 30)))
+    assert set(edits.set) == {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
+    assert edits.limited_by == ()
+
+
+def test_jax_reads_the_cap():
+    """What the real jaxlib would give its client, on a machine without a GPU."""
+    pytest.importorskip("jaxlib", reason="JAX is not installed")
+    edits = plugin.anyaccel_env(FOUR[:1], EnvContext(devices=FOUR, shares=share(FOUR[0], 2_500, 20 << 30)))
+    source = "from jaxlib import xla_client; print(xla_client.generate_pjrt_gpu_plugin_options())"
+    environ = {**os.environ, **edits.set, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    for name in edits.unset:
+        environ.pop(name, None)
+    done = subprocess.run([sys.executable, "-c", source], env=environ, capture_output=True, text=True, check=True)
+    options = ast.literal_eval(done.stdout)
+    assert (options["memory_fraction"], options["preallocate"]) == (0.25, False)
 
 
 def test_a_whole_gpu_is_not_capped():
@@ -230,7 +268,7 @@ def test_an_mps_daemon_holds_a_worker_to_its_share(units, inherited, threads):
     environ = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": inherited} if inherited else {}
     ctx = EnvContext(devices=(device,), shares=share(device, units, 20 << 30), environ=environ, mask="index")
     edits = plugin.anyaccel_env([device], ctx)
-    assert edits.enforced_by == "CUDA MPS"
+    assert edits.memory_by == edits.compute_by == "CUDA MPS"
     assert edits.set["CUDA_MPS_PIPE_DIRECTORY"] == "/run/mps"
     assert edits.set["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == threads
     assert edits.set["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M"

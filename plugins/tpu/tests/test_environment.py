@@ -77,7 +77,7 @@ def test_a_part_of_a_host_gets_mask_and_bounds_under_both_names(chips, host, ind
         "TPU_PROCESS_ADDRESSES": f"localhost:{port}",
         "TPU_RUNTIME_METRICS_PORTS": str(8431 + indexes[0]),
     }
-    assert edits.enforced_by == ""
+    assert edits.memory_by == edits.compute_by == ""
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,8 @@ def acquire(
     waits: Callable[[], object] = lambda: None,
     program: str,
     stays: bool = False,
+    cap: bool = False,
+    bind: bool | None = False,
 ) -> anyaccel.Hold:
     """Hold what the command line asks for, saying on the way what people should know.
 
@@ -101,6 +103,8 @@ def acquire(
         waits: Called once when the wait has begun, before anything is said of it.
         program: Name of the command that is going to use the devices.
         stays: Whether this process stays until that has ended, and does not become it.
+        cap: Whether PyTorch is capped at its share of memory as well.
+        bind: Whether the command will run near its devices; None for whole devices.
     """
     from anyaccel.launcher.hold import take, written
     from anyaccel.launcher.keeper import keep
@@ -119,7 +123,8 @@ def acquire(
         line.show(_waiting(place, holders, inventory))
 
     try:
-        hold = take(request, of_process, inventory=inventory, confined=confined, on_wait=show, **wait_options(args))
+        options = {"confined": confined, "cap": cap, "bind": bind, **wait_options(args)}
+        hold = take(request, of_process, inventory=inventory, on_wait=show, **options)
     finally:
         line.clear()
     if line.used:

@@ -11,6 +11,7 @@ import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import acquire, add_launch, add_request, add_time, add_wait
 from anyaccel.errors import AnyaccelError, LeaseCancelledError, UsageError
+from anyaccel.model import Share, format_units
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,10 +34,24 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    from argparse import BooleanOptionalAction
+
     add_request(parser)
     add_launch(parser)
     add_wait(parser)
     add_time(parser)
+    parser.add_argument(
+        "--cap",
+        action="store_true",
+        help="cap PyTorch at the share of memory as well, by PYTHONPATH, when a Python program imports it",
+    )
+    parser.add_argument(
+        "--bind",
+        action=BooleanOptionalAction,
+        default=None,
+        help="run the command on the processors of the NUMA node that is nearest to its devices (default: where it has"
+        " whole devices and the machine tells)",
+    )
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--enforce",
@@ -88,13 +103,34 @@ def main(args: argparse.Namespace) -> int:
 def _acquire(
     args: argparse.Namespace, waits: Callable[[], object] = lambda: None, *, stays: bool = False
 ) -> anyaccel.Hold:
+    from anyaccel.launcher.bind import written
+    from anyaccel.launcher.caps import FRACTION_VARIABLE
     from anyaccel.launcher.sandbox import available
 
     confined = bool(args.enforce and not available())
-    hold = acquire(args, confined=confined, waits=waits, program=args.command[0], stays=stays)
+    hold = acquire(
+        args, confined=confined, waits=waits, program=args.command[0], stays=stays, cap=args.cap, bind=args.bind
+    )
     if hold.allocation.cpu:
         output.say(anyaccel.open_scheduler(hold.launch.inventory).why(hold.allocation.request).message)
+    elif args.cap and FRACTION_VARIABLE not in hold.environ:
+        output.say("--cap changes nothing: it is for a share of one device whose memory is known")
+    processors = hold.allocation.processors
+    if args.bind and not processors:
+        output.say("--bind changes nothing: no NUMA node is known that is near the devices and has processors for us")
+    if args.verbose and processors:
+        output.say(f"it runs on the processors {written(processors)}, which are nearest to the devices")
+    if args.verbose:
+        for share in hold.allocation.shares:
+            if not share.whole:
+                output.say(_held_to(share))
     return hold
+
+
+def _held_to(share: Share) -> str:
+    """Say what holds a command to a share."""
+    limits = f", limits of {', '.join(share.limited_by)} set" if share.limited_by else ""
+    return f"{share.device.name}: a share of {format_units(share.units)}, {share.enforced_by}{limits}"
 
 
 def _sandbox(args: argparse.Namespace, hold: anyaccel.Hold) -> Sandbox | None:

@@ -41,6 +41,9 @@ def main(args: argparse.Namespace) -> int:
                 "slots": list(share.slots),
                 "memory_bytes": share.memory_bytes,
                 "enforced_by": share.enforced_by or None,
+                "memory_by": share.memory_by or None,
+                "compute_by": share.compute_by or None,
+                "limited_by": list(share.limited_by),
             }
             for share in allocation.shares
         ]

@@ -5,6 +5,7 @@ overridden where the vendor is odd, and only there. Everything here works on wha
 plug-in may use single parts of the kit, or none.
 """
 
+from anyaccel.kit.caps import Cap, capped
 from anyaccel.kit.card import Card, board_links
 from anyaccel.kit.catalog import Catalog, Entry, pci_name, tag
 from anyaccel.kit.fault import Condition, Fault, FaultError, condition, fail, warn
@@ -29,6 +30,7 @@ __all__ = [
     "DECIMAL",
     "PCI_DEVICES",
     "SIGNED",
+    "Cap",
     "Card",
     "Catalog",
     "Condition",
@@ -46,6 +48,7 @@ __all__ = [
     "asked",
     "board_links",
     "c_integer",
+    "capped",
     "condition",
     "fail",
     "in_container",

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from anyaccel.errors import CommandNotFoundError, CommandNotRunnableError
+from anyaccel.launcher.bind import Bind, bound, put
 from anyaccel.launcher.hold import take
 from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.sandbox import Enforce, Sandbox, confines, sandbox_for
@@ -38,6 +39,8 @@ def run(
     priority: int = 0,
     note: str = "",
     time: float | None = None,
+    cap: bool = False,
+    bind: Bind = None,
     enforce: Enforce = False,
     **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
@@ -54,6 +57,9 @@ def run(
         note: What it is for, for people to read.
         time: Seconds for which it may run at most; then it is ended with all that it started. See
             :func:`anyaccel.acquire`.
+        cap: Whether PyTorch is capped at the command's share of memory as well.
+        bind: Whether the command runs on the processors that are nearest to its devices, as far as the machine tells;
+            None for whole devices.
         enforce: Whether the kernel refuses the command the device nodes of all other devices: True to insist, ``"try"``
             to do without where the kernel cannot. Do not combine it with a ``preexec_fn`` that ties the command's life
             to its parent's.
@@ -74,7 +80,8 @@ def run(
     """
     confined = confines(enforce)
     terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "time": time, "confined": confined}
-    with take(request, marks.draw, machine=machine, declare=declare, environ=environ, **terms) as hold:
+    where: dict[str, Any] = {"machine": machine, "declare": declare, "environ": environ}
+    with take(request, marks.draw, cap=cap, bind=bind, **where, **terms) as hold:
         sandbox = sandbox_for(hold.allocation, hold.launch.inventory, enforce=enforce)
         # The command has the descriptors and the mark: should this process die, the devices are the command's.
         options["pass_fds"] = (*hold.fds, *options.get("pass_fds", ()))
@@ -82,7 +89,8 @@ def run(
         mark = hold.lease.mark if hold.lease else ()
         use, status = hold.usage(command[0]), None
         try:
-            done = _complete(list(command), mark, sandbox, until=hold.lease.until if hold.lease else None, **options)
+            options["until"] = hold.lease.until if hold.lease else None
+            done = _complete(list(command), mark, sandbox, hold.allocation.processors, **options)
             status = done.returncode
         except OSError as error:
             if error.filename not in (None, command[0]):
@@ -99,6 +107,7 @@ def _complete(
     command: list[str],
     mark: Mark,
     sandbox: Sandbox | None,
+    processors: tuple[int, ...],
     *,
     check: bool = False,
     input: Any = None,  # noqa: A002 - as subprocess.run has it
@@ -107,7 +116,7 @@ def _complete(
     capture_output: bool = False,
     **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
-    """What :func:`subprocess.run` does, with a process that carries a mark, may be confined, and is ended in time."""
+    """What :func:`subprocess.run` does, with a process that carries a mark, is bound, confined, and ended in time."""
     import subprocess
 
     if input is not None:
@@ -115,7 +124,9 @@ def _complete(
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     popen = partial(start, command, mark, **options)
-    with popen() if sandbox is None else sandbox.start(popen) as process:
+    with bound(processors):
+        started = popen() if sandbox is None else sandbox.start(popen)
+    with started as process:
         ending = None if until is None else _end_at(until, process.pid, mark)
         try:
             out, err = process.communicate(input, timeout=timeout)
@@ -180,6 +191,7 @@ def replace_process(launch: Launch, command: Sequence[str], sandbox: Sandbox | N
     close_vendors()  # nothing of ours is left beside the command
     if sandbox is not None:
         sandbox.apply()
+    put(launch.environment.allocation.processors)
     try:
         os.execvpe(command[0], list(command), dict(launch.environment.values))
     except OSError as error:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Collection, Mapping
 from typing import Literal
 
 from anyaccel.errors import EnvConflictError, PluginError
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
+from anyaccel.launcher import caps
+from anyaccel.launcher.bind import Bind, near
 from anyaccel.model import (
     AGREEMENT,
     Allocation,
-    Device,
     EnvContext,
     EnvEdits,
     Grant,
@@ -60,6 +62,8 @@ def worker_environment(
     unallocated: Literal["hide", "inherit"] = "hide",
     mask: Literal["id", "index"] = "id",
     lease: str = "",
+    cap: bool = False,
+    bind: Bind = False,
 ) -> WorkerEnvironment:
     """Make the environment in which a worker sees exactly what it was given.
 
@@ -70,6 +74,10 @@ def worker_environment(
         unallocated: Whether vendors of which nothing was given are hidden, or left as the environment has them.
         mask: Whether masks name devices by stable id or by index, where the vendor's runtime takes both.
         lease: Identity of the machine-wide lease behind the allocation; empty when there is none.
+        cap: Whether PyTorch is capped at the worker's share of memory as well, by what its interpreter does when it
+            starts.
+        bind: Whether the worker will run on the processors that are nearest to its devices: the allocation says which,
+            and whoever starts the worker binds it. None for whole devices of this host.
 
     Raises:
         EnvConflictError: When two vendors whose devices were given want one variable differently.
@@ -84,11 +92,18 @@ def worker_environment(
     """
     base = dict(os.environ if environ is None else environ)
     edits, gaps = _edits(allocation, inventory, base, unallocated, mask)
-    allocation = _name_enforcement(allocation, edits)
+    fraction = _fraction(allocation)
+    allocation = _name_enforcement(allocation, edits, (caps.FRAMEWORK,) if cap and fraction else ())
     changes, unset, more = _merge(_courteous(edits, inventory), {device.vendor for device in allocation.devices})
-    allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more))
+    processors = near(allocation, inventory, bind)
+    allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more), processors=processors)
     changes |= _own_variables(allocation, inventory, lease)
-    unset = (unset | {MEMORY_VARIABLE, LEASE_VARIABLE}) - changes.keys() & base.keys()
+    if fraction:
+        changes[caps.FRACTION_VARIABLE] = f"{fraction:g}"
+        if cap:
+            behind = [path for path in base.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", caps.STARTUP)]
+            changes["PYTHONPATH"] = os.pathsep.join([caps.STARTUP, *behind])
+    unset = (unset | {MEMORY_VARIABLE, caps.FRACTION_VARIABLE, LEASE_VARIABLE}) - changes.keys() & base.keys()
     values = {name: value for name, value in base.items() if name not in unset} | changes
     return WorkerEnvironment(allocation=allocation, set=changes, unset=frozenset(unset), values=values)
 
@@ -199,30 +214,44 @@ def _conflict(name: str, wanted: Mapping[str, str | None]) -> str:
     return f"{what}, so one worker cannot hold this combination; ask for their devices in separate commands"
 
 
-def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits]) -> Allocation:
-    """Say of every share what keeps its holder to it."""
+def _fraction(allocation: Allocation) -> float | None:
+    """Part of its only device's memory that a worker holds, rounded down; None where that is all, or unknown.
+
+    A framework's cap counts for all devices that it sees alike, so it fits one device only.
+    """
+    shares = tuple(allocation.by_device.values())
+    if len(shares) != 1 or shares[0].whole or not shares[0].memory_bytes or not shares[0].device.memory_bytes:
+        return None
+    return math.floor(shares[0].memory_bytes / shares[0].device.memory_bytes * 10_000) / 10_000 or None
+
+
+def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits], capped: tuple[str, ...]) -> Allocation:
+    """Say of every share what keeps its holder to it, and which frameworks limit themselves."""
+
+    def named(share: Share) -> Share:
+        edit = edits.get(share.device.vendor, EnvEdits())
+        return replace(
+            share,
+            memory_by=edit.memory_by or AGREEMENT,
+            compute_by=edit.compute_by or AGREEMENT,
+            limited_by=(*edit.limited_by, *capped),
+        )
+
     grants = tuple(
         Grant(
             term=grant.term,
-            shares=tuple(
-                share if share.whole else replace(share, enforced_by=_enforced_by(share.device, edits) or AGREEMENT)
-                for share in grant.shares
-            ),
+            shares=tuple(share if share.whole else named(share) for share in grant.shares),
         )
         for grant in allocation.grants
     )
     return replace(allocation, grants=grants)
 
 
-def _enforced_by(device: Device, edits: Mapping[str, EnvEdits]) -> str:
-    return edits[device.vendor].enforced_by if device.vendor in edits else ""
-
-
 def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> dict[str, str]:
     """What ``anyaccel.current()`` and anybody without our library can read inside the worker."""
     own = {
         DEVICES_VARIABLE: ",".join(device.id for device in allocation.devices),
-        ALLOCATION_VARIABLE: json.dumps(encode(_without_links(allocation)), separators=(",", ":")),
+        ALLOCATION_VARIABLE: written_down(allocation),
     }
     if lease:
         own[LEASE_VARIABLE] = lease
@@ -232,6 +261,11 @@ def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> 
     if len(limits) == 1:
         own[MEMORY_VARIABLE] = str(limits[0])
     return own
+
+
+def written_down(allocation: Allocation) -> str:
+    """What :func:`anyaccel.current` reads in the worker."""
+    return json.dumps(encode(_without_links(allocation)), separators=(",", ":"))
 
 
 def _without_links(allocation: Allocation) -> Allocation:

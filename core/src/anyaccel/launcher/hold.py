@@ -12,6 +12,7 @@ from types import TracebackType
 
 from anyaccel.errors import DevicesBusyError, NeverFitsError, NotFreeError
 from anyaccel.inventory.current import LEASE_VARIABLE, current
+from anyaccel.launcher.bind import Bind, bound
 from anyaccel.launcher.busy import Foreign
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.launch import Launch, choice_of, local_scheduler, remembered, survey
@@ -103,8 +104,8 @@ class Hold:
     def popen(self, command: Sequence[str] | str, **options: Any) -> subprocess.Popen[Any]:
         """Start a command that sees exactly these devices, like :class:`subprocess.Popen`.
 
-        The devices go back once the command has ended with all that it started, also when they are released before or
-        this process dies.
+        It runs near them where they were taken with ``bind``. They go back once the command has ended with all that it
+        started, also when they are released before or this process dies.
 
         Args:
             command: The command and its arguments; a string with ``shell=True``.
@@ -119,7 +120,8 @@ class Hold:
         options["pass_fds"] = (*self.fds, *options.get("pass_fds", ()))
         if options.get("env") is None:
             options["env"] = dict(self.environ)
-        return start(command, self._started, **options)
+        with bound(self.allocation.processors):
+            return start(command, self._started, **options)
 
     def release(self) -> None:
         """Give the devices back, those of :meth:`popen` once that has ended; does nothing the second time."""
@@ -213,8 +215,8 @@ def acquire(
             pass those who cannot start yet. Ending in time is up to you.
         on_wait: Called with the place in line and with who holds the devices, when the wait begins and on change.
         environ: The environment to start from; that of this process when None.
-        options: ``inventory``, ``machine``, ``declare``, ``timeout``, ``unallocated`` and ``mask`` as
-            :func:`anyaccel.prepare` takes them, and ``confined``: whether the holder will be confined.
+        options: ``inventory``, ``machine``, ``declare``, ``timeout``, ``unallocated``, ``mask``, ``cap`` and
+            ``bind`` as :func:`anyaccel.prepare` takes them, and ``confined``: whether the holder will be confined.
 
     Returns:
         The hold, to be released; use it in a ``with`` statement.
@@ -528,6 +530,8 @@ class Wish:
         time: float | None = None,
         unallocated: Literal["hide", "inherit"] = "hide",
         mask: Literal["id", "index"] = "id",
+        cap: bool = False,
+        bind: Bind = False,
         **where: Any,
     ) -> None:
         self.request = parse_request(request)
@@ -537,6 +541,7 @@ class Wish:
             raise ValueError(f"time must be seconds, more than 0, or None (got {time!r})")
         self.inventory = survey(environ=self.environ, request=self.request, **where)
         self._options: dict[str, Any] = {"environ": environ, "unallocated": unallocated, "mask": mask}
+        self._options |= {"cap": cap, "bind": bind}
         self._grants: tuple[Grant, ...] = ()
         self._choice = choice_of(self.inventory, self.request)
         self.nothing = False

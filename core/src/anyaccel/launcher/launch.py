@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from anyaccel.inventory.detect import detect
+from anyaccel.launcher.bind import Bind
 from anyaccel.launcher.environment import WorkerEnvironment, worker_environment
 from anyaccel.model import Device, Inventory, Request, Term, Value, replace
 from anyaccel.probe.machine import Machine
@@ -40,6 +41,8 @@ def prepare(
     environ: Mapping[str, str] | None = None,
     unallocated: Literal["hide", "inherit"] = "hide",
     mask: Literal["id", "index"] = "id",
+    cap: bool = False,
+    bind: Bind = False,
     timeout: float = DEADLINE_SECONDS,
 ) -> Launch:
     """Choose devices for a request and make the environment of its worker.
@@ -53,6 +56,8 @@ def prepare(
         environ: The environment to start from; that of this process when None.
         unallocated: Whether vendors of which nothing was asked for are hidden, or left as they are.
         mask: Whether masks name devices by stable id or by index, where the vendor's runtime takes both.
+        cap: Whether PyTorch is capped at the worker's share of memory as well; see :func:`worker_environment`.
+        bind: Whether the allocation says on which processors the worker should run; see :func:`worker_environment`.
 
     Raises:
         RequestError, UnknownNameError: When the request is wrong.
@@ -69,7 +74,9 @@ def prepare(
     wanted = parse_request(request)
     inventory = survey(inventory, request=wanted, machine=machine, declare=declare, environ=environ, timeout=timeout)
     allocation = local_scheduler(inventory).allocate(wanted)
-    environment = worker_environment(allocation, inventory, environ=environ, unallocated=unallocated, mask=mask)
+    environment = worker_environment(
+        allocation, inventory, environ=environ, unallocated=unallocated, mask=mask, cap=cap, bind=bind
+    )
     return Launch(inventory=inventory, environment=environment)
 
 

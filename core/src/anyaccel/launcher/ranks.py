@@ -11,10 +11,14 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
+from anyaccel.inventory.current import ALLOCATION_VARIABLE
+from anyaccel.launcher.bind import bound, divided
 from anyaccel.launcher.command import not_started
+from anyaccel.launcher.environment import written_down
 from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.rendezvous import Rendezvous
 from anyaccel.launcher.sandbox import Sandbox
+from anyaccel.model import replace
 from anyaccel.vendors import close as close_vendors
 
 GRACE_SECONDS = 10.0
@@ -34,7 +38,7 @@ def run_ranks(
     sandbox: Sandbox | None = None,
     grace: float = GRACE_SECONDS,
 ) -> int:
-    """Run a command once for each device, and wait for all of them.
+    """Run a command once for each device, and wait for all of them. Ranks of one NUMA node divide its processors.
 
     Signals are passed on to all ranks and what they started. When one fails, the others are asked to end, and killed if
     they do not. The signal mask of this thread stays changed: the process should end afterwards.
@@ -58,12 +62,17 @@ def run_ranks(
     signals = {number for number in (*FORWARDED, _STOP) if signal.getsignal(number) is not signal.SIG_IGN}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals | {signal.SIGCHLD})
     ranks = _Ranks(grace)
-    count = max(1, len(launch.environment.allocation.devices))
+    allocation = launch.environment.allocation
+    count = max(1, len(allocation.devices))
+    parts = divided([device.numa_node for device in allocation.devices], allocation.processors) or [()]
     try:
         for rank in range(count):
             place = variables(rank, count, local=(rank, count))
             environ = {**launch.environment.values, **place, **rendezvous.variables}
-            ranks.start(command, environ, first=rank == 0, sandbox=sandbox)
+            if parts[rank]:
+                environ[ALLOCATION_VARIABLE] = written_down(replace(allocation, processors=parts[rank]))
+            with bound(parts[rank]):
+                ranks.start(command, environ, first=rank == 0, sandbox=sandbox)
         return ranks.wait(signals)
     finally:
         ranks.kill()

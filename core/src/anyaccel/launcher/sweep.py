@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError, NotFreeError, UsageError
+from anyaccel.launcher.bind import bound
 from anyaccel.launcher.command import not_started
 from anyaccel.launcher.hold import Hold, take_async
 from anyaccel.launcher.launch import local_scheduler
@@ -505,7 +506,8 @@ class Sweep:
         terms = dict(setting.wait)
         if setting.time is not None:  # the lease says until when it is held at most
             terms["time"] = (setting.retries + 1) * (setting.time + setting.grace)
-        waiting = take_async(setting.request, marks.draw, inventory=setting.inventory, on_wait=self._on_wait, **terms)
+        terms |= {"inventory": setting.inventory, "on_wait": self._on_wait, "bind": None}
+        waiting = take_async(setting.request, marks.draw, **terms)
         self._taking = asyncio.create_task(waiting)
         try:
             hold = await self._taking
@@ -549,10 +551,11 @@ class Sweep:
         status = number_of_signal = 0
         try:
             lease = hold.lease
-            process = start(
-                command, lease.mark if lease else (), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=dict(hold.environ), pass_fds=hold.fds, start_new_session=True,
-            )  # fmt: skip
+            with bound(hold.allocation.processors):
+                process = start(
+                    command, lease.mark if lease else (), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    env=dict(hold.environ), pass_fds=hold.fds, start_new_session=True,
+                )  # fmt: skip
         except OSError as error:
             fault = not_started(command[0], error)
             os.write(log, f"anyaccel: {fault}\n".encode(errors="replace"))

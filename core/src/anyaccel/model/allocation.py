@@ -25,31 +25,46 @@ class Share(Value):
         slots: Which of the device's slots it is, in ascending order; empty for a whole device, and where shares of the
             device have no position.
         memory_bytes: Memory that belongs to the part, or None when the device's memory is unknown.
-        enforced_by: Name of the mechanism that holds the holder to its part, or :data:`AGREEMENT`.
+        memory_by: Name of the mechanism that holds the holder to its part of the memory, or :data:`AGREEMENT`.
             Empty for a whole device.
+        compute_by: The same for its part of the compute units.
+        limited_by: Frameworks whose own caps on memory are set to the part. Other code of the holder is not bound by
+            them, so they enforce nothing.
     """
 
     device: Device
     units: int = UNITS_PER_DEVICE
     slots: tuple[int, ...] = ()
     memory_bytes: int | None = None
-    enforced_by: str = ""
+    memory_by: str = ""
+    compute_by: str = ""
+    limited_by: tuple[str, ...] = ()
 
     @property
     def whole(self) -> bool:
         """Whether the whole device is held."""
         return self.units == UNITS_PER_DEVICE
 
+    @property
+    def enforced_by(self) -> str:
+        """What holds the holder to its part, in a phrase for people; empty for a whole device."""
+        if self.memory_by == self.compute_by:
+            return self.memory_by
+        return f"memory: {self.memory_by or AGREEMENT}, compute: {self.compute_by or AGREEMENT}"
+
     def with_other(self, other: Share) -> Share:
         """This share and another one of the same device as one share."""
         units = self.units + other.units
+        part = units < UNITS_PER_DEVICE
         known = self.memory_bytes is not None and other.memory_bytes is not None
         return replace(
             self,
             units=units,
-            slots=tuple(sorted({*self.slots, *other.slots})) if units < UNITS_PER_DEVICE else (),
+            slots=tuple(sorted({*self.slots, *other.slots})) if part else (),
             memory_bytes=(self.memory_bytes or 0) + (other.memory_bytes or 0) if known else None,
-            enforced_by=self.enforced_by if units < UNITS_PER_DEVICE else "",
+            memory_by=self.memory_by if part else "",
+            compute_by=self.compute_by if part else "",
+            limited_by=self.limited_by if part else (),
         )
 
 
@@ -75,6 +90,8 @@ class Allocation(Value):
         confined: Whether the kernel refuses the holder the device nodes of all other devices.
         gaps: What the holder was to be kept from and is not, one sentence each.
         machine: Name of the machine that the devices are on, where a scheduler has several; else empty.
+        processors: The processors that are nearest to the devices, on which the holder runs; empty where it was not
+            bound to any.
     """
 
     id: str
@@ -83,6 +100,7 @@ class Allocation(Value):
     confined: bool = False
     gaps: tuple[str, ...] = ()
     machine: str = ""
+    processors: tuple[int, ...] = ()
 
     @property
     def shares(self) -> tuple[Share, ...]:
@@ -131,10 +149,14 @@ class EnvEdits(Value):
     Attributes:
         set: Variables to set.
         unset: Variables to remove.
-        enforced_by: Name of the mechanism that these edits switch on and that holds a worker to its share;
-            empty when nothing but agreement does.
+        memory_by: Name of the mechanism that these edits switch on and that holds a worker to its part of the memory,
+            also when it does not cooperate; empty when nothing but agreement does.
+        compute_by: The same for its part of the compute units.
+        limited_by: Frameworks whose own caps on memory these edits set.
     """
 
     set: Mapping[str, str] = field(default_factory=dict)
     unset: frozenset[str] = frozenset()
-    enforced_by: str = ""
+    memory_by: str = ""
+    compute_by: str = ""
+    limited_by: tuple[str, ...] = ()

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from anyaccel.errors import WorkerStartError
+from anyaccel.launcher.bind import Bind
+from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.sandbox import Enforce, available, sandbox_for
 from anyaccel.ledger.mark import Mark
@@ -30,6 +32,8 @@ class Preparation(Value):
         initializer: Pickled call that prepares it for the user's functions, or None.
         warmup: Pickled call for the first use of the devices, in workers that hold some, or None.
         plain: Whether their answers are read as plain data.
+        cap: Whether PyTorch is capped at their share of memory as well.
+        bind: Whether they run on the processors that are nearest to their devices; None for whole devices.
     """
 
     unallocated: Literal["hide", "inherit"] = "hide"
@@ -39,6 +43,8 @@ class Preparation(Value):
     initializer: bytes | None = None
     warmup: bytes | None = None
     plain: bool = False
+    cap: bool = True
+    bind: Bind = None
 
     @property
     def staged(self) -> bool:
@@ -80,7 +86,8 @@ class Preparation(Value):
             allocation = replace(allocation, confined=True, gaps=sandbox.gaps)
         elif self.enforce:
             allocation = replace(allocation, gaps=(f"the worker is not confined to its devices: {available()}",))
-        made = worker_environment(allocation, inventory, lease=lease, unallocated=self.unallocated, mask=self.mask)
+        how: dict[str, Any] = {"unallocated": self.unallocated, "mask": self.mask, "cap": self.cap, "bind": self.bind}
+        made = worker_environment(allocation, inventory, lease=lease, **how)
         try:
             directory = os.getcwd()
         except OSError as error:
@@ -93,6 +100,8 @@ class Preparation(Value):
             "unset": [name for name in environ if name not in made.values],
             "directory": directory,
             "path": None if sys.path == path else list(sys.path),
+            "cap": self.cap and FRACTION_VARIABLE in made.values,
+            "processors": made.allocation.processors,
             "ready": ready,
             "staged": self.staged,
             "confine": None if sandbox is None else pickled_call(sandbox.apply),

@@ -352,6 +352,10 @@ class Pool(Submitter):
         grace: Seconds between asking a process to end and killing it.
         idle: Seconds after which a process that is kept for later calls gives its devices back.
         logs: Directory for the output of the calls, a file each; None to let it go where that of this process goes.
+        cap: Whether PyTorch is capped at the share of memory of a worker that holds a share of one device, when the
+            worker imports it.
+        bind: Whether workers run on the processors that are nearest to their devices, as far as the machine tells; None
+            for those of whole devices.
         enforce: Whether the kernel refuses workers, and all that they start, the device nodes of all other devices:
             True to insist, ``"try"`` to do without where the kernel cannot. What is not refused is said by
             ``future.allocation.gaps``, and inside of a call by ``anyaccel.current().gaps``.
@@ -401,6 +405,8 @@ class Pool(Submitter):
         grace: float = 10.0,
         idle: float = 10.0,
         logs: str | os.PathLike[str] | None = None,
+        cap: bool = True,
+        bind: bool | None = None,
         enforce: Enforce = False,
         sandbox: Callable[[], None] | None = None,
         results: Literal["plain", "pickle"] | None = None,
@@ -422,6 +428,8 @@ class Pool(Submitter):
             preparation=Preparation(
                 unallocated=unallocated,
                 mask=mask,
+                cap=cap,
+                bind=bind,
                 enforce=enforce,
                 sandbox=pickled_call(sandbox),
                 initializer=pickled_call(initializer, tuple(initargs)),

@@ -154,4 +154,6 @@ def share(device: Device, units: int, slots: tuple[int, ...] = ()) -> Share:
     if units == UNITS_PER_DEVICE:
         return Share(device=device, units=units, memory_bytes=device.memory_bytes)
     memory = None if device.memory_bytes is None else device.memory_bytes * units // UNITS_PER_DEVICE
-    return Share(device=device, units=units, slots=slots, memory_bytes=memory, enforced_by=AGREEMENT)
+    return Share(
+        device=device, units=units, slots=slots, memory_bytes=memory, memory_by=AGREEMENT, compute_by=AGREEMENT
+    )

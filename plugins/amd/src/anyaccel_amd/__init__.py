@@ -7,7 +7,21 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from anyaccel.kit import Card, Catalog, Entry, Fault, Vendor, number, pci_name, physical_function, tag, text, warn
+from anyaccel.kit import (
+    Cap,
+    Card,
+    Catalog,
+    Entry,
+    Fault,
+    Vendor,
+    capped,
+    number,
+    pci_name,
+    physical_function,
+    tag,
+    text,
+    warn,
+)
 from anyaccel.plugin import (
     Detected,
     Device,
@@ -21,6 +35,7 @@ from anyaccel.plugin import (
     QueryError,
     Stats,
     Term,
+    replace,
 )
 
 from anyaccel_amd import kfd, masks, sensors, smi
@@ -29,6 +44,18 @@ CUDA_VENDOR = 0x10DE
 DISPLAY_VGA, DISPLAY_3D, DISPLAY_OTHER, PROCESSING = 0x0300, 0x0302, 0x0380, 0x1200
 KFD_NODE = "/dev/kfd"
 WSL_NODE, WSL_LIBRARY = "/dev/dxg", "/opt/rocm*/lib/librocdxg.so*"
+TENSORFLOW_MEMORY = "TF_FORCE_GPU_ALLOW_GROWTH"
+CAPS = (
+    Cap(
+        "JAX",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION",
+        "fraction",
+        rival="XLA_CLIENT_MEM_FRACTION",  # its newer name: JAX refuses to start with both
+        void=("XLA_PYTHON_CLIENT_ALLOCATOR", "platform"),
+    ),
+    Cap("CuPy", "CUPY_GPU_MEMORY_LIMIT", "bytes"),
+)
+"""What ROCm's builds of these frameworks read like the others."""
 DEAD = (errno.EIO, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT)
 """What the driver answers when a GPU hangs, resets or fell off the bus."""
 
@@ -45,7 +72,14 @@ class AMD(Vendor):
     runtimes = ("libamdhip64.so", "libhsa-runtime64.so")
     pci_vendors, pci_classes = (0x1002,), (DISPLAY_VGA, DISPLAY_3D, DISPLAY_OTHER, PROCESSING)
     catalog = Catalog(__file__)
-    mask, variables, cleared = masks.HIP, (masks.CUDA, masks.ROCR, masks.OPENCL), (masks.CUDA,)
+    mask, cleared = masks.HIP, (masks.CUDA,)
+    variables = (
+        masks.CUDA,
+        masks.ROCR,
+        masks.OPENCL,
+        TENSORFLOW_MEMORY,
+        *(name for cap in CAPS for name in cap.variables),
+    )
     # Nothing keeps the holders of a GPU apart but themselves. Partitions are devices.
     sharing = Fractional.SHARED
     number_remedy = "look for kfd and amdgpu in 'dmesg': ROCm's runtime numbers only GPUs that KFD lists"
@@ -256,8 +290,21 @@ class AMD(Vendor):
         return super().validate(term, devices)
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Write the mask for HIP and OpenCL, and take away the one below that would count twice."""
-        return masks.edits(self.written(devices), devices, ctx)
+        """Write the mask for HIP and OpenCL, and take away the one below that would count twice.
+
+        Frameworks are capped at a share of the only GPU that they see.
+        """
+        edits = masks.edits(self.written(devices), devices, ctx)
+        share = ctx.shares.get(devices[0].id) if len(devices) == 1 else None
+        if share is None or share.whole:
+            return edits
+        caps = capped(CAPS, devices[0], share, ctx.environ)
+        return replace(
+            edits,
+            set={**edits.set, **caps.set, TENSORFLOW_MEMORY: "true"},
+            unset=edits.unset | caps.unset,
+            limited_by=caps.limited_by,
+        )
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """Say which devices a HIP program sees."""

@@ -230,7 +230,7 @@ class Nvidia(Vendor):
         mask = self.mask if by_id and _have_uuids(devices) else masks.NUMBERS
         values = {masks.VARIABLE: self.written(devices, mask), masks.ORDER: masks.PCI_ORDER}
         share = ctx.shares.get(devices[0].id)
-        if share is None or share.whole:
+        if share is None or share.whole or len(devices) > 1:  # caps count for every GPU that a program sees
             return EnvEdits(set=values)
         return shares.edits(devices[0], share, ctx.environ, values)
 

@@ -7,6 +7,7 @@ process has a session of its own, carries its leases, and dies with the fork ser
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import os
 import signal
@@ -117,10 +118,7 @@ class Worker:
         try:
             setup: Mapping[str, Any] = loads(message.data, message.buffers)
             marks.put(setup["mark"])
-            _apply_environment(setup["set"], setup["unset"])
-            os.chdir(setup["directory"])
-            if setup["path"] is not None:
-                sys.path[:] = setup["path"]
+            _settle(setup)
             if setup["ready"]:
                 send(self.channel, Kind.READY)
             for stage in ("confine", "sandbox", "initializer"):
@@ -241,6 +239,21 @@ class Worker:
         return True
 
 
+def _settle(setup: Mapping[str, Any]) -> None:
+    """Take the environment, the directory, the module path and the processors that the caller has chosen."""
+    _apply_environment(setup["set"], setup["unset"])
+    os.chdir(setup["directory"])
+    if setup["path"] is not None:
+        sys.path[:] = setup["path"]
+    if setup["processors"]:
+        with contextlib.suppress(OSError):  # they have gone meanwhile, which is no reason not to work
+            os.sched_setaffinity(0, setup["processors"])
+    if setup["cap"]:
+        from anyaccel.launcher.caps import install
+
+        install()
+
+
 def _apply_environment(changes: Mapping[str, str], unset: list[str]) -> None:
     for name in unset:
         os.environ.pop(name, None)
@@ -294,6 +307,8 @@ def _rehearse() -> None:
             "unset": [],
             "directory": ".",
             "path": None,
+            "processors": (),
+            "cap": False,
             "ready": False,
             "staged": False,
         }

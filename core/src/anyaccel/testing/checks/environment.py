@@ -73,7 +73,14 @@ def launches(subject: Subject, machine: TestedMachine) -> Iterator[tuple[str, De
         if device.usable and device.fractional and _refusal(subject, term, (device,)) is None:
             memory = device.memory_bytes // 2 if device.memory_bytes else None
             for slots in _halves(device):
-                share = Share(device=device, units=HALF, slots=slots, memory_bytes=memory, enforced_by=AGREEMENT)
+                share = Share(
+                    device=device,
+                    units=HALF,
+                    slots=slots,
+                    memory_bytes=memory,
+                    memory_by=AGREEMENT,
+                    compute_by=AGREEMENT,
+                )
                 where = f" (slots {format_slots(slots)})" if slots else ""
                 yield f"half of {device.id}{where}", (device,), EnvContext(devices=devices, shares={device.id: share})
 

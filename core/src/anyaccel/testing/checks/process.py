@@ -49,7 +49,11 @@ def exercise(subject: Subject, machine: TestedMachine, *, replay: bool = True) -
 def _pure_calls(subject: Subject, device: Device, devices: tuple[Device, ...]) -> dict[str, Callable[[], Any]]:
     plugin = subject.plugin
     share = Share(
-        device=device, units=5000, memory_bytes=(device.memory_bytes or 0) // 2 or None, enforced_by=AGREEMENT
+        device=device,
+        units=5000,
+        memory_bytes=(device.memory_bytes or 0) // 2 or None,
+        memory_by=AGREEMENT,
+        compute_by=AGREEMENT,
     )
     term = Term(names=(plugin.info.resource,))
     whole = EnvContext(devices=devices, shares={device.id: Share(device=device)})

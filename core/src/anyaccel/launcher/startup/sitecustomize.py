@@ -1,0 +1,38 @@
+"""Runs when an interpreter starts that ``anyaccel run --cap`` has put this directory in front of.
+
+It caps what :mod:`anyaccel.launcher.caps` caps, then lets the ``sitecustomize`` run that this one hides.
+"""
+
+import importlib.util
+import os
+import sys
+from importlib.machinery import PathFinder
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _cap() -> None:
+    """Load the module beside this directory by its path: this interpreter need not have anyaccel."""
+    path = os.path.join(os.path.dirname(_HERE), "caps.py")
+    spec = importlib.util.spec_from_file_location("_anyaccel_caps", path)
+    if spec is not None and spec.loader is not None:
+        caps = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(caps)
+        caps.install()
+
+
+def _chain() -> None:
+    """Run the next ``sitecustomize`` in place of this one."""
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != _HERE]
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+try:
+    _cap()
+except Exception as _error:  # noqa: BLE001 - the program goes on, whatever its interpreter is
+    sys.stderr.write(f"anyaccel: PyTorch is not capped: {_error}\n")
+_chain()

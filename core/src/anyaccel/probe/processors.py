@@ -1,0 +1,51 @@
+"""The processors of this host, as sysfs shows them.
+
+See the kernel's Documentation/ABI/stable/sysfs-devices-node and Documentation/admin-guide/cputopology.rst.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cache
+
+SYSTEM = "/sys/devices/system"
+"""Where sysfs shows ``cpu`` and ``node``."""
+
+
+def by_node(system: str = "") -> dict[int, tuple[int, ...]]:
+    """Numbers of the processors of each NUMA node; empty where the kernel shows none. Read once."""
+    return dict(_by_node(system or SYSTEM))
+
+
+@cache
+def _by_node(system: str) -> dict[int, tuple[int, ...]]:
+    folder = f"{system}/node"
+    try:
+        names = [name for name in os.listdir(folder) if re.fullmatch(r"node\d+", name)]
+    except OSError:
+        return {}
+    return {int(name[len("node") :]): tuple(numbers(read(f"{folder}/{name}/cpulist"))) for name in names}
+
+
+def siblings(processor: int, system: str = "") -> tuple[int, ...]:
+    """Processors that are threads of one core with this one, which is among them; none where it is offline."""
+    return tuple(numbers(read(f"{system or SYSTEM}/cpu/cpu{processor}/topology/thread_siblings_list")))
+
+
+def read(path: str) -> str:
+    """The text of a file of sysfs, or nothing: processors that are offline have no topology."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def numbers(text: str) -> list[int]:
+    """Read a list of the kernel's, such as ``0-3,8``."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        low, _, high = part.partition("-")
+        found += range(int(low), int(high or low) + 1)
+    return found
