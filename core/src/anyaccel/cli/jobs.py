@@ -97,7 +97,7 @@ def _moment(seconds: float) -> str:
 
 
 def _devices(names: tuple[str, ...]) -> str:
-    """Devices as people ask for them: ``nvidia/0-3,6``; names of another form as they are."""
+    """Devices as people ask for them: ``acme/0-3,6``; names of another form as they are."""
     by_vendor: dict[str, list[int]] = {}
     for name in names:
         vendor, _, index = name.rpartition("/")
