@@ -10,6 +10,7 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
+from anyaccel.cli import _sample
 from anyaccel.errors import JobNotFoundError, JobStateError, LeaseCancelledError, UsageError
 from anyaccel.launcher import jobs as jobs_
 from anyaccel.ledger import Ledger
@@ -90,6 +91,25 @@ def test_whoever_reads_our_output_to_its_end_does_not_wait_for_the_job(run):
     script = f"exec 3>&1; {sys.executable} -m anyaccel run --detach A1:1 -- sleep 1000"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=PATIENCE, check=True)
     assert state(done.stdout.strip()) == "running"
+
+
+def test_the_holder_of_a_jobs_device_is_its_command(run):
+    """And not the process that keeps it."""
+    submit(run, "sleep", "1000")
+    shown = ("status", "--columns", "device,program")
+    until(lambda: run(*shown).splitlines()[1].split() == ["acme/0", "sleep"], "the command")
+    assert _sample.JOB == jobs_.NAME
+
+
+def test_a_job_has_one_line_on_a_narrow_terminal(run):
+    number = submit(run, "sh", "-c", f"true {'x' * 100}")
+    run("wait", number)
+    _, data = run_on_terminal([sys.executable, "-m", "anyaccel", "jobs"])
+    header, line = (each.replace("\x1b[1m", "").replace("\x1b[0m", "") for each in data.decode().splitlines())
+    assert header.split()[-1] == "COMMAND"
+    assert line.split()[3] == "acme/0"
+    assert (len(line), line[-1]) == (80, "\u2026")
+    assert "x" * 100 in run("jobs")
 
 
 def test_jobs_wait_in_order_and_a_waiting_one_is_cancelled(run):

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     Leases = Mapping[str, list[LeaseRecord]]
 
+JOB = "anyaccel-job"
+"""What lists of processes call the process that keeps a job: :data:`anyaccel.launcher.jobs.NAME`."""
 _NO_STATS = Stats()
 _COMMAND_LIMIT = 4096
 _MOST_REASONS = 64
@@ -271,6 +273,7 @@ def holders(device: Device, sample: Sample) -> tuple[Holder, ...]:
 
 def _of_lease(record: LeaseRecord) -> Holder:
     pid = record.carriers[0] if record.carriers else record.pid
+    pid = _command_of(pid) if record.here else pid
     words = [
         f"(with {record.through})" if record.through else "",
         f"(slots {format_slots(record.slots)})" if record.slots else "",
@@ -289,6 +292,18 @@ def _of_lease(record: LeaseRecord) -> Holder:
         note=" ".join(filter(None, words)),
         state=record.state,
     )
+
+
+def _command_of(pid: int) -> int:
+    """The command of a job, given the process that keeps it; any other process itself."""
+    if program(pid) != JOB:
+        return pid
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+            children = file.read().split()
+    except OSError:  # it has ended, or the kernel does not list children
+        return pid
+    return int(children[0]) if len(children) == 1 else pid
 
 
 def program(pid: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from anyaccel.cli import output
+from anyaccel.model import format_slots
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
         output.print_json("jobs/1", {"jobs": [describe(job) for job in found]})
     elif found:
         columns = ("JOB", "STATE", "REQUEST", "DEVICES", "STARTED", "TOOK", "EXIT", "COMMAND")
-        output.print_table(columns, map(_row, found))
+        output.print_table(columns, map(_row, found), cut=len(columns) - 1)
     else:
         output.print_line(
             "No jobs." if args.all else "No jobs of the last day; 'anyaccel jobs --all' lists older ones."
@@ -74,17 +75,36 @@ def _row(job: Job) -> tuple[str, ...]:
     from anyaccel.launcher.hold import written
 
     took = job.took
-    started = "-" if job.started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(job.started))
+    started = "-" if job.started is None else _moment(job.started)
     return (
         job.id,
         job.state if job.here else f"{job.state} on {job.host}",
         job.request or "-",
-        ",".join(job.devices) or "-",
+        _devices(job.devices) or "-",
         started,
         "-" if took is None else written(took),
         "-" if job.status is None else str(job.status),
         written_command(job.command),
     )
+
+
+def _moment(seconds: float) -> str:
+    """A time as people write it: with the day where that is not today."""
+    then, now = time.localtime(seconds), time.localtime()
+    if then[:3] == now[:3]:
+        return time.strftime("%H:%M", then)
+    return time.strftime("%m-%d %H:%M" if then.tm_year == now.tm_year else "%Y-%m-%d", then)
+
+
+def _devices(names: tuple[str, ...]) -> str:
+    """Devices as people ask for them: ``acme/0-3,6``; names of another form as they are."""
+    by_vendor: dict[str, list[int]] = {}
+    for name in names:
+        vendor, _, index = name.rpartition("/")
+        if not vendor or not index.isdecimal():
+            return ",".join(names)
+        by_vendor.setdefault(vendor, []).append(int(index))
+    return " ".join(f"{vendor}/{format_slots(numbers)}" for vendor, numbers in by_vendor.items())
 
 
 def written_command(command: tuple[str, ...]) -> str:

@@ -25,6 +25,8 @@ GIB = 1 << 30
 _USUAL_WIDTH = 80
 _USUAL_HEIGHT = 24
 _NARROWEST = 8
+_LEAST_CUT = 10
+"""Columns that are left of what is cut off in a table, at least."""
 _LOG_SECONDS = 600.0
 _GAP = 2
 """Blanks between the columns of a table, and before its continued rows."""
@@ -69,6 +71,11 @@ def print_bytes(data: bytes) -> None:
     if sys.stdout is None:
         return
     _told(_write_bytes(data))
+
+
+def print_folded(text: str) -> None:
+    """Print one line of data, which a terminal gets in as many lines as it needs, broken between words."""
+    print_lines(folded(text, width()) if is_terminal() else [text])
 
 
 def print_document(text: str) -> None:
@@ -279,16 +286,26 @@ def folded(text: str, room: int) -> list[str]:
     return [*lines, line]
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, cut: int | None = None) -> None:
     """Print a table, one line per row and nothing cut off.
 
     On a terminal that is too narrow, the columns that do not fit stand in further lines of each row.
+
+    Args:
+        columns: Names of the columns.
+        rows: The cells.
+        cut: Position of a column that is cut off instead, if enough of it is left.
     """
     lines = [tuple(map(printable, row)) for row in (columns, *rows)]
     widths = [max(map(cells, column)) for column in zip(*lines, strict=True)]
     parts = [range(len(widths))]
     bold = False
     if is_terminal():
+        if cut is not None:
+            room = width() - (sum(widths) - widths[cut] + _GAP * (len(widths) - 1))
+            if _LEAST_CUT <= room < widths[cut]:
+                widths[cut] = room
+                lines = [(*line[:cut], shortened(line[cut], room), *line[cut + 1 :]) for line in lines]
         parts = list(_parts(widths, width()))
         bold = coloured()
     text = ""

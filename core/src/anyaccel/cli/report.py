@@ -88,7 +88,7 @@ def main(args: argparse.Namespace) -> int:
         _print_csv(rows, args.by)
     elif rows:
         output.print_table(
-            (args.by.upper(), "LEASES", "DEVICE HOURS", "WAITED", "LONGEST", "BUSY", "IDLE HOURS", "PEAK MEM"),
+            (args.by.upper(), "LEASES", "HOURS", "WAITED", "LONGEST", "BUSY", "IDLE HOURS", "PEAK MEM"),
             [
                 (
                     row.name,
@@ -102,6 +102,7 @@ def main(args: argparse.Namespace) -> int:
                 )
                 for row in rows
             ],
+            cut=0,
         )
         if any(row.shares for row in rows):
             output.say_folded(_NOT_TOLD)

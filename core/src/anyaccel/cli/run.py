@@ -235,4 +235,4 @@ def say_detached(job: Job, *, as_json: bool) -> None:
         how = "waits for its devices"
     else:
         how = f"runs with {', '.join(job.devices)}" if job.devices else "runs"
-    output.say(f"job {job.id} {how}; see 'anyaccel logs -f {job.id}', end it with 'anyaccel cancel {job.id}'")
+    output.say_folded(f"job {job.id} {how}; see 'anyaccel logs -f {job.id}', end it with 'anyaccel cancel {job.id}'")

@@ -36,9 +36,10 @@ def main(args: argparse.Namespace) -> int:
         told = None if start is None else output.moment(start)
         output.print_json("why/1", {"request": str(wanted), **verdict.to_json(), "starts": told})
     else:
-        output.print_lines([verdict.message, *verdict.hint.splitlines()])
+        for line in (verdict.message, *verdict.hint.splitlines()):
+            output.print_folded(line)
         if start is not None:
-            output.print_line(f"It would start by {moment(start)}, if everything lasts as long as it may.")
+            output.print_folded(f"It would start by {moment(start)}, if everything lasts as long as it may.")
     if verdict.fits_now:
         return 0
     return NotFreeError.exit_code if verdict.ever_fits else NeverFitsError.exit_code

@@ -37,6 +37,9 @@ STATES = ("waiting", "running", "done", "failed", "cancelled", "lost")
 LIVE = ("waiting", "running")
 """States of jobs that have not ended."""
 
+NAME = "anyaccel-job"
+"""What lists of processes call a keeper."""
+
 _RECORD, _LOG = "job.json", "log"
 _LIMIT = 1 << 20
 _LOOK = 0.05
@@ -403,6 +406,7 @@ def _keep(body: Callable[[Keeper], int], reporting: int, parent: int, **known: A
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _cancel)
     _close_inherited()
+    process.set_name(NAME)
     pid, start = process.me()
     job = Job(
         id="", state="waiting", directory=_here(), created=time.time(), pid=pid, start=start, boot=boot(),
