@@ -47,7 +47,7 @@ def main() -> None:
     """Run six tasks on two workers of one machine."""
     program = "import anyaccel; print(*(device.name for device in anyaccel.current().devices), end='')"
     command = [sys.executable, "-c", program]
-    with LocalCluster(n_workers=2, threads_per_worker=4, dashboard_address=None) as cluster, Client(cluster) as client:
+    with LocalCluster(n_workers=2, threads_per_worker=4, dashboard_address=":0") as cluster, Client(cluster) as client:
         client.register_plugin(Devices())
         asked = ["GPU:2", *["GPU:1"] * 4, "GPU:0.5"]
         tasks = [client.submit(run, each, command, resources=resources(each), pure=False) for each in asked]
