@@ -39,6 +39,15 @@ def test_a_sweep_is_measured(tmp_path):
     assert "memory of a sweep of 20 commands" in done.stdout
 
 
+def test_warm_actors_are_measured_beside_their_peers(tmp_path):
+    done = run("serving", "--rounds", "1", "--name", "here", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = {row["what"]: row for row in json.loads((tmp_path / "here.json").read_text())["rows"]}
+    for what in ("request of a warm worker", "request of a warm worker, 32 in a message"):
+        assert rows[f"{what}, anyaccel"]["ratio"] == 1
+        assert rows[f"{what}, ProcessPoolExecutor"]["ratio"] > 0
+
+
 def test_help_names_all_and_a_wrong_name_is_told():
     assert "startup, detection, scheduling" in " ".join(run("--help").stdout.split())
     wrong = run("speed")

@@ -145,3 +145,87 @@ def test_whoever_is_free_runs_what_stands_behind_a_long_call(pool, tmp_path, opt
         long.result()
         begun.unlink()
         end.unlink()
+
+
+class Notes:
+    """An actor of which quick calls stand behind a long one."""
+
+    def note(self, path, number):
+        return note(path, number)
+
+    def block(self, begun, end):
+        return block(begun, end)
+
+    def die(self, begun, end):
+        die(begun, end)
+
+
+@pytest.fixture
+def stands_behind_method(pool, tmp_path):
+    """The same for the methods of actors; others of them are busy until a file is there."""
+
+    def stands(make, method):
+        ran, begun, end = tmp_path / "ran", tmp_path / "begun", tmp_path / "end"
+        one = pool("A1:1", machine="sim:A1:2")
+        actor = make(one)
+        last = time.monotonic() + 20
+        while time.monotonic() < last:
+            before = [actor.note(ran, number) for number in range(QUICK)]
+            middle = actor.call(method, begun, end)
+            behind = [actor.note(ran, number) for number in range(QUICK, 2 * QUICK)]
+            until(begun.exists, "the call")
+            if any(member.queued for member in one._core.members):
+                return actor, ran, end, before, middle, behind
+            end.touch()
+            concurrent.futures.wait((*before, middle, *behind))
+            for path in (ran, begun, end):
+                path.unlink()
+        return pytest.skip("the machine is too busy for any call to be quick")
+
+    return stands
+
+
+def test_a_method_that_is_cancelled_in_line_is_not_run(stands_behind_method):
+    _, ran, end, before, middle, behind = stands_behind_method(lambda pool: pool.actor(Notes), "block")
+    assert not middle.cancel()
+    assert all(future.cancel() for future in behind[:3])
+    end.touch()
+    assert len({future.result() for future in (*before, middle, *behind[3:])}) == 1
+    assert noted(ran) == [*range(QUICK), *range(QUICK + 3, 2 * QUICK)]
+
+
+def test_methods_that_stand_in_line_fail_with_their_actor(stands_behind_method):
+    _, ran, end, before, middle, behind = stands_behind_method(lambda pool: pool.actor(Notes), "die")
+    end.touch()
+    for future in (middle, *behind):
+        with pytest.raises(aa.BrokenWorkerError, match="was killed by SIGKILL"):
+            future.result()
+    assert noted(ran) == [*range(QUICK)]
+    assert len({future.result() for future in before}) == 1
+
+
+def test_who_has_nothing_to_do_takes_what_stands_behind_a_long_method(stands_behind_method):
+    _, ran, end, _, middle, behind = stands_behind_method(lambda pool: pool.actors(Notes, 2), "block")
+    pids = {future.result() for future in behind}
+    assert not middle.done()
+    end.touch()
+    assert middle.result() not in pids
+    assert sorted(noted(ran)) == [*range(2 * QUICK)]
+
+
+def test_what_an_actor_never_began_with_is_run_by_others(stands_behind_method):
+    actors, ran, end, _, middle, behind = stands_behind_method(lambda pool: pool.actors(Notes, 1), "die")
+    end.touch()
+    with pytest.raises(aa.BrokenWorkerError, match="was killed by SIGKILL"):
+        middle.result()
+    assert len({future.result() for future in behind}) == 1
+    assert noted(ran) == [*range(2 * QUICK)]
+    assert actors.ready.done()
+
+
+def test_methods_run_in_order_whoever_waits_for_them(pool, tmp_path):
+    actor = pool().actor(Notes)
+    futures = [actor.note(tmp_path / "ran", number) for number in range(2000)]
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(lambda future: future.result(), reversed(futures)))) == 1
+    assert noted(tmp_path / "ran") == [*range(2000)]

@@ -14,7 +14,7 @@ from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options, name_
 from anyaccel.pool.channel import Kind, Message
 from anyaccel.pool.forkserver.client import Gone
 from anyaccel.pool.payload import dumps
-from anyaccel.pool.process import Held, Owner, WorkerProcess
+from anyaccel.pool.process import MOST_QUEUED_BYTES, QUICK_SECONDS, Held, Owner, WorkerProcess
 from anyaccel.pool.reactor import reactor
 
 if TYPE_CHECKING:
@@ -47,6 +47,17 @@ class ActorWorker(Protocol):
     def outstanding(self) -> list[Call]:
         """Calls that it was given and has not answered."""
         raise NotImplementedError
+
+    def takes_ahead(self, call: Call) -> bool:
+        """Whether a call may wait with it, behind one that runs; called with the lock held."""
+        raise NotImplementedError
+
+    def withdraw(self) -> Call | None:
+        """Take back the first call that waits with it; called with the lock held."""
+        raise NotImplementedError
+
+    def on_cancel(self, call: Call) -> None:
+        """A call was cancelled that may wait with it."""
 
     def add(self, call: Call) -> None:
         """Say that it has a call; called with the lock held."""
@@ -222,7 +233,7 @@ class ActorState(Callee):
         """Give its worker the next calls, as many as it has room for; called with the lock held."""
         found: list[Call] = []
         member = self.member
-        while self.queue and member is not None and member.free:
+        while self.queue and member is not None and (member.free or member.takes_ahead(self.queue[0])):
             call = self.queue.popleft()
             if not call.future.done():
                 member.add(call)
@@ -256,6 +267,8 @@ class ActorState(Callee):
         if call is self.construction:
             self._core.on_cancel(call)
             self.bury(BrokenWorkerError("its construction was cancelled"))
+        elif self.member is not None:
+            self.member.on_cancel(call)
 
 
 class ActorProcess(WorkerProcess):
@@ -292,30 +305,81 @@ class ActorProcess(WorkerProcess):
         """The pool takes no more calls."""
         self._state.close()
 
+    def takes_ahead(self, call: Call) -> bool:
+        """Whether a call may stand in its channel: where it answers quickly, that saves waking up for each.
+
+        Nothing is decided by that: what it has not taken out can be taken back, to be cancelled or run by others.
+        """
+        if self.call is None or self.call.kind != Kind.METHOD or self.ending or self._state.options.concurrency > 1:
+            return False
+        body = call.body
+        small = body is not None and not body.buffers and len(body.data) <= MOST_QUEUED_BYTES
+        plain = call.options.timeout is None and call.log is None and self.owner.logs is None
+        return small and plain and len(self.queued) < self.room
+
     def take_back(self) -> Call | None:
-        """None: its calls are run here or nowhere."""
+        """None: its calls are none of the pool's."""
         return None
+
+    def withdraw(self) -> Call | None:
+        """Take back the first call that it has not begun with, and leave it one; called with the lock held."""
+        return super().take_back() if self.queued else None
+
+    def on_cancel(self, call: Call) -> None:
+        """A call was cancelled that may stand in its channel: take it back, and let the others stand there again."""
+        with self.feeding:
+            with self.owner.lock:
+                taken: list[Call] = []
+                while call in self.outstanding and (each := super().take_back()) is not None:
+                    taken.append(each)
+                self._put_back(taken)
+                following = self._state.following()
+            self._give(following)
+
+    def _put_back(self, calls: list[Call]) -> None:
+        """Let calls wait again, before others; called with the lock held."""
+        self._state.queue.extendleft(reversed([call for call in calls if not call.future.done()]))
+
+    def _give(self, calls: list[Call]) -> None:
+        """Send calls that it was given."""
+        for call in calls:
+            if call is self.call or self._state.options.concurrency > 1:
+                self.run(call)
+            else:
+                self.queue(call)
+
+    def queue(self, call: Call) -> None:
+        """Send it a call that is to stand in its channel, and can be cancelled until it is the next."""
+        body = call.body
+        if body is not None:
+            call.future.allocation = self.allocation
+            self.calls += 1
+            if not self._send(call.kind, body, number=call.number):
+                self.unsent.add(call.number)
+
+    def drop(self, call: Call) -> None:
+        """Forget a call that it was given, and say that it runs the next; called with the lock held."""
+        super().drop(call)
+        if self.call is not None:
+            self.call.worker = self
 
     def on_message(self, message: Message) -> None:
         """It has answered: give it the next call, then hand over what it said."""
         if message.kind not in (Kind.RESULT, Kind.ERROR) or not self.expects(message):
             super().on_message(message)
             return
-        following: list[Call] = []
         made = True
-        with self.owner.lock:
-            call = next((call for call in self.outstanding if call.number == message.number), None)
-            if call is not None:
-                self.drop(call)
-                call.body = None
-                self.last = message.number
-                made = call.kind != Kind.CONSTRUCT or message.kind == Kind.RESULT
-                following = self._state.following() if made else []
+        with self.feeding:
+            with self.owner.lock:
+                call = self.answered(message.number)
+                if call is not None and call.kind == Kind.CONSTRUCT:
+                    made = message.kind == Kind.RESULT
+                    self.pace = 2 * QUICK_SECONDS  # nothing is known of its methods
+                following = self._state.following() if made and call is not None else []
+            self._give(following)
         if call is None:
             self.on_unasked(message.number)
             return
-        for each in following:
-            self.run(each)
         settle_call(call, message, plain=self.owner.preparation.plain)
         if not made:
             self._state.bury(BrokenWorkerError("it could not be made"))  # where its future has not said why
@@ -330,12 +394,28 @@ class ActorProcess(WorkerProcess):
         if self._state.closing and gone.status == 0:
             death = BrokenWorkerError("it was closed", exit_status=0)
         self._state.die(death)  # before anybody hears of it and calls again
-        if gone.forked and not self.stopped:
+        if call is not None and call.kind == Kind.METHOD:
             with self.owner.lock:
-                for each in self._state.regain(self.outstanding):
-                    self.drop(each)
+                self._part_with_calls(died=gone.forked and not self.stopped)
         super().on_gone(gone)
         self._state.bury(death)
+
+    def _part_with_calls(self, *, died: bool) -> None:
+        """Let calls wait again that it has not begun with, and those that others may run; the lock is held.
+
+        Args:
+            died: Whether nobody has ended it.
+        """
+        unbegun = []
+        while (call := super().take_back()) is not None:
+            unbegun.append(call)
+        for call in self.outstanding:
+            if call.number in self.unsent:
+                self.drop(call)
+                unbegun.append(call)
+        self._put_back(unbegun)
+        for call in self._state.regain(self.outstanding) if died else ():
+            self.drop(call)
 
 
 class Actor:

@@ -95,8 +95,19 @@ class Group(Callee):
         if self.death is not None:
             self._fail_waiting(self.death)
 
+    @property
+    def workers(self) -> list[ActorWorker]:
+        """The workers that there are; called with the lock held."""
+        return [state.member for state in self._states if state.member is not None]
+
+    def _on_cancel(self, call: Call) -> None:
+        with self._core.lock:
+            workers = [worker for worker in self.workers if call in worker.outstanding]
+        for worker in workers:
+            worker.on_cancel(call)
+
     def _vacancy(self) -> ActorWorker | None:
-        free = [member for state in self._states if (member := state.member) is not None and member.free]
+        free = [member for member in self.workers if member.free]
         return min(free, key=lambda member: len(member.outstanding), default=None)
 
     def _replace(self) -> None:
@@ -145,6 +156,18 @@ class _Member(ActorState):
         if self.ready.cancelled():
             return BrokenWorkerError("its construction was cancelled")
         return self.ready.exception() if self.ready.done() else None
+
+    def following(self) -> list[Call]:
+        """The next calls; where none wait, one that stands behind a call that another one runs."""
+        found, member = super().following(), self.member
+        if found or member is None or not member.free:
+            return found
+        for other in self._group.workers:
+            while other is not member and (call := other.withdraw()) is not None:
+                if not call.future.done():
+                    member.add(call)
+                    return [call]
+        return found
 
     def regain(self, calls: list[Call]) -> list[Call]:
         """Let others run calls that its worker has died of, as often as they may be; called with the lock held."""

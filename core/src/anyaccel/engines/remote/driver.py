@@ -469,6 +469,17 @@ class RemoteActor(Member):
         """Calls that it was given and has not answered, in order."""
         return [*super().outstanding, *(method.call for method in self._methods.values() if method.call is not None)]
 
+    def takes_ahead(self, call: Call) -> bool:  # noqa: ARG002
+        """No: to take a call back from there takes longer than to wait."""
+        return False
+
+    def withdraw(self) -> Call | None:
+        """None: no call waits with it."""
+        return None
+
+    def on_cancel(self, call: Call) -> None:
+        """No call waits with it."""
+
     def add(self, call: Call) -> None:
         """Say that it has a call of a method; called with the lock held."""
         self._methods[call.number] = RemoteMethod(self, call)
