@@ -54,6 +54,14 @@ def test_every_plugin_is_in_the_table_of_support():
     assert sorted(rows) == VENDORS
 
 
+def test_every_plugin_is_in_the_list_of_pages():
+    """Its page on the site is made of that line."""
+    lines = re.findall(
+        r"^- \[[^]]+\]\(\.\./plugins/(\w+)/README\.md\)$", (ROOT / "docs/README.md").read_text(), re.MULTILINE
+    )
+    assert sorted(lines) == VENDORS
+
+
 def test_every_plugin_has_an_owner():
     owned = re.findall(r"^/plugins/(\w+)/ @", (ROOT / "CODEOWNERS").read_text(), re.MULTILINE)
     assert sorted(owned) == VENDORS
