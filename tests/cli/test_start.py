@@ -34,8 +34,8 @@ def test_a_command_imports_nothing_slow_that_it_does_not_need(what):
     arguments = what.replace("GPU", "GPU --declare GPU=1").split()
     code = what if what.startswith("import") else PROGRAM.format(arguments)
     # What a site's own start-up brings in, such as a .pth file, is nothing that we could keep out; nor is what Python's
-    # parser of arguments imports itself, from 3.14 on dataclasses and inspect.
-    own = imported("pass") if SLOW[what] else imported("import argparse")
+    # parser of arguments needs for its messages, from 3.14 on dataclasses and inspect.
+    own = imported("pass" if SLOW[what] else "import argparse; argparse.HelpFormatter('', width=80)")
     assert (imported(code) - own) & (SLOW[what] | NEVER) == set()
 
 
