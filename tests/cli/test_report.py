@@ -200,8 +200,9 @@ def test_it_serves_until_it_is_ended(acme, tmp_path):
             with urllib.request.urlopen(address, timeout=60) as answer:
                 assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
                 assert len(families(answer.read().decode())["anyaccel_device"].samples) == 2
-            with pytest.raises(urllib.error.HTTPError, match="404"):
+            with pytest.raises(urllib.error.HTTPError, match="404") as refused:
                 urllib.request.urlopen(address.replace("/metrics", "/other"), timeout=60)
+            refused.value.close()
         finally:
             server.terminate()
 

@@ -2,44 +2,15 @@
 
 import json
 import os
-import subprocess
 import sys
 import tarfile
 import venv
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from lengths import length
-
-ROOT = Path(__file__).parents[2]
-INSTALLED = ["nvidia", "tpu"]
-# Those that are installed below, and at full length all.
-VENDORS = length(INSTALLED, sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")))
-FOLDERS = {"anyaccel": ROOT / "core"} | {f"anyaccel_{vendor}": ROOT / "plugins" / vendor for vendor in VENDORS}
-QUIET = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+from distributions import FOLDERS, QUIET, ROOT, VENDORS, check
 
 pytestmark = [pytest.mark.xdist_group("packaging"), pytest.mark.timeout(300)]
-
-
-def check(*command, **options):
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
-    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
-    return done.stdout
-
-
-@pytest.fixture(scope="session")
-def dist(tmp_path_factory):
-    """A folder with the sdist of every distribution, and the wheel that was built from the sdist."""
-    out = tmp_path_factory.mktemp("dist")
-
-    def build(folder):
-        check(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, folder, env=QUIET)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(build, FOLDERS.values()))
-    return out
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,20 @@
+"""The distributions of this workspace that tests build, and commands that must succeed."""
+
+import os
+import subprocess
+from pathlib import Path
+
+from lengths import length
+
+ROOT = Path(__file__).parents[2]
+INSTALLED = ["nvidia", "tpu"]
+# Those that are installed below, and at full length all.
+VENDORS = length(INSTALLED, sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")))
+FOLDERS = {"anyaccel": ROOT / "core"} | {f"anyaccel_{vendor}": ROOT / "plugins" / vendor for vendor in VENDORS}
+QUIET = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+
+
+def check(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
+    return done.stdout
