@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from anyaccel.errors import EnvConflictError, PluginError
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
@@ -79,7 +79,8 @@ def worker_environment(
     edits, gaps = _edits(allocation, inventory, base, unallocated, mask)
     allocation = _name_enforcement(allocation, edits)
     changes, unset, more = _merge(_courteous(edits, inventory), {device.vendor for device in allocation.devices})
-    allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more))
+    if gaps or more:
+        allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more))
     changes |= _own_variables(allocation, inventory, lease)
     unset = (unset | {MEMORY_VARIABLE, LEASE_VARIABLE}) - changes.keys() & base.keys()
     values = {name: value for name, value in base.items() if name not in unset} | changes
@@ -215,7 +216,7 @@ def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> 
     """What ``anyaccel.current()`` and anybody without our library can read inside the worker."""
     own = {
         DEVICES_VARIABLE: ",".join(device.id for device in allocation.devices),
-        ALLOCATION_VARIABLE: json.dumps(encode(_without_links(allocation)), separators=(",", ":")),
+        ALLOCATION_VARIABLE: json.dumps(_without_links(encode(allocation)), separators=(",", ":")),
     }
     if lease:
         own[LEASE_VARIABLE] = lease
@@ -227,13 +228,9 @@ def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> 
     return own
 
 
-def _without_links(allocation: Allocation) -> Allocation:
+def _without_links(allocation: Any) -> Any:
     """Leave out what a worker cannot use and what grows with the square of the devices: variables have a limit."""
-    grants = tuple(
-        Grant(
-            term=grant.term,
-            shares=tuple(replace(share, device=replace(share.device, links={})) for share in grant.shares),
-        )
-        for grant in allocation.grants
-    )
-    return replace(allocation, grants=grants)
+    for grant in allocation["grants"]:
+        for share in grant["shares"]:
+            share["device"].pop("links", None)
+    return allocation

@@ -123,7 +123,7 @@ class Inventory(Value):
 
     def of_vendor(self, vendor: str) -> tuple[Device, ...]:
         """The devices of one vendor."""
-        return tuple(device for device in self.devices if device.vendor == vendor)
+        return tuple([device for device in self.devices if device.vendor == vendor])
 
     def report(self, vendor: str) -> VendorReport | None:
         """The report of one vendor, or None when no plug-in of that name is installed."""
