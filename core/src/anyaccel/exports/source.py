@@ -55,7 +55,7 @@ class Export(Value):
 
 def usable(inventory: Inventory) -> tuple[Device, ...]:
     """The devices that may be given out, all at once: of a device and its parts the parts."""
-    found = tuple(device for device in inventory.devices if device.usable)
+    found = inventory.usable
     divided = parts_of(found)
     return tuple(device for device in found if device.id not in divided)
 
@@ -71,7 +71,7 @@ def left_out(inventory: Inventory) -> Iterator[str]:
             told = "; ".join(filter(None, (device.health_reason, device.health_remedy)))
             reason = f": {told}" if told else "."
             yield f"{device.name} ({device.id}) is left out, because it is unhealthy{reason}"
-    for device_id in parts_of(device for device in inventory.devices if device.usable):
+    for device_id in parts_of(inventory.usable):
         yield f"{device_id} is left out, because its parts are exported: whoever has these must not have it as well."
 
 

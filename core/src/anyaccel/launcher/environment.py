@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Collection, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from anyaccel.errors import EnvConflictError, PluginError
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
@@ -96,7 +96,8 @@ def worker_environment(
     allocation = _name_enforcement(allocation, edits, (caps.FRAMEWORK,) if cap and fraction else ())
     changes, unset, more = _merge(_courteous(edits, inventory), {device.vendor for device in allocation.devices})
     processors = near(allocation, inventory, bind)
-    allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more), processors=processors)
+    if gaps or more or processors:
+        allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more), processors=processors)
     changes |= _own_variables(allocation, inventory, lease)
     if fraction:
         changes[caps.FRACTION_VARIABLE] = f"{fraction:g}"
@@ -265,16 +266,12 @@ def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> 
 
 def written_down(allocation: Allocation) -> str:
     """What :func:`anyaccel.current` reads in the worker."""
-    return json.dumps(encode(_without_links(allocation)), separators=(",", ":"))
+    return json.dumps(_without_links(encode(allocation)), separators=(",", ":"))
 
 
-def _without_links(allocation: Allocation) -> Allocation:
+def _without_links(allocation: Any) -> Any:
     """Leave out what a worker cannot use and what grows with the square of the devices: variables have a limit."""
-    grants = tuple(
-        Grant(
-            term=grant.term,
-            shares=tuple(replace(share, device=replace(share.device, links={})) for share in grant.shares),
-        )
-        for grant in allocation.grants
-    )
-    return replace(allocation, grants=grants)
+    for grant in allocation["grants"]:
+        for share in grant["shares"]:
+            share["device"].pop("links", None)
+    return allocation

@@ -105,12 +105,12 @@ class Allocation(Value):
     @property
     def shares(self) -> tuple[Share, ...]:
         """All shares, term by term."""
-        return tuple(share for grant in self.grants for share in grant.shares)
+        return tuple([share for grant in self.grants for share in grant.shares])
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """All devices, term by term."""
-        return tuple(share.device for share in self.shares)
+        return tuple([share.device for share in self.shares])
 
     @property
     def by_device(self) -> dict[str, Share]:

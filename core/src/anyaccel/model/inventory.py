@@ -116,9 +116,14 @@ class Inventory(Value):
 
         return device_table(f"{len(self.devices)} devices of {self.machine}", self.devices)
 
+    @property
+    def usable(self) -> tuple[Device, ...]:
+        """The devices that may be given out."""
+        return tuple(device for device in self.devices if device.usable)
+
     def of_vendor(self, vendor: str) -> tuple[Device, ...]:
         """The devices of one vendor."""
-        return tuple(device for device in self.devices if device.vendor == vendor)
+        return tuple([device for device in self.devices if device.vendor == vendor])
 
     def report(self, vendor: str) -> VendorReport | None:
         """The report of one vendor, or None when no plug-in of that name is installed."""

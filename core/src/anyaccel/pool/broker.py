@@ -612,6 +612,7 @@ class Broker:
             members = [member for member in members if member in self._idle]
             for member in members:
                 self._idle.remove(member)
+                member.ending = True  # now: who makes way again, once the first has gone, ends no more
         for member in members:
             member.finish()
 

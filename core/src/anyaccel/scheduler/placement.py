@@ -45,6 +45,10 @@ class Layout:
         self.topology = Topology(self.devices)
         self.usable = self.mask(lambda device: device.usable)
         self.ours = self.mask(lambda device: device.units == UNITS_PER_DEVICE)
+        self.units = [device.units if device.usable else 0 for device in self.devices]
+        self.levels: dict[int, int] = {}
+        for position, level in enumerate(self.units):
+            self.levels[level] = self.levels.get(level, 0) | 1 << position
         self.slots = {
             position: slot_mask(device.own_slots or range(device.slots))
             for position, device in enumerate(self.devices)
@@ -154,11 +158,7 @@ class Occupancy:
     def __init__(self, layout: Layout) -> None:
         """A machine on which nothing is taken. Devices that cannot be used have nothing free."""
         self._layout = layout
-        self.units = [device.units if device.usable else 0 for device in layout.devices]
-        self.levels: dict[int, int] = {}
-        for position, level in enumerate(self.units):
-            self.levels[level] = self.levels.get(level, 0) | 1 << position
-        self.slots = layout.slots.copy()
+        self.units, self.levels, self.slots = layout.units.copy(), layout.levels.copy(), layout.slots.copy()
         self._own = {position: self.units[position] for position in layout.kin}
         self._barred = dict.fromkeys(layout.kin, 0)
 

@@ -26,7 +26,7 @@ def hold_devices(wanted: str | None) -> Hold:
 
 def _any_device(inventory: Inventory) -> Request:
     """One device, of the vendor whose devices come first."""
-    vendors = dict.fromkeys(device.vendor for device in inventory.devices if device.usable)
+    vendors = dict.fromkeys(device.vendor for device in inventory.usable)
     if not vendors:
         found = [f"{device.id} is {_obstacle(device)}" for device in inventory.devices]
         failed = [str(report.problem) for report in inventory.vendors if report.problem is not None]

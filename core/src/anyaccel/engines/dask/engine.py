@@ -369,7 +369,7 @@ def _wanted(request: Request, inventory: Inventory) -> dict[str, float] | None:
         return None
     units: dict[str, int] = {}
     for grant in grants:
-        types = {device.type for device in inventory.devices if device.usable and serves(device, grant.term, inventory)}
+        types = {device.type for device in inventory.usable if serves(device, grant.term, inventory)}
         for share in grant.shares:
             for name in {share.device.resource, *(types if len(types) == 1 else ())}:
                 units[name] = units.get(name, 0) + share.units

@@ -88,10 +88,9 @@ def node_inventory() -> Inventory:
 def quantities(inventory: Inventory) -> dict[str, float]:
     """Devices by resource, and by type."""
     found: dict[str, float] = {}
-    for device in inventory.devices:
-        if device.usable:
-            for name in {device.resource, device.type}:
-                found[name] = found.get(name, 0) + 1
+    for device in inventory.usable:
+        for name in {device.resource, device.type}:
+            found[name] = found.get(name, 0) + 1
     return found
 
 

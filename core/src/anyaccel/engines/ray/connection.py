@@ -63,10 +63,9 @@ def connect(ray: Any, address: str | None) -> None:
         else:
             return
     inventory = detect()
-    devices = [device for device in inventory.devices if device.usable]
-    resources = node_resources(devices)
+    resources = node_resources(inventory.usable)
     before = os.environ.get(UNIT_VARIABLE)
-    os.environ[UNIT_VARIABLE] = unit_instances({device.resource for device in devices})
+    os.environ[UNIT_VARIABLE] = unit_instances({device.resource for device in inventory.usable})
     try:
         ray.init(
             address="local",

@@ -56,7 +56,7 @@ def node_resources(devices: Sequence[Device]) -> dict[str, int]:
 def node_labels(inventory: Inventory) -> dict[str, str]:
     """Labels of a node: the type of the devices of each resource, or :data:`MIXED`, and what all of them have."""
     labels = {}
-    for resource, own in by_resource(device for device in inventory.devices if device.usable).items():
+    for resource, own in by_resource(inventory.usable).items():
         labels[label_name(resource)] = type_label(own)
         facts = shared_facts(own, inventory)
         labels |= {label_name(resource, name): label_value(facts[name]) for name in sorted(facts)}

@@ -141,7 +141,7 @@ def given(request: Request, resources: Sequence[str], slots: Slots, inventory: I
     Raises:
         WorkerStartError: When Ray does not count the devices one by one, or counts more than there are.
     """
-    devices = by_resource(device for device in inventory.devices if device.usable)
+    devices = by_resource(inventory.usable)
     left = {name: sorted(slots.get(name, ())) for name in set(resources)}
     grants = []
     for term, resource in zip(request.terms, resources, strict=True):

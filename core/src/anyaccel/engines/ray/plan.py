@@ -112,7 +112,7 @@ def _resources_of(request: Request, kind: Kind) -> tuple[tuple[str, ...] | None,
 
 def _by_preference(term: Term, inventory: Inventory) -> list[tuple[str, list[Device]]]:
     """All devices of each resource of which one goes by a name of a term, the name that comes first first."""
-    devices = by_resource(device for device in inventory.devices if device.usable)
+    devices = by_resource(inventory.usable)
     found: dict[str, list[Device]] = {}
     for name in term.names:
         for resource, own in devices.items():

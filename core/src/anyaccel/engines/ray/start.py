@@ -52,11 +52,6 @@ class Node(Value):
         return shell_join([*(["env", *variables] if variables else []), "ray", "start", *self.arguments, *options])
 
 
-def usable(inventory: Inventory) -> tuple[Device, ...]:
-    """The devices that a node gives out, in the order of their slots."""
-    return tuple(device for device in inventory.devices if device.usable)
-
-
 def describe(
     inventory: Inventory,
     *,
@@ -76,7 +71,7 @@ def describe(
     Raises:
         UsageError: When the environment asks for a token of Ray's, and there is none.
     """
-    devices = usable(inventory)
+    devices = inventory.usable
     quantities: dict[str, float] = {**labels.node_resources(devices), **slice_resources(devices), **(resources or {})}
     gpus = int(quantities.pop(labels.PREDEFINED, 0))
     types = {device.type for device in devices}
@@ -103,10 +98,10 @@ def describe(
 
 def unit_variables(inventory: Inventory) -> dict[str, str]:
     """What makes Ray hand out the machine's devices one by one; nothing where Ray does so by itself."""
-    if all(device.resource == labels.PREDEFINED for device in usable(inventory)):
+    if all(device.resource == labels.PREDEFINED for device in inventory.usable):
         return {}
     known = {report.resource for report in inventory.vendors if report.resource}
-    return {labels.UNIT_VARIABLE: labels.unit_instances(known | {device.resource for device in usable(inventory)})}
+    return {labels.UNIT_VARIABLE: labels.unit_instances(known | {device.resource for device in inventory.usable})}
 
 
 def countable(inventory: Inventory) -> set[str]:
@@ -125,7 +120,7 @@ def narrowed(inventory: Inventory, quantities: Mapping[str, float]) -> Inventory
     Raises:
         UsageError: When more are asked for than there are, or a part of one.
     """
-    have = labels.by_resource(usable(inventory))
+    have = labels.by_resource(inventory.usable)
     left_out: set[str] = set()
     for resource in sorted(countable(inventory) & quantities.keys()):
         quantity, own = quantities[resource], have.get(resource, [])

@@ -90,7 +90,7 @@ def _accepted(grant: Grant) -> bool:
 
 def has_rules(like: Device, inventory: Inventory) -> bool:
     """Whether the vendor refuses some number of such devices, so that not every set of them will do."""
-    devices = [device for device in inventory.devices if device.usable and device.type == like.type]
+    devices = [device for device in inventory.usable if device.type == like.type]
     terms = (Term(names=(like.resource,), units=UNITS_PER_DEVICE * count) for count in range(1, len(devices) + 1))
     return any(validate(term, devices[: term.count]) is not None for term in terms)
 
