@@ -257,7 +257,7 @@ def test_a_tighter_cap_of_the_user_stays(environ, value):
 
 
 def served(device):
-    return replace(device, attributes={"mps_pipe": "/run/mps", "compute_mode": "exclusive_process"})
+    return replace(device, attributes={"mps_pipe": "/run/mps", "mps_protocol": 2, "compute_mode": "exclusive_process"})
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from importlib import import_module
 from typing import NoReturn
 
-from anyaccel.cli.parser import COMMANDS, add_common
+from anyaccel.cli.parser import COMMANDS, add_common, module_of, of_plugins
 from anyaccel.scheduler.names import names_of
 
 VARIABLE = "_ARGCOMPLETE"
@@ -35,7 +34,7 @@ def complete() -> NoReturn:
     _offer(parser)
     commands = parser.add_subparsers()
     words = set(line.split())
-    for name, summary in COMMANDS.items():
+    for name, summary in {**COMMANDS, **dict.fromkeys(of_plugins(), "")}.items():
         command = commands.add_parser(name, help=summary, allow_abbrev=False)
         if name in words:
             _declare(name, command)
@@ -45,7 +44,7 @@ def complete() -> NoReturn:
 
 def _declare(name: str, parser: argparse.ArgumentParser) -> None:
     add_common(parser, name)
-    import_module(f"anyaccel.cli.{name}").add_arguments(parser)
+    module_of(name).add_arguments(parser)
     _offer(parser)
 
 

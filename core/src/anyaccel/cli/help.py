@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from anyaccel.cli.parser import COMMANDS, print_help
-from anyaccel.errors import UsageError
+from anyaccel.cli.parser import module_of, print_help
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,14 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    from importlib import import_module
-
     from anyaccel.cli.arguments import parse
 
     if args.command is None:
         print_help()
-    elif args.command not in COMMANDS:
-        raise UsageError(f"there is no command {args.command!r}", hint=f"the commands are {', '.join(COMMANDS)}")
     else:
-        parse(args.command, import_module(f"anyaccel.cli.{args.command}"), ["--help"])
+        parse(args.command, module_of(args.command), ["--help"])
     return 0

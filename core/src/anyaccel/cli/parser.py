@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from anyaccel.cli import VERSION, output
-from anyaccel.errors import AnyaccelError, UsageError
+from anyaccel.errors import AnyaccelError, CommandNotRunnableError, UsageError
 from anyaccel.vendors import begin_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from types import ModuleType
     from typing import Any, NoReturn
 
+GROUP = "anyaccel.commands"
+"""Entry points by which distributions bring commands of their own: ``mps = "anyaccel_acme.mps_command"``."""
 COMMANDS = {
     "status": "show the accelerators of this machine (what 'anyaccel' alone does)",
     "top": "watch devices, holders and waiters, and end what is yours (needs 'anyaccel[top]')",
@@ -81,7 +84,7 @@ def dispatch(arguments: Sequence[str]) -> int:
 def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
     if name in SURVEYS and HELP.isdisjoint(arguments):
         begin_for(_machine(arguments) or defaults().get("machine", ""), os.environ)
-    module = import_module(f"anyaccel.cli.{name}")
+    module = module_of(name)
     if name == DEFAULT and not arguments:
         args: Any = Defaults()
         add_common(args)
@@ -97,6 +100,38 @@ def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
         raise UsageError(f"'--' and a command belong to 'anyaccel run' and 'anyaccel sweep' (got them with {name!r})")
     status: int = module.main(args)
     return status
+
+
+def module_of(name: str) -> ModuleType:
+    """The module of a command: ours, or that of a plug-in, which has the same parts.
+
+    Raises:
+        UsageError: When there is no such command.
+        CommandNotRunnableError: When the module of a plug-in cannot be imported.
+    """
+    if name in COMMANDS:
+        return import_module(f"anyaccel.cli.{name}")
+    target, distribution = of_plugins().get(name, ("", ""))
+    if not target:
+        raise UsageError(f"there is no command {name!r}; {_close_command(name)}", hint="see 'anyaccel --help'")
+    try:
+        return import_module(target)
+    except Exception as error:  # it is not ours, whatever is wrong with it
+        raise CommandNotRunnableError(
+            f"the command {name!r} of {distribution} cannot be loaded: {type(error).__name__}: {error}",
+            hint=f"pip install --upgrade {distribution}",
+        ) from error
+
+
+def of_plugins() -> dict[str, tuple[str, str]]:
+    """Commands that installed distributions bring: the module of each, and the distribution. Ours come first."""
+    from anyaccel.vendors.entry_points import entry_points
+
+    return {
+        name: (target, distribution)
+        for name, target, distribution, _ in entry_points(GROUP)
+        if name not in COMMANDS and name.isidentifier()
+    }
 
 
 def defaults() -> dict[str, Any]:
@@ -149,7 +184,7 @@ def add_common(parser: argparse.ArgumentParser, command: str = DEFAULT) -> None:
     """
     group = parser.add_argument_group("common options")
     group.add_argument("-j", "--json", action="store_true", help="print JSON")
-    if command in APART:
+    if command in APART or command not in COMMANDS:
         return
     group.add_argument(
         *(() if command in PASSES_ON else ("-v",)),
@@ -222,7 +257,7 @@ def _find_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
             continue
         if argument[:1].isdigit() and position and arguments[position - 1] in NUMBERED:
             continue
-        if argument not in COMMANDS:
+        if argument not in COMMANDS and argument not in of_plugins():
             raise UsageError(
                 f"there is no command {argument!r}; {_close_command(argument)}", hint="see 'anyaccel --help'"
             )
@@ -257,7 +292,7 @@ def print_help() -> NoReturn:
     """Print what ``anyaccel --help`` does, and end."""
     from anyaccel.scheduler.filters import FILTERS
 
-    commands = _columns(COMMANDS)
+    commands = _columns(COMMANDS | {name: f"a command of {whose}" for name, (_, whose) in of_plugins().items()})
     filters = _columns({each.form: f"each device {each.summary}" for each in FILTERS.values()})
     output.print_help(
         f"""usage: anyaccel [OPTIONS] [COMMAND] [REQUEST ...] [-- CMD ...]

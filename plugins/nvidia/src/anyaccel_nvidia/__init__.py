@@ -41,7 +41,7 @@ from anyaccel.plugin import (
     Term,
 )
 
-from . import detection, faults, masks, nvml, shares
+from . import detection, faults, masks, mps, nvml, shares
 from .detection import DRIVER, WSL_NODE
 from .masks import is_mig, nvml_index
 
@@ -143,7 +143,8 @@ class Nvidia(Vendor):
             return self._without_nvml(ctx, error)
         found, lost = _ask_each(ctx, system["count"])
         known = {card.address or "": card for card in self.survey(ctx)}
-        cards = [card for facts in found for card in detection.gpu_cards(ctx, facts, system, known)]
+        daemon = detection.mps_daemon(ctx)
+        cards = [card for facts in found for card in detection.gpu_cards(ctx, facts, system, known, daemon)]
         for facts in found:
             known.pop(detection.pci_address(facts["bus_id"]) if facts["bus_id"] else "", None)
         cards += _lost_cards(ctx, lost, [card for card in known.values() if detection.is_ours(ctx, card)])
@@ -289,9 +290,28 @@ class Nvidia(Vendor):
         return [
             *self._excluded(ctx),
             *_settings(ctx, detected.devices),
+            *self._beside_mps(ctx, detected.devices),
             *_binding(ctx),
             *_kernel_log(ctx, detected.devices),
         ]
+
+    def _beside_mps(self, ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
+        """Say what a daemon of MPS that listens does not hold: itself silent, or processes that are no clients."""
+        served = [device for device in devices if "mps_pipe" in device.attributes]
+        silent = [device for device in served if "mps_protocol" not in device.attributes]
+        if silent:
+            reason = f"the MPS daemon in {silent[0].attributes['mps_pipe']} does not answer {mps.TOOL}"
+            remedy = "start one of your own ('anyaccel mps start'), or remove what an ended one has left"
+            yield warn(f"{reason}: shares are by agreement", remedy)
+        pipes = {str(device.attributes["mps_pipe"]) for device in served if device not in silent}
+        answers = [asked(ctx, f"mps/{pipe}", partial(mps.look, pipe)) for pipe in pipes]
+        known = {pid for answer in answers if answer for pid in (*answer["servers"], *answer["clients"])}
+        for device in served if pipes and all(answers) else ():
+            seen = self.stats([device], ctx).get(device.id)
+            for process in (seen.processes if seen else None) or ():
+                if process.pid not in known:
+                    reason = f"process {process.pid} uses {device.id} and is no client of the MPS daemon"
+                    yield warn(f"{reason}: nothing holds it to a share", "start it with 'anyaccel run'")
 
     def _excluded(self, ctx: ProbeContext) -> Iterator[Finding]:
         for card in super().survey(ctx):

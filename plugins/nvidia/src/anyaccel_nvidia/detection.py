@@ -10,13 +10,12 @@ from typing import Any
 from anyaccel.kit import Card, asked, pairs, text
 from anyaccel.plugin import PciFunction, ProbeContext
 
-from . import faults, nvml
+from . import faults, mps, nvml
 
 Facts = Mapping[str, Any]
 
 DRIVER = "/proc/driver/nvidia"
 WSL_NODE = "/dev/dxg"
-MPS_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - where CUDA looks unless CUDA_MPS_PIPE_DIRECTORY says otherwise
 
 LINK_BY_ANCESTOR = {0: 60, 10: 50, 20: 40}
 """Strength of a PCIe path by NVML's topology level: same board, one switch, several switches. Paths through the
@@ -65,10 +64,23 @@ def read_information(card: Card) -> None:
     card.attributes["excluded"] = True if "yes" in words else None
 
 
-def gpu_cards(ctx: ProbeContext, facts: Facts, system: Facts, known: Mapping[str, Card]) -> list[Card]:
+def mps_daemon(ctx: ProbeContext) -> dict[str, str | int | None]:
+    """Attributes of a GPU where a daemon of MPS seems to listen: in which directory, and what it speaks.
+
+    One of another user, or one that has ended, does not answer: then programs would get the whole GPU without a word.
+    """
+    pipe = mps.listening(ctx)
+    answer = asked(ctx, f"mps/{pipe}", partial(mps.look, pipe)) if pipe else None
+    return {"mps_pipe": pipe, "mps_protocol": answer and answer["protocol"]}
+
+
+def gpu_cards(
+    ctx: ProbeContext, facts: Facts, system: Facts, known: Mapping[str, Card], daemon: Mapping[str, Any]
+) -> list[Card]:
     """Make the card of a GPU that NVML describes, or those of its MIG devices: with MIG on it is none itself.
 
-    ``facts`` is NVML's answer about the GPU, ``system`` that about the driver, ``known`` the files' cards by address.
+    ``facts`` is NVML's answer about the GPU, ``system`` that about the driver, ``known`` the files' cards by address,
+    ``daemon`` what :func:`mps_daemon` found.
     """
     address = pci_address(facts["bus_id"]) if facts["bus_id"] else None
     pci_device = int(facts["pci_device"], 16) >> 16 if facts["pci_device"] else None
@@ -106,8 +118,7 @@ def gpu_cards(ctx: ProbeContext, facts: Facts, system: Facts, known: Mapping[str
     name = facts["name"] or ""
     whole = facts["uuid"] or f"nvidia-{address or name.replace(' ', '-') or facts['index']}"
     if not has_mig(facts):
-        pipe = ctx.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_PIPE  # where a control daemon of MPS listens
-        return [make(whole, name, memory, mps_pipe=pipe if ctx.exists(f"{pipe}/control") else None)]
+        return [make(whole, name, memory, **daemon)]
     cards = []
     capabilities = _mig_capabilities(ctx)
     for mig in facts["mig_devices"]:

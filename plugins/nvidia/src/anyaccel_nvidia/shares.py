@@ -55,8 +55,8 @@ def edits(device: Device, share: Share, environ: Mapping[str, str], mask: Mappin
     """Hold a worker to its share of a GPU, the only one that its mask shows.
 
     Frameworks get their own caps; TensorFlow, which takes nearly all memory at start and has no variable for a cap,
-    takes what it needs. Where an MPS daemon listens, it holds the worker to its part of threads and memory. A tighter
-    value of the user's stays.
+    takes what it needs. Where an MPS daemon listens, it is asked to hold the worker to its part of threads and
+    memory; that it does is said only where it has answered us. A tighter value of the user's stays.
     """
     caps = capped(CAPS, device, share, environ)
     values = {**mask, **caps.set, TENSORFLOW_MEMORY: "true"}
@@ -66,7 +66,10 @@ def edits(device: Device, share: Share, environ: Mapping[str, str], mask: Mappin
         values |= {MPS_PIPE: str(pipe), MPS_THREADS: str(max(1, int(threads * share.units // 10_000)))}
         if share.memory_bytes:
             values[MPS_MEMORY] = f"0={share.memory_bytes >> 20}M"  # 0: the only GPU that the worker sees
-    return replace(caps, set=values, memory_by=MPS if MPS_MEMORY in values else "", compute_by=MPS if pipe else "")
+    protocol = device.attributes.get("mps_protocol")
+    held = {"memory_by": MPS if protocol and MPS_MEMORY in values else ""}
+    # With protocol 3 a percentage of the namespace counts, where it has one, and the worker's does not.
+    return replace(caps, set=values, **held, compute_by=MPS if protocol == 2 else "")  # noqa: PLR2004
 
 
 def _number(text: str | None, most: float) -> float | None:
