@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 
 from anyaccel.errors import UsageError
-from anyaccel.exports.source import Export, Source, groups, merge_env
-from anyaccel.model import ContainerEdits
+from anyaccel.exports.source import Export, Source, groups, merge_env, mounts, nodes, nothing_needed
 from anyaccel.text import shell_join, shown
 
 _EVALUATED = re.compile(r"[=\"'`$\\]")
@@ -25,21 +24,15 @@ def export(source: Source) -> Export:
         UsageError: When a path or a value cannot be written as a flag.
     """
     edits = source.together.values()
-    nodes = dict.fromkeys(node for edit in edits for node in edit.nodes)
-    mounts = {mount.target: mount for edit in edits for mount in edit.mounts}
-    flags = [f"--bind={_path(node)}" for node in nodes]
+    flags = [f"--bind={_path(node)}" for node in nodes(edits)]
     flags += [
         f"--bind={_path(mount.source)}:{_path(mount.target)}{':ro' if mount.read_only else ''}"
-        for mount in mounts.values()
+        for mount in mounts(edits)
     ]
     flags += [f"--env={name}={_value(value)}" for name, value in sorted(merge_env(source.together).items())]
     if flags:
         flags.insert(0, "--contain")
-    notes = [
-        f"There are no flags for the devices of {vendor}, because a container needs nothing for them."
-        for vendor, found in source.together.items()
-        if found == ContainerEdits()
-    ]
+    notes = [*nothing_needed(source)]
     if needed := groups(edits):
         numbers = " and ".join(map(str, needed))
         notes.append(f"The devices are open to group {numbers}: who runs the container must be a member of it.")

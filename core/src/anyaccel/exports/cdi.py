@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from anyaccel.errors import AnyaccelError, EnvConflictError
-from anyaccel.exports.source import Export, Source, groups, merge_env, own_nodes
+from anyaccel.exports.source import Export, Source, groups, merge_env, mounts, nodes, own_nodes
 from anyaccel.exports.text import slug, unique_names
 from anyaccel.model import ContainerEdits, Device, replace
 
@@ -99,18 +99,16 @@ def _container_edits(several: Iterable[ContainerEdits]) -> dict[str, Any]:
     """Write edits in CDI's form; those of several vendors as one."""
     edits = list(several)
     env: Mapping[str, str] = {name: value for edit in edits for name, value in edit.env.items()}
-    nodes = dict.fromkeys(node for edit in edits for node in edit.nodes)
-    mounts = {mount.target: mount for edit in edits for mount in edit.mounts}
     found = {
         "env": [f"{name}={value}" for name, value in env.items()],
-        "deviceNodes": [{"path": node} for node in nodes],
+        "deviceNodes": [{"path": node} for node in nodes(edits)],
         "mounts": [
             {
                 "hostPath": mount.source,
                 "containerPath": mount.target,
                 "options": ["rbind", "nosuid", "nodev", "ro" if mount.read_only else "rw"],
             }
-            for mount in mounts.values()
+            for mount in mounts(edits)
         ],
         "additionalGids": groups(edits),
     }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from anyaccel.errors import UsageError
-from anyaccel.exports.source import Export, Source, groups, merge_env
-from anyaccel.model import ContainerEdits, Mount
+from anyaccel.exports.source import Export, Source, groups, merge_env, mounts, nodes, nothing_needed
+from anyaccel.model import Mount
 from anyaccel.text import shell_join
 
 
@@ -16,20 +16,13 @@ def export(source: Source) -> Export:
         UsageError: When a path or a variable cannot be written as a flag.
     """
     edits = source.together.values()
-    nodes = dict.fromkeys(node for edit in edits for node in edit.nodes)
-    mounts = {mount.target: mount for edit in edits for mount in edit.mounts}
-    flags = [f"--device={_path(node, ':')}" for node in nodes]
+    flags = [f"--device={_path(node, ':')}" for node in nodes(edits)]
     flags += [f"--group-add={group}" for group in groups(edits)]
-    flags += [_mount(mount) for mount in mounts.values()]
+    flags += [_mount(mount) for mount in mounts(edits)]
     flags += [f"--env={name}={value}" for name, value in sorted(merge_env(source.together).items())]
     if flags:
         flags.append(f"--label=anyaccel.devices={','.join(device.id for device in source.devices)}")
-    notes = [
-        f"There are no flags for the devices of {vendor}, because a container needs nothing for them."
-        for vendor, found in source.together.items()
-        if found == ContainerEdits()
-    ]
-    return Export(text=f"{shell_join(flags)}\n" if flags else "", notes=tuple(notes))
+    return Export(text=f"{shell_join(flags)}\n" if flags else "", notes=tuple(nothing_needed(source)))
 
 
 def _mount(mount: Mount) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.errors import EnvConflictError
-from anyaccel.model import ContainerEdits, Device, EnvEdits, Health, Inventory, Value, field, parts_of
+from anyaccel.model import ContainerEdits, Device, EnvEdits, Health, Inventory, Mount, Value, field, parts_of
 from anyaccel.vendors.process import vendor_process
 
 
@@ -95,6 +95,23 @@ def _edits(devices: Sequence[Device]) -> ContainerEdits:
     if devices[0].declared:
         return ContainerEdits()
     return vendor_process(devices[0].vendor).container(devices)
+
+
+def nodes(edits: Iterable[ContainerEdits]) -> list[str]:
+    """The device nodes that a container needs for several vendors, each once."""
+    return list(dict.fromkeys(node for edit in edits for node in edit.nodes))
+
+
+def mounts(edits: Iterable[ContainerEdits]) -> list[Mount]:
+    """What is mounted for several vendors, each target once."""
+    return list({mount.target: mount for edit in edits for mount in edit.mounts}.values())
+
+
+def nothing_needed(source: Source) -> Iterator[str]:
+    """Say for which vendors a container needs nothing."""
+    for vendor, found in source.together.items():
+        if found == ContainerEdits():
+            yield f"There are no flags for the devices of {vendor}, because a container needs nothing for them."
 
 
 def groups(edits: Iterable[ContainerEdits]) -> list[int]:

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.engines.remote.cluster import hand_over, outcome
+from anyaccel.engines.remote.cluster import hand_over, last_line, outcome
 from anyaccel.engines.remote.driver import Driver, order_of
 from anyaccel.engines.remote.fitting import fitting, listed
 from anyaccel.engines.remote.messages import Answer, Started
@@ -227,7 +227,7 @@ class DaskCluster:
         died = (self._node.LostError, KilledWorker, CommClosedError, CancelledError, asyncio.CancelledError, OSError)
         if isinstance(error, died):
             return ""
-        return (str(error).strip() or type(error).__name__).splitlines()[-1]
+        return last_line(error)
 
     def gang(self, driver: Driver, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:  # noqa: ARG002
         """Dask has none."""

@@ -9,9 +9,10 @@ from functools import cache
 from typing import Any
 
 from anyaccel.engines.ray.autoscaler import grows
-from anyaccel.engines.ray.connection import connect, import_ray, last_line
+from anyaccel.engines.ray.connection import connect, import_ray
 from anyaccel.engines.ray.labels import PREFIX
 from anyaccel.engines.ray.plan import Kind, Plan, find_plan
+from anyaccel.engines.remote.cluster import last_line
 from anyaccel.errors import WorkerStartError
 from anyaccel.model import Device, Inventory, PluginInfo, Product, Request
 from anyaccel.model.wire import decode

@@ -7,6 +7,7 @@ from typing import Any
 
 from anyaccel.engines.ray.authentication import check_admission, use_token
 from anyaccel.engines.ray.labels import PREDEFINED, UNIT_VARIABLE, node_labels, node_resources, unit_instances
+from anyaccel.engines.remote.cluster import last_line
 from anyaccel.errors import UsageError
 from anyaccel.inventory.detect import detect
 
@@ -87,8 +88,3 @@ def _same(address: str, there: str, own: str) -> bool:
     host, _, port = address.rpartition(":")
     its_host, _, its_port = there.rpartition(":")
     return address == there or ({host, its_host} <= {"127.0.0.1", "localhost", own} and port == its_port)
-
-
-def last_line(error: BaseException) -> str:
-    """What an error of Ray comes to; it may have a traceback in its text."""
-    return (str(error).strip() or type(error).__name__).splitlines()[-1]

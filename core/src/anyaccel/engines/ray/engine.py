@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.ray import tasks
 from anyaccel.engines.ray.cluster import Nodes
-from anyaccel.engines.ray.connection import last_line
 from anyaccel.engines.ray.notices import Watch, remove, spare, spare_no_more
 from anyaccel.engines.ray.plan import Plan
-from anyaccel.engines.remote.cluster import hand_over
+from anyaccel.engines.remote.cluster import hand_over, last_line
 from anyaccel.engines.remote.driver import Driver, order_of
 from anyaccel.model import Request
 from anyaccel.pool.call import Options

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.engines.ray.connection import import_ray, last_line
+from anyaccel.engines.ray.connection import import_ray
 from anyaccel.engines.ray.plan import Plan
 from anyaccel.engines.ray.spread import spread
+from anyaccel.engines.remote.cluster import last_line
 from anyaccel.engines.remote.driver import Driver, RemoteCall
 from anyaccel.errors import WorkerStartError
 from anyaccel.launcher.rendezvous import Rendezvous

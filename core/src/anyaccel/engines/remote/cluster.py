@@ -115,6 +115,11 @@ class RemoteHost(Protocol):
         """End the host, whatever it does."""
 
 
+def last_line(error: BaseException) -> str:
+    """What an error of a cluster comes to; it may have a traceback in its text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
+
+
 def outcome(done: Future[Any]) -> tuple[Any, BaseException | None]:
     """The value of a future that is done, or why there is none."""
     try:
