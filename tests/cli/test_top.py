@@ -238,7 +238,7 @@ def test_a_job_is_shown_and_cancelled_after_a_question(acme, anyaccel):
     assert job.returncode == 0, job.stderr
 
     async def act(pilot, app):
-        await until(pilot, shows(app, "sleep 600  [first]"))
+        await until(pilot, shows(app, "[first] sleep 600"))
         await pilot.press("tab", "tab", "enter")
         await until(pilot, shows(app, "command    sleep 600"))
         await pilot.press("escape", "x")

@@ -102,13 +102,14 @@ def test_the_holder_of_a_jobs_device_is_its_command(run):
 
 
 def test_a_job_has_one_line_on_a_narrow_terminal(run):
-    number = submit(run, "sh", "-c", f"true {'x' * 100}")
+    number = run("run", "--detach", "A1:1", "--note", "why", "--", "sh", "-c", f"true {'x' * 100}").strip()
     run("wait", number)
     _, data = run_on_terminal([sys.executable, "-m", "anyaccel", "jobs"])
     header, line = (each.replace("\x1b[1m", "").replace("\x1b[0m", "") for each in data.decode().splitlines())
     assert header.split()[-1] == "COMMAND"
     assert line.split()[3] == "acme/0"
     assert (len(line), line[-1]) == (80, "\u2026")
+    assert line.split()[7:9] == ["[why]", "sh"]
     assert "x" * 100 in run("jobs")
 
 

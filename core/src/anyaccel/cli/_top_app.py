@@ -28,6 +28,7 @@ import anyaccel
 from anyaccel.cli import _sample, output
 from anyaccel.cli._devices_table import Row, laid_out, megahertz, memory, percent, since
 from anyaccel.cli._sample import Holder, Sample
+from anyaccel.cli.jobs import written_devices, written_job
 from anyaccel.errors import AnyaccelError
 from anyaccel.launcher.jobs import Job, cancel, find
 from anyaccel.ledger import Ledger, TicketRecord
@@ -656,8 +657,7 @@ def _job_key(job: Job) -> str:
 
 def _job_row(job: Job) -> tuple[str, ...]:
     ran = "-" if job.started is None else since(job.started)
-    command = " ".join(job.command) + (f"  [{job.note}]" if job.note else "")
-    return (job.id, job.state, job.request or "-", ran, ",".join(job.devices) or "-", command)
+    return (job.id, job.state, job.request or "-", ran, written_devices(job.devices), written_job(job))
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], room: int, empty: str) -> tuple[str, list[str]]:

@@ -80,11 +80,11 @@ def _row(job: Job) -> tuple[str, ...]:
         job.id,
         job.state if job.here else f"{job.state} on {job.host}",
         job.request or "-",
-        _devices(job.devices) or "-",
+        written_devices(job.devices),
         started,
         "-" if took is None else written(took),
         "-" if job.status is None else str(job.status),
-        written_command(job.command),
+        written_job(job),
     )
 
 
@@ -96,19 +96,19 @@ def _moment(seconds: float) -> str:
     return time.strftime("%m-%d %H:%M" if then.tm_year == now.tm_year else "%Y-%m-%d", then)
 
 
-def _devices(names: tuple[str, ...]) -> str:
-    """Devices as people ask for them: ``acme/0-3,6``; names of another form as they are."""
+def written_devices(names: tuple[str, ...]) -> str:
+    """Devices as people ask for them: ``acme/0-3,6``; names of another form as they are, and ``-`` for none."""
     by_vendor: dict[str, list[int]] = {}
     for name in names:
         vendor, _, index = name.rpartition("/")
         if not vendor or not index.isdecimal():
-            return ",".join(names)
+            return ",".join(names) or "-"
         by_vendor.setdefault(vendor, []).append(int(index))
-    return " ".join(f"{vendor}/{format_slots(numbers)}" for vendor, numbers in by_vendor.items())
+    return " ".join(f"{vendor}/{format_slots(numbers)}" for vendor, numbers in by_vendor.items()) or "-"
 
 
-def written_command(command: tuple[str, ...]) -> str:
-    """A command as people would type it."""
+def written_job(job: Job) -> str:
+    """What a job is for, and its command as people would type it."""
     import shlex
 
-    return shlex.join(command) or "-"
+    return f"[{job.note}] " * bool(job.note) + (shlex.join(job.command) or "-")
