@@ -16,8 +16,11 @@ from anyaccel.ledger import Ledger
 from anyaccel.model import Extent
 
 OTHER = """
-import subprocess, sys
+import os, subprocess, sys
 import anyaccel as aa
+
+def say(*words):  # at once: two threads speak
+    os.write(1, (" ".join(map(str, words)) + chr(10)).encode())
 
 scheduler = aa.open_scheduler(aa.detect(declare={"GPU": int(sys.argv[1])}), shared=True)
 tickets = {}
@@ -25,14 +28,14 @@ for line in sys.stdin:
     verb, name, request, priority = line.split()
     if verb == "ask":
         def said(ticket):
-            print("has", ticket.note, *sorted(device.id for device in ticket.allocation.devices), flush=True)
+            say("has", ticket.note, *sorted(device.id for device in ticket.allocation.devices))
 
         tickets[name] = scheduler.submit(request, note=name, priority=int(priority), on_placed=said)
     elif verb == "give":
         scheduler.release(tickets[name].allocation)
     elif verb == "start":
-        print("pid", subprocess.Popen(["sleep", "600"]).pid, flush=True)
-    print("done", verb, name, flush=True)
+        say("pid", subprocess.Popen(["sleep", "600"]).pid)
+    say("done", verb, name)
 """
 
 
@@ -285,14 +288,23 @@ def test_a_simulated_machine_is_the_same_machine_whatever_its_name_says_that_it_
 
 
 GREEDY = """
-import asyncio, os, sys
+import asyncio, os, random, sys
 import anyaccel as aa
 
-scheduler = aa.open_scheduler(aa.detect(declare={"GPU": 3}), shared=True)
+fewer, more = (aa.detect(declare={"GPU": count}) for count in (3, 4))
+scheduler = aa.open_scheduler(fewer, shared=True)
+chance = random.Random(sys.argv[2])
 
 async def worker(requests):
     for request in requests:
-        allocation = await scheduler.acquire(request)
+        wait = asyncio.create_task(scheduler.acquire(request, timeout=chance.choice((None, None, 0.02))))
+        if chance.random() < 0.2:
+            await asyncio.sleep(0.01)
+            wait.cancel()
+        try:
+            allocation = await wait
+        except (aa.NotFreeError, asyncio.CancelledError):
+            continue
         for device in allocation.devices:
             os.close(os.open(f"{sys.argv[1]}/{device.id}", os.O_CREAT | os.O_EXCL))  # fails where another has it
         await asyncio.sleep(0.001)
@@ -304,6 +316,11 @@ async def main():
     async with asyncio.TaskGroup() as group:
         for _ in range(4):
             group.create_task(worker(["declared", "declared:2", "declared"] * 5))
+        for inventory in (more, fewer) * 5:
+            await asyncio.sleep(0.02)
+            scheduler.update(inventory)
+            scheduler.why("declared:2")
+    scheduler.update(fewer)
 
 asyncio.run(main())
 """
@@ -312,11 +329,14 @@ asyncio.run(main())
 def test_two_programs_never_have_one_device_and_nobody_starves(tmp_path):
     (tmp_path / "held").mkdir()
     programs = [
-        subprocess.Popen([sys.executable, "-W", "error", "-c", GREEDY, str(tmp_path / "held")], stderr=subprocess.PIPE)
-        for _ in range(2)
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", GREEDY, str(tmp_path / "held"), seed], stderr=subprocess.PIPE
+        )
+        for seed in "ab"
     ]
     for program in programs:
         _, said = program.communicate(timeout=120)
         assert (program.returncode, said) == (0, b"")
     assert os.listdir(tmp_path / "held") == []
-    assert not aa.leases(aa.detect(declare={"GPU": 3}))
+    assert not aa.leases(aa.detect(declare={"GPU": 4}))
+    assert queued() == []

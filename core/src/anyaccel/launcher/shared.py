@@ -217,6 +217,7 @@ class SharedScheduler(Scheduler):
 
     def _take(self, wish: Wish, lease: Lease, note: str, *, waited: float) -> Allocation:
         """Write down what a lease holds."""
+        self._forget_others()  # who looked meanwhile has found this lease, and took it for somebody else's
         allocation = wish.allocation(lease)
         marks.put(lease.mark)
         use = Usage(lease.id, allocation.shares, str(allocation.request), note, waited=waited)

@@ -335,7 +335,7 @@ class Waiter:
         self._leave()
         if self._event >= 0:
             event, self._event = self._event, -1
-            if any(name in _behind for name in self._followed):
+            if any(event in events for events in tuple(_behind.values())):  # also of one who had it before us
                 _idle.append(event)
             else:
                 os.close(event)
