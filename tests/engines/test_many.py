@@ -89,6 +89,16 @@ def test_a_batch_travels_together_and_each_call_has_its_own_outcome(pool):
     assert list(results) == []
 
 
+def test_batches_and_streams_of_plain_data(pool, tmp_path):
+    one = pool(results="plain")
+    results = one.map(inverted, [2, 0, 4], batch=3)
+    assert next(results)[0] == 0.5
+    with pytest.raises(ZeroDivisionError) as caught:
+        next(results)
+    assert "in inverted" in str(caught.value.__cause__)
+    assert list(one.stream(counted, 3, tmp_path / "noted")) == [0, 1, 2]
+
+
 def test_the_names_of_multiprocessing(pool):
     with pool() as one:
         assert one.starmap(pow, [(2, 3), (3, 2), [5, 1]]) == [8, 9, 5]
@@ -217,6 +227,8 @@ def test_a_coroutine_that_is_cancelled_cancels_its_calls(pool, tmp_path):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.ensure_future(future), 0.1)
         assert future.cancelled()
+        with pytest.raises(TimeoutError):
+            await first_of(one.map(named, [""], [tmp_path / "never"], timeout=0.1))
         return await one.submit(square, 2)
 
     assert asyncio.run(main()) == 4
