@@ -176,6 +176,14 @@ def test_an_exception_ends_a_stream_in_its_place(pool):
     assert list(stream) == []
 
 
+def test_what_cannot_be_streamed_is_said_in_the_place_of_the_first_item(pool):
+    with pytest.raises(TypeError, match="'int' object is not iterable"):
+        next(pool().stream(square, 2))
+    with pytest.raises(ZeroDivisionError):
+        next(pool().stream(inverted, 0))
+    assert list(pool().stream(range, 3)) == [0, 1, 2]
+
+
 def test_a_stream_whose_worker_dies_says_so(pool):
     def speak():
         yield 1
