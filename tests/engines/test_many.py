@@ -89,6 +89,16 @@ def test_a_batch_travels_together_and_each_call_has_its_own_outcome(pool):
     assert list(results) == []
 
 
+def test_batches_and_streams_of_plain_data(pool, tmp_path):
+    one = pool(results="plain")
+    results = one.map(inverted, [2, 0, 4], batch=3)
+    assert next(results)[0] == 0.5
+    with pytest.raises(ZeroDivisionError) as caught:
+        next(results)
+    assert "in inverted" in str(caught.value.__cause__)
+    assert list(one.stream(counted, 3, tmp_path / "noted")) == [0, 1, 2]
+
+
 def test_the_names_of_multiprocessing(pool):
     with pool() as one:
         assert one.starmap(pow, [(2, 3), (3, 2), [5, 1]]) == [8, 9, 5]
@@ -166,6 +176,14 @@ def test_an_exception_ends_a_stream_in_its_place(pool):
     assert list(stream) == []
 
 
+def test_what_cannot_be_streamed_is_said_in_the_place_of_the_first_item(pool):
+    with pytest.raises(TypeError, match="'int' object is not iterable"):
+        next(pool().stream(square, 2))
+    with pytest.raises(ZeroDivisionError):
+        next(pool().stream(inverted, 0))
+    assert list(pool().stream(range, 3)) == [0, 1, 2]
+
+
 def test_a_stream_whose_worker_dies_says_so(pool):
     def speak():
         yield 1
@@ -217,6 +235,8 @@ def test_a_coroutine_that_is_cancelled_cancels_its_calls(pool, tmp_path):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.ensure_future(future), 0.1)
         assert future.cancelled()
+        with pytest.raises(TimeoutError):
+            await first_of(one.map(named, [""], [tmp_path / "never"], timeout=0.1))
         return await one.submit(square, 2)
 
     assert asyncio.run(main()) == 4

@@ -83,3 +83,21 @@ def test_hostile_text_in_a_table_is_text(acme, record):
     shown = anyaccel.detect(machine)._repr_html_()
     assert "<script>" not in shown
     assert os.linesep not in repr(anyaccel.detect(machine))
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_kernel_shows_how_far_calls_are_and_awaits_them(run, acme, monkeypatch, ours):
+    monkeypatch.setenv("ANYACCEL_MACHINE", "sim:A1:2")
+    without = "import sys; sys.modules |= dict.fromkeys(('tqdm', 'tqdm.auto', 'rich', 'rich.console', 'rich.progress'))"
+    shown = run(
+        cells(
+            without if ours else "import sys",
+            "import anyaccel\npool = anyaccel.Pool('A1:1')",
+            "done = list(pool.map(abs, range(4), progress=True))",
+            "print(await pool.submit(abs, -3), [x async for x in pool.map(abs, [-1, -2])])",
+            "pool.shutdown()",
+        )
+    )
+    text = "".join(shown)
+    assert any(line in text for line in (["4 of 4 done in "] if ours else ["4/4", "100%", "4 of 4"]))
+    assert "3 [1, 2]\n" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -22,13 +23,15 @@ class Source:
     """
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        made = function(*args, **kwargs)
-        self._asynchronous = hasattr(made, "__aiter__")
-        self._items = aiter(made) if self._asynchronous else iter(made)
+        self._begin: Callable[[], Any] = partial(function, *args, **kwargs)
+        self._items: Any = None  # until the first is taken: so what the function raises is raised there
 
     def take(self) -> Any:
         """The next item in a tuple, which is empty when there is none; for an ``async`` function, a coroutine."""
-        if self._asynchronous:
+        if self._items is None:
+            made = self._begin()
+            self._items = aiter(made) if hasattr(made, "__aiter__") else iter(made)
+        if hasattr(self._items, "__anext__"):
             return self._take()
         for item in self._items:
             return (item,)
@@ -97,10 +100,11 @@ def _end(state: ActorState, takes: deque[AwaitableFuture[Any]], grace: float) ->
     runs = any(not take.done() for take in takes)
     takes.clear()
     construction = state.construction.future
-    if state.closing or (not construction.done() and construction.cancel()):
+    if not construction.done() and construction.cancel():
         return
     if runs:
         state.stop(grace)
-    else:
-        state.call("end", (), {})
+    elif not state.closing:
+        with contextlib.suppress(RuntimeError):  # the pool was shut down this moment, which ends it as well
+            state.call("end", (), {})
         state.close()
