@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from anyaccel import configuration
 from anyaccel.errors import MachineError, UsageError
 from anyaccel.inventory.current import narrow
+from anyaccel.inventory.memory import limited
 from anyaccel.model import Device, Inventory, Problem, Request, VendorReport, VendorState
 from anyaccel.probe.context import Facts
 from anyaccel.probe.host import HostFacts
@@ -42,6 +43,8 @@ def find(
     elif where.simulated:
         raise MachineError(f"no plug-in is installed that could simulate {where.text!r}")
     reports.sort(key=lambda report: report.vendor)
+    if not where.simulated:
+        found = limited(found, _seen(where, environ)[0])
     devices = narrow(found, where, environ)
     inventory = Inventory(machine=where.text, devices=tuple(devices), vendors=tuple(reports))
     if declare:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
@@ -58,7 +57,7 @@ def capped(caps: Iterable[Cap], device: Device, share: Share, environ: Mapping[s
         if most is None:
             continue
         value = min([most, *_given(cap, device, environ)])
-        values[cap.variable] = f"{math.floor(value * 10_000) / 10_000:g}" if cap.unit == "fraction" else str(int(value))
+        values[cap.variable] = f"{int(value * 10_000) / 10_000:g}" if cap.unit == "fraction" else str(int(value))
         unset |= {cap.rival} - {""}
         if not cap.void or environ.get(cap.void[0]) != cap.void[1]:
             limited.append(cap.framework)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
@@ -223,7 +222,7 @@ def _fraction(allocation: Allocation) -> float | None:
     shares = tuple(allocation.by_device.values())
     if len(shares) != 1 or shares[0].whole or not shares[0].memory_bytes or not shares[0].device.memory_bytes:
         return None
-    return math.floor(shares[0].memory_bytes / shares[0].device.memory_bytes * 10_000) / 10_000 or None
+    return int(shares[0].memory_bytes / shares[0].device.memory_bytes * 10_000) / 10_000 or None
 
 
 def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits], capped: tuple[str, ...]) -> Allocation:

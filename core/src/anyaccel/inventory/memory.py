@@ -1,0 +1,70 @@
+"""How much of a device's memory the kernel leaves us: the limits of the cgroups that this process is in.
+
+The controller ``dmem`` counts the memory of devices by region (the kernel's Documentation/admin-guide/cgroup-v2.rst,
+DMEM). Drivers call a region ``<driver>/<PCI address>/<name>``, such as ``drm/0000:03:00.0/vram0``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from anyaccel.model import Device, replace
+from anyaccel.probe.context import Facts
+
+CGROUPS = "/sys/fs/cgroup"
+OWN = "/proc/self/cgroup"
+_REGION = re.compile(r"[^/\s]+/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])/\S+", re.IGNORECASE)
+
+
+def limited(devices: Sequence[Device], facts: Facts) -> list[Device]:
+    """Leave of each device's memory what the cgroups of this process do.
+
+    A file that cannot be read limits nothing: then the kernel still does, and nobody could be told better.
+
+    Args:
+        devices: Devices as their vendors see them.
+        facts: The machine.
+    """
+    if all(device.pci_bus_id is None for device in devices):
+        return list(devices)
+    most = _limits(facts)
+    found = []
+    for device in devices:
+        limit = most.get(device.pci_bus_id or "")
+        if limit is not None and (device.memory_bytes is None or limit < device.memory_bytes):
+            device = replace(device, memory_bytes=max(limit, 1))  # noqa: PLW2901 - the same one
+        found.append(device)
+    return found
+
+
+def _limits(facts: Facts) -> dict[str, int]:
+    """Bytes by PCI address that the least generous of our cgroups leaves; none for what no cgroup limits."""
+    found: dict[str, int] = {}
+    for text in _files(facts):
+        regions: dict[str, list[int | None]] = {}
+        for line in text.splitlines():
+            name, _, value = line.strip().rpartition(" ")
+            if region := _REGION.fullmatch(name):
+                regions.setdefault(region[1].lower(), []).append(int(value) if value.isdecimal() else None)
+        for address, limits in regions.items():
+            known = [limit for limit in limits if limit is not None]
+            if len(known) == len(limits):  # a device with a region that nobody limits is not limited
+                found[address] = min(sum(known), found.get(address, sum(known)))
+    return found
+
+
+def _files(facts: Facts) -> Iterator[str]:
+    """The limits of our cgroup and of those that it is in; each counts."""
+    try:
+        lines = (facts.read(OWN) or "").splitlines()
+        own = next((line[len("0::") :] for line in lines if line.startswith("0::/")), None)
+    except OSError:
+        return
+    while own is not None:
+        try:
+            text = facts.read(f"{CGROUPS}{own.rstrip('/')}/dmem.max")
+        except OSError:
+            text = None
+        yield text or ""
+        own = own.rstrip("/").rpartition("/")[0] or "/" if own.strip("/") else None
