@@ -37,8 +37,7 @@ _HOMES = {
     "anyaccel.launcher.command": ("run",),
     "anyaccel.launcher.environment": ("WorkerEnvironment", "worker_environment"),
     "anyaccel.launcher.hold": ("Hold", "acquire", "acquire_async", "leases", "why"),
-    "anyaccel.launcher.launch": ("Launch", "prepare"),
-    "anyaccel.launcher.shared": ("open_scheduler",),
+    "anyaccel.launcher.launch": ("Launch", "open_scheduler", "prepare"),
     "anyaccel.launcher.use": ("Use", "use"),
     "anyaccel.model": (
         "Allocation",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
+from anyaccel.errors import UsageError
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.bind import Bind
 from anyaccel.launcher.environment import WorkerEnvironment, worker_environment
 from anyaccel.model import Device, Inventory, Request, Term, Value, replace
 from anyaccel.probe.machine import Machine
-from anyaccel.scheduler import Choice, Scheduler, parse_request
+from anyaccel.scheduler import Choice, Fleet, Scheduler, parse_request
 from anyaccel.vendors import DEADLINE_SECONDS
 
 TYPE_CHECKING = False
@@ -105,6 +106,58 @@ def survey(
     if inventory is not None:
         return inventory
     return detect(machine, declare=declare, environ=environ, timeout=timeout, request=request)
+
+
+@overload
+def open_scheduler(
+    inventory: Inventory, *, shared: bool = False, environ: Mapping[str, str] | None = None
+) -> Scheduler: ...
+
+
+@overload
+def open_scheduler(inventory: Mapping[str, Inventory]) -> Fleet: ...
+
+
+def open_scheduler(
+    inventory: Inventory | Mapping[str, Inventory],
+    *,
+    shared: bool = False,
+    environ: Mapping[str, str] | None = None,
+) -> Scheduler | Fleet:
+    """Make a scheduler that keeps the rules of the vendors' plug-ins.
+
+    Args:
+        inventory: The machine; or several machines by name, whose allocations say the machine.
+        shared: Whether it takes part in what all processes of the machine do: what others hold counts, and what it
+            gives is a lease that others see, which ends when it is released, or when this process and all that it has
+            started since the first one have ended. Who waits has a place in the machine's line, among all who want
+            the same devices, and only the machine's configuration says who may pass. Else it is for this process
+            alone, and nobody else knows of it.
+        environ: Our environment, in which ``ANYACCEL_STATE_DIR`` names the leases' directory; that of this process when
+            None.
+
+    Raises:
+        StateDirectoryError: When it is to be shared, and there is no directory for leases that can be trusted.
+        UsageError: When several machines are to be shared: leases are those of one machine.
+
+    Examples:
+        >>> scheduler = anyaccel.open_scheduler(anyaccel.detect("sim:H100:2"))
+        >>> half = scheduler.allocate("GPU:0.5")
+        >>> scheduler.why("GPU:2").fits_now
+        False
+        >>> scheduler.release(half)
+        >>> len(scheduler.allocate("GPU:2").devices)
+        2
+    """
+    if not isinstance(inventory, Inventory):
+        if shared:
+            raise UsageError("a scheduler of several machines cannot be shared: leases are those of one machine")
+        return Fleet(inventory, validate=validate, known=KnownNames())
+    if not shared:
+        return local_scheduler(inventory)
+    from anyaccel.launcher.shared import SharedScheduler
+
+    return SharedScheduler(inventory, environ)
 
 
 def local_scheduler(inventory: Inventory) -> Scheduler:

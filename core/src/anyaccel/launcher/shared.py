@@ -9,17 +9,16 @@ import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic
-from typing import overload
 
-from anyaccel.errors import DevicesBusyError, UsageError
+from anyaccel.errors import DevicesBusyError
 from anyaccel.launcher.hold import Held, Wish
-from anyaccel.launcher.launch import KnownNames, local_scheduler, validate
+from anyaccel.launcher.launch import KnownNames, validate
 from anyaccel.launcher.usage import Usage
 from anyaccel.ledger import Choose, Lease, LeaseRecord, Ledger, Place
 from anyaccel.ledger import mark as marks
 from anyaccel.model import Allocation, Extent, Inventory, replace
 from anyaccel.policy import Waiting
-from anyaccel.scheduler import Fleet, RequestLike, Scheduler, Ticket, Verdict
+from anyaccel.scheduler import RequestLike, Scheduler, Ticket, Verdict
 from anyaccel.scheduler.ticket import Plan, notify
 
 TYPE_CHECKING = False
@@ -27,54 +26,6 @@ if TYPE_CHECKING:
     from typing import Literal
 
 _LAST = 1 << 62
-
-
-@overload
-def open_scheduler(
-    inventory: Inventory, *, shared: bool = False, environ: Mapping[str, str] | None = None
-) -> Scheduler: ...
-
-
-@overload
-def open_scheduler(inventory: Mapping[str, Inventory]) -> Fleet: ...
-
-
-def open_scheduler(
-    inventory: Inventory | Mapping[str, Inventory],
-    *,
-    shared: bool = False,
-    environ: Mapping[str, str] | None = None,
-) -> Scheduler | Fleet:
-    """Make a scheduler that keeps the rules of the vendors' plug-ins.
-
-    Args:
-        inventory: The machine; or several machines by name, whose allocations say the machine.
-        shared: Whether it takes part in what all processes of the machine do: what others hold counts, and what it
-            gives is a lease that others see, which ends when it is released, or when this process and all that it has
-            started since the first one have ended. Who waits has a place in the machine's line, among all who want
-            the same devices, and only the machine's configuration says who may pass. Else it is for this process
-            alone, and nobody else knows of it.
-        environ: Our environment, in which ``ANYACCEL_STATE_DIR`` names the leases' directory; that of this process when
-            None.
-
-    Raises:
-        StateDirectoryError: When it is to be shared, and there is no directory for leases that can be trusted.
-        UsageError: When several machines are to be shared: leases are those of one machine.
-
-    Examples:
-        >>> scheduler = anyaccel.open_scheduler(anyaccel.detect("sim:H100:2"))
-        >>> half = scheduler.allocate("GPU:0.5")
-        >>> scheduler.why("GPU:2").fits_now
-        False
-        >>> scheduler.release(half)
-        >>> len(scheduler.allocate("GPU:2").devices)
-        2
-    """
-    if not isinstance(inventory, Inventory):
-        if shared:
-            raise UsageError("a scheduler of several machines cannot be shared: leases are those of one machine")
-        return Fleet(inventory, validate=validate, known=KnownNames())
-    return SharedScheduler(inventory, environ) if shared else local_scheduler(inventory)
 
 
 class SharedScheduler(Scheduler):
