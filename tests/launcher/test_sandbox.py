@@ -523,13 +523,14 @@ def test_other_mounts_of_a_node_are_closed_too(tmp_path):
 
 @CONFINES
 @ROOT
-def test_nodes_on_what_is_mounted_below_the_directory_of_devices_are_closed_too(dev, tmp_path):
+@pytest.mark.parametrize("before", ["", "mkdir -p {0}/again && mount --bind /dev {0}/again && "], ids=["", "twice"])
+def test_nodes_on_what_is_mounted_below_the_directory_of_devices_are_closed_too(dev, tmp_path, before):
     for name in ("memory/deep", "nodev", "disk"):
         (dev / name).mkdir(parents=True)
     (dev / "file").touch()
     number = os.stat("/dev/full").st_rdev
     make = f"mknod -m 666 {{}} c {os.major(number)} {os.minor(number)}"
-    mounts = " && ".join(
+    mounts = before.format(tmp_path) + " && ".join(
         (
             f"mount -t tmpfs a {dev}/memory && mkdir {dev}/memory/deep && {make.format(f'{dev}/memory/deep/node')}",
             f"touch {dev}/memory/plain",

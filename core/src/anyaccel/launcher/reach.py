@@ -20,13 +20,17 @@ _ON_DISK = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "squas
 def names(paths: Collection[str], nodes: Collection[Node]) -> set[str]:
     """Every name that leads to some devices: their nodes, further nodes of the same devices, other mounts of both.
 
+    Where a node is on a file system of its own, other names of the directory that it is mounted on are among them: for
+    Landlock, what is allowed below such a name is allowed below the mount.
+
     Args:
         paths: Device nodes, or links to them; they need not be there.
         nodes: The devices behind those that are there.
     """
     found = {os.path.realpath(path) for path in paths} | set(same_devices(DEVICES, nodes))
     mounts = list(_mounts())
-    return found | {alias for path in found for alias in _other_mounts(path, mounts)}
+    aliases = {alias for path in found for alias in _other_mounts(path, mounts)}
+    return found | aliases | {twin for path in found for twin in _twins(path, mounts)}
 
 
 def same_devices(directory: str, nodes: Collection[Node]) -> Iterator[str]:
@@ -126,6 +130,13 @@ def _other_mounts(path: str, mounts: list[Mount]) -> Iterator[str]:
         rest = _below(inside, other.root) if other.number == mount.number else None
         if rest is not None:
             yield os.path.normpath(f"{other.point}/{rest}")
+
+
+def _twins(path: str, mounts: list[Mount]) -> Iterator[str]:
+    """Other names of the directories that the file systems around a file are mounted on."""
+    for point in {mount.point for mount in mounts if _below(path, mount.point)}:
+        under = [mount for mount in mounts if _below(mount.point, point) is None]
+        yield from (twin for twin in _other_mounts(point, under) if twin != point)
 
 
 def _below(path: str, directory: str) -> str | None:
