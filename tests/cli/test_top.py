@@ -325,12 +325,12 @@ def on_terminal(*arguments, size=(24, 80), **variables):
     return process, main
 
 
-def read_until(main, process, wanted, press=b""):
-    """What is written until something is, while a person presses a key now and then."""
+def read_until(main, process, *wanted, press=b""):
+    """What is written until all that is wanted is, while a person presses a key now and then."""
     data = b""
     end = time.monotonic() + PATIENCE
     pressed = 0.0
-    while wanted not in data:
+    while not all(each in data for each in wanted):
         if press and time.monotonic() - pressed > 2:
             os.write(main, press)
             pressed = time.monotonic()
@@ -339,7 +339,7 @@ def read_until(main, process, wanted, press=b""):
             try:
                 data += os.read(main, 1 << 16)
             except OSError:
-                assert wanted in data, data[-3000:]
+                assert all(each in data for each in wanted), data[-3000:]
     return data
 
 
@@ -347,13 +347,13 @@ def read_until(main, process, wanted, press=b""):
 def test_a_person_at_a_terminal_sees_it_and_leaves(acme, way):
     process, main = on_terminal("top", "--machine", MACHINE)
     try:
-        data = read_until(main, process, b"4 devices, 4 free, 0 waiting")
-        data += read_until(main, process, b"acme/3")
-        data = read_until(main, process, b"\x1b[?1049l", press=b"q" if way == "q" else b"\x11")  # ctrl+q
+        data = read_until(main, process, b"4 devices, 4 free, 0 waiting", b"acme/3")
+        data += read_until(main, process, b"\x1b[?1049l", press=b"q" if way == "q" else b"\x11")  # ctrl+q
         assert process.wait(PATIENCE) == 0
         assert b"Traceback" not in data
     finally:
         process.kill()
+        process.wait()
         os.close(main)
 
 
@@ -368,6 +368,7 @@ def test_it_ends_when_its_terminal_has_gone(acme):
         process.wait(PATIENCE)
     finally:
         process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize(

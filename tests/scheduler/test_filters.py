@@ -157,12 +157,10 @@ def test_ray_is_asked_for_the_labels_of_devices():
         node(name, *(replace(device, labels=labels) for device in gpus(2)))
         for name, labels in (("vision", {"team": "vision", "rack": "a3"}), ("others", {"team": "nlp"}))
     )
-    found = plan("GPU:1,label=team=vision", vision, others)
-    assert found.plan.selector == {"anyaccel/GPU.label": "rack-a3-team-vision"}
-    assert any("not label=team=vision: h100-0, h100-1 (team=nlp)" in reason for reason in found.reasons)
-    assert plan("GPU:1,label=-rack", vision, others).plan.selector == {"anyaccel/GPU.label": "team-nlp"}
-    unlabeled = plan("GPU:1,label=-rack", node("unlabeled", *gpus(2)))
-    assert "no label says 'label' of all its GPU" in unlabeled.reasons[0]
+    assert plan("GPU:1,label=team=vision", vision, others).selector == {"anyaccel/GPU.label": "rack-a3-team-vision"}
+    assert "not label=team=vision: h100-0, h100-1 (team=nlp)" in why_not("GPU:1,label=team=vision", others)
+    assert plan("GPU:1,label=-rack", vision, others).selector == {"anyaccel/GPU.label": "team-nlp"}
+    assert "no label says 'label' of all its GPU" in why_not("GPU:1,label=-rack", node("unlabeled", *gpus(2)))
 
 
 def test_nodes_of_one_type_with_less_memory_are_told_apart():
