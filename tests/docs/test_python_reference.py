@@ -104,7 +104,8 @@ def test_the_examples_of_docstrings_are_true(tmp_path):
     names = [name for name in anyaccel.__all__ if ">>> " in (inspect.getdoc(getattr(anyaccel, name)) or "")]
     assert len(names) > 12
     command = [sys.executable, "-c", EXAMPLES, *names]
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # on which python3 is the one that has us, as for readers
+    # python3 is the one that has the package, as where its environment is activated.
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environ = {**os.environ, "PATH": path}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=100, env=environ)
     assert re.fullmatch(r"0 of \d\d failed\n", done.stdout), done.stdout + done.stderr
