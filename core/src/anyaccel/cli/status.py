@@ -34,16 +34,7 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--no-stats", action="store_true", help="leave out memory in use, load and temperature")
-    parser.add_argument(
-        "-w",
-        "--watch",
-        metavar="SECONDS",
-        nargs="?",
-        const=INTERVAL,
-        type=seconds,
-        help="show it again and again, after so many seconds (default: 2)",
-    )
+    add_looks(parser, nargs="?", const=INTERVAL, help="show it again and again, after so many seconds (default: 2)")
     parser.add_argument(
         "--columns",
         metavar="NAME,...",
@@ -51,6 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to show of each device: device, type, model, memory, load, temp, power, clock, ecc, state, free,"
         " user, share, program, command, since, lease, process, note, pci, numa, labels, id",
     )
+
+
+def add_looks(parser: argparse.ArgumentParser, **watch: Any) -> None:
+    """Declare how often to look, and at what.
+
+    Args:
+        parser: Where.
+        watch: How ``--watch`` is declared beyond its name and its kind.
+    """
+    parser.add_argument("--no-stats", action="store_true", help="leave out memory in use, load and temperature")
+    parser.add_argument("-w", "--watch", metavar="SECONDS", type=seconds, **watch)
 
 
 def seconds(text: str) -> float:

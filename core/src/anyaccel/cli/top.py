@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyaccel
 from anyaccel.cli import _sample, output
 from anyaccel.cli.options import machine_options, survey
-from anyaccel.cli.status import INTERVAL, seconds
+from anyaccel.cli.status import INTERVAL, add_looks
 from anyaccel.errors import AnyaccelError, UsageError
 
 TYPE_CHECKING = False
@@ -27,15 +27,7 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--no-stats", action="store_true", help="leave out memory in use, load and temperature")
-    parser.add_argument(
-        "-w",
-        "--watch",
-        metavar="SECONDS",
-        default=INTERVAL,
-        type=seconds,
-        help="look again after so many seconds (default: 2)",
-    )
+    add_looks(parser, default=INTERVAL, help="look again after so many seconds (default: 2)")
 
 
 def main(args: argparse.Namespace) -> int:
