@@ -1,17 +1,36 @@
 """What holds for the tests of all distributions."""
 
+import os
+
 import pytest
 from anyaccel.testing import AcceleratorPluginTests
 from hypothesis import HealthCheck, settings
+from lengths import length
 
 # How long anything takes says how much else the machine does.
 settings.register_profile("anywhere", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("anywhere")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Three workers for two processors: much of what is tested is who waits, and for whom."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    processors = len(os.sched_getaffinity(0))
+    return processors + (processors + 1) // 2
+
+
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the checks of each plug-in into a group: they are made all at once, so one worker has them all."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is for full length, and put the checks of each plug-in into a group.
+
+    They are made all at once, so one worker has them all.
+    """
+    left_out = [item for item in items if length(item.get_closest_marker("full"), None)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
     for item in items:
         owner = getattr(item, "cls", None)
         if owner is not None and issubclass(owner, AcceleratorPluginTests):

@@ -17,7 +17,7 @@ import anyaccel as aa
 from measure import Row, interleaved
 
 ROUNDS = 200
-OVERHEAD = 0.001
+OVERHEAD = 0.0005
 """Seconds that a task of Ray may take longer when it is ours."""
 MACHINE = "sim:H100:4"
 NAME = "a/b"

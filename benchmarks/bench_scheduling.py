@@ -11,7 +11,7 @@ from measure import Row, at_most
 BUDGETS = {1: None, 8: 20e-6, 64: None, 256: None, 1024: 100e-6, 16384: 200e-6}
 WAITERS = (1, 10, 100, 1000)
 ISLAND = 8
-MACHINES = 2048
+MACHINES, HOSTS = 2048, 4
 ROUNDS, CALLS = 7, 300
 
 
@@ -46,16 +46,19 @@ def rows(rounds: int = ROUNDS) -> list[Row]:
     best = min(_round(fleet, "GPU:1") for _ in range(rounds))
     what = f"allocate and release, {MACHINES:,} machines of {ISLAND} devices"
     found.append(at_most(what, best, 200e-6))
+    best = min(_round(fleet, f"GPU:{ISLAND}", hosts=HOSTS) for _ in range(rounds))
+    what = f"allocate and release {ISLAND} on {HOSTS} at once, {MACHINES:,} machines of {ISLAND} devices"
+    found.append(Row(what=what, seconds=best))
     for number in WAITERS:
         best = min(_drain(number) for _ in range(rounds))
         found.append(Row(what=f"release to the next of {number:,} in line", seconds=best))
     return found
 
 
-def _round(scheduler: Scheduler | Fleet, request: str) -> float:
+def _round(scheduler: Scheduler | Fleet, request: str, hosts: int = 1) -> float:
     start = time.perf_counter()
     for _ in range(CALLS):
-        scheduler.release(scheduler.allocate(request))
+        scheduler.release(scheduler.allocate(request, hosts=hosts))
     return (time.perf_counter() - start) / CALLS
 
 

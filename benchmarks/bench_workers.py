@@ -3,20 +3,25 @@
 The floor is a small interpreter that forks, sends one byte through a pipe and gets one back; and that sends a byte to
 a child that lives already. The peer is ``concurrent.futures.ProcessPoolExecutor``. All of them take turns in one run,
 so that ratios hold while the machine's speed drifts.
+
+What is measured runs as a script of its own, this file: its functions are then what users write, functions of
+``__main__``, which no worker can import. Beside them stands a function that every process has.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor, ProcessPoolExecutor
 from itertools import chain
+from typing import Any
 
 import anyaccel as aa
 from measure import Row, against, state
@@ -24,9 +29,19 @@ from measure import Row, against, state
 ROUNDS, CALLS, BATCH, FEW = 40, 60, 1_500, 16
 PAUSE = 0.01
 """Seconds before a fresh worker: the next one is forked ahead meanwhile, as it is while a call does something."""
-FRESH, LIVE, RATE = 4.0, 3.0, 2.0
+FRESH, LIVE, RATE = 4.0, 4.0, 3.0
+"""At most so many forks for a fresh worker; so many times as fast as ProcessPoolExecutor, for one call and for many."""
+FORK, PIPE, PEER = "bare fork and pipe round trip", "bare pipe round trip", "ProcessPoolExecutor"
+SCRIPTS, BUSY = ", a script's function", ", always busy"
 
-BUSY = ("live workers without devices", "live workers with devices", "live workers with machine-wide leases")
+SCALE = 3
+"""A global that the function of this script uses."""
+
+
+def scaled(x: int) -> int:
+    """What is called: next to no work."""
+    return SCALE * x
+
 
 FLOOR = """
 import os, sys, time
@@ -95,26 +110,25 @@ def timed(call: Callable[[], object]) -> Callable[[], float]:
     return measure
 
 
-def batch(executor: Executor, calls: int = BATCH) -> float:
+def batch(executor: Executor, fn: Callable[..., object], *args: object, calls: int = BATCH) -> float:
     """Seconds per call when there is always another one to run."""
     start = time.perf_counter()
-    futures = [executor.submit(os.getppid) for _ in range(calls)]
+    futures = [executor.submit(fn, *args) for _ in range(calls)]
     for future in futures:
         future.result()
     return (time.perf_counter() - start) / calls
 
 
-@contextlib.contextmanager
-def measured(rounds: int, calls: int) -> Iterator[dict[str, float]]:
+def measure(rounds: int, calls: int) -> dict[str, float]:
     """Median seconds of everything, in turns."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(state())
         processors = os.cpu_count() or 1
         peer = stack.enter_context(ProcessPoolExecutor(processors))
-        batch(peer)  # it forks us: before there is more than one thread
+        batch(peer, os.getppid)  # it forks us: before there is more than one thread
         spawn = multiprocessing.get_context("forkserver")
         fresh_peer = stack.enter_context(ProcessPoolExecutor(processors, mp_context=spawn, max_tasks_per_child=1))
-        batch(fresh_peer, FEW)
+        batch(fresh_peer, os.getppid, calls=FEW)
         pool = stack.enter_context(aa.Pool("GPU:1", declare={"GPU": 2 * processors}))
         local = stack.enter_context(aa.Pool("GPU:1", declare={"GPU": 2 * processors}, shared=False))
         # On devices of their own, as many as there are workers of the peer: a fresh worker would have to wait until one
@@ -128,27 +142,36 @@ def measured(rounds: int, calls: int) -> Iterator[dict[str, float]]:
         actor = local.actor(Echo)
         floor = Floor()
         stack.callback(floor.close)
+
+        def one(executor: Any, fn: Callable[..., object] = os.getppid, *args: object) -> Callable[[], float]:
+            return timed(lambda: executor.submit(fn, *args).result())
+
         few: dict[str, Callable[[], float]] = {
-            "bare fork and pipe round trip": lambda: floor.measure("fork"),
-            "fresh worker with a device": timed(lambda: local.submit(os.getppid).result()),
-            "fresh worker with a machine-wide lease": timed(lambda: pool.submit(os.getppid).result()),
-            "fresh worker with a quarter of a device": timed(lambda: quarter.submit(os.getppid).result()),
-            "fresh workers back to back": lambda: batch(local, FEW),
-            "fresh ProcessPoolExecutor back to back": lambda: batch(fresh_peer, FEW),
-            "fresh workers, four to a device, back to back": lambda: batch(quarter, FEW),
+            FORK: lambda: floor.measure("fork"),
+            "fresh worker with a device": one(local),
+            f"fresh worker with a device{SCRIPTS}": one(local, scaled, 2),
+            "fresh worker with a machine-wide lease": one(pool),
+            "fresh worker with a quarter of a device": one(quarter),
+            "fresh workers back to back": lambda: batch(local, os.getppid, calls=FEW),
+            "fresh workers, four to a device, back to back": lambda: batch(quarter, os.getppid, calls=FEW),
+            f"fresh {PEER} back to back": lambda: batch(fresh_peer, os.getppid, calls=FEW),
         }
         many: dict[str, Callable[[], float]] = {
-            "bare pipe round trip": lambda: floor.measure("pipe"),
-            "live worker without devices": timed(lambda: cpu.submit(os.getppid).result()),
-            "live worker with a device": timed(lambda: live.submit(os.getppid).result()),
+            PIPE: lambda: floor.measure("pipe"),
+            PEER: one(peer),
+            "live worker without devices": one(cpu),
+            "live worker with a device": one(live),
             "actor": timed(lambda: actor.noop().result()),
-            "ProcessPoolExecutor": timed(lambda: peer.submit(os.getppid).result()),
+            PEER + SCRIPTS: one(peer, scaled, 2),
+            f"live worker with a device{SCRIPTS}": one(live, scaled, 2),
         }
         rates: dict[str, Callable[[], float]] = {
-            "ProcessPoolExecutor, always busy": lambda: batch(peer),
-            f"{BUSY[0]}, always busy": lambda: batch(cpu),
-            f"{BUSY[1]}, always busy": lambda: batch(live),
-            f"{BUSY[2]}, always busy": lambda: batch(shared_live),
+            PEER + BUSY: lambda: batch(peer, os.getppid),
+            f"live workers without devices{BUSY}": lambda: batch(cpu, os.getppid),
+            f"live workers with devices{BUSY}": lambda: batch(live, os.getppid),
+            f"live workers with machine-wide leases{BUSY}": lambda: batch(shared_live, os.getppid),
+            PEER + SCRIPTS + BUSY: lambda: batch(peer, scaled, 2),
+            f"live workers with devices{SCRIPTS}{BUSY}": lambda: batch(live, scaled, 2),
         }
         times: dict[str, list[float]] = {name: [] for name in chain(few, many, rates)}
         for number in range(rounds + 1):
@@ -158,29 +181,28 @@ def measured(rounds: int, calls: int) -> Iterator[dict[str, float]]:
                 taken = call()
                 if number:
                     times[name].append(taken)
-            if number % 10 == 1:
+            if number % 3 == 1:
                 for name, call in rates.items():
                     times[name].append(call())
-        yield {name: statistics.median(taken) for name, taken in times.items()}
+        return {name: statistics.median(taken) for name, taken in times.items()}
 
 
 def rows(rounds: int = ROUNDS) -> list[Row]:
-    """Measure, and compare with the budgets."""
-    fork, pipe, busy = "bare fork and pipe round trip", "bare pipe round trip", "ProcessPoolExecutor, always busy"
-    with measured(rounds, min(CALLS, 2 * rounds)) as times:
-        fresh: dict[str, float | None] = {
-            "fresh worker with a device": FRESH,
-            "fresh worker with a machine-wide lease": FRESH,
-            "fresh worker with a quarter of a device": FRESH,
-            "fresh workers back to back": None,
-            "fresh workers, four to a device, back to back": None,
-            "fresh ProcessPoolExecutor back to back": None,
+    """Measure in a process of its own, and compare with the budgets."""
+    command = [sys.executable, __file__, str(rounds)]
+    times: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    beside_fork = {name: FRESH if " back to back" not in name else None for name in times if name.startswith("fresh ")}
+    found = [*against(FORK, times, beside_fork), *against(PIPE, times, {})]
+    for what, kind, limit in (("", "", LIVE), (SCRIPTS, "", LIVE), ("", BUSY, RATE), (SCRIPTS, BUSY, RATE)):
+        ours = {
+            name: 1 / limit
+            for name in times
+            if name.startswith(("live ", "actor")) and (BUSY in name) == bool(kind) and (SCRIPTS in name) == bool(what)
         }
-        live: dict[str, float | None] = {
-            "live worker without devices": LIVE,
-            "live worker with a device": LIVE,
-            "actor": LIVE,
-            "ProcessPoolExecutor": None,
-        }
-        rates: dict[str, float | None] = {f"{name}, always busy": 1 / RATE for name in BUSY}
-        return [*against(fork, times, fresh), *against(pipe, times, live), *against(busy, times, rates)]
+        found += against(PEER + what + kind, times, ours)
+    return found
+
+
+if __name__ == "__main__":
+    number = int(sys.argv[1])
+    print(json.dumps(measure(number, min(CALLS, 2 * number))))

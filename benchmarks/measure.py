@@ -57,7 +57,7 @@ def against(reference: str, times: Mapping[str, float], budgets: Mapping[str, fl
             seconds=times[what],
             ratio=times[what] / floor,
             reference=reference,
-            budget="" if limit is None else f"at most {limit:g}x {reference}",
+            budget="" if limit is None else f"at most {limit:.3g}x {reference}",
             kept=None if limit is None else times[what] <= limit * floor,
         )
         for what, limit in budgets.items()
@@ -72,11 +72,18 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
-def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of several calls, one of each per round and at least one, after a round that does not count."""
+def interleaved(calls: Mapping[str, Callable[[], object]], rounds: int, *, pause: float = 0.0) -> dict[str, float]:
+    """Median seconds of several calls, one of each per round and at least one, after a round that does not count.
+
+    Args:
+        calls: The calls by name.
+        rounds: How many.
+        pause: Seconds before each call.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(max(1, rounds) + 1):
         for name, call in calls.items():
+            time.sleep(pause)
             start = time.perf_counter()
             call()
             if number:

@@ -13,13 +13,15 @@ import json
 import os
 import platform
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from measure import Row, duration
 from picture import draw
 
 HERE = Path(__file__).parent
-FIRST = ["startup", "detection", "scheduling", "ledger", "workers", "arguments", "peers"]
+FIRST = ["startup", "detection", "scheduling", "ledger", "workers", "preload", "arguments", "peers"]
 
 
 def main() -> None:
@@ -64,13 +66,19 @@ def main() -> None:
 
 
 def available() -> list[str]:
-    """Benchmarks by name, those first that need a process with nothing else in it."""
+    """Benchmarks by name, those first that belong together."""
     found = sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
     return sorted(found, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
 
 
 def measured(name: str, rounds: int | None) -> list[Row]:
-    """The rows of a benchmark; none where what it compares with is not installed."""
+    """The rows of a benchmark, from a process in which nothing else was measured."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+        return alone.submit(rows_of, name, rounds).result()
+
+
+def rows_of(name: str, rounds: int | None) -> list[Row]:
+    """The rows of a benchmark, measured in this process; none where what it compares with is not installed."""
     try:
         rows = importlib.import_module(f"bench_{name}").rows
     except ImportError as error:

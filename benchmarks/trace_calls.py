@@ -9,12 +9,15 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
 import anyaccel as aa
 
 MACHINE = "sim:H100:8"
+SETTLED_SECONDS = 0.5
+"""Until the worker before has gone, and its device is back: else the call is given another one, and asks anew."""
 
 
 class Trace:
@@ -54,6 +57,7 @@ def main() -> None:
         with aa.Pool("GPU:1", machine=MACHINE) as pool:
             for _ in range(3):
                 pool.submit(os.getpid).result()
+            time.sleep(SETTLED_SECONDS)
             print("submit: ", Trace().of(lambda: pool.submit(os.getpid).result()))
         inventory = aa.detect(MACHINE)
         for _ in range(3):

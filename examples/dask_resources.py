@@ -29,7 +29,10 @@ class Devices(WorkerPlugin):
 
 def resources(request: str) -> dict[str, float]:
     """What Dask must count for a request; each term names a resource."""
-    return {term.names[0]: term.units / 10_000 for term in anyaccel.parse_request(request).terms}
+    counted: Counter[str] = Counter()
+    for term in anyaccel.parse_request(request).terms:
+        counted[term.names[0]] += term.units
+    return {name: units / 10_000 for name, units in counted.items()}
 
 
 def run(request: str, command: list[str]) -> str:

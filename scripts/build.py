@@ -7,6 +7,7 @@ Without names it builds the core and all plug-ins. It needs ``build``, ``hatchli
 """
 
 import argparse
+import re
 import subprocess
 import sys
 import tarfile
@@ -17,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 VENDORS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
+VERSION_FILE = ROOT / "core" / "src" / "anyaccel" / "_version.py"
 
 
 def folder(name: str) -> Path:
@@ -34,6 +36,7 @@ def build(name: str, out: Path) -> None:
 
 def faults(out: Path, names: Sequence[str]) -> Iterator[str]:
     """What is wrong with what was built, in clauses about each file."""
+    version = re.findall(r'^__version__ = "(.+)"', VERSION_FILE.read_text(encoding="utf-8"), re.MULTILINE)[0]
     for name in names:
         package = "anyaccel" if name == "core" else f"anyaccel_{name}"
         wheels, sdists = list(out.glob(f"{package}-[0-9]*.whl")), list(out.glob(f"{package}-[0-9]*.tar.gz"))
@@ -43,6 +46,8 @@ def faults(out: Path, names: Sequence[str]) -> Iterator[str]:
         with zipfile.ZipFile(wheels[0]) as archive:
             inside = archive.namelist()
             metadata = archive.read(next(part for part in inside if part.endswith(".dist-info/METADATA"))).decode()
+        if f"\nVersion: {version}\n" not in metadata:
+            yield f"{wheels[0].name}: its version must be that of the core, {version}"
         if f"{package}/py.typed" not in inside:
             yield f"{wheels[0].name}: it must hold py.typed, by which type checkers know that it is typed"
         if not any(part.endswith(".dist-info/licenses/LICENSE") for part in inside):

@@ -35,7 +35,8 @@ HELD = (
     ("GPU:0.5", "carol: notebook"),
     ("GPU:1", "dave: sweep"),
 )
-WAITS = (("GPU:4", "erin: fine-tune"), ("GPU:8", "frank: pretrain"))
+WAITS = (("GPU:8", "frank: pretrain"), ("GPU:4", "erin: fine-tune"))
+"""In the order of arrival. The second would be served, did it not come after the first."""
 WIDTHS = (80, 160)
 STYLES = {"": "", "bold": "bold", "dim": "dim", "bad": "red", "good": "green", "warn": "yellow", "accent": "cyan"}
 LOOKS = 40
@@ -50,17 +51,12 @@ def main(directory: Path) -> None:
         os.environ["ANYACCEL_MACHINE"] = MACHINE
         inventory = anyaccel.detect()
         leases = [anyaccel_says("hold", request, "--note", note) for request, note in HELD]
-        waiting = [
-            subprocess.Popen(
-                [sys.executable, "-m", "anyaccel", "run", request, "--note", note, "--", "true"],
-                stderr=subprocess.DEVNULL,
-            )
-            for request, note in WAITS
-        ]
+        waiting: list[subprocess.Popen[bytes]] = []
         try:
-            end = time.monotonic() + PATIENCE
-            while len(Ledger.open().tickets()) < len(WAITS) and time.monotonic() < end:
-                time.sleep(0.05)
+            for request, note in WAITS:
+                command = [sys.executable, "-m", "anyaccel", "run", request, "--note", note, "--", "true"]
+                waiting.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+                stand_in_line(len(waiting))
             for width in WIDTHS:
                 draw_status(directory / f"status-{width}.svg", made_up(_sample.look(inventory), LOOKS), width)
                 draw_top(directory / f"top-{width}.svg", inventory, width)
@@ -80,21 +76,23 @@ def anyaccel_says(*arguments: str) -> str:
     ).stdout.strip()
 
 
+def stand_in_line(count: int) -> None:
+    """Wait until so many wait for devices.
+
+    Raises:
+        TimeoutError: When there are fewer after a minute.
+    """
+    end = time.monotonic() + PATIENCE
+    while len(tickets := Ledger.open().tickets()) < count:
+        if time.monotonic() > end:
+            raise TimeoutError(f"{count} must wait for devices (got {len(tickets)}): see what holds and waits ask for")
+        time.sleep(0.05)
+
+
 def made_up(sample: Sample, moment: int) -> Sample:
     """The same with users, after the notes, and with loads that go on with time."""
-    leases = {
-        device: [
-            replace(record, user=record.note.partition(": ")[0], note=record.note.partition(": ")[2])
-            for record in found
-        ]
-        for device, found in (sample.leases or {}).items()
-    }
-    tickets = tuple(
-        replace(
-            ticket, user=ticket.note.partition(": ")[0], note=ticket.note.partition(": ")[2], waited=ticket.waited + 754
-        )
-        for ticket in sample.tickets
-    )
+    leases = {device: [named(record) for record in found] for device, found in (sample.leases or {}).items()}
+    tickets = tuple(named(ticket, waited=ticket.waited + 754) for ticket in sample.tickets)
     observed = {device.id: load(device, moment, held=device.id in leases) for device in sample.inventory.devices}
     return replace(sample, leases=leases, tickets=tickets, observed=observed)
 
@@ -121,7 +119,8 @@ def load(device: Device, moment: int, *, held: bool) -> Stats:
 def draw_status(file: Path, sample: Sample, width: int) -> None:
     """Draw the table of devices."""
     console = Console(record=True, width=width, file=io.StringIO(), color_system="truecolor", force_terminal=True)
-    for line in _devices_table.table(sample, width)[0]:
+    heading, rows, _ = _devices_table.laid_out(sample, width)
+    for line in [heading, *(line for lines in rows for line in lines)]:
         console.print(Text.assemble(*((text, STYLES[style]) for text, style in line)), no_wrap=True, soft_wrap=True)
     file.write_text(console.export_svg(title="anyaccel", unique_id=file.stem), encoding="utf-8")
 

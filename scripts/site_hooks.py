@@ -48,7 +48,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     sections = re.split(r"^## (.+)$", text, flags=re.MULTILINE)[1:]
     nav: list[dict[str, Any]] = []
     for title, body in zip(sections[::2], sections[1::2], strict=True):
-        links = re.findall(r"^- \[(.+)\]\(([^)#]+)\)", body, re.MULTILINE)
+        links = re.findall(r"^ *- \[(.+)\]\(([^)#]+)\)", body, re.MULTILINE)
         nav.append({title: [{name: place(joined(CONTENTS, target))} for name, target in links]})
     nav[0][next(iter(nav[0]))].append({"All pages": place(CONTENTS)})
     for section in nav:

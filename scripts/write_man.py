@@ -10,6 +10,7 @@ from pathlib import Path
 
 from anyaccel._version import __version__
 from anyaccel.cli import parser as cli
+from anyaccel.cli.arguments import Parser
 
 MAN = Path(__file__).parent.parent / "core" / "man"
 FILES = (
@@ -54,13 +55,17 @@ def examples(module: object) -> Iterator[str]:
 def page(name: str) -> str:
     """The page of a command."""
     module = import_module(f"anyaccel.cli.{name}")
-    parser = argparse.ArgumentParser(prog=f"anyaccel {name}", add_help=False, description=module.__doc__)
+    parser = Parser(prog=f"anyaccel {name}", add_help=False)
     module.add_arguments(parser)
+    title, listed = parser.listed or ("", {})
     usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
     lines = [*heading(f"anyaccel-{name}", cli.COMMANDS[name])]
     lines += [".SH SYNOPSIS", f".B {escaped(usage)}", ".SH DESCRIPTION"]
     for number, paragraph in enumerate((module.__doc__ or "").strip().split("\n\n")):
         lines += [".PP"] * (number > 0) + [escaped(" ".join(paragraph.split()))]
+    lines += [f".SH {title.upper()}"] * bool(listed)
+    for each, summary in listed.items():
+        lines += [".TP", f".B {escaped(each)}", escaped(summary)]
     common = argparse.ArgumentParser(add_help=False)
     cli.add_common(common, name)
     lines += [".SH OPTIONS", *options(parser), ".SS Common options", *options(common), *examples(module)]

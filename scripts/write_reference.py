@@ -17,6 +17,7 @@ from types import FunctionType
 from anyaccel import errors, kit, plugin
 from anyaccel.cli import parser as cli
 from anyaccel.cli._devices_table import COLUMNS
+from anyaccel.cli.arguments import Parser
 from anyaccel.model import document
 from anyaccel.model._value import REQUIRED
 
@@ -27,13 +28,15 @@ def commands() -> Iterator[str]:
     """Every command with its own arguments."""
     for name, summary in cli.COMMANDS.items():
         module = import_module(f"anyaccel.cli.{name}")
-        parser = argparse.ArgumentParser(add_help=False, description="")
+        parser = Parser(add_help=False)
         module.add_arguments(parser)
         yield f"### anyaccel {name}"
         yield f"{summary[0].upper()}{summary[1:]}."
         yield from table(parser)
-        if parser.description:  # what the command itself adds to its help
-            yield f"```text\n{parser.description.strip()}\n```"
+        if parser.listed:
+            title, listed = parser.listed
+            rows = [f"| `{each}` | {escaped(summary)} |" for each, summary in listed.items()]
+            yield "\n".join([f"| {title} | |", "| --- | --- |", *rows])
 
 
 def common_options() -> Iterator[str]:

@@ -38,11 +38,11 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
     monkeypatch.setenv("ANYACCEL_STATE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state-home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))
-    close_vendors()
+    close_vendors(interpreter=False)
     _left_out.cache_clear()
     before = set(sys.modules)
     yield
-    close_vendors()
+    close_vendors(interpreter=False)
     for name in set(sys.modules) - before:
         if name.startswith(("plug_", "acme")):
             del sys.modules[name]

@@ -134,7 +134,7 @@ def test_rooms_stand_in_an_order():
 
 def test_the_documentation_draws_the_rooms_of_the_tree():
     page = (SOURCE.parents[2] / "docs" / "explanation" / "architecture.md").read_text()
-    drawn = re.findall(r"^\| `(\w+)` \|", page.partition("| room |")[2].partition("\n\n")[0], re.MULTILINE)
+    drawn = re.findall(r"^\| `(\w+)` \|", page.partition("| package |")[2].partition("\n\n")[0], re.MULTILINE)
     assert drawn == [room for room in (*ROOMS, *LAST_ROOMS) if not room.startswith("_")]
     assert {room_of(path) for path in MODULES} == {*ROOMS, *LAST_ROOMS}
 
@@ -218,7 +218,7 @@ for name in sys.argv[1:]:
 
 
 def test_every_module_can_be_imported_first():
-    some = MODULES[:: length(3, 1)]
+    some = MODULES[:: length(9, 1)]
     command = [sys.executable, "-W", "error", "-c", IMPORT_EACH, "anyaccel.testing.suite", *map(module_of, some)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -149,6 +149,8 @@ def chaos(home: Path, *, rounds: int, claimants: int, seed: int) -> Outcome:
     ledger = Ledger.open({"ANYACCEL_STATE_DIR": str(home / "state")})
     numbers = iter(range(seed * 1_000_000, (seed + 1) * 1_000_000))
     alive = [start(home, next(numbers)) for _ in range(claimants)]
+    while not (home / "log").exists() or not (home / "log").stat().st_size:  # on a busy machine they start slowly
+        time.sleep(0.002)
     kills = 0
     for _ in range(rounds):
         time.sleep(rng.uniform(0, 0.02))

@@ -12,8 +12,8 @@ import chaos_workers
 import torture
 from lengths import length
 
-ROUNDS = length(30, 200)
-TREES = length(2, 72)  # of each way
+ROUNDS = length(16, 200)
+TREES = length(1, 72)  # of each way
 FEWEST_KILLS = length(0, 30)  # of a few trees, any may be gone before it is killed
 
 

@@ -41,9 +41,9 @@ WAYS = ("run", "call", "popen", "acquire", "hold", "pool", "actor")
 """Those that need nothing else."""
 ASKER = 61_003
 SLOTS = 6
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Seconds after which a device that is not free again counts as lost: most of it is for a machine that is busy."""
-KEEPER = "anyaccel-keeper"
+MONITOR = "anyaccel-mon"
 
 DECLARED = {"GPU": 1}
 
@@ -347,8 +347,8 @@ def torture(way: str, seed: int, asker: Asker, home: Path, place: Place | None =
 
 
 def holds(pid: int, caller: subprocess.Popen[bytes]) -> bool:
-    """Whether a process of a command that holds devices is its holder: the caller and the keeper wait for that one."""
-    return pid != caller.pid and _name(pid).strip() != KEEPER
+    """Whether a process of a command that holds devices is its holder: the caller and the monitor wait for that one."""
+    return pid != caller.pid and _name(pid).strip() != MONITOR
 
 
 def _own_place(home: Path) -> Place:

@@ -2,11 +2,13 @@
 
 import re
 import shlex
+import sys
 from importlib import import_module
 
 import pytest
 from anyaccel.cli.arguments import parse
 from anyaccel.cli.parser import COMMANDS, dispatch
+from terminals import assert_plain, run_on_terminal
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -42,6 +44,14 @@ def test_help_without_a_command_lists_all(capsys):
         dispatch(["help"])
     told = capsys.readouterr().out
     assert all(f"  {command} " in told for command in COMMANDS)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("command", [[], ["run"], ["export"]], ids=["all", "run", "export"])
+def test_help_is_as_wide_as_the_terminal(command, columns):
+    _, data = run_on_terminal([sys.executable, "-m", "anyaccel", *command, "--help"], columns=columns)
+    told, _, _ = assert_plain(data).partition("\nexamples:\n")
+    assert columns - 20 < max(map(len, told.splitlines())) <= columns
 
 
 def test_help_of_what_is_no_command_names_those_there_are(capsys):

@@ -13,10 +13,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from anyaccel.cli import metrics, report
+from anyaccel.cli._sample import look
 from anyaccel.cli.timeline import picture
 from anyaccel.ledger import journal
 from anyaccel.ledger.journal import Entry, Used
-from anyaccel.model import Health, Stats
+from anyaccel.model import Health, Stats, replace
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 NOW = 1_000_000.0
@@ -83,6 +84,28 @@ def test_the_use_of_a_shared_device_is_nobodys_own():
     (row,) = report.summarize(entries, "device")
     assert row.utilization == pytest.approx((0.9 * 0.5 + 0.0 * 0.25 + 0.5) / 1.75)
     assert (row.memory_peak_bytes, row.shares) == (7, False)
+
+
+FORKS = """
+import os, sys
+import anyaccel as aa
+
+inventory = aa.detect("sim:A1:2")
+hold = aa.acquire("APU", inventory=inventory, note="one of its own")
+aa.open_scheduler(inventory, shared=True).allocate("APU", note="one of a scheduler")
+if os.fork() == 0:
+    sys.exit()
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+"""
+
+
+def test_a_hold_ends_once_and_not_with_a_fork_of_its_process(anyaccel, acme):
+    subprocess.run([sys.executable, "-c", FORKS], check=True)
+    rows = json.loads(anyaccel("report", "--by", "job", "--json").stdout)["rows"]
+    assert sorted((row["job"].partition(": ")[2], row["leases"]) for row in rows) == [
+        ("one of a scheduler", 1),
+        ("one of its own", 1),
+    ]
 
 
 def test_what_reaches_out_of_the_period_is_cut():
@@ -174,15 +197,17 @@ def test_every_metric_is_read_back_by_the_reference_parser(acme):
         temperature_celsius=61.5,
         power_watts=300.0,
         ecc_errors_corrected=7,
-        health=Health.HEALTHY,
+        health=Health.UNHEALTHY,
     )
     with anyaccel.acquire("APU:0.5", machine="sim:A1:1"):
-        leases = anyaccel.leases(inventory)
-    found = families(metrics.render(metrics.families(inventory, {device.id: seen}, leases, ())))
+        sample = replace(look(inventory), observed={device.id: seen})
+    found = families(metrics.render(metrics.families(sample)))
     value = {name: family.samples[0].value for name, family in found.items() if family.samples}
     assert value["hw_gpu_utilization_ratio"] == 0.25
     assert value["hw_temperature_celsius"] == 61.5
     assert value["hw_errors"] == 7
+    (state,) = (sample.labels["hw_state"] for sample in found["hw_status"].samples if sample.value)
+    assert state == "failed", "what was seen last counts"
     assert value["anyaccel_lease_fraction_ratio"] == 0.5
     labels = found["hw_power_watts"].samples[0].labels
     assert labels == {"hw_id": device.id, "hw_type": "accelerator", "hw_vendor": device.vendor, "hw_name": device.name}

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import anyaccel as aa
@@ -15,17 +14,9 @@ import pytest
 from anyaccel.exports.shell import exports
 from anyaccel.ledger import Ledger
 from terminals import assert_plain
+from waiting import PATIENCE, until
 
-PATIENCE = 60.0
 RUN = [sys.executable, "-m", "anyaccel", "run", "A1:1", "--", "true"]
-
-
-def until(condition, what):
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)
-    return found
 
 
 @pytest.fixture(autouse=True)

@@ -30,5 +30,6 @@ def test_the_script_draws_them(tmp_path):
     for name, picture in drawn.items():
         for text in ("alice", "bob", "carol", "nvidia/0", "H100"):
             assert text in picture, (name, text)
-    assert "GPU:8" in drawn["top-160.svg"]
+    for text in ("GPU:8", "frank", "GPU:4", "erin"):
+        assert text in drawn["top-160.svg"], text
     assert "train" in drawn["status-160.svg"]

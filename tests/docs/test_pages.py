@@ -23,7 +23,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from lengths import length
 from pages import Step, matches, steps_of
 from ray_nodes import MARK, end, short_directory
 
@@ -31,11 +30,14 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), ROOT / "core" / "README.md", *ROOT.glob("docs/**/*.md")], key=str)
 NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
 INSIDE = "RUN_BY_A_PAGE"
-INSTALLS_ITSELF = {"docs/tutorial-plugin.md"}
-"""Pages that are about a project of their own. What they do, tests/scaffold does as well, with another project."""
+LONG = {"ci.md", "dask.md", "frameworks.md", "shared-machine.md", "tutorial-plugin.md"}
+"""Pages that take five seconds and more. What they show, tests/examples, engines, integrations, ledger and scaffold do
+as well."""
 OF_SEVERAL_USERS = {"docs/how-to/lab.md"}
 RUN_PAGES = [
-    page for page in PAGES if str(page.relative_to(ROOT)) not in OF_SEVERAL_USERS | length(INSTALLS_ITSELF, set())
+    pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.full] * (page.name in LONG))
+    for page in PAGES
+    if str(page.relative_to(ROOT)) not in OF_SEVERAL_USERS
 ]
 
 
@@ -67,7 +69,7 @@ def run_session(steps: list[Step], where: Path) -> list[tuple[int, str]]:
     with short_directory() as files:
         try:
             # 'timeout' ends what is in the foreground; on success it returns what the last 'echo' did.
-            command = ["timeout", "--kill-after=5", "200", "bash", "-c", script]
+            command = ["timeout", "--kill-after=5", "330", "bash", "-c", script]
             subprocess.run(command, cwd=work, env=environ | {"RAY_TMPDIR": files}, check=True)
         finally:
             end(str(where))  # what the page has left running
@@ -77,8 +79,8 @@ def run_session(steps: list[Step], where: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.skipif(INSIDE in os.environ, reason="a page must not run the pages")
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("page", RUN_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.timeout(370)
+@pytest.mark.parametrize("page", RUN_PAGES)
 def test_a_page_does_what_it_says(page, tmp_path):
     for module in NEEDS.findall(page.read_text(encoding="utf-8")):
         if importlib.util.find_spec(module) is None:

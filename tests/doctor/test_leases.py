@@ -18,8 +18,8 @@ import pytest
 from anyaccel.launcher.diagnose import diagnose_leases
 from anyaccel.ledger.names import boot
 from anyaccel.model import Severity
+from waiting import PATIENCE, until
 
-PATIENCE = 60.0
 NOBODY = 65534
 MACHINE = "sim:A1:2"
 
@@ -59,14 +59,6 @@ def start(acme: object, state: Path) -> Iterator[Callable[..., subprocess.Popen[
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=PATIENCE)
-
-
-def until(condition, what: str):
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)
-    return found
 
 
 def wrong(machine: str = MACHINE) -> list[tuple[str, str]]:
@@ -178,7 +170,8 @@ def test_a_lease_of_another_version(start, state):
     holder = start("--machine", MACHINE, "run", "A1:1", "--", "sleep", "1000")
     until(lambda: aa.leases(aa.detect(MACHINE)), "the lease")
     (file,) = named(state, "v2.")
-    file.rename(file.with_name("v9." + file.name.split(".")[1] + ".new"))
+    device, vendor = file.name.split(".")[1:3]
+    file.rename(file.with_name(f"v9.{device}.{vendor}.new"))
     ((message, fix),) = wrong()
     assert message.startswith(f"acme/0 ({name}) counts as held: 'v9.")
     assert fix.startswith("use one version of anyaccel for all")
@@ -253,7 +246,8 @@ def test_files_that_only_others_can_remove(acme, monkeypatch, count, severity):
         os.chmod(home, 0o755)
         monkeypatch.setenv("ANYACCEL_STATE_DIR", str(state))
         marker = state / f"checked.{boot()}.{NOBODY}"  # the test of the lock, which has tests of its own
-        left = [state / f"v1.acme-0.10000.1.1.{1 - int(boot()[0] == '1')}{'0' * 7}{each:012x}" for each in range(count)]
+        made = f"v2.acme-0.10000.1.1.{'0' * 16}.{1 - int(boot()[0] == '1')}{'0' * 7}"
+        left = [state / f"{made}{each:012x}" for each in range(count)]
         for path, owner in [(marker, NOBODY), *((path, 12345) for path in left)]:
             path.touch()
             os.chown(path, owner, owner)

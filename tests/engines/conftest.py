@@ -18,10 +18,23 @@ from dask_nodes import DaskNodes, needs_dask
 from ray_nodes import needs_ray
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE), str(HERE.parent / "pool")]  # helpers; workers have our path, too
 
 CLUSTERS = ("ray", "dask")
 VENDORS = HERE.parent / "vendors"
+KEEPS_IDLE = {"RAY_num_workers_soft_limit": "8", "RAY_idle_worker_killing_time_threshold_ms": "600000"}
+"""Ray ends idle processes of its own after a second where a node has few processors; each takes a second to start."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on the cluster of a session run in one process, one after the other; those on another run beside them."""
+    for item in items:
+        if item.path.parent != HERE or not isinstance(item, pytest.Function):
+            continue
+        params = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        for name in CLUSTERS:
+            if f"{name}_nodes" in item.fixturenames or name in params:
+                item.add_marker(pytest.mark.xdist_group(name))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,12 +43,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         yield
-
-
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process of Ray takes a second to start, and many of them take long on a busy machine."""
-    monkeypatch.setattr("processes.PATIENCE", 90.0)
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +92,7 @@ class Nodes:
         state = self._state / f"{len(list(self._state.iterdir()))}"  # each stands for a machine of its own
         state.mkdir(mode=0o700)
         self.states[machine] = str(state)
-        own = {"ANYACCEL_MACHINE": machine, "ANYACCEL_STATE_DIR": str(state), **environ}
+        own = {"ANYACCEL_MACHINE": machine, "ANYACCEL_STATE_DIR": str(state), **KEEPS_IDLE, **environ}
         own["PYTHONPATH"] = self.path
         inventory = detected(self._site, own)
         devices = [device for device in inventory.devices if device.usable]

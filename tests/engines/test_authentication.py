@@ -17,6 +17,7 @@ from ray_nodes import (
     environment,
     free_port,
     head_options,
+    listening,
     run_program,
     short_directory,
     started_node,
@@ -65,7 +66,6 @@ SOURCES = [
     ({"HOME": "lacking"}, ""),
     ({"HOME": "blanks"}, ""),
     ({"HOME": "absent"}, ""),
-    ({}, ""),
     ({"RAY_AUTH_TOKEN": "=secret", "HOME": "lacking"}, "RAY_AUTH_TOKEN"),
     ({"RAY_AUTH_TOKEN": "=secret", "RAY_AUTH_TOKEN_PATH": "absent"}, "RAY_AUTH_TOKEN"),
     ({"RAY_AUTH_TOKEN": "= ", "HOME": "lacking"}, ""),
@@ -75,7 +75,7 @@ SOURCES = [
     ({"RAY_AUTH_TOKEN_PATH": "absent", "HOME": "having"}, None),
     ({"RAY_AUTH_TOKEN_PATH": "blank", "HOME": "having"}, None),
 ]
-IDS = [" ".join(f"{name}={value}" for name, value in environ.items()) or "nothing" for environ, _ in SOURCES]
+IDS = [" ".join(f"{name}={value}" for name, value in environ.items()) for environ, _ in SOURCES]
 
 
 def written(environ, where):
@@ -94,6 +94,12 @@ def test_where_the_token_is(environ, source, where):
         assert "unset it" in caught.value.hint
     else:
         assert token_source(environ) == (where.named if source == "named" else source)
+
+
+@pytest.mark.parametrize(("home", "source"), [("having", "~/.ray/auth_token"), ("lacking", "")])
+def test_without_home_it_is_in_the_directory_of_the_account(home, source, where, monkeypatch):
+    monkeypatch.setattr("pwd.getpwuid", lambda _: SimpleNamespace(pw_dir=str(getattr(where, home))))
+    assert token_source({}) == source
 
 
 @uses_ray
@@ -244,35 +250,6 @@ def test_the_token_stands_in_no_command_line_and_no_message(secured):
             assert SECRET not in " ".join(each.cmdline())
     assert SECRET not in secured.said
     assert "this node asks for the token of Ray's in ~/.ray/auth_token" in secured.said
-
-
-def listening(process):
-    """Addresses at which a node's processes listen."""
-    mark = psutil.Process(process.pid).environ()["STARTED_BY_A_TEST"]
-    found = set()
-    for each in psutil.process_iter():
-        if carries(each, mark):
-            with contextlib.suppress(psutil.Error):
-                found |= {here.laddr.ip for here in each.net_connections("tcp") if here.status == psutil.CONN_LISTEN}
-    return found
-
-
-@uses_ray
-def test_a_cluster_for_one_machine_listens_on_loopback_alone(tmp_path):
-    """The page on many machines says so, and that a pool needs the same variable."""
-    environ = environment(
-        RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", ANYACCEL_PLUGINS="", ANYACCEL_STATE_DIR=str(tmp_path / "leases")
-    )
-    port = free_port()
-    with short_directory() as files:
-        start = [sys.executable, "-m", "anyaccel", "ray", "start", "--num-cpus=1", "--declare", "GPU=1"]
-        with started_node([*start, *head_options(port, files)], environ, tmp_path / "node") as node:
-            log = tmp_path / "log"
-            printed = run_program(POOL.format(before=""), [f"127.0.0.1:{port}"], environ=environ, log=log, needs=node)
-            found = listening(node)
-    assert "held 1" in printed
-    assert found
-    assert found <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
 
 
 @uses_ray

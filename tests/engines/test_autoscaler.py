@@ -28,7 +28,7 @@ HEAD_TYPE = "ray.head.default"
 
 CONNECT = """
 import json, os, ray, sys, time, anyaccel
-from anyaccel.engines.ray.autoscaler import grows
+from anyaccel.engines.ray.cluster import grows
 
 ray.init(address=sys.argv[1], logging_level="ERROR")
 until = time.monotonic() + 150

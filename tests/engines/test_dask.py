@@ -13,7 +13,7 @@ import pytest
 from dask_nodes import DaskNodes, needs_dask
 from lengths import length
 from mixed_calls import ONE, TWO, check_mixed_calls, report
-from processes import until
+from waiting import until
 
 MISSING = [name for name in ("amd", "nvidia", "tpu") if importlib.util.find_spec(f"anyaccel_{name}") is None]
 needs_vendors = pytest.mark.skipif(bool(MISSING), reason=f"needs the plug-ins anyaccel-{{{','.join(MISSING)}}}")

@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from anyaccel.engines.ray import accelerator_manager
-from anyaccel.engines.ray.manager import METHODS
+from anyaccel.engines.ray.interface import METHODS
 from ray_nodes import forget_masks, needs_ray
 
 FAMILIES = {
@@ -36,6 +36,7 @@ def vendor(request, monkeypatch):
     if importlib.util.find_spec(f"anyaccel_{request.param}") is None:
         pytest.skip(f"needs the plug-in anyaccel-{request.param}, which is not installed here")
     forget_masks(monkeypatch)
+    monkeypatch.setenv("ANYACCEL_PLUGINS", request.param)  # nobody else needs to be asked
     before = dict(os.environ)
     yield request.param
     os.environ.clear()

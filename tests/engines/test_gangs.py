@@ -6,11 +6,10 @@ import time
 
 import anyaccel as aa
 import pytest
-from processes import until
 from ray_nodes import needs_ray
+from waiting import until
 
 pytestmark = [
-    pytest.mark.xdist_group("ray"),
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # Ray's own
 ]

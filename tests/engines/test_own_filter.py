@@ -7,7 +7,6 @@ from dask_nodes import DaskNodes, needs_dask
 from ray_nodes import needs_ray
 
 pytestmark = [
-    pytest.mark.xdist_group("ray"),
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # Ray's own
 ]

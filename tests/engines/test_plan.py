@@ -2,10 +2,9 @@
 
 import anyaccel as aa
 import pytest
+from anyaccel.engines.ray.given import Preferred, given, has_rules, plain
 from anyaccel.engines.ray.labels import label_value, node_labels, node_resources, type_label, unit_instances
-from anyaccel.engines.ray.node import given
 from anyaccel.engines.ray.plan import Kind, find_plan
-from anyaccel.engines.remote.given import Preferred, has_rules, plain
 from anyaccel.errors import WorkerStartError
 from anyaccel.model import Device, Extent, Fractional, Inventory, Product
 from anyaccel.scheduler import Choice, parse_request

@@ -14,14 +14,13 @@ import pytest
 from anyaccel.engines.ray.labels import own_unit_instances
 from anyaccel.launcher.sandbox import available
 from mixed_calls import ONE, TWO, check_mixed_calls, report, variables
-from processes import until
-from ray_nodes import needs_ray
+from ray_nodes import needs_ray, uses_ray
+from waiting import until
 
 MISSING = [name for name in ("amd", "nvidia", "tpu") if importlib.util.find_spec(f"anyaccel_{name}") is None]
 pytestmark = [
     needs_ray,
     pytest.mark.skipif(bool(MISSING), reason=f"needs the plug-ins anyaccel-{{{','.join(MISSING)}}}"),
-    pytest.mark.xdist_group("ray"),
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # Ray's own
 ]
@@ -230,6 +229,7 @@ def test_a_program_that_ends_or_leaves_the_cluster_with_a_call_on_its_way(ray_no
     assert (tmp_path / "late").exists() or how == "leave"
 
 
+@uses_ray
 def test_the_example_starts_a_cluster_of_its_own():
     path = Path(__file__).parents[2] / "examples" / "ray_pool.py"
     promised = ast.get_docstring(ast.parse(path.read_text())).partition("Prints:\n")[2].strip()

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import anyaccel as aa
 import pytest
+from anyaccel.engines.ray.gangs import spread
 from anyaccel.engines.ray.labels import satisfies
-from anyaccel.engines.ray.plan import Plan
-from anyaccel.engines.ray.spread import spread
+from anyaccel.engines.ray.plan import RayPlan
 
 REQUEST = aa.parse_request("TPU:4")
-PLAN = Plan(request=REQUEST, terms=("TPU",), resources={"TPU": 4.0}, selector={"anyaccel/TPU": "TPU-V4"})
+PLAN = RayPlan(request=REQUEST, terms=("TPU",), resources={"TPU": 4.0}, selector={"anyaccel/TPU": "TPU-V4"})
 NODE, SLICE = "ray.io/node-id", "ray.io/tpu-slice-name"
 
 
@@ -57,7 +57,7 @@ def test_where_no_slice_will_do_its_hosts_are_left_alone():
 
 
 def test_calls_without_needs_do_not_care_for_slices():
-    found = spread(cluster_of(*slice_of(4, "c")), Plan(), None, 3)
+    found = spread(cluster_of(*slice_of(4, "c")), RayPlan(), None, 3)
     assert found.arguments["bundles"] == [{"CPU": 1.0}] * 3
     assert found.arguments["bundle_label_selector"] == [{}] * 3
 

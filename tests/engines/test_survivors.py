@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from lengths import length
-from processes import until
-from ray_nodes import needs_ray
+from ray_nodes import needs_ray, uses_ray
+from waiting import until
 
 sys.path.append(str(Path(__file__).parents[1] / "chaos"))
 
@@ -20,7 +20,6 @@ import torture
 
 pytestmark = [
     needs_ray,
-    pytest.mark.xdist_group("ray"),
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # Ray's own
 ]
@@ -138,6 +137,7 @@ def tickets(node):
     return list(Path(node["ANYACCEL_STATE_DIR"]).glob("t1.*"))
 
 
+@uses_ray
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(bool(torture.able()), reason=torture.able() or "-")
 def test_random_trees_keep_their_device_until_the_last_of_them_has_ended():

@@ -3,11 +3,11 @@
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from dask_nodes import needs_dask
 from ray_nodes import needs_ray
+from waiting import until
 
 SECONDS = 120
 """For whatever takes a second or two, unless the machine has other things to do."""
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture(
     params=[
-        pytest.param("ray", marks=[needs_ray, pytest.mark.xdist_group("ray")]),
-        pytest.param("dask", marks=[needs_dask, pytest.mark.xdist_group("dask")]),
+        pytest.param("ray", marks=needs_ray),
+        pytest.param("dask", marks=needs_dask),
     ]
 )
 def cluster(acme, request):
@@ -76,18 +76,11 @@ def test_a_sweep_that_is_stopped_leaves_nothing_running(cluster, tmp_path):
     ]
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as sweep:
         files = [tmp_path / f"{number}.pid" for number in (1, 2, 3)]
-        until(lambda: all(file.exists() and file.read_text() for file in files))
+        until(lambda: all(file.exists() and file.read_text() for file in files), "the commands", SECONDS)
         sweep.send_signal(signal.SIGINT)
         _, told = sweep.communicate(timeout=SECONDS)
     assert sweep.returncode == 130, told
-    until(lambda: not any(runs(int(file.read_text())) for file in files))
-
-
-def until(there):
-    deadline = time.monotonic() + SECONDS
-    while not there():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not any(runs(int(file.read_text())) for file in files), "their end")
 
 
 def runs(pid):

@@ -6,7 +6,8 @@ import textwrap
 
 import anyaccel
 import pytest
-from example_programs import until
+from example_programs import PATIENCE
+from waiting import until
 
 pytest.importorskip("celery", reason="needs Celery (tox -e adoption)")
 
@@ -51,7 +52,7 @@ def test_each_process_of_a_worker_has_a_device_of_its_own(start, tmp_path):
     (tmp_path / "tasks_of_test.py").write_text(textwrap.dedent(TASKS))
     (tmp_path / "client.py").write_text(textwrap.dedent(CLIENT))
     worker = start("-m", "celery", "-A", "tasks_of_test", "worker", "--concurrency", "2", "--loglevel", "INFO")
-    until(lambda: " ready." in worker.log.read_text() or worker.poll() is not None, "the worker")
+    until(lambda: " ready." in worker.log.read_text() or worker.poll() is not None, "the worker", PATIENCE)
     assert anyaccel.leases(anyaccel.detect()) == ()  # a device is taken with the first task
     client = start("client.py")
     assert client.wait(240) == 0, client.log.read_text() + worker.log.read_text()

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import anyaccel
 import pytest
-from example_programs import until
+from example_programs import PATIENCE
+from waiting import until
 
 httpx = pytest.importorskip("httpx", reason="needs FastAPI, uvicorn and httpx (tox -e adoption)")
 pytest.importorskip("fastapi", reason="needs FastAPI, uvicorn and httpx (tox -e adoption)")
@@ -29,7 +30,7 @@ def serve(start):
             assert server.poll() is None, log
             return re.search(r"running on (http://[\d.:]+)", log)
 
-        clients.append(httpx.Client(base_url=until(address, "the server")[1], timeout=120))
+        clients.append(httpx.Client(base_url=until(address, "the server", PATIENCE)[1], timeout=120))
         return server, clients[-1]
 
     yield serve
@@ -45,9 +46,9 @@ def device_of(client):
 
 def test_requests_are_answered_by_a_model_on_each_device(serve):
     server, client = serve()
-    until(lambda: len(anyaccel.leases(anyaccel.detect())) == 2, "both models")
+    until(lambda: len(anyaccel.leases(anyaccel.detect())) == 2, "both models", PATIENCE)
     seen = set()
-    until(lambda: seen.add(device_of(client)) or len(seen) == 2, "an answer of both models")
+    until(lambda: seen.add(device_of(client)) or len(seen) == 2, "an answer of both models", PATIENCE)
     with ThreadPoolExecutor(8) as threads:
         seen |= set(threads.map(lambda _: device_of(client), range(40)))
     assert len(seen) == 2  # two warm processes, whatever comes
@@ -70,7 +71,7 @@ def test_a_model_that_is_lost_is_replaced(serve):
         statuses.add(answer.status_code)
         return answer.status_code == 200 and answer.json()["device"] == device and answer.json()["process"] != process
 
-    until(replaced, "another model on the device of the one that was killed")
+    until(replaced, "another model on the device of the one that was killed", PATIENCE)
     assert statuses <= {200, 503}
 
 

@@ -7,6 +7,8 @@ import socket
 import subprocess
 import time
 
+from waiting import PATIENCE
+
 CONFIGURATION = """\
 ClusterName=exports
 SlurmctldHost=localhost
@@ -85,7 +87,7 @@ def running(configuration, node="node-1"):
                 daemons.append(
                     subprocess.Popen([path, *command[1:], "-f", str(configuration)], stdout=output, stderr=output)
                 )
-        until = time.monotonic() + 40
+        until = time.monotonic() + PATIENCE
         while cluster.node(node).get("State") != "IDLE":
             assert time.monotonic() < until, f"{cluster.node(node)}\n{log.read_text()}"
             assert [daemon.poll() for daemon in daemons] == [None, None], log.read_text()

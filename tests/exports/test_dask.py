@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from dask_nodes import needs_dask
 
-pytest.importorskip("distributed", reason="needs Dask (try: pip install distributed)")
+pytestmark = [needs_dask, pytest.mark.timeout(360)]
 
 CLIENT = """
 import json, os, sys
@@ -25,7 +26,7 @@ def held(number):
     return os.environ["ACME_VISIBLE"], given, os.getpid(), start, time.monotonic()
 
 with Client(sys.argv[1]) as client:
-    client.wait_for_workers(2, timeout=60)
+    client.wait_for_workers(2, timeout=200)
     tasks = client.map(held, range(6), resources={"APU": 1}, pure=False)
     tasks += client.map(held, range(2), resources={"Acme-One": 1}, pure=False)
     known = {worker["name"]: worker["resources"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()}
@@ -72,7 +73,7 @@ def test_a_worker_per_device_runs_one_task_at_a_time(acme, anyaccel, scheduler, 
     assert (done.returncode, done.stdout) == (0, "")
     with workers(script, scheduler, tmp_path / "workers.log") as process:
         asked = subprocess.run(
-            [sys.executable, "-c", CLIENT, scheduler], capture_output=True, text=True, timeout=100, check=False
+            [sys.executable, "-c", CLIENT, scheduler], capture_output=True, text=True, timeout=240, check=False
         )
         assert asked.returncode == 0, asked.stderr + (tmp_path / "workers.log").read_text()
         known, results = json.loads(asked.stdout)

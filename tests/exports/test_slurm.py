@@ -126,6 +126,7 @@ def test_slurmd_complains_about_a_wrong_file(slurmd, tmp_path):
     assert "not a valid character or block device" in str(slurm_cluster.read_back(configuration)[1])
 
 
+@pytest.mark.timeout(300)
 def test_a_cluster_hands_the_devices_out(slurm, tmp_path):
     """The node registers with what the controller was told, and two jobs at once get different devices."""
     exported = source(*LINKED, *CORES)

@@ -7,9 +7,12 @@ from pathlib import Path
 import anyaccel
 import pytest
 
-nbclient = pytest.importorskip("nbclient", reason="notebooks need nbclient and ipykernel")
-nbformat = pytest.importorskip("nbformat", reason="notebooks need nbclient and ipykernel")
-pytest.importorskip("ipykernel", reason="notebooks need nbclient and ipykernel")
+NEEDS = "notebooks need nbclient and ipykernel (try: tox -e engines)"
+nbclient = pytest.importorskip("nbclient", reason=NEEDS)
+nbformat = pytest.importorskip("nbformat", reason=NEEDS)
+pytest.importorskip("ipykernel", reason=NEEDS)
+
+pytestmark = pytest.mark.timeout(300)  # a kernel takes its time to start on a busy machine
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
@@ -23,7 +26,7 @@ def run(monkeypatch, tmp_path):
 
     def run(notebook):
         # The messages of a kernel travel over sockets in this directory, of which the path must be short.
-        client = nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3")
+        client = nbclient.NotebookClient(notebook, timeout=250, startup_timeout=250, kernel_name="python3")
         client.execute()
         shown = []
         for cell in notebook.cells:
@@ -49,18 +52,72 @@ def test_a_kernel_gets_devices_by_a_line(run, acme, monkeypatch):
             "%accel",
             "%accel APU:1",
             "import os; print(os.environ['ACME_VISIBLE'])",
-            "%accel APU:9",
+            "%accel APU:2",
             "%accel APU:x",
             "%accel release",
             "print('ACME_VISIBLE' in os.environ)",
+            "%accel APU:9",
+            "%accel APU:1 --wait",
         )
     )
     assert "2 devices of sim:A1:2" in shown[0]
     assert "<caption>APU:1 held as " in shown[1]
     assert shown[2].strip() in shown[1]
-    assert "APU:9 can never fit" in shown[3]
+    assert "already" in shown[3]
+    assert "%accel release" in shown[3]
+    assert shown[5] == "False\n"
+    assert "APU:9 can never fit" in shown[6]
+    assert "--wait 60" in shown[7]
     assert "Traceback" not in "".join(shown)
-    assert shown[-1] == "False\n"
+
+
+def test_a_cell_that_is_run_again_changes_nothing(run, acme, monkeypatch):
+    """Also with a runtime loaded meanwhile, which could not be shown other devices."""
+    monkeypatch.setenv("ANYACCEL_MACHINE", "sim:A1:2")
+    shown = run(
+        cells(
+            "%load_ext anyaccel",
+            "%accel APU:1",
+            "%accel APU:1",
+            "%reload_ext anyaccel\nimport gc; gc.collect();",
+            "%accel",
+        )
+    )
+    assert "held as" in shown[0]
+    assert shown == [shown[0]] * 3
+
+
+def test_a_kernel_that_waits_says_for_whom(run, acme, monkeypatch):
+    monkeypatch.setenv("ANYACCEL_MACHINE", "sim:A1:2")
+    with anyaccel.acquire("APU:2", note="a training"):
+        shown = run(cells("%load_ext anyaccel", "%accel APU:1 --wait 0.5", "%accel"))
+    text = "".join(shown)
+    assert "anyaccel: waiting, place 1 in line: held by " in text
+    assert "a training" in text
+    assert "does not fit now" in text
+    assert "2 devices of" in shown[-1]
+
+
+def test_a_cell_that_keeps_nothing_uses_devices_until_the_kernel_ends(run, acme, monkeypatch):
+    monkeypatch.setenv("ANYACCEL_MACHINE", "sim:A1:2")
+    shown = run(
+        cells(
+            "%load_ext anyaccel",
+            "import anyaccel, os\nanyaccel.use('APU:1')\nprint(os.environ['ACME_VISIBLE'])",
+            "anyaccel.use('APU:1')",
+            "anyaccel.use('APU:1');",
+            "Out.clear(); _ = __ = ___ = None",
+            "print(os.environ['ACME_VISIBLE'])",
+            "%accel",
+            "%accel release",
+            "print('ACME_VISIBLE' in os.environ)",
+        )
+    )
+    seen, again, later, held, after = shown
+    assert seen == later
+    assert again == held
+    assert seen.strip() in held
+    assert after == "False\n"
 
 
 def test_the_example_notebook_runs(run, acme):

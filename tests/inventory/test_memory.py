@@ -1,6 +1,7 @@
 """A launcher in a cgroup whose memory of devices is limited hands out no more than that."""
 
 import json
+from pathlib import Path
 
 import anyaccel as aa
 import pytest
@@ -10,24 +11,7 @@ from anyaccel.probe.host import HostFacts
 
 GIB = 1 << 30
 ONE, TWO, THREE = "0000:03:00.0", "0000:83:00.0", "0000:c1:00.0"
-PLUGIN = """
-from anyaccel.plugin import *
-@hookimpl
-def anyaccel_info():
-    return PluginInfo(vendor="pci", resource="APU", kind="apu", env_vars=("APU",))
-@hookimpl
-def anyaccel_detect(ctx):
-    return Detected(devices=(
-        Device(id="a", index=0, model="A", memory_bytes=16 << 30, pci_bus_id="0000:03:00.0"),
-        Device(id="b", index=1, model="A", memory_bytes=16 << 30, pci_bus_id="0000:83:00.0"),
-    ))
-@hookimpl
-def anyaccel_fractional(device): return Fractional.SHARED
-@hookimpl
-def anyaccel_tags(device): return ("A",)
-@hookimpl
-def anyaccel_env(devices, ctx): return EnvEdits(set={"APU": ",".join(d.id for d in devices)})
-"""
+PLUGIN = (Path(__file__).parent.parent / "vendors" / "pci.py").read_text()
 
 
 @pytest.fixture
@@ -65,8 +49,23 @@ def test_the_least_of_all_groups_counts(machine):
     assert memory(facts, ONE, TWO, THREE) == [8 * GIB, 16 * GIB, 16 * GIB]
 
 
+@pytest.mark.parametrize(("zeros", "left"), [("0000", 4 * GIB), ("0001", 16 * GIB)])
+def test_a_domain_may_be_written_with_eight_digits(machine, zeros, left):
+    """As NVIDIA's library does."""
+    assert memory(machine("/", {"": [f"acme/{zeros}{ONE}/vidmem {4 * GIB}"]}), ONE) == [left]
+
+
 def test_a_container_sees_its_group_as_the_root(machine):
     assert memory(machine("/", {"": [f"acme/{ONE.upper()}/vidmem {4 * GIB}"]}), ONE) == [4 * GIB]
+
+
+def test_the_share_that_we_hold_ourselves_is_no_limit(machine):
+    """A share within it is counted in parts of the device, too: half of it would be a quarter."""
+    facts = machine(
+        "/user/anyaccel-12-0a/below",
+        {"user/anyaccel-12-0a": [f"drm/{ONE}/vram {4 * GIB}"], "user": [f"drm/{ONE}/vram {12 * GIB}"]},
+    )
+    assert memory(facts, ONE) == [12 * GIB]
 
 
 def test_several_regions_of_a_device_add_up_if_all_are_limited(machine):
@@ -88,7 +87,14 @@ def test_a_limit_is_known_where_the_memory_is_not(machine):
     assert memory(machine("/job", {"job": [f"drm/{ONE}/vram {GIB}"]}), ONE, TWO, total=None) == [GIB, None]
 
 
-@pytest.mark.parametrize("lines", [[], ["", "nonsense", "drm/vram 5", f"drm/{ONE}/vram", f"drm/{ONE}/vram -5 x"]])
+def test_a_limit_beyond_all_memory_is_none(machine):
+    assert memory(machine("/job", {"job": [f"drm/{ONE}/vram {10**30}"]}), ONE, total=None) == [None]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [[], ["", "nonsense", "drm/vram 5", f"drm/{ONE}/vram", f"drm/{ONE}/vram -5 x", f"drm/{ONE}/v {'9' * 5000}"]],
+)
 def test_what_makes_no_sense_limits_nothing(machine, lines):
     assert memory(machine("/job", {"job": lines}), ONE) == [16 * GIB]
 

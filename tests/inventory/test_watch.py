@@ -1,11 +1,12 @@
 """Changes of a machine, as they are told."""
 
 import asyncio
+import threading
 from threading import Event, Thread
 
 import anyaccel
 import pytest
-from anyaccel.inventory.watch import compare
+from anyaccel.inventory.watch import Watch, compare
 from anyaccel.model import Health, Inventory, VendorReport, VendorState, replace
 from small_machines import gpus, machine
 
@@ -46,6 +47,48 @@ def test_failed_is_not_lost():
     assert str(change) == "detection failed: acme"
     assert not compare(change.inventory, failed)  # told once
     assert not compare(change.inventory, fine)
+
+
+def test_a_vendor_that_is_well_again_and_fails_anew_is_told_anew():
+    fine = Inventory(machine="m", devices=gpus(1), vendors=(VendorReport(vendor="acme", state=VendorState.OK),))
+    failed = Inventory(machine="m", devices=(), vendors=(VendorReport(vendor="acme", state=VendorState.FAILED),))
+    looks = iter([failed, fine, failed])
+    watch = Watch(lambda: next(looks), fine, EVERY)
+    assert [next(watch).failed, next(watch).failed] == [("acme",), ("acme",)]
+
+
+def test_a_look_of_a_reader_that_was_cancelled_does_not_bring_the_past_back():
+    one, two = machine(gpus(1)), machine(gpus(2))
+    looking, go_on = Event(), Event()
+    looks = iter([one, one, two, two])
+
+    def look():
+        found = next(looks)
+        if not looking.is_set():
+            looking.set()
+            assert go_on.wait(60)
+        return found
+
+    watch = Watch(look, None, EVERY)
+
+    async def main():
+        first = asyncio.ensure_future(anext(watch))
+        await asyncio.to_thread(looking.wait, 60)
+        (late,) = [thread for thread in threading.enumerate() if thread.name == "anyaccel-watch"]
+        first.cancel()
+        await asyncio.wait([first])
+        change = await anext(watch)
+        go_on.set()
+        await asyncio.to_thread(late.join)
+        assert watch.inventory == change.inventory == two
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("every", [0, -1, float("nan"), "5"])
+def test_what_is_no_interval_is_refused(every):
+    with pytest.raises(anyaccel.UsageError, match="every must be seconds, more than 0"):
+        anyaccel.watch(every=every)
 
 
 def test_an_asyncio_loop_runs_on_while_it_looks(monkeypatch):

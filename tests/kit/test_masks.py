@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from anyaccel.kit import SIGNED, FaultError, Ids, Mask, Numbers
+from anyaccel.kit import FaultError, Ids, Mask, Numbers
 from anyaccel.plugin import Device
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +52,7 @@ def test_a_device_that_is_given_twice_is_refused():
         ({"repeated": "void"}, "1,0,1", []),
         ({"repeated": "stop"}, "1,1,0", [1]),
         ({"blanks": False, "malformed": "stop"}, "1, 0", [1]),
+        ({"strict": True}, "2,0", [0, 2]),
         ({"nothing": "none"}, "none", []),
         ({"nothing": "none"}, "", []),
         ({"nothing": "none", "empty": "everything"}, "", None),
@@ -71,6 +72,8 @@ def test_an_entry_that_is_not_as_it_should_be_does_what_the_runtime_does(rules, 
         ({"malformed": "stop", "blank": "error"}, "1, ,x"),
         ({"unknown": "error"}, "0,9"),
         ({"repeated": "error"}, "0,0"),
+        ({"strict": True}, "0,9"),
+        ({"strict": True}, "0,0"),
         ({"nothing": "none", "empty": "error"}, ""),
     ],
 )
@@ -85,7 +88,7 @@ def test_numbers_may_have_a_form_and_a_meaning_of_their_own():
     hexadecimal = Mask("M", Numbers(pattern="0x[0-9a-f]+", value=lambda text: int(text, 16)))
 
     assert read(hexadecimal, "0x2,0x0") == [2, 0]
-    assert read(Mask("M", Numbers(pattern=SIGNED)), "-1,+3") == [3]
+    assert read(Mask("M", Numbers(pattern=r"[+-]?\d+")), "-1,+3") == [3]
     assert Mask("M", Numbers(lambda device: device.index + 10)).write(DEVICES[:2]) == "10,11"
 
 

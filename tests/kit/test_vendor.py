@@ -23,7 +23,6 @@ from anyaccel.kit import (
     in_container,
     inventory,
     kernel_log,
-    node_fault,
     number,
     numbered,
     physical_function,
@@ -295,6 +294,15 @@ def test_a_mask_is_written_and_read(vendor):
     assert vendor.anyaccel_info().env_vars == ("ACME_VISIBLE",)
 
 
+def test_variables_that_are_alike_are_written_and_those_that_are_cleared_go(vendor):
+    vendor.alike, vendor.variables, vendor.cleared = ("ACME_OLD",), ("OTHER",), ("OTHER",)
+
+    edits = vendor.anyaccel_env([], EnvContext(devices=()))
+
+    assert (edits.set, edits.unset) == ({"ACME_VISIBLE": "none", "ACME_OLD": "none"}, frozenset({"OTHER"}))
+    assert vendor.anyaccel_info().env_vars == ("ACME_VISIBLE", "ACME_OLD", "OTHER")
+
+
 def test_variables_of_other_vendors_are_told(vendor):
     class Borrower(type(vendor)):
         variables, borrowed, cleared = ("ELSE",), ("ACME_VISIBLE",), ("ELSE",)
@@ -464,11 +472,14 @@ def test_a_container_is_told_by_its_files_and_variables(machine):
 
 
 def test_the_vendor_says_what_to_do_about_a_node(machine):
-    ctx = machine({"/dev/x": {"char": [1, 1], "access": "w"}})
+    def remedy(access, path, **words):
+        card = Card(machine({"/dev/x": {"char": [1, 1], "access": access}}), "acme-0")
+        card.check_node(path, **words)
+        return card.device().health_remedy
 
-    assert node_fault(ctx, "/dev/x", closed="join the group acme").remedy == "join the group acme"
-    assert node_fault(ctx, "/dev/y", missing="reboot").remedy == "pass it to this container, or reboot"
-    assert node_fault(machine({"/dev/x": {"char": [1, 1], "access": "rw"}}), "/dev/x") is None
+    assert remedy("w", "/dev/x", closed="join the group acme") == "join the group acme"
+    assert remedy("w", "/dev/y", missing="reboot") == "pass it to this container, or reboot"
+    assert remedy("rw", "/dev/x") == ""
 
 
 @pytest.mark.parametrize(("status", "log"), [(0, "acme: hot\n"), (1, "")])
@@ -580,3 +591,95 @@ def test_the_best_linked_groups_of_a_board_are_pairs_and_fours(machine):
     assert best(2) == {(0, 1), (2, 3), (4, 5), (6, 7)}
     assert best(4) == {(0, 1, 2, 3), (4, 5, 6, 7)}
     assert all(ranks[a][b] == ranks[b][a] > 0 for a, b in combinations(range(8), 2))
+
+
+@pytest.mark.parametrize(("held", "nodes"), [("first", ["/dev/a0"]), ("every", ["/dev/a0", "/dev/a1"]), ("none", [])])
+def test_who_holds_a_device_is_told_by_the_nodes_that_holders_open(vendor, machine, held, nodes):
+    type(vendor).held = held
+    device = Device(id="acme-0", index=0, model="Acme One", nodes=("/dev/a0", "/dev/a1"))
+    holders = {"/dev/a0": [7], "/dev/a1": [8]}
+    ctx = machine(queries={"proc/holders": {"value": {"holders": holders, "complete": True}}})
+
+    found = vendor.anyaccel_stats([device], ctx)["acme-0"].processes
+
+    expected = tuple(DeviceProcess(pid=pid) for node in nodes for pid in holders[node])
+    assert found == (expected or None)
+
+
+def test_a_container_gets_control_nodes_and_the_paths_that_are_there(vendor, machine):
+    type(vendor).control_nodes = ("/dev/acme_all",)
+    type(vendor).host_paths = (("toolkit", "/opt/acme"), ("settings", "/etc/acme.conf"))
+    (device,) = vendor.anyaccel_detect(machine(pci("0000:01:00.0") | {"/opt/acme": {"dir": True}})).devices
+
+    edits = vendor.anyaccel_container([device])
+
+    assert device.attributes["toolkit"] == "/opt/acme"
+    assert "settings" not in device.attributes
+    assert edits.nodes == ("/dev/acme_all", "/dev/acme0")
+    assert [(mount.source, mount.target, mount.read_only) for mount in edits.mounts] == [
+        ("/opt/acme", "/opt/acme", True)
+    ]
+    assert vendor.anyaccel_container([]).nodes == ()
+
+
+def test_virtual_functions_are_left_to_whom_the_host_gives_them(vendor, machine):
+    part = {"/sys/bus/pci/devices/0000:01:00.1/physfn": {"link": "../0000:01:00.0"}}
+    ctx = machine(pci("0000:01:00.0") | pci("0000:01:00.1", slot="1") | part)
+    assert len(vendor.anyaccel_detect(ctx).devices) == 2
+
+    type(vendor).virtual_functions = False
+
+    assert [device.pci_bus_id for device in vendor.anyaccel_detect(ctx).devices] == ["0000:01:00.0"]
+
+
+@pytest.mark.parametrize(
+    ("count", "printed", "reasons"),
+    [
+        (1, None, [""]),
+        (2, "0000:01:00.0 0\n0000:02:00.0 1", ["", ""]),
+        (2, "0000:01:00.0 0", ["", "acme-tool does not show it"]),
+    ],
+)
+def test_a_tool_numbers_several_devices_and_is_not_asked_for_one(vendor, machine, count, printed, reasons):
+    def complete(self, ctx, cards):
+        if self.settled(cards):
+            return
+        for card, row in self.shown(cards, self.tool.rows(ctx, ("pci", "number"), separator=" ")):
+            card.number = row.count("number")
+        yield "the tool was asked"
+
+    type(vendor).complete = complete
+    type(vendor).look = lambda _, card: setattr(card, "nodes", ("/dev/acme0",))
+    paths = {key: value for n in range(count) for key, value in pci(f"0000:0{n + 1}:00.0").items()}
+    commands = [{"argv": ["acme-tool"], "returncode": 0, "stdout": printed}] if printed else []
+
+    found = vendor.anyaccel_detect(machine(paths, commands=commands))
+
+    assert found.notes == (("the tool was asked",) if printed else ())
+    assert [device.health_reason for device in found.devices] == reasons
+
+
+def test_what_a_tool_measured_is_told_by_device(vendor, machine):
+    ctx = machine(commands=[{"argv": ["acme-tool"], "returncode": 0, "stdout": "0000:01:00.0, 40, N/A\n"}])
+    devices = [Device(id=f"acme-{n}", index=n, model="Acme One", pci_bus_id=f"0000:0{n}:00.0") for n in (1, 2)]
+    rows = vendor.tool.rows(ctx, ("pci", "busy", "celsius"))
+
+    found = vendor.measured(rows, devices, "", "busy", "celsius")
+
+    assert {name: (each["utilization"], each["temperature_celsius"]) for name, each in found.items()} == {
+        "acme-1": (0.4, None)
+    }
+    assert vendor.measured(None, devices, "busy") is None
+
+
+def test_cards_of_a_board_are_linked_to_each_other(vendor, machine):
+    type(vendor).board = lambda _, card: card.read("board")
+    ctx = machine(
+        pci("0000:01:00.0", slot="0", board="a")
+        | pci("0000:02:00.0", slot="1")
+        | pci("0000:03:00.0", slot="2", board="a")
+    )
+
+    links = [dict(device.links) for device in vendor.anyaccel_detect(ctx).devices]
+
+    assert links == [{"acme-0000:03:00.0": 1}, {}, {"acme-0000:01:00.0": 1}]

@@ -8,13 +8,15 @@ import sys
 import anyaccel as aa
 import cloudpickle
 import pytest
-from anyaccel.launcher.bind import divided, written
+from anyaccel.launcher.bind import divided
+from anyaccel.model import format_slots
 from anyaccel.probe import processors
 
 OURS = sorted(os.sched_getaffinity(0))
 SHOW = (
     "import anyaccel, json, os;"
-    "print(json.dumps([sorted(os.sched_getaffinity(0)), list(anyaccel.current().processors)]), flush=True)"
+    "found = [sorted(os.sched_getaffinity(0)), list(anyaccel.current().processors)];"
+    "os.write(1, json.dumps(found).encode() + b'\\n')"  # at once: ranks share a pipe
 )
 MACHINE = "sim:A1:2"  # one device of node 0, one of node 1
 two_processors = pytest.mark.skipif(len(OURS) < 2, reason="one processor cannot be divided")
@@ -155,7 +157,7 @@ def command(*arguments):
 def test_the_command_line_binds(two_nodes):
     done = command("run", "acme/1", "-v", "--bind", "--machine", MACHINE, "--", sys.executable, "-c", SHOW)
     assert json.loads(done.stdout) == [two_nodes[1]] * 2
-    assert f"runs on the processors {written(two_nodes[1])}, which are nearest" in done.stderr
+    assert f"runs on the processors {format_slots(two_nodes[1])}, which are nearest" in done.stderr
     done = command("run", "acme/1", "--no-bind", "--machine", MACHINE, "--", sys.executable, "-c", SHOW)
     assert json.loads(done.stdout) == [OURS, []]
 
@@ -200,5 +202,5 @@ def test_threads_of_one_core_stay_together(nodes, devices, parts):
 
 
 def test_processors_are_written_as_the_kernel_does():
-    assert written([9, 0, 1, 2, 5, 8]) == "0-2,5,8-9"
-    assert processors.numbers(written(range(64))) == list(range(64))
+    assert format_slots([9, 0, 1, 2, 5, 8]) == "0-2,5,8-9"
+    assert processors.numbers(format_slots(range(64))) == list(range(64))

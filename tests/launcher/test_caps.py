@@ -1,12 +1,19 @@
-"""PyTorch keeps to a share: capped when a program imports it, with no device touched, whatever its version."""
+"""PyTorch and TensorFlow keep to a share: capped when a program imports them, with no device touched."""
 
+import ast
 import json
+import os
+import shutil
 import subprocess
 import sys
+import zipfile
 
 import anyaccel as aa
 import cloudpickle
 import pytest
+from anyaccel.launcher import caps
+
+from tests.conftest import ACME
 
 FAKE = """
 import os
@@ -26,10 +33,19 @@ class _Backend:
         for call in self.calls: call()
 device = _Backend()
 class _C:
+    read = None
+    @staticmethod
+    def _accelerator_getAllocatorSettings():
+        if _C.read is None:
+            _C.read = os.environ.get("PYTORCH_ACME_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
+        return _C.read
     @staticmethod
     def _accelerator_setAllocatorSettings(text):
         if {refuses}: raise ValueError("Unrecognized key")
+        _C.read = text
 if not {settable}: del _C._accelerator_setAllocatorSettings
+def _register_device_module(kind, module):
+    globals()[kind] = module
 """
 SHOW = """
 import json, os, sys
@@ -63,7 +79,7 @@ def fake(acme, monkeypatch):
 
 def shown(environ, source=SHOW, *options):
     done = subprocess.run(
-        [sys.executable, *options, "-c", source], env=environ, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *options, "-c", source], env=environ, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
@@ -94,6 +110,12 @@ def test_a_version_that_knows_the_variable_has_it_for_what_it_starts(fake):
         ("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:0.9", "per_process_memory_fraction:0.25", 0.25),
         ("PYTORCH_ALLOC_CONF", "per_process_memory_fraction:0.1", "per_process_memory_fraction:0.1", 0.1),
         ("PYTORCH_ACME_ALLOC_CONF", "backend:native", "backend:native,per_process_memory_fraction:0.25", 0.25),
+        (
+            "PYTORCH_ALLOC_CONF",
+            "roundup_power2_divisions:[256:1,>:4]",
+            "roundup_power2_divisions:[256:1,>:4],per_process_memory_fraction:0.25",
+            0.25,
+        ),
     ],
 )
 def test_what_the_user_has_set_stays_and_the_tighter_cap_counts(fake, name, text, merged, fraction):
@@ -103,17 +125,108 @@ def test_what_the_user_has_set_stays_and_the_tighter_cap_counts(fake, name, text
     assert seen["fractions"] == {"0": fraction}
 
 
+def test_a_variable_that_pytorch_does_not_read_stays_as_it_is(fake):
+    """Another backend has words of its own, and ends at ours."""
+    fake("2.10.0")
+    seen, _ = shown({**environment().values, "PYTORCH_OTHER_ALLOC_CONF": "page_size:1g"})
+    conf = {"PYTORCH_OTHER_ALLOC_CONF": "page_size:1g", "PYTORCH_ALLOC_CONF": "per_process_memory_fraction:0.25"}
+    assert seen["conf"] == conf
+
+
+def test_a_program_may_set_the_variable_after_it_has_imported_pytorch(fake):
+    fake("2.10.0")
+    source = SHOW.replace("before =", "os.environ['PYTORCH_ALLOC_CONF'] = 'max_split_size_mb:64'\nbefore =")
+    seen, _ = shown(environment().values, source)
+    assert seen["conf"] == {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,per_process_memory_fraction:0.25"}
+
+
 def test_a_build_that_refuses_the_key_is_not_given_it(fake):
     fake("2.10.0", refuses=True)
     seen, said = shown(environment().values)
     assert (seen["conf"], seen["fractions"]) == ({}, {"0": 0.25})
-    assert "Unrecognized key" in said
+    assert said == "", "it is capped all the same"
+
+
+def test_a_backend_that_is_put_in_later_is_capped_too(fake):
+    fake("2.4.0", settable=False)
+    put_in = "import torch\ntorch._register_device_module('other', torch._Backend())\ntorch.device = torch.other\n"
+    seen, said = shown(environment().values, put_in + SHOW)
+    assert (seen["fractions"], said) == ({"0": 0.25}, "")
+
+
+def test_interpreters_from_3_8_on_can_read_it():
+    for path in (caps.__file__, os.path.join(caps.STARTUP, "sitecustomize.py")):
+        with open(path, encoding="utf-8") as file:
+            ast.parse(file.read(), feature_version=(3, 8))
 
 
 def test_looking_for_the_module_first_does_not_lose_the_cap(fake):
     fake("2.9.1", settable=False)
     seen, _ = shown(environment().values, "import importlib.util\nassert importlib.util.find_spec('torch')\n" + SHOW)
     assert seen["fractions"] == {"0": 0.25}
+
+
+HOOKS = {
+    "asks all others": """
+import sys
+class Hook:
+    def find_spec(self, name, path=None, target=None):
+        for finder in sys.meta_path:
+            if finder is not self and (spec := finder.find_spec(name, path, target)):
+                return spec
+sys.meta_path.insert({place}, Hook())
+""",
+    "one loader for all": """
+import importlib.util, sys
+from importlib.machinery import PathFinder
+class Loader:
+    __slots__ = ()
+    def create_module(self, spec): return None
+    def exec_module(self, module):
+        if module.__name__ == "torch": import json.tool
+        with open(module.__spec__.origin) as file: exec(file.read(), module.__dict__)
+LOADER = Loader()
+class Hook:
+    def find_spec(self, name, path=None, target=None):
+        spec = PathFinder.find_spec(name, path) if name.partition(".")[0] in ("torch", "json") else None
+        if spec: spec.loader = LOADER
+        return spec
+sys.meta_path.insert({place}, Hook())
+""",
+    "late": """
+import importlib.util, sys
+spec = importlib.util.find_spec("torch")
+spec.loader = importlib.util.LazyLoader(spec.loader)
+sys.modules["torch"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["torch"])
+""",
+    "twice": "from anyaccel.launcher import caps; caps.install()",
+}
+
+
+@pytest.mark.parametrize(
+    ("hook", "place"),
+    [("asks all others", 0), ("asks all others", 1), ("one loader for all", 1), ("late", 0), ("twice", 0)],
+)
+def test_other_import_hooks_get_along_with_it(fake, hook, place):
+    fake("2.9.1", settable=False)
+    source = SHOW.replace("before =", "assert torch.__spec__.loader is torch.__loader__\nbefore =")
+    seen, said = shown(environment().values, HOOKS[hook].replace("{place}", str(place)) + source)
+    assert (seen["fractions"], said) == ({"0": 0.25}, "")
+
+
+def test_a_pytorch_in_an_archive_is_capped(fake, acme):
+    fake("2.9.1", settable=False)
+    archive = acme.parent / "packed.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.write(acme.parent / "torch/__init__.py", "torch/__init__.py")
+        packed.writestr("torch/part.py", "")
+        packed.writestr("first.py", "")
+    shutil.rmtree(acme.parent / "torch")
+    made = environment().values
+    made["PYTHONPATH"] += f"{os.pathsep}{archive}"
+    seen, said = shown(made, "import importlib.util\nimportlib.util.find_spec('torch')\nimport first\n" + SHOW)
+    assert (seen["fractions"], said) == ({"0": 0.25}, "")
 
 
 def test_the_sitecustomize_of_the_user_runs_and_is_the_one_that_is_imported(fake, acme):
@@ -147,6 +260,28 @@ def test_what_is_no_share_of_one_device_is_not_capped(acme, request_):
     assert made.values["PYTHONPATH"] == "/mine"
 
 
+@pytest.mark.parametrize(
+    ("request_", "fraction", "limit"),
+    [("A1:0.25 A1:0.25", "0.5", str(8 << 30)), ("A1:0.5 A1:1", None, None), ("A1:0.5 A1:0.5", None, None)],
+)
+def test_the_limit_is_that_of_the_only_device(acme, request_, fraction, limit):
+    """A framework is told by the one or by the other, and both count for all devices that it sees."""
+    values = aa.prepare(request_.split(), machine="sim:A1:2", cap=True).environment.values
+    assert values.get("ANYACCEL_MEMORY_FRACTION") == fraction
+    assert values.get("ANYACCEL_MEMORY_LIMIT") == limit
+
+
+@pytest.mark.parametrize(
+    ("theirs", "left"),
+    [(None, []), ("", []), ("/mine", ["/mine"]), (":/mine", ["", "/mine"]), ("/a::/b:", ["/a", "", "/b", ""])],
+)
+def test_the_module_path_of_the_user_stays_behind_ours(acme, theirs, left):
+    """An empty entry is the working directory."""
+    once = environment(environ={} if theirs is None else {"PYTHONPATH": theirs}).values["PYTHONPATH"]
+    assert once.split(os.pathsep)[1:] == left
+    assert environment(environ={"PYTHONPATH": once}).values["PYTHONPATH"] == once
+
+
 def test_a_command_is_capped_on_wish(fake, anyaccel):
     fake("2.9.1", settable=False)
     seen = {}
@@ -155,6 +290,20 @@ def test_a_command_is_capped_on_wish(fake, anyaccel):
         assert done.returncode == 0, done.stderr
         seen[option] = json.loads(done.stdout)["fractions"]
     assert seen == {(): {}, ("--cap",): {"0": 0.5}}
+
+
+HELD = """
+import anyaccel as aa
+held = aa.use("A1:0.5", machine="sim:A1:2", cap=True)
+assert held.allocation.shares[0].limited_by == ("PyTorch",)
+"""
+
+
+@pytest.mark.parametrize(("then", "fractions"), [("", {"0": 0.5}), ("held.release()", {})])
+def test_this_process_is_capped_on_wish_while_it_has_the_share(fake, then, fractions):
+    fake("2.9.1", settable=False)
+    seen, said = shown(dict(os.environ), HELD + SHOW.replace("before =", f"{then}\nbefore ="))
+    assert (seen["fractions"], said) == (fractions, "")
 
 
 def test_a_wish_that_changes_nothing_is_answered(acme, anyaccel):
@@ -195,7 +344,11 @@ import torch
 backends = [module for module in map(sys.modules.get, ("torch.cuda", "torch.xpu"))
     if module and hasattr(module, "set_per_process_memory_fraction")]
 ours = [len([call for call, _ in each._queued_calls if "anyaccel" in call.__code__.co_filename]) for each in backends]
-print(json.dumps({"version": torch.__version__, "initialized": [each.is_initialized() for each in backends],
+initialized = [each.is_initialized() for each in backends]
+for each in backends:
+    for call, _ in each._queued_calls:
+        if "anyaccel" in call.__code__.co_filename: call()  # as if there were devices, of which there are none
+print(json.dumps({"version": torch.__version__, "initialized": initialized,
     "queued": ours, "conf": os.environ.get("PYTORCH_ALLOC_CONF"),
     "read": torch._C._accelerator_getAllocatorSettings() if hasattr(torch._C, "_accelerator_getAllocatorSettings")
         else None, "sum": float(torch.ones(3).sum())}))
@@ -212,3 +365,126 @@ def test_the_real_pytorch_takes_the_cap(acme):
         assert seen["conf"] == seen["read"] == "per_process_memory_fraction:0.25"
     else:
         assert seen["conf"] is None
+
+
+TENSORFLOW = {
+    "__init__.py": "__version__ = '2.21'; from tensorflow import config; from tensorflow.python.eager import context",
+    "config.py": """
+from types import SimpleNamespace
+class LogicalDeviceConfiguration:
+    def __init__(self, memory_limit=None): self.memory_limit = memory_limit
+growing, logical, initialized = {}, {}, []
+def list_physical_devices(kind=None): return ["gpu"] if kind == "GPU" else ["cpu", "gpu"]
+def get_logical_device_configuration(device): return logical.get(device)
+def set_logical_device_configuration(device, configuration):
+    assert device == "gpu" and not initialized and not growing.get(device)
+    logical[device] = configuration
+def set_memory_growth(device, enable):
+    if device in logical: raise ValueError("Cannot set memory growth on device when virtual devices configured")
+    growing[device] = enable
+experimental = SimpleNamespace(get_memory_growth=growing.get, set_memory_growth=set_memory_growth)
+""",
+    "python/__init__.py": "",
+    "python/eager/__init__.py": "",
+    "python/eager/context.py": """
+from tensorflow import config
+class Context:
+    def ensure_initialized(self): config.initialized.append(True)
+""",
+}
+USE = """
+import json, os, tensorflow
+{before}
+from tensorflow.python.eager.context import Context
+for _ in range(2): Context().ensure_initialized()
+config = tensorflow.config
+print(json.dumps([[each.memory_limit for each in config.logical.get("gpu", ())], config.growing,
+    os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH"), len(config.initialized)]))
+"""
+
+
+@pytest.fixture
+def tensorflow(install):
+    """A TensorFlow that has the documented calls, and a vendor whose devices it knows."""
+    source = ACME.replace('"ACME_VISIBLE": ', '"TF_FORCE_GPU_ALLOW_GROWTH": "true", "ACME_VISIBLE": ', 1)
+    assert source != ACME
+    site = install("acme", source.replace('env_vars=("', 'env_vars=("TF_FORCE_GPU_ALLOW_GROWTH", "', 1)).parent
+    for name, text in TENSORFLOW.items():
+        path = site / "tensorflow" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("before", "limits", "growing"),
+    [
+        ("", [8 << 10], {}),
+        ("tensorflow.config.experimental.set_memory_growth('gpu', True)", [8 << 10], {"gpu": False}),
+        (
+            "C = tensorflow.config; C.set_logical_device_configuration('gpu', [C.LogicalDeviceConfiguration(5)])",
+            [5],
+            {},
+        ),
+        (
+            """
+C = tensorflow.config
+C.set_logical_device_configuration('gpu', [C.LogicalDeviceConfiguration(n << 10) for n in (4, 12)])
+""",
+            [2 << 10, 6 << 10],
+            {},
+        ),
+    ],
+)
+def test_tensorflow_is_capped_before_it_initializes_a_device(tensorflow, before, limits, growing):
+    program = [sys.executable, "-c", USE.format(before=before)]
+    done = aa.run("acme/0:0.5", program, machine="sim:A1:2", cap=True, capture_output=True, text=True)
+    assert done.stderr == ""
+    assert json.loads(done.stdout) == [limits, growing, None, 2]
+
+
+def test_the_share_says_that_tensorflow_limits_itself(tensorflow):
+    capped = aa.prepare("acme/0:0.5", machine="sim:A1:2", cap=True).environment
+    assert capped.allocation.shares[0].limited_by == ("PyTorch", "TensorFlow")
+    assert capped.allocation.shares[0].enforced_by == "by agreement"
+
+
+def test_a_tensorflow_without_the_place_for_a_cap_goes_on(tensorflow, install, tmp_path):
+    (tmp_path / "site/tensorflow/python/eager/context.py").write_text("")
+    program = [sys.executable, "-c", "import tensorflow; print('goes on')"]
+    done = aa.run("acme/0:0.5", program, machine="sim:A1:2", cap=True, capture_output=True, text=True)
+    assert done.stdout == "goes on\n"
+    assert "anyaccel: TensorFlow takes no cap on memory here" in done.stderr
+
+
+REAL_TENSORFLOW = """
+import json, os
+import tensorflow
+from tensorflow.python.eager import context
+before = context.context()._context_handle is None
+devices = tensorflow.config.list_physical_devices()
+gpu = context.PhysicalDevice("/physical_device:GPU:0", "GPU")  # as if there were one, until the context is made
+context.context()._physical_devices.append(gpu)
+context.context()._memory_growth_map[gpu] = None
+asked = {}
+compute = context.Context.config.fget
+def config(self):
+    asked["limits"] = [each.memory_limit for each in self._virtual_device_map.get(gpu, ())]
+    self._virtual_device_map.pop(gpu, None)
+    self._physical_devices.remove(gpu)
+    self._memory_growth_map.pop(gpu)
+    return compute(self)
+context.Context.config = property(config)
+total = float(tensorflow.reduce_sum(tensorflow.ones(3)))
+print(json.dumps([before, asked["limits"], total, os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH")]))
+"""
+
+
+def test_the_real_tensorflow_takes_the_cap(tensorflow, tmp_path):
+    python = os.environ.get("TENSORFLOW_PYTHON", sys.executable)
+    shutil.rmtree(tmp_path / "site/tensorflow")
+    if subprocess.run([python, "-c", "import tensorflow"], capture_output=True, check=False).returncode:
+        pytest.skip("TensorFlow is not installed; TENSORFLOW_PYTHON may name an interpreter that has it")
+    program = [python, "-c", REAL_TENSORFLOW]
+    done = aa.run("acme/0:0.5", program, machine="sim:A1:2", cap=True, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [True, [8 << 10], 3.0, None]
+    assert "anyaccel" not in done.stderr

@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import termios
-import time
 
 import anyaccel as aa
 import psutil
 import pytest
+from waiting import until
 
 SHOW = [sys.executable, "-c", "import os; print(os.environ['ACME_VISIBLE'])"]
 CLI = [sys.executable, "-m", "anyaccel", "--machine", "sim:Acme-Whole:4", "run", "APU:2", "--"]
@@ -28,8 +28,29 @@ def test_options_of_subprocess_run_work(acme, tmp_path):
     assert (done.returncode, done.stdout.decode()) == (3, f"{tmp_path}\nin")
     with pytest.raises(subprocess.CalledProcessError):
         aa.run("APU", ["false"], machine="sim:A1", check=True)
-    with pytest.raises(subprocess.TimeoutExpired):
+    with pytest.raises(subprocess.TimeoutExpired) as told:
         aa.run("APU", ["sleep", "9"], machine="sim:A1", timeout=0.1)
+    assert told.value.cmd == ["sleep", "9"]
+    done = aa.run("APU", "echo $ACME_VISIBLE; exit 4", machine="sim:A1", shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (4, aa.detect("sim:A1").devices[0].id)
+
+
+def test_what_subprocess_run_would_refuse_is_refused_before_anybody_waits(acme):
+    with aa.acquire("APU", machine="sim:A1"):
+        for command, options, told in (
+            (
+                "sleep 9",
+                {},
+                r"command must be a list, such as \['sleep', '9'\], or a string with shell=True \(got 'sleep 9'\)",
+            ),
+            ([], {}, r"command must be a list, such as \['python', 'train.py'\]"),
+            ("", {"shell": True}, "command must be a list"),
+            (["true"], {"env": {}}, "give what it is to start from as environ"),
+            (["cat"], {"input": b"", "stdin": subprocess.PIPE}, "give one of them"),
+            (["true"], {"capture_output": True, "stdout": 1}, "leave these out"),
+        ):
+            with pytest.raises(aa.UsageError, match=told):
+                aa.run("APU", command, machine="sim:A1", **options)
 
 
 def test_a_command_that_is_not_there(acme):
@@ -78,20 +99,16 @@ pathlib.Path({str(tmp_path / "ready")!r}).touch()
 time.sleep(600)
 """
     process = subprocess.Popen([*CLI, sys.executable, "-c", code])
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "ready").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until((tmp_path / "ready").exists, "the command")
     process.send_signal(number)
     assert process.wait(60) == 77
 
 
 def test_nothing_stands_between_the_command_and_its_parent(acme):
     process = subprocess.Popen([*CLI, "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while psutil.Process(process.pid).name() != "cat" and time.monotonic() < deadline:
-        time.sleep(0.01)
     own = psutil.Process(process.pid)
-    assert (own.name(), own.children()) == ("cat", [])
+    until(lambda: own.name() == "cat", "the command")
+    assert own.children() == []
     process.stdin.close()
     assert process.wait(60) == 0
 

@@ -4,14 +4,15 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
+import anyaccel as aa
 import pytest
-from anyaccel.ledger import names
-from anyaccel.ledger.process import start_time
+from anyaccel.model import VendorState
 from holders import end, hold_and_show
 
 VENDOR = """
+import os
+
 from anyaccel.plugin import Detected, Device, EnvEdits, Fractional, PluginInfo, hookimpl
 
 
@@ -22,6 +23,8 @@ def anyaccel_info():
 
 @hookimpl
 def anyaccel_detect(ctx):
+    if os.path.exists(__file__ + ".broken"):
+        raise OSError("it does not answer")
     return Detected(devices=tuple(Device(id=f"card-{{index}}", index=index, model="Card") for index in range(2)))
 
 
@@ -45,8 +48,9 @@ BOTH = "left,right"
 
 @pytest.fixture(autouse=True)
 def vendors(install):
-    for vendor in ("left", "right"):
-        install(vendor, VENDOR.format(vendor=vendor, resource=vendor.upper()))
+    return {
+        vendor: install(vendor, VENDOR.format(vendor=vendor, resource=vendor.upper())) for vendor in ("left", "right")
+    }
 
 
 @pytest.fixture
@@ -157,45 +161,33 @@ def test_a_worker_has_what_it_was_given_whatever_vendors_it_sees(outer, inner, r
 
 
 @pytest.fixture
-def older(take):
-    """Make a lease as an older version writes it, by ids alone, of a process that lives until it is ended."""
-    assert take("LEFT:1", "left")  # so that there is a state directory
-    holder = subprocess.Popen(["sleep", "60"])
-
-    def older(form):
-        owner = f"{holder.pid}.{start_time(holder.pid)}"
-        name = form.format(owner=owner, mark="0" * 16, nonce=names.new_nonce())
-        (Path(os.environ["ANYACCEL_STATE_DIR"]) / name).touch()
-        return holder
-
-    yield older
-    holder.kill()
-    holder.wait()
+def broken(vendors):
+    return vendors["left"].with_name(vendors["left"].name + ".broken")
 
 
-@pytest.mark.parametrize("plugins", ["left", BOTH])
-@pytest.mark.parametrize("form", ["v1.card-0.10000.{owner}.{nonce}", "v2.card-0.10000.{owner}.{mark}.{nonce}"])
-def test_a_lease_of_an_older_version_takes_the_device_of_whichever_vendor(form, plugins, older, take, anyaccel):
-    holder = older(form)
-    assert take("LEFT:1", plugins) == "card-1"
-    assert take("LEFT:2", plugins) is None
-    assert take("RIGHT:2", BOTH) is None
-    status = json.loads(anyaccel("status", "--json", env={"ANYACCEL_PLUGINS": plugins}).stdout)
-    held = {each["id"].removeprefix("left/"): each["free"] for each in status["devices"] if each["vendor"] == "left"}
-    assert held == {"card-0": 0, "card-1": 1}
-    assert f"process {holder.pid}" in anyaccel("why", "LEFT:2", env={"ANYACCEL_PLUGINS": plugins}).stdout
-    holder.kill()
-    holder.wait()
-    assert take("LEFT:2", plugins) == "card-0,card-1"
+def test_a_vendor_that_fails_while_somebody_watches_costs_no_other_its_devices(broken):
+    before = aa.detect()
+    scheduler = aa.open_scheduler(before)
+    right = scheduler.allocate("RIGHT:2")
+    with aa.watch(since=before, every=0.001) as watch:
+        broken.touch()
+        change = next(watch)
+        assert (str(change), change.inventory.devices) == ("detection failed: left", before.devices)
+        scheduler.update(change.inventory)
+        assert not scheduler.why("RIGHT:0.5").fits_now
+        scheduler.release(right)
+        environment = aa.worker_environment(scheduler.allocate("RIGHT"), scheduler.inventory, environ={})
+        assert (environment.values["RIGHT"], environment.values["LEFT"]) == ("card-0", "")
+        report = change.inventory.report("left")
+        assert (report.state, report.resource, report.problem.vendor) == (VendorState.FAILED, "LEFT", "left")
 
 
-def test_a_lease_that_an_older_version_wrote_of_clashing_ids_is_its_vendors_alone(older, take):
-    older("v2.left%2Fcard-0.10000.{owner}.{mark}.{nonce}")
-    assert take("LEFT:2", "left") is None
-    assert take("RIGHT:2", "right") == "card-0,card-1"
-
-
-def test_shares_of_older_versions_and_of_this_one_add_up(older, take, hold):
-    older("v1.card-0.5000.{owner}.{nonce}")
-    assert hold("LEFT:0.5", "left")[1] == "card-0"
-    assert take("LEFT:0.5", BOTH) == "card-1"
+def test_a_vendor_that_comes_while_somebody_watches_takes_no_id_of_another(broken):
+    broken.touch()
+    alone = aa.detect()
+    assert [device.id for device in alone.devices] == ["card-0", "card-1"]
+    with aa.watch(since=alone, every=0.001) as watch:
+        broken.unlink()
+        change = next(watch)
+        assert str(change) == "added: left/card-0, left/card-1"
+        assert [device.id for device in change.inventory.devices[2:]] == ["card-0", "card-1"]

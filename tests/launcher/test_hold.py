@@ -1,8 +1,11 @@
 """Holding devices: every process of the machine takes part, in order, and only what is ours is handed on."""
 
 import asyncio
+import atexit
+import copy
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -38,6 +41,32 @@ def test_two_shells_get_different_devices_and_a_third_waits_for_them(acme):
         process.communicate("\n", timeout=60)
         assert process.returncode == 0
     second.communicate()
+
+
+def test_what_is_held_is_shown_with_its_share_and_not_once_it_was_given_back(acme):
+    with aa.acquire("APU:0.5", machine="sim:A1:2") as hold:
+        (share,) = hold.allocation.shares
+        assert repr(hold) == f"<Hold {hold.id}: {share.device.id}>"
+        assert repr(hold.allocation) == f"<Allocation {hold.id}: {share.device.id}:0.5>"
+        memory = f"<td>0.5</td><td>{share.memory_bytes / (1 << 30):.1f} GiB</td><td>by agreement</td>"
+        assert memory in hold._repr_html_()
+        assert memory in hold.allocation._repr_html_()
+    assert repr(hold) == f"<Hold {hold.id}: released>"
+    assert "<caption>APU:0.5 released</caption>" in hold._repr_html_()
+    assert "<td>" not in hold._repr_html_()
+    with aa.acquire("APU:9,else=cpu", machine="sim:A1:2") as nothing:
+        assert repr(nothing) == "<Hold of nothing: CPU>"
+        assert repr(nothing.allocation) == "<Allocation of nothing: CPU>"
+
+
+def test_an_error_that_says_why_travels_between_processes(acme):
+    """The pools of others would wait for ever for one that cannot."""
+    with pytest.raises(aa.NeverFitsError) as told:
+        aa.acquire("APU:9", machine=MACHINE)
+    for error in (pickle.loads(pickle.dumps(told.value)), copy.copy(told.value)):
+        assert type(error) is aa.NeverFitsError
+        assert (str(error), error.hint, error.verdict) == (str(told.value), told.value.hint, told.value.verdict)
+        assert error.__notes__ == [error.hint]
 
 
 def test_what_is_not_free_now_is_said_with_its_holder(acme, anyaccel):
@@ -138,6 +167,25 @@ def test_machines_do_not_share_devices(acme):
         pass
 
 
+def test_of_a_hold_that_was_released_nothing_is_left_for_the_end(acme):
+    inventory = aa.detect(MACHINE)
+    aa.acquire("APU", inventory=inventory).release()
+    before = atexit._ncallbacks()
+    for _ in range(3):
+        aa.acquire("APU", inventory=inventory).release()
+    assert atexit._ncallbacks() == before
+
+
+def test_what_a_process_does_at_its_end_does_not_grow_with_what_a_scheduler_has_given(acme):
+    scheduler = aa.open_scheduler(aa.detect("sim:A1:4"), shared=True)
+    held = [scheduler.allocate("A1")]
+    before = atexit._ncallbacks()
+    held += [scheduler.allocate("A1") for _ in range(3)]
+    assert atexit._ncallbacks() == before
+    for allocation in held:
+        scheduler.release(allocation)
+
+
 def test_asyncio_waits_without_blocking_and_can_be_cancelled(acme):
     async def main():
         hold = await aa.acquire_async("APU:2", machine=MACHINE)
@@ -187,6 +235,21 @@ def test_the_queue_shows_who_waits(acme, anyaccel):
         )
     waiting.communicate(timeout=60)
     assert waiting.returncode == 0
+
+
+def test_what_others_wait_for_is_not_said_to_be_free(acme, anyaccel):
+    """One of two is free, and who waits for both of them comes first."""
+    with aa.acquire("APU", machine=MACHINE):
+        waiting = start("run", "APU:2", "--", "true")
+        waiting.stderr.readline()
+        verdict = aa.why("APU", machine=MACHINE)
+        assert verdict.message == "APU:1 does not fit now: 1 earlier request waits for the same devices."
+        told = anyaccel("--machine", MACHINE, "why", "APU")
+        assert told.stdout.splitlines()[:2] == [verdict.message, "'anyaccel queue' shows who waits"]
+        assert told.returncode == 4
+        assert anyaccel("--machine", MACHINE, "run", "APU", "--no-wait", "--", "true").returncode == 4
+    waiting.communicate(timeout=60)
+    assert aa.why("APU", machine=MACHINE).fits_now
 
 
 BUSY = """

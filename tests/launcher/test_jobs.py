@@ -5,29 +5,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import anyaccel as aa
 import pytest
-from anyaccel.cli import _sample
 from anyaccel.errors import JobNotFoundError, JobStateError, LeaseCancelledError, UsageError
 from anyaccel.launcher import jobs as jobs_
 from anyaccel.ledger import Ledger
 from terminals import assert_plain, run_on_terminal
+from waiting import PATIENCE, until
 
-PATIENCE = 60.0
 MACHINE = "sim:A1:1"
 FOREVER = "trap : HUP; while :; do sleep 0.1; done"
 STUBBORN = "trap '' TERM HUP; touch ready; while :; do sleep 0.1; done"
-
-
-def until(condition, what):
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)
-    return found
 
 
 @pytest.fixture
@@ -94,11 +84,10 @@ def test_whoever_reads_our_output_to_its_end_does_not_wait_for_the_job(run):
 
 
 def test_the_holder_of_a_jobs_device_is_its_command(run):
-    """And not the process that keeps it."""
+    """And not its supervisor."""
     submit(run, "sleep", "1000")
     shown = ("status", "--columns", "device,program")
     until(lambda: run(*shown).splitlines()[1].split() == ["acme/0", "sleep"], "the command")
-    assert _sample.JOB == jobs_.NAME
 
 
 def test_a_job_has_one_line_on_a_narrow_terminal(run):
@@ -147,11 +136,11 @@ def test_cancel_ends_all_that_a_job_started_and_kills_what_does_not_listen(run):
     until(lambda: not Ledger.open().leases(), "the device")
 
 
-def test_a_keeper_that_is_killed_leaves_a_lost_job_and_the_device_to_what_runs(run):
+def test_a_supervisor_that_is_killed_leaves_a_lost_job_and_the_device_to_what_runs(run):
     number = submit(run, "sh", "-c", f"echo $$ > pid; exec 3<&- 4<&- 5<&- 6<&-; {FOREVER}")
     pid = int(until(lambda: Path("pid").exists() and Path("pid").read_text(), "the job"))
     os.kill(jobs_.find(number).pid, signal.SIGKILL)
-    until(lambda: state(number) == "lost", "the keeper's end")
+    until(lambda: state(number) == "lost", "the supervisor's end")
     assert alive(pid)
     run("run", "A1:1", "--no-wait", "--", "true", status=4)
     run("wait", number, status=1)
@@ -238,8 +227,12 @@ def test_records_are_private_and_those_of_others_are_not_trusted(run, tmp_path):
         0o600,
         0o600,
     ]
-    Path(job.path, "job.json").write_text("[")
-    assert jobs_.jobs() == ()
+    record = Path(job.path, "job.json")
+    words = json.loads(record.read_text())
+    wrong = ({"pid": "1"}, {"state": "x"}, {"devices": 1}, {"created": None})
+    for damaged in ("[", "[]", *(json.dumps({**words, **one}) for one in wrong)):
+        record.write_text(damaged)
+        assert jobs_.jobs() == ()
     with pytest.raises(JobNotFoundError, match="there is no job '1'"):
         jobs_.find("1")
     os.chmod(jobs_.directory(), 0o777)

@@ -8,15 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import anyaccel as aa
 import pytest
 from anyaccel.launcher.rendezvous import Rendezvous
 from anyaccel.launcher.sandbox import available
+from waiting import PATIENCE, until
 
-PATIENCE = 60.0
 MACHINE = "sim:A1:4"
 TELL = """
 import json, os, sys
@@ -68,14 +67,6 @@ def job(acme):
 def finished(process):
     out, err = process.communicate(timeout=PATIENCE)
     return process.returncode, out, err
-
-
-def until(condition, what):
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)
-    return found
 
 
 def state(pid):
@@ -257,7 +248,7 @@ def test_a_port_alone_for_a_command_that_starts_its_ranks_itself(job):
 
 
 def test_a_port_is_nobody_elses_and_the_jobs_own():
-    with Rendezvous() as one, Rendezvous() as other:
+    with contextlib.closing(Rendezvous()) as one, contextlib.closing(Rendezvous()) as other:
         assert one.port != other.port
         for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0")):
             with socket.socket(family) as rival, pytest.raises(OSError, match="in use") as refused:
@@ -269,7 +260,7 @@ def test_a_port_is_nobody_elses_and_the_jobs_own():
 
 
 def test_the_kernel_gives_a_kept_port_to_nobody():
-    with Rendezvous() as kept:
+    with contextlib.closing(Rendezvous()) as kept:
         ports = set()
         for _ in range(3000):
             with socket.socket() as rival:

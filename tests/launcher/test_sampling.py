@@ -10,18 +10,18 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
-from anyaccel.launcher.sampling import Sampler, Seen, sampler
+from anyaccel.launcher.sampling import LIMIT_SECONDS, Sampler, sampler
 from anyaccel.ledger import process
+from anyaccel.model import Stats
+from waiting import PATIENCE, until
 
-SECONDS = 60
-"""For whatever takes a second or two, unless the machine has other things to do."""
 STATS = """
 @hookimpl
 def anyaccel_stats(devices, ctx):
     import os, time
+    told = json.loads(open(%(told)r).read())
     with open(%(asked)r, "a") as file:
         file.write(f"{os.getpid()}\\n")
-    told = json.loads(open(%(told)r).read())
     while told == "hang":
         time.sleep(1)
     if told == "fail":
@@ -55,15 +55,7 @@ class Vendor:
     def wait(self, more):
         """Wait until it was asked so many times more."""
         wanted = len(self.asked) + more
-        until(lambda: len(self.asked) >= wanted)
-
-
-def until(there):
-    deadline = time.monotonic() + SECONDS
-    while not (found := there()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
+        until(lambda: len(self.asked) >= wanted, "the next question")
 
 
 def lines():
@@ -72,7 +64,7 @@ def lines():
 
 
 def line():
-    return until(lines)[-1]
+    return until(lines, "the journal")[-1]
 
 
 def configure(text):
@@ -109,7 +101,7 @@ def started(machine, tmp_path):
 
         def end():
             stop.touch()
-            assert run.wait(SECONDS) == 0
+            assert run.wait(PATIENCE) == 0
 
         return end
 
@@ -171,19 +163,21 @@ def test_a_vendor_that_hangs_delays_no_end_and_is_left_nowhere(vendor, started):
     began = time.monotonic()
     end()
     entry = line()
-    assert time.monotonic() - began < 8  # it is asked for 10 s
+    assert time.monotonic() - began < LIMIT_SECONDS - 5  # it has only just been asked
     assert len(entry["devices"][0]) == 3
-    until(lambda: all(process.gone(pid, 0) for pid in vendor.asked))
+    until(lambda: all(process.gone(pid, 0) for pid in vendor.asked), "the end of who was asked")
 
 
 def test_a_lease_ends_in_time_while_a_vendor_hangs(vendor, machine, anyaccel):
     vendor.tell("hang")
-    done = anyaccel("--machine", machine, "run", "APU:1", "--time", "3s", "--", "sleep", "1000")
-    assert done.returncode == -15
-    entry = line()
-    assert vendor.asked
-    assert 3 <= entry["held"] < 8
-    until(lambda: all(process.gone(pid, 0) for pid in vendor.asked))
+    for seconds in (3, 10, 30):  # until it is asked, which takes a while on a machine that does much else
+        done = anyaccel("--machine", machine, "run", "APU:1", "--time", f"{seconds}s", "--", "sleep", "1000")
+        assert done.returncode == -15
+        if vendor.asked:
+            break
+    entry = until(lambda: [each for each in lines() if each["held"] >= seconds], "the journal")[-1]
+    assert entry["held"] < LIMIT_SECONDS
+    until(lambda: all(process.gone(pid, 0) for pid in vendor.asked), "the end of who was asked")
 
 
 def ask(vendor, machine, words):
@@ -192,7 +186,7 @@ def ask(vendor, machine, words):
     told = []
     with aa.acquire("APU:2", machine=machine) as hold:
         asking = sampler(hold.launch.inventory, hold.allocation.shares, told.append)
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + PATIENCE
         while asking.seconds < float("inf") and len(told) < 2:
             assert time.monotonic() < deadline
             poll = select.poll()
@@ -212,7 +206,7 @@ def test_who_fails_again_and_again_or_tells_nothing_is_asked_no_more(vendor, mac
     assert ask(vendor, machine, [{}, {}]) == []
     assert len(vendor.asked) == failed + 1
     both = ask(vendor, machine, [{"utilization": 0.25}, {}])
-    assert [seen for told in both for seen in told.values() if seen != Seen()] == [Seen(utilization=0.25)] * 2
+    assert [seen for told in both for seen in told.values() if seen != Stats()] == [Stats(utilization=0.25)] * 2
 
 
 def test_nobody_is_asked_where_nobody_would_answer(acme, machine):
@@ -226,8 +220,8 @@ def test_nobody_is_asked_where_nobody_would_answer(acme, machine):
         assert sampler(inventory, shares, print) is None
 
 
-def keepers():
-    """Processes that keep leases of this test."""
+def monitors():
+    """Monitors of leases of this test."""
     mine = f"ANYACCEL_STATE_DIR={os.environ['ANYACCEL_STATE_DIR']}".encode()
     found = []
     for name in filter(str.isdigit, os.listdir("/proc")):
@@ -235,7 +229,7 @@ def keepers():
             comm, environ = Path(f"/proc/{name}/comm").read_text(), Path(f"/proc/{name}/environ").read_bytes()
         except OSError:
             continue
-        if comm == "anyaccel-keeper\n" and mine in environ.split(b"\0"):
+        if comm == "anyaccel-mon\n" and mine in environ.split(b"\0"):
             found.append(int(name))
     return found
 
@@ -244,13 +238,13 @@ def keepers():
 @pytest.mark.parametrize(
     ("keep", "options", "count"), [("true", (), 1), ("false", (), 0), ("false", ("--time", "1h"), 1)]
 )
-def test_a_keeper_is_there_only_where_it_has_something_to_do(machine, anyaccel, keep, options, count):
+def test_a_monitor_is_there_only_where_it_has_something_to_do(machine, anyaccel, keep, options, count):
     configure(f"keep = {keep}")
     assert anyaccel("--machine", machine, "hold", "APU:1", *options).returncode == 0
     (record,) = aa.leases(aa.detect(machine))
-    assert len(keepers()) == count
+    assert len(monitors()) == count
     assert anyaccel("release", record.id).returncode == 0
-    until(lambda: not keepers())
+    until(lambda: not monitors(), "the end of the monitor")
 
 
 @pytest.mark.parametrize("value", ['"0.5s"', "1", '"x"', "-1"])

@@ -7,16 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import anyaccel as aa
 import pytest
 from anyaccel.errors import LeaseCancelledError, NeverFitsError, NotFreeError
 from anyaccel.ledger import Ledger
-from anyaccel.model import Extent
+from anyaccel.model import Extent, replace
+from waiting import until
 
 OTHER = """
-import os, subprocess, sys
+import os, subprocess, sys, time
 import anyaccel as aa
 
 def say(*words):  # at once: two threads speak
@@ -32,6 +32,9 @@ for line in sys.stdin:
 
         tickets[name] = scheduler.submit(request, note=name, priority=int(priority), on_placed=said)
     elif verb == "give":
+        end = time.monotonic() + 60  # others see its lease before its own thread has told it
+        while tickets[name].allocation is None and time.monotonic() < end:
+            time.sleep(0.005)
         scheduler.release(tickets[name].allocation)
     elif verb == "start":
         say("pid", subprocess.Popen(["sleep", "600"]).pid)
@@ -78,13 +81,6 @@ def other():
 
 def new(devices=2):
     return aa.open_scheduler(aa.detect(declare={"GPU": devices}), shared=True)
-
-
-def until(holds, seconds=60):
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "too late"
-        time.sleep(0.005)
 
 
 def queued():
@@ -140,14 +136,14 @@ def test_one_who_stands_behind_another_program_says_so(other):
     there, scheduler = other(1), new(1)
     there.does("ask", "theirs")
     there.does("ask", "waits")
-    until(lambda: queued() == ["waits"])
+    until(lambda: queued() == ["waits"], "who waits")
     ticket = scheduler.submit("declared", note="mine")
-    until(lambda: ticket.place == 2)
+    until(lambda: ticket.place == 2, "the place in the line")
     assert "1 of other programs" in ticket.why().message
     there.does("give", "theirs")
-    until(lambda: ticket.place == 1)
+    until(lambda: ticket.place == 1, "the place in the line")
     there.does("give", "waits")
-    until(lambda: ticket.allocation is not None)
+    until(lambda: ticket.allocation is not None, "its turn")
     assert ticket.place == 0
     scheduler.release(ticket.allocation)
 
@@ -168,7 +164,7 @@ def test_a_wait_that_is_cancelled_or_over_leaves_no_ticket(other):
 
     asyncio.run(main())
     assert scheduler.pending() == ()
-    until(lambda: not queued())
+    until(lambda: not queued(), "the end of the line")
     there.does("give", "theirs")
     scheduler.release(scheduler.allocate("declared"))
 
@@ -179,11 +175,11 @@ def test_the_higher_priority_is_first_whichever_program_asks(other):
     there.does("ask", "low")
     there.does("ask", "high", priority=2)
     ticket = scheduler.submit("declared", note="middle", priority=1)
-    until(lambda: queued() == ["high", "middle", "low"])
+    until(lambda: queued() == ["high", "middle", "low"], "who waits")
     scheduler.release(held)
     assert there.line().startswith("has high")
     there.does("give", "high")
-    until(lambda: ticket.allocation is not None)
+    until(lambda: ticket.allocation is not None, "its turn")
     scheduler.release(ticket.allocation)
     assert there.line().startswith("has low")
 
@@ -193,12 +189,12 @@ def test_a_program_that_is_killed_gives_its_devices_back_once_what_it_started_ha
     there.does("ask", "theirs")
     (started,) = there.does("start", "job")
     ticket = scheduler.submit("declared")
-    until(lambda: len(queued()) == 1)
+    until(lambda: len(queued()) == 1, "who waits")
     there.process.send_signal(signal.SIGKILL)
-    until(lambda: [record.state for record in aa.leases(scheduler.inventory)] == ["kept"])
+    until(lambda: [record.state for record in aa.leases(scheduler.inventory)] == ["kept"], "the kept lease")
     assert ticket.allocation is None
     os.kill(int(started.split()[1]), signal.SIGKILL)
-    until(lambda: ticket.allocation is not None)
+    until(lambda: ticket.allocation is not None, "its turn")
     scheduler.release(ticket.allocation)
 
 
@@ -206,36 +202,47 @@ def test_a_device_that_is_lost_keeps_what_is_held_and_a_new_one_serves_who_waits
     there, scheduler = other(1), new(2)
     theirs = scheduler.allocate("declared:2")
     ticket = scheduler.submit("declared", note="mine")
-    until(lambda: queued() == ["mine"])
+    until(lambda: queued() == ["mine"], "who waits")
     there.does("ask", "later")
-    until(lambda: queued() == ["mine", "later"])
+    until(lambda: queued() == ["mine", "later"], "who waits")
     scheduler.update(aa.detect(declare={"GPU": 1}))
     assert len(scheduler.holders(theirs.devices[0].id)) == 1
     assert {record.device for record in aa.leases(aa.detect(declare={"GPU": 2}))} == {
         each.id for each in theirs.devices
     }
-    until(lambda: len(queued()) == 2)
+    until(lambda: len(queued()) == 2, "who waits")
     assert queued() == ["mine", "later"], "it stands where it stood"
     scheduler.update(aa.detect(declare={"GPU": 3}))
-    until(lambda: ticket.allocation is not None)
+    until(lambda: ticket.allocation is not None, "its turn")
     assert [device.id for device in ticket.allocation.devices] == ["declared-GPU-2"]
     scheduler.release(theirs)
     assert there.line() == "has later declared-GPU-0"
     scheduler.release(ticket.allocation)
 
 
+def test_a_name_of_which_the_last_device_is_lost_may_still_stand_beside_others():
+    scheduler = aa.open_scheduler(aa.detect(declare={"GPU": 1, "FPGA": 1}), shared=True)
+    held = scheduler.allocate("FPGA GPU")
+    ticket = scheduler.submit("FPGA|GPU")
+    scheduler.update(aa.detect(declare={"GPU": 2}))
+    until(lambda: ticket.allocation is not None, "its turn")
+    scheduler.release(held)
+    for allocation in (ticket.allocation, scheduler.allocate("FPGA|GPU")):
+        scheduler.release(allocation)
+
+
 def test_who_can_never_be_served_any_more_stands_in_nobodys_way():
     scheduler = new(2)
     held = scheduler.allocate("declared:2")
     ticket = scheduler.submit("declared:2", note="both")
-    until(lambda: queued() == ["both"])
+    until(lambda: queued() == ["both"], "who waits")
     scheduler.update(aa.detect(declare={"GPU": 1}))
-    until(lambda: not queued())
+    until(lambda: not queued(), "the end of the line")
     assert (scheduler.pending(), ticket.place) == ((ticket,), 0)
     scheduler.release(held)
     scheduler.release(scheduler.allocate("declared"))
     scheduler.update(aa.detect(declare={"GPU": 2}))
-    until(lambda: ticket.allocation is not None)
+    until(lambda: ticket.allocation is not None, "its turn")
     scheduler.release(ticket.allocation)
 
 
@@ -273,7 +280,7 @@ def test_what_never_fits_and_what_a_program_counts_itself():
     with pytest.raises(ValueError, match="user must be None"):
         scheduler.allocate("declared", user=1)
     scheduler.update(aa.detect(declare={"GPU": 4}))
-    until(lambda: pending.allocation is not None)
+    until(lambda: pending.allocation is not None, "its turn")
 
 
 def test_a_simulated_machine_is_the_same_machine_whatever_its_name_says_that_it_has(acme):
@@ -285,6 +292,88 @@ def test_a_simulated_machine_is_the_same_machine_whatever_its_name_says_that_it_
     with pytest.raises(NotFreeError):
         scheduler.allocate("APU")
     assert len(aa.leases(scheduler.inventory)) == 3
+
+
+def test_a_request_that_is_refused_while_others_wait_is_not_in_their_way():
+    scheduler = new(1)
+    held = scheduler.allocate("declared")
+    behind = scheduler.submit("declared")
+    with pytest.raises(ValueError, match="time must be seconds"):
+        scheduler.submit("declared", time=-1)
+    assert scheduler.pending() == (behind,)
+    scheduler.release(held)
+    until(lambda: behind.allocation is not None, "its turn")
+    scheduler.release(behind.allocation)
+
+
+def test_who_comes_when_another_program_waits_is_told_so(other):
+    there, scheduler = other(2), new(2)
+    there.does("ask", "theirs")
+    there.does("ask", "both", "declared:2")
+    until(lambda: queued() == ["both"], "who waits")
+
+    def refusal(call):
+        """What it says to who comes now; nothing where who waits has not shown for a while that it does."""
+        try:
+            call()
+        except NotFreeError as error:
+            return str(error)
+        return ""
+
+    def allocate():
+        scheduler.release(scheduler.allocate("declared"))
+
+    def acquire():
+        aa.acquire("declared", inventory=scheduler.inventory, wait=0).release()
+
+    until(lambda: "waiting for the same devices in front: 1 of other programs" in refusal(allocate), "a refusal")
+    until(lambda: not scheduler.why("declared").fits_now, "a verdict")
+    scheduler.release(scheduler.allocate("declared", priority=1))
+    until(lambda: "; 1 earlier request for the same devices" in refusal(acquire), "a refusal")
+
+
+def test_what_a_program_counts_itself_of_a_device_that_is_lost_stays_in_nobodys_way():
+    scheduler = new(2)
+    counted = scheduler.occupy({"declared-GPU-1": Extent()}, holder="container")
+    scheduler.update(aa.detect(declare={"GPU": 1}))
+    scheduler.release(scheduler.allocate("declared"))
+    scheduler.update(aa.detect(declare={"GPU": 2}))
+    with pytest.raises(NotFreeError, match="container"):
+        scheduler.allocate("declared:2")
+    scheduler.release(counted)
+    scheduler.release(scheduler.allocate("declared:2"))
+
+
+def test_what_a_program_counts_itself_of_a_device_keeps_the_parts_into_which_it_was_divided(acme):
+    whole = aa.detect("sim:A1:1")
+    (device,) = whole.devices
+    parts = tuple(replace(device, id=f"part-{index}", index=index, parent=device.id) for index in range(2))
+    scheduler = aa.open_scheduler(whole, shared=True)
+    counted = scheduler.occupy({device.id: Extent()}, holder="container")
+    scheduler.update(replace(whole, devices=parts))
+    with pytest.raises(NotFreeError):
+        scheduler.allocate("APU")
+    scheduler.release(counted)
+    scheduler.release(scheduler.allocate("APU:2"))
+
+
+AT_THE_END = """
+import atexit
+import anyaccel as aa
+
+def end():
+    print(ticket.cancel(), scheduler.pending())
+    scheduler.release(held)
+
+atexit.register(end)
+scheduler = aa.open_scheduler(aa.detect(declare={"GPU": 1}), shared=True)
+held, ticket = scheduler.allocate("declared"), scheduler.submit("declared")
+"""
+
+
+def test_a_program_that_tidies_up_at_its_end_can_cancel_and_release():
+    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("True ()\n", "")
 
 
 GREEDY = """

@@ -94,14 +94,15 @@ def test_many_who_come_at_once_have_different_slots():
 
 
 def test_a_lease_without_slots_may_have_any(anyaccel):
-    """As version 0.1 writes it, of which a share has no position: no slot is safe then, in any process."""
+    """As a process writes it that sees the device without slots: no slot is safe then, in any process."""
     state = Path(Ledger.open().path)
     if not state.exists():
         end(hold("SLICE:0.5")[0])
     holder = subprocess.Popen(["sleep", "60"])
     from anyaccel.ledger.process import start_time
 
-    name = f"v1.slice-0.2500.{holder.pid}.{start_time(holder.pid)}.{names.new_nonce()}"
+    owner = f"{holder.pid}.{start_time(holder.pid)}.{'0' * 16}"
+    name = f"v2.slice-0.slices.2500.{owner}.{names.new_nonce()}"
     (state / name).touch()
     refused = anyaccel("run", "SLICE:0.125", "--no-wait", "--", *SHOW)
     holder.kill()

@@ -6,7 +6,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import anyaccel as aa
@@ -15,17 +14,9 @@ from anyaccel.errors import UsageError
 from anyaccel.launcher.sweep import COLUMNS, Commands, parse_each, written
 from anyaccel.ledger import Ledger
 from terminals import assert_plain, run_on_terminal
+from waiting import PATIENCE, until
 
-PATIENCE = 60.0
 FOLDER = Path("anyaccel-sweep")
-
-
-def until(condition, what):
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.01)
-    return found
 
 
 @pytest.fixture(autouse=True)
@@ -325,7 +316,7 @@ def test_a_sweep_waits_for_devices_and_gives_up_in_time(sweep):
         (("--each", "a=1"), "a command to run must follow '--'"),
         (("--each", "a=1", "--each", "a=2", "--", "x"), "gives 'a' twice"),
         (("--from", "nowhere"), "--from nowhere cannot be read"),
-        (("--jobs", "0", "--", "x"), "must be a whole number, 1 or more"),
+        (("--jobs", "0", "--", "x"), "must be a whole number from 1 to 1000000"),
         (("--address", "x", "--", "x"), "--address belongs to"),
     ],
 )
@@ -336,7 +327,9 @@ def test_bad_input_gets_one_message(arguments, words, sweep):
 
 
 def test_a_command_whose_time_is_over_is_ended_and_the_next_gets_its_device(sweep):
-    status, _ = sweep("--jobs", "1", "--time", "1s", "--each", "n=600,0", "--", "sleep", "{n}")
+    """A stopped one hears that, too: it is not killed after the grace."""
+    command = ("--", "sh", "-c", "kill -{how} $$; true")
+    status, _ = sweep("--jobs", "1", "--time", "1s", "--grace", "1h", "--each", "how=STOP,CONT", *command)
     assert status == 1
     assert [(row["Exitval"], row["Signal"]) for row in job_log().values()] == [("0", "15"), ("0", "0")]
     assert Ledger.open().leases() == ()

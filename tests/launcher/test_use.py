@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import anyaccel
 import pytest
-from anyaccel.launcher.use import loaded
+from anyaccel.launcher.use import in_use, loaded
 from anyaccel.ledger import Ledger
 
 MACHINE = "sim:A1:2"
@@ -95,6 +96,53 @@ def test_what_nothing_refers_to_is_given_back_with_a_warning(acme):
     assert "ACME_VISIBLE" not in os.environ
 
 
+def test_a_statement_of_its_own_lasts_until_the_process_has_ended(acme):
+    ran = in_a_process(
+        f"""
+        import anyaccel, gc, os
+        anyaccel.use("APU:1", machine={MACHINE!r})
+        anyaccel.use(
+            "APU:1",
+            machine={MACHINE!r},
+        )
+        gc.collect()
+        print(os.environ["ACME_VISIBLE"], len(anyaccel.current().devices))
+        try:
+            anyaccel.use("APU:2", machine={MACHINE!r})
+        except anyaccel.UsageError as error:
+            print(*error.__notes__)
+        """
+    )
+    assert ran.stderr == ""
+    seen, way_out = ran.stdout.splitlines()
+    assert seen.endswith(" 1")
+    assert "release that first" in way_out
+    assert Ledger.open().leases() == ()
+
+
+def test_a_statement_at_the_prompt_lasts_when_others_are_shown(acme):
+    lines = f"import anyaccel, os\nanyaccel.use('APU:1', machine={MACHINE!r})\n1 + 1\nos.environ['ACME_VISIBLE']\n"
+    ran = subprocess.run(
+        [sys.executable, "-q", "-i"], input=lines, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "<Use " in ran.stdout
+    assert "Warning" not in ran.stderr
+    assert "Error" not in ran.stderr
+
+
+def test_the_warning_names_the_line_at_which_devices_went(acme):
+    ran = in_a_process(
+        f"""
+        import anyaccel
+        def begin():
+            devices = anyaccel.use("APU:1", machine={MACHINE!r})
+        begin()
+        """
+    )
+    assert "<string>:5: RuntimeWarning: " in ran.stderr
+    assert "sees what it saw before" in ran.stderr
+
+
 def test_a_variable_that_was_changed_meanwhile_is_left_alone(acme, monkeypatch):
     monkeypatch.setenv("ACME_VISIBLE", "")
     monkeypatch.delenv("ACME_VISIBLE")  # so that it is gone again after the test
@@ -126,6 +174,101 @@ def test_a_child_of_a_fork_gives_nothing_back(acme):
     devices.release()
 
 
+def test_a_child_of_a_fork_may_use_a_part_of_what_it_inherits(acme):
+    devices = anyaccel.use("APU:2", machine=MACHINE)
+    child = os.fork()
+    if not child:
+        try:
+            with anyaccel.use("APU:1", machine=MACHINE) as part:
+                inside = len(anyaccel.current().devices) == 1 and {part.devices[0].id} < {d.id for d in devices.devices}
+            os._exit(0 if inside and len(anyaccel.current().devices) == 2 else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(anyaccel.current().devices) == 2
+    devices.release()
+
+
+def test_a_thread_that_waits_keeps_others_from_waiting_for_it(acme):
+    errors = []
+    begun = threading.Event()
+
+    def wait():
+        try:
+            anyaccel.use("APU:1", machine=MACHINE, wait=60, on_wait=lambda *_: begun.set())
+        except anyaccel.AnyaccelError as error:
+            errors.append(error)
+
+    with anyaccel.acquire("APU:2", machine=MACHINE):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert begun.wait(60)
+        with pytest.raises(anyaccel.UsageError, match="another thread of this process is about to use devices"):
+            anyaccel.use("APU:1", machine=MACHINE)
+    thread.join(60)
+    assert errors == []
+    in_use().release()
+
+
+def test_what_is_for_processes_that_are_started_is_refused(acme):
+    for name, value in (("memory", "1GiB"), ("confined", True), ("environ", {"HOME": "/"})):
+        with pytest.raises(
+            anyaccel.UsageError,
+            match=f"{name} is for what is about to be started, and this process has been started already",
+        ):
+            anyaccel.use("APU:1", machine=MACHINE, **{name: value})
+    assert Ledger.open().leases() == ()
+
+
+def test_a_pool_that_is_made_later_hands_out_what_this_process_uses(acme):
+    with anyaccel.Pool("APU:1", machine=MACHINE) as before:
+        assert before.submit(abs, -1).result(timeout=60) == 1
+        with anyaccel.use("APU:2", machine=MACHINE), anyaccel.Pool("APU:1", machine=MACHINE) as inside:
+            assert inside.submit(abs, -2).result(timeout=60) == 2
+        assert before.submit(abs, -3).result(timeout=60) == 3
+
+
+def test_a_pool_hands_out_nothing_that_this_process_has_given_back(acme):
+    with anyaccel.use("APU:2", machine=MACHINE):
+        pool = anyaccel.Pool("APU:1", machine=MACHINE)
+        assert pool.submit(abs, -1).result(timeout=60) == 1
+    with pytest.raises(anyaccel.AnyaccelError, match="has given back what it used when this pool was made"):
+        pool.submit(abs, -2).result(timeout=60)
+    pool.shutdown()
+
+
+def test_frameworks_of_this_process_are_capped(acme, tmp_path):
+    (tmp_path / "torch.py").write_text(
+        """
+class _Backend:
+    fractions = []
+    def __init__(self):
+        self._lazy_call = lambda call: call()
+        self.set_per_process_memory_fraction = lambda fraction, device: self.fractions.append(fraction)
+    def device_count(self): return 1
+device = _Backend()
+"""
+    )
+    program = f"""
+        import anyaccel, sys
+        sys.path.append({str(tmp_path)!r})
+        devices = anyaccel.use("APU:0.5", machine={MACHINE!r}, cap=True)
+        import torch
+        print(torch.device.fractions)
+        """
+    assert in_a_process(program).stdout == "[0.5]\n"
+
+
+def test_this_process_runs_near_its_devices_as_long_as_it_uses_them(acme, monkeypatch):
+    before = os.sched_getaffinity(0)
+    one = min(before)
+    monkeypatch.setattr("anyaccel.launcher.bind.by_node", lambda: {0: (one,), 1: (one,)})
+    with anyaccel.use("APU:1", machine=MACHINE, bind=True):
+        assert anyaccel.current().processors == (one,)
+        assert os.sched_getaffinity(0) == {one}
+    assert os.sched_getaffinity(0) == before
+
+
 def test_the_devices_are_free_once_the_process_has_ended(acme):
     ran = in_a_process(f"import anyaccel; devices = anyaccel.use('APU:2', machine={MACHINE!r}); print(devices.id)")
     assert ran.returncode == 0, ran.stderr
@@ -146,7 +289,7 @@ def test_a_runtime_that_is_loaded_already_is_refused(acme_runtime, library):
         library,
     )
     assert "libacmert.so.1 of acme is loaded in this process already" in ran.stdout, ran.stderr
-    assert "ACME_VISIBLE" in ran.stdout
+    assert "and reads ACME_VISIBLE once" in ran.stdout
     assert "restart the kernel" in ran.stdout
     assert Ledger.open().leases() == ()
 

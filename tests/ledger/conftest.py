@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,17 @@ def nest():
 
 
 @pytest.fixture
-def state(tmp_path):
-    """A state directory, in which the test of the lock was made before (it has tests of its own)."""
-    directory = tmp_path / "state"
-    directory.mkdir(mode=0o700)
-    (directory / f"checked.{boot()}.{os.geteuid()}").touch()
-    return directory
+def state():
+    """A state directory, in which the test of the lock was made before (it has tests of its own).
+
+    Other users get to where it is: each run of pytest closes what all runs have in common to them.
+    """
+    with tempfile.TemporaryDirectory() as parent:
+        os.chmod(parent, 0o755)
+        directory = Path(parent) / "state"
+        directory.mkdir(mode=0o700)
+        (directory / f"checked.{boot()}.{os.geteuid()}").touch()
+        yield directory
 
 
 @pytest.fixture

@@ -68,6 +68,23 @@ def test_an_explicit_end_frees_it_though_a_child_carries_it(claim, elsewhere, de
     os.kill(child, signal.SIGKILL)
 
 
+def test_a_claim_that_fails_frees_it_though_a_child_carries_it(claim, elsewhere, device):
+    here, there = claim(), elsewhere()
+    child = there.do(
+        "def mark(used):\n"
+        "    global child\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        time.sleep(600)\n"
+        "    raise KeyboardInterrupt\n"
+        f"want = Want(candidates=frozenset('a'), device_locks={device}, mark=mark)\n"
+        "try: ledger.acquire(want, chooser('a'), wait=0)\n"
+        "except KeyboardInterrupt: result = child"
+    )
+    assert here.do(f"take('a', device_locks={device})") == {"a": 10_000}
+    os.kill(child, signal.SIGKILL)
+
+
 def test_it_outlasts_the_state_directory(claim, device, state):
     """Also where the holder's open files cannot be seen, as those of another user."""
     holder, rival = claim(), claim()

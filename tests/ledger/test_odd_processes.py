@@ -117,7 +117,7 @@ def test_ten_thousand_files_of_somebody_else(claim, ledger, state):
     for number in range(10_000):
         name = (
             f"junk.{number}",
-            f"v1.a.10000.{pid}.1.{number:020d}",
+            f"v2.a.10000.{pid}.1.0000000000000000.{number:020d}",
             f"t1.5000000.{number:016d}.{pid}.1.{number:020d}.a",
         )[number % 3]
         descriptor = os.open(state / name, os.O_CREAT | os.O_WRONLY, 0o644)

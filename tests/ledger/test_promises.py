@@ -277,7 +277,7 @@ def test_p6_a_choice_that_hangs_or_raises_costs_nobody_else(claim, ledger, files
 
 def test_p7_what_is_not_understood_counts_while_it_is_locked(claim, ledger, state):
     future, rival = claim(), claim()
-    name = "v2.a.what.ever"
+    name = "v3.a.10000.more"
     future.do(
         f"import fcntl; fd = os.open({str(state / name)!r}, os.O_RDWR | os.O_CREAT); fcntl.flock(fd, fcntl.LOCK_EX)"
     )

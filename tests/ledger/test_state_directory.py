@@ -9,10 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from anyaccel.errors import LeaseNotFoundError, LedgerError, StateDirectoryError
+from anyaccel.errors import DevicesBusyError, LeaseNotFoundError, LedgerError, StateDirectoryError
 from anyaccel.ledger import Ledger, Want, filesystem, places, process
 from anyaccel.model import Extent
-from claimant import ClaimantError
+from claimant import Claimant, ClaimantError
+from lengths import length
 
 ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="needs root, to act as another user")
@@ -138,7 +139,7 @@ def test_a_file_system_that_keeps_no_locks_is_refused(tmp_path, monkeypatch):
     ],
 )
 def test_network_file_systems_are_known(kind, network, tmp_path, monkeypatch):
-    monkeypatch.setattr(filesystem, "_type", lambda descriptor: kind)
+    monkeypatch.setattr(filesystem, "file_system", lambda descriptor: kind)
     (tmp_path / "new").mkdir(mode=0o700)
     if network:
         with pytest.raises(StateDirectoryError, match=f"on a network file system \\({kind}\\)"):
@@ -147,9 +148,29 @@ def test_network_file_systems_are_known(kind, network, tmp_path, monkeypatch):
         open_at(tmp_path / "new")
 
 
+def test_a_file_system_is_looked_at_by_each_process_and_with_each_new_directory(tmp_path, monkeypatch):
+    """Also where another process has found the directory fit: it may have come by another path."""
+    path = tmp_path / "new"
+    path.mkdir(mode=0o700)
+    program = f"from anyaccel.ledger import Ledger; Ledger.open({{'ANYACCEL_STATE_DIR': {str(path)!r}}})"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert os.listdir(path)  # it was tested
+    with monkeypatch.context() as network:
+        network.setattr(filesystem, "file_system", lambda _: "nfs")
+        with pytest.raises(StateDirectoryError, match="on a network file system"):
+            open_at(path)
+    open_at(path)
+    monkeypatch.setattr(filesystem, "file_system", lambda _: "nfs")
+    open_at(path)  # the same directory, so the same file system
+    shutil.rmtree(path)
+    path.mkdir(mode=0o700)
+    with pytest.raises(StateDirectoryError, match="on a network file system"):
+        open_at(path)
+
+
 def test_the_type_of_a_file_system_is_that_of_its_mount():
     descriptor = os.open("/proc", os.O_RDONLY)
-    assert filesystem._type(descriptor) == "proc"
+    assert filesystem.file_system(descriptor) == "proc"
     os.close(descriptor)
 
 
@@ -171,6 +192,38 @@ def test_it_is_deleted_while_it_is_used(claim, ledger, state, in_line):
     assert waiter.end() == {"a": 10_000}
     waiter.do("give()")
     assert late.do("take('a')") == {"a": 10_000}
+
+
+def test_it_is_emptied_while_it_is_used(claim, ledger, state):
+    """As with ``rm -rf /run/anyaccel/*``: who has found it fit before looks for what is in force, too."""
+    holder, old = claim(), claim()
+    holder.do("take('a')")
+    old.do("take('b'); give()")
+    for path in state.iterdir():
+        path.unlink()
+    assert [(record.device, record.pid) for record in ledger.leases()] == [("a", holder.pid)]
+    for path in state.iterdir():
+        path.unlink()
+    with pytest.raises(ClaimantError, match=f"DevicesBusyError: .*process {holder.pid}"):
+        old.do("take('a')")
+    holder.do("give()")
+    assert old.do("take('a')") == {"a": 10_000}
+
+
+def test_it_is_deleted_while_somebody_looks(claim, ledger, state):
+    """A file that went with the directory says that its lease is over for this look, and not for the next one."""
+    holder = claim()
+    holder.do("take('a')")
+    directories = [state]
+
+    def choose(taken):
+        while directories:
+            shutil.rmtree(directories.pop())
+        return one(taken)
+
+    with pytest.raises(DevicesBusyError, match=f"process {holder.pid}"):
+        ledger.acquire(ANY, choose, wait=0.2)
+    assert [(record.device, record.pid) for record in ledger.leases()] == [("a", holder.pid)]
 
 
 def test_it_is_deleted_and_the_holder_is_killed(claim, state):
@@ -212,13 +265,13 @@ def test_what_was_given_back_before_it_was_deleted_is_free(claim, state):
 
 def test_odd_names_disturb_nobody(claim, ledger, state, files):
     holder = claim()
-    odd = ["v1", "v1.", "t1.", ".x", ".", "v1.a.b.c.d.e", "naïve", "-rf", "v1.a.5000.1.1.zz", "t1.0.0", "x" * 255]
+    odd = ["v1", "v1.", "t1.", ".x", ".", "v1.a.b.c.d.e", "naïve", "-rf", "v2.a.5000.1.1.zz", "t1.0.0", "x" * 255]
     for name in odd:
         if name != ".":
             (state / name).touch()
-    (state / "v1.a.10000.1.1.0123456789abcdef0123").mkdir()
-    (state / "v1.b.10000.1.1.0123456789abcdef0123").symlink_to("/etc/passwd")
-    os.mkfifo(state / "v1.c.10000.1.1.0123456789abcdef0123")
+    (state / "v2.a.10000.1.1.0000000000000000.0123456789abcdef0123").mkdir()
+    (state / "v2.b.10000.1.1.0000000000000000.0123456789abcdef0123").symlink_to("/etc/passwd")
+    os.mkfifo(state / "v2.c.10000.1.1.0000000000000000.0123456789abcdef0123")
     (state / b"v1.d\xff.1".decode(errors="surrogateescape")).touch()
     before = set(files())
     assert holder.do("take('a', 'b', 'c', count=3)") == {"a": 10_000, "b": 10_000, "c": 10_000}
@@ -226,7 +279,7 @@ def test_odd_names_disturb_nobody(claim, ledger, state, files):
     assert ledger.tickets() == ()
     holder.do("give()")
     # Links and pipes of ours that look like a lease are swept; what a link points to is not.
-    assert before - set(files()) <= {f"v1.{device}.10000.1.1.0123456789abcdef0123" for device in "bc"}
+    assert before - set(files()) <= {f"v2.{device}.10000.1.1.0000000000000000.0123456789abcdef0123" for device in "bc"}
     assert os.path.exists("/etc/passwd")
 
 
@@ -235,20 +288,20 @@ def test_a_process_id_that_was_given_out_again(claim, ledger, state, files):
     other, rival = claim(), claim()
     pid, start = other.pid, process.start_time(other.pid)
     tag = other.do("__import__('anyaccel.ledger.names').ledger.names.new_nonce()")
-    name = f"v1.a.10000.{pid}.{start + 1}.{tag}"
+    name = f"v2.a.10000.{pid}.{start + 1}.0000000000000000.{tag}"
     (state / name).touch(0o644)
     assert ledger.leases() == ()
     assert rival.do("take('a')") == {"a": 10_000}
     assert name not in files()
     rival.do("give()")
-    name = f"v1.a.10000.{pid}.{start}.{tag}"
+    name = f"v2.a.10000.{pid}.{start}.0000000000000000.{tag}"
     (state / name).touch(0o644)
     assert [(record.pid, record.state) for record in ledger.leases()] == [(pid, "held")]
 
 
 def test_what_outlived_a_boot_is_void(claim, ledger, state, files):
     other, rival = claim(), claim()
-    name = f"v1.a.10000.{other.pid}.{process.start_time(other.pid)}.{'0' * 7}f{'1' * 12}"
+    name = f"v2.a.10000.{other.pid}.{process.start_time(other.pid)}.{'0' * 16}.{'0' * 7}f{'1' * 12}"
     (state / name).touch(0o644)
     assert ledger.leases() == ()
     assert rival.do("take('a')") == {"a": 10_000}
@@ -294,6 +347,43 @@ def test_no_descriptors_left(ledger, files):
     assert files() == []
 
 
+SCARCE = """
+import resource, anyaccel.ledger.recovery, anyaccel.ledger.ending, anyaccel.ledger.inotify
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir('/proc/self/fd'))) + 8, limits[1]))
+opened = []
+try:
+    while True:
+        opened.append(os.open('/dev/null', os.O_RDONLY))
+except OSError:
+    pass
+for _ in range(ROOM):
+    os.close(opened.pop())
+"""
+PLENTY = "resource.setrlimit(resource.RLIMIT_NOFILE, limits)\nfor each in opened: os.close(each)"
+
+
+@pytest.mark.parametrize("room", range(5))
+def test_who_had_no_descriptor_left_at_first_knows_later_what_is_held(claim, nest, state, room):
+    """What could not be read is no answer, and is read again: here the tag of the boot, and the holder's start."""
+    holder, late = claim(), Claimant(nest)
+    holder.do("take('a')")
+    for path in state.iterdir():
+        path.unlink()
+    with pytest.raises(ClaimantError, match="DevicesBusyError"):
+        claim().do("take('a')")  # the lease has no lock now: that its process lives keeps it in force
+    claims = f"open_ledger({str(state)!r}); take('a')"
+    try:
+        late.do(SCARCE.replace("ROOM", str(room)))
+        with pytest.raises(ClaimantError):
+            late.do(claims)
+        late.do(PLENTY)
+        with pytest.raises(ClaimantError, match=f"DevicesBusyError: .*process {holder.pid}"):
+            late.do(claims)
+    finally:
+        late.close()
+
+
 def test_a_fork_in_the_middle_of_everything_leaves_the_lock_to_its_owner(claim, ledger, in_line):
     """A child that is forked while another thread publishes shares no lock of the directory with its parent."""
     holder, rival = claim(), claim()
@@ -326,17 +416,18 @@ def test_a_fork_in_the_middle_of_everything_leaves_the_lock_to_its_owner(claim, 
 def test_what_is_being_made_may_be_taken_for_debris(claim, ledger, files):
     """As by somebody in another container, who sees the file and not the process; it is made again."""
     eager, claimant = claim(), claim()
+    stop = os.path.join(os.path.dirname(ledger.path), "stop")
     eager.begin(
-        "stop = time.monotonic() + 2\n"
-        "while time.monotonic() < stop:\n"
+        f"while not os.path.exists({stop!r}):\n"
         "    for name in os.listdir(ledger.path):\n"
         "        if name.startswith('.'):\n"
         "            try: os.unlink(ledger.path + '/' + name)\n"
         "            except FileNotFoundError: pass\n"
     )
-    while eager.busy():
+    for _ in range(length(50, 500)):
         assert claimant.do("take('a', 'b', count=2, wait=30)") == {"a": 10_000, "b": 10_000}
         claimant.do("give()")
+    open(stop, "w").close()
     eager.end()
     assert files() == []
 

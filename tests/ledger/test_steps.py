@@ -5,10 +5,12 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 
 import pytest
-from claimant import ClaimantError, eventually
+from anyaccel.ledger.names import boot
+from claimant import Claimant, ClaimantError, eventually
 from lengths import length
 
 pytestmark = pytest.mark.skipif(
@@ -156,3 +158,63 @@ def test_an_error_at_each_step(scene, wait):
     ours = {"LedgerError", "StateDirectoryError", "LedgerBusyError", "DevicesBusyError", "ConfigurationError"}
     assert set(outcomes) <= ours
     assert outcomes["LedgerError"]
+
+
+@pytest.fixture
+def starved(nest, state, tmp_path):
+    """Lets a new claimant ask for the device while system calls find no descriptor left, and once more without that.
+
+    What one process reads first and keeps is read while each of these calls fails in turn, so each turn has a new one.
+    """
+
+    def starved(before, *options):
+        claimant = Claimant(nest)
+        claimant.do(f"import anyaccel.ledger.ending, anyaccel.ledger.recovery, encodings.ascii\n{WARM}")
+        claimant.do(before)
+        ask = f"open_ledger({str(state)!r}); take('a', device_locks={{'a': [{str(tmp_path)!r}]}})"
+        with Traced(claimant, tmp_path / "trace", *options) as traced:
+            with pytest.raises(ClaimantError):
+                claimant.do(ask)
+            injected = "(INJECTED)" in traced.output.read_text()
+        with pytest.raises(ClaimantError, match="DevicesBusyError"):
+            claimant.do(ask)
+        claimant.close()
+        return injected
+
+    return starved
+
+
+def test_without_a_descriptor_a_lease_that_only_its_process_keeps_is_in_force(claim, ledger, state, starved):
+    holder = claim()
+    holder.do("take('a')")
+    for path in state.iterdir():
+        path.unlink()
+    assert ledger.leases()  # which has made its file again; nobody locks that one
+    number = 1
+    failing = "openat", "pidfd_open"
+    while starved("", "-e", f"trace={','.join(failing)}", "-e", f"inject=openat:error=EMFILE:when={number}",
+                  "-e", "inject=pidfd_open:error=EMFILE") and number < 20:  # fmt: skip
+        number += 1
+    assert number > 10
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to look as a user at what another one started")
+def test_without_a_descriptor_a_lease_that_only_a_mark_keeps_is_in_force(claim, state, starved):
+    """Another user's process is asked through a file, which may be one too many."""
+    holder, user = claim(), 61_001
+    holder.do("from anyaccel.ledger import mark; want = Want(candidates=frozenset('a'), mark=mark.draw)")
+    holder.do("mark.put(ledger.acquire(want, chooser('a'), wait=0).mark)")
+    child = holder.do("subprocess.Popen(['sleep', '600']).pid")
+    holder.kill()
+    os.chmod(state, 0o1777)
+    (state / f"checked.{boot()}.{user}").touch()
+    become = f"os.setgroups([]); os.setresgid({user}, {user}, {user}); os.setresuid({user}, {user}, {user})"
+    limits = f"/proc/{child}/limits"
+    assert starved(f"import random, pwd; {become}", "-P", limits, "-e", "inject=openat:error=EMFILE:when=1")
+    os.kill(child, signal.SIGKILL)
+
+
+def test_without_a_descriptor_the_lock_on_the_device_itself_is_not_left_out(claim, tmp_path, starved):
+    there = claim(tmp_path / "elsewhere")
+    there.do(f"take('a', device_locks={{'a': [{str(tmp_path)!r}]}})")
+    assert starved("", "-P", str(tmp_path), "-e", "inject=openat:error=EMFILE:when=1")

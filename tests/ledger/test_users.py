@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import anyaccel
@@ -14,6 +13,7 @@ from anyaccel.ledger.diagnosis import diagnose
 from anyaccel.ledger.names import boot
 from anyaccel.model import Extent
 from claimant import ClaimantError, eventually
+from lengths import length
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as two other users")
 
@@ -28,15 +28,10 @@ anyaccel.ledger.inotify._libc()  # the Python that runs the tests may be closed 
 
 
 @pytest.fixture
-def state():
-    """The state directory as the line for tmpfiles.d makes it, where everybody gets to: not below pytest's own."""
-    with tempfile.TemporaryDirectory() as parent:
-        os.chmod(parent, 0o755)
-        directory = Path(parent) / "state"
-        directory.mkdir()
-        os.chmod(directory, 0o1777)
-        (directory / f"checked.{boot()}.0").touch()
-        yield directory
+def state(state):
+    """The state directory as the line for tmpfiles.d makes it."""
+    os.chmod(state, 0o1777)
+    return state
 
 
 @pytest.fixture
@@ -141,7 +136,7 @@ def test_who_locks_a_dead_lease_denies_and_is_not_believed(user, ledger, state):
 def test_what_cannot_be_read_counts(user, state):
     """Permission to look at the lock is refused, so nobody can tell that it is free."""
     alice, bob = user(ALICE), user(BOB)
-    name = state / "v1.a.10000.1.1.00000000000000000000"
+    name = state / "v2.a.10000.1.1.0000000000000000.00000000000000000000"
     alice.do(f"os.close(os.open({str(name)!r}, os.O_CREAT, 0o600))")
     with pytest.raises(ClaimantError, match="DevicesBusyError"):
         bob.do("take('a')")
@@ -168,11 +163,14 @@ def test_links_that_an_attacker_makes_and_changes_meanwhile(user, state):
     os.chmod(victim, 0o666)
     attacker, bob = user(ALICE), user(BOB)
     attacker.do(f"home, victim = {f'{state}/'!r}, {str(victim)!r}")
-    attacker.do("dead = '.a.10000.1.1.' + '0' * 20; names = ['v1' + dead, '.v1' + dead, 't1' + dead, '.t1' + dead]")
+    attacker.do("dead = '.a.10000.1.1.' + '0' * 20; names = ['v2' + dead, '.v2' + dead, 't1' + dead, '.t1' + dead]")
+    signs = state.parent / "signs"
+    signs.mkdir()
+    os.chmod(signs, 0o777)
     attacker.begin(
-        "stop, rounds = time.monotonic() + 3, 0\n"
-        "while time.monotonic() < stop:\n"
-        "    rounds += 1\n"
+        f"begun, stop = {str(signs / 'begun')!r}, {str(signs / 'stop')!r}\n"
+        "while not os.path.exists(stop):\n"
+        "    os.close(os.open(begun, os.O_CREAT))\n"
         "    for name in {*(each for each in os.listdir(home) if each[-2:] not in ('.x', '.y')), *names}:\n"
         "        for act in (\n"
         "            lambda: os.unlink(home + name),\n"
@@ -182,15 +180,14 @@ def test_links_that_an_attacker_makes_and_changes_meanwhile(user, state):
         "        ):\n"
         "            try: act()\n"
         "            except OSError: pass\n"
-        "result = rounds"
+        "result = 'stopped'"
     )
-    taken = 0
-    while attacker.busy():
+    eventually((signs / "begun").exists)
+    for _ in range(length(50, 500)):
         assert bob.do("take('b', wait=60)") == {"b": 10_000}
         bob.do("give()")
-        taken += 1
-    assert attacker.end() > 10
-    assert taken > 10
+    (signs / "stop").touch()
+    assert attacker.end() == "stopped"
     assert (victim.read_text(), victim.stat().st_mode & 0o7777) == ("precious", 0o666)
 
 
@@ -273,13 +270,13 @@ def test_a_file_that_cannot_be_opened_harms_its_maker_alone(user, ledger, state,
     mallory, alice, bob = user(ALICE), user(BOB), user(BOB)
     mallory.do("import fcntl, signal; signal.signal(signal.SIGIO, signal.SIG_IGN)")
     bob.do("take('b')")
-    tag = f"{mallory.pid}.1.{boot()}deadbeef000"
-    file = f"v1.a.10000.{tag}1"
-    for name in (file, f"t1.0000000.0000000000000000.{tag}2.+", f".{tag}3"):
+    owner, tag = f"{mallory.pid}.1", f"{boot()}deadbeef000"
+    file = f"v2.a.10000.{owner}.0000000000000000.{tag}1"
+    for name in (file, f"t1.0000000.0000000000000000.{owner}.{tag}2.+", f".{owner}.{tag}3"):
         mallory.do(f"name = {str(state / name)!r}; {OBSTACLES[kind]}")
     assert alice.do("take('a', 'b', 'c', wait=60)") == {"c": 10_000}
     with pytest.raises(ClaimantError, match=f"a is held by {ALICE}"):
-        alice.do("take('a', wait=3)")
+        alice.do("take('a', wait=1)")
     assert [(record.device, record.uid) for record in ledger.leases()] == [("a", ALICE), ("b", BOB), ("c", BOB)]
     assert [ticket.uid for ticket in ledger.tickets()] == [ALICE]
     (lease,) = [record.id for record in ledger.leases() if record.device == "b"]
@@ -300,7 +297,7 @@ def test_a_file_that_cannot_be_opened_harms_its_maker_alone(user, ledger, state,
 @pytest.mark.parametrize("make", ["os.mkfifo(name, 0)", "os.mkdir(name, 0)", "os.symlink('/dev/tty', name)"])
 def test_what_is_no_file_is_no_lease_of_anybody(user, ledger, state, make):
     mallory, alice = user(ALICE), user(BOB)
-    for name in ("v1.a.10000.1.1.", "t1.0000000.0000000000000000.1.1."):
+    for name in ("v2.a.10000.1.1.0000000000000000.", "t1.0000000.0000000000000000.1.1."):
         mallory.do(f"name = {str(state / name)!r} + '0' * 20; {make}; name += '.+'; {make}")
     assert alice.do("take('a', wait=60)") == {"a": 10_000}
     assert [record.device for record in ledger.leases()] == ["a"]
@@ -310,8 +307,11 @@ def test_what_is_no_file_is_no_lease_of_anybody(user, ledger, state, make):
 @pytest.mark.parametrize("body", ["'[' * 10**6", "'{\"wanted\": [1e999]}'", "'{\"wanted\": [' + '9' * 10**5 + ']}'"])
 def test_words_that_are_no_words_disturb_nobody(user, ledger, state, body):
     mallory, alice = user(ALICE), user(BOB)
-    tag = f"{mallory.pid}.1.{boot()}deadbeef000"
-    for name in (f"v1.a.10000.{tag}1", f"t1.0000000.0000000000000000.{tag}2.+"):
+    owner, tag = f"{mallory.pid}.1", f"{boot()}deadbeef000"
+    for name in (
+        f"v2.a.10000.{owner}.0000000000000000.{tag}1",
+        f"t1.0000000.0000000000000000.{owner}.{tag}2.+",
+    ):
         mallory.do(
             f"import fcntl\nfile = open({str(state / name)!r}, 'w'); file.write({body}); file.flush()\n"
             "leases.append(file); fcntl.flock(file, fcntl.LOCK_EX)"

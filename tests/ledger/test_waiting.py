@@ -31,6 +31,17 @@ def test_no_wait_and_an_expired_wait(claim, ledger, files):
     assert len(files()) == 1
 
 
+def test_a_child_that_was_forked_meanwhile_does_not_keep_a_dead_waiters_place(claim, ledger, in_line):
+    claim().do("take('a')")
+    waiter = claim()
+    waiter.do("threading.Thread(target=take, args=('a',), kwargs={'wait': 60}, daemon=True).start()")
+    in_line(1)
+    child = waiter.do("pid = os.fork()\nif pid == 0:\n    time.sleep(600)\n    os._exit(0)\nresult = pid")
+    waiter.kill()
+    in_line(0)
+    os.kill(child, signal.SIGKILL)
+
+
 def test_who_has_priority_is_served_first(claim, ledger, in_line):
     holder = claim()
     holder.do("take('a')")
@@ -206,11 +217,11 @@ def interrupted_at(number):
 want = Want(candidates=frozenset('ab'))
 lines = 0
 while interrupted_at(lines + 1):
-    lines += 1
+    lines += STEP
     names = [name for name in os.listdir(ledger.path) if not name.startswith('checked')]
     assert len(names) == LEFT, (lines, names)
 result = lines
-"""
+""".replace("STEP", str(length(3, 1)))
 
 
 def test_an_interrupt_at_any_line_loses_nothing(claim, ledger, files):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from anyaccel.engines.ray.node import Given
+from anyaccel.engines.ray.given import Given
 from anyaccel.model import Device, EnvEdits, Finding, Request, Severity, Term, Value, replace
 
 GPU = Device(id="a", index=0, model="M", links={"b": 2})

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from lengths import length
 
 CONTAINERFILE = Path(__file__).parents[2] / "examples" / "container" / "Containerfile"
 IMAGE = Path(__file__).parent / "image.sh"
@@ -59,12 +58,12 @@ def node(dist, tmp_path):
     return node
 
 
+@pytest.mark.full  # Ray is downloaded and installed
 @pytest.mark.skipif(not MAY_MOUNT, reason="needs root and the right to mount, for a file system of its own")
 def test_it_starts_a_node_with_the_devices_of_its_machine(node):
-    default = dict(value.split("=", 1) for value in values("ARG"))["EXTRAS"]
-    extras, first = length(("nvidia", "echo"), (default, "ray --version"))
-    user, ray, command = node(extras, "--dry-run", *json.loads(values("CMD")[0]), first=first)
+    extras = dict(value.split("=", 1) for value in values("ARG"))["EXTRAS"]
+    user, ray, command = node(extras, "--dry-run", *json.loads(values("CMD")[0]), first="ray --version")
     assert user == values("USER")[0]
-    assert ray.startswith(length("", "ray, version "))
+    assert ray.startswith("ray, version ")
     assert command.startswith("ray start --num-gpus=2 '--resources={\"accelerator_type:H100\":1}'")
     assert command.endswith("--block --head")

@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 import tarfile
 import venv
 import zipfile
 
 import pytest
+from anyaccel import __version__
 from distributions import FOLDERS, QUIET, ROOT, VENDORS, check
 
 pytestmark = [pytest.mark.xdist_group("packaging"), pytest.mark.timeout(300)]
@@ -68,11 +71,25 @@ def test_an_sdist_holds_what_a_packager_tests_with(dist, vendor):
         assert any(wanted in name for name in names), wanted
 
 
+def test_a_plugin_of_another_version_than_the_core_is_not_released(tmp_path):
+    for path in ("scripts/build.py", "core/src/anyaccel/_version.py"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    shutil.copytree(ROOT / "plugins" / "tpu", tmp_path / "plugins" / "tpu")
+    project = tmp_path / "plugins" / "tpu" / "pyproject.toml"
+    project.write_text(project.read_text().replace(f'version = "{__version__}"', 'version = "9.9.9"'))
+    command = [sys.executable, tmp_path / "scripts" / "build.py", "tpu"]
+    done = subprocess.run(command, capture_output=True, text=True, env=QUIET, check=False)
+    assert done.returncode == 1
+    told = f"anyaccel_tpu-9.9.9-py3-none-any.whl: its version must be that of the core, {__version__}"
+    assert told in done.stderr.splitlines()
+
+
 def test_extras_bring_the_plugins_that_were_asked_for(bare):
     lines = bare("anyaccel", "plugins").splitlines()
     assert [line.split() for line in lines[1:]] == [
-        ["nvidia", "ok", "GPU", "anyaccel-nvidia", "0.1.0"],
-        ["tpu", "ok", "TPU", "anyaccel-tpu", "0.1.0"],
+        ["nvidia", "ok", "GPU", "anyaccel-nvidia", __version__],
+        ["tpu", "ok", "TPU", "anyaccel-tpu", __version__],
     ]
 
 
@@ -82,6 +99,7 @@ def test_an_installed_plugin_is_checked_on_the_recordings_that_it_brings(bare):
     assert (document["passed"], machines) == (True, {path.name for path in ROOT.glob("plugins/tpu/recordings/*")})
 
 
+@pytest.mark.full
 def test_all_is_installed_from_a_folder_without_a_network(dist, tmp_path):
     """What a machine without a network needs is in one folder: what was built, and what that depends on."""
     wanted = f"anyaccel[{','.join(VENDORS)}]"

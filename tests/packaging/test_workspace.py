@@ -9,6 +9,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 VENDORS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
+VERSION = re.findall(r'^__version__ = "(.+)"', (ROOT / "core/src/anyaccel/_version.py").read_text(), re.MULTILINE)[0]
+MAJOR, MINOR = map(int, VERSION.split(".")[:2])
+BOUNDS = f">={MAJOR}.{MINOR},<{MAJOR}.{MINOR + 1}"
 
 
 def project(folder):
@@ -24,7 +27,7 @@ def tox_section(name):
 def test_every_plugin_is_an_extra_of_the_core():
     extras = project("core")["optional-dependencies"]
     for vendor in VENDORS:
-        assert extras[vendor] == [f"anyaccel-{vendor}>=0.1,<0.2"]
+        assert extras[vendor] == [f"anyaccel-{vendor}{BOUNDS}"]
     assert extras["all"] == [f"anyaccel[{','.join(VENDORS)}]"]
 
 
@@ -72,7 +75,8 @@ def test_a_plugin_is_described_alike(vendor):
     core, plugin = project("core"), project(f"plugins/{vendor}")
     assert plugin["name"] == f"anyaccel-{vendor}"
     assert plugin["entry-points"]["anyaccel"][vendor].partition(":")[0] == f"anyaccel_{vendor}"
-    assert "anyaccel>=0.1,<0.2" in plugin["dependencies"]
+    assert plugin["version"] == VERSION
+    assert f"anyaccel{BOUNDS}" in plugin["dependencies"]
     for key in ("requires-python", "license", "license-files", "authors", "readme"):
         assert plugin[key] == core[key], key
     pythons = [line for line in core["classifiers"] if "Python :: 3." in line]
@@ -85,7 +89,14 @@ def test_a_plugin_is_described_alike(vendor):
     assert len((folder / "README.md").read_text().splitlines()) > 20
 
 
-def test_the_changelog_knows_the_version():
-    version = re.search(r'^__version__ = "(.+)"', (ROOT / "core/src/anyaccel/_version.py").read_text(), re.MULTILINE)[1]
-    assert f"version: {version}" in (ROOT / "CITATION.cff").read_text().splitlines()
-    assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
+def test_whatever_names_the_version_names_this_one():
+    assert f"version: {VERSION}" in (ROOT / "CITATION.cff").read_text().splitlines()
+    assert f"## [{VERSION}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\nARG VERSION={MAJOR}.{MINOR}.*\n" in (ROOT / "examples/container/Containerfile").read_text()
+    for path in (
+        "core/src/anyaccel/scaffold/common/pyproject.toml.in",
+        "docs/how-to/write-a-plugin.md",
+        "docs/tutorial-plugin.md",
+        "examples/anyaccel-lumen/pyproject.toml",
+    ):
+        assert f'"anyaccel{BOUNDS}"' in (ROOT / path).read_text(), path

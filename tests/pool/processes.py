@@ -1,26 +1,11 @@
-"""Processes as the kernel sees them, and patience."""
+"""Processes as the kernel sees them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import time
-from collections.abc import Callable
-from typing import Any
 
-from anyaccel.pool import proc
-
-PATIENCE = 60.0
-"""Seconds after which something that should happen at once has not happened."""
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Wait for something that should happen soon."""
-    deadline = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.005)
-    return found
+from anyaccel.ledger import process
 
 
 def left_of(variable: str) -> list[int]:
@@ -35,4 +20,4 @@ def left_of(variable: str) -> list[int]:
 
 def gone(pid: int) -> bool:
     """Whether a process has left the kernel, or nearly so."""
-    return proc.status_fields(pid)[:1] in ([], ["Z"], ["X"])
+    return process.state(pid) in ("", "Z", "X")

@@ -1,16 +1,19 @@
 """Actors: an object in a process of its own, its calls in order, its devices held until the process is gone."""
 
+import asyncio
 import gc
 import os
 import pickle
 import signal
 import subprocess
+import sys
 import time
 from concurrent.futures import CancelledError
 
 import anyaccel as aa
 import pytest
-from processes import gone, until
+from processes import gone
+from waiting import until
 
 
 class Counter:
@@ -193,3 +196,29 @@ def test_an_actor_is_told_to_end_in_time_to_clean_up(pool, tmp_path):
     until((tmp_path / "begun").exists, "the call")
     os.kill(careful.ready.result(), signal.SIGTERM)
     until((tmp_path / "clean").exists, "cleaning up")
+
+
+class Together:
+    def __init__(self):
+        self.waiting = 0
+
+    async def wait(self):
+        self.waiting += 1
+        await asyncio.sleep(1000)
+
+    def count(self):
+        return self.waiting
+
+    def leave(self, status):
+        sys.exit(status)
+
+
+def test_coroutines_of_an_actor_that_ends_are_told_of_its_end(pool):
+    """That closes their loop, which cancels them: but nobody has cancelled their calls."""
+    together = pool().options(max_concurrency=4).actor(Together)
+    waiting = [together.wait() for _ in range(3)]
+    until(lambda: together.count().result() == 3, "all of them")
+    together.leave(3)
+    for future in waiting:
+        with pytest.raises(aa.BrokenWorkerError, match="ended with exit status 3 before it answered"):
+            future.result()

@@ -14,7 +14,7 @@ from anyaccel.pool import reactor as reactors
 from anyaccel.pool.call import Call, Options
 from anyaccel.pool.channel import Kind, Spin, send
 from anyaccel.pool.reactor import Reactor
-from processes import until
+from waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_what_is_borrowed_is_not_handled_until_it_was_given_back(pair):
     theirs.send(b"x")
     assert not handled.wait(20 * reactors._LOAN)
     loop.give_back(ours.fileno())
-    assert handled.wait(10)
+    assert handled.wait(PATIENCE)
 
 
 def test_what_is_borrowed_in_turns_stays_out_of_the_loop(pair, monkeypatch):
@@ -137,7 +137,7 @@ def test_what_is_not_watched_any_more_is_not_given_back(pair):
     loop.unwatch(ours.fileno())
     theirs.send(b"x")
     loop.call_later(10 * reactors._LOAN, later.set)
-    assert later.wait(10)
+    assert later.wait(PATIENCE)
     assert not handled
 
 
@@ -160,7 +160,7 @@ def test_answers_arrive_whether_or_not_somebody_waits(pool):
         assert one.submit(pow, 2, 3).result() == 8
         called = threading.Event()
         one.submit(pow, 2, 3).add_done_callback(lambda _, called=called: called.set())
-        assert called.wait(10)
+        assert called.wait(PATIENCE)
 
 
 def test_a_future_is_made_as_its_base_class_makes_it():

@@ -1,9 +1,12 @@
 """Calls that are cancelled at an awkward moment."""
 
+import threading
 import time
 
+from anyaccel.pool.channel import Kind
 from anyaccel.pool.forkserver import client
-from processes import until
+from anyaccel.pool.process import WorkerProcess
+from waiting import PATIENCE, until
 
 
 def test_a_call_that_is_cancelled_while_its_worker_is_being_made(pool, monkeypatch):
@@ -22,3 +25,26 @@ def test_a_call_that_is_cancelled_while_its_worker_is_being_made(pool, monkeypat
     running.cancel()
     until(future.cancelled, "the second call")
     assert one.submit(pow, 2, 3).result(60) == 8
+
+
+class Echo:
+    def say(self, word):
+        return word
+
+
+def test_a_method_that_is_cancelled_while_it_is_handed_over_leaves_its_actor_alive(pool, monkeypatch):
+    echo = pool().actor(Echo)
+    echo.ready.result()
+    give = WorkerProcess.give
+
+    def cancel_and_give(member, call, **options):
+        if call.kind == Kind.METHOD:
+            monkeypatch.setattr(WorkerProcess, "give", give)
+            other = threading.Thread(target=call.future.cancel)
+            other.start()
+            other.join(0.5)  # it waits for what we do here, or is through by now
+        give(member, call, **options)
+
+    monkeypatch.setattr(WorkerProcess, "give", cancel_and_give)
+    assert echo.say("first").cancelled()
+    assert echo.say("second").result(PATIENCE) == "second"

@@ -5,7 +5,7 @@ import time
 
 import anyaccel as aa
 import pytest
-from processes import until
+from waiting import until
 
 
 def visible():

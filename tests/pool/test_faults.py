@@ -12,7 +12,9 @@ import anyaccel as aa
 import pytest
 from anyaccel.pool import proc
 from anyaccel.pool.forkserver import client
-from processes import gone, left_of, until
+from anyaccel.pool.process import WorkerProcess
+from processes import gone, left_of
+from waiting import until
 
 
 def end(how):
@@ -53,6 +55,50 @@ def test_a_crash_says_where_it_was(pool, capfd):
     with pytest.raises(aa.BrokenWorkerError):
         pool().submit(end, signal.SIGSEGV).result()
     assert "Segmentation fault" in capfd.readouterr().err
+
+
+class Home:
+    def pid(self):
+        return os.getpid()
+
+
+@pytest.mark.parametrize("actor", [False, True])
+@pytest.mark.parametrize("needs", [None, "A1:1"])
+def test_a_process_that_was_forked_ahead_and_died_unused_is_replaced(pool, needs, actor):
+    one = pool("A1:1")
+    used = one.submit(os.getpid).result()
+    server = client.fork_server().pid
+
+    def forked_ahead():
+        left = [pid for pid in proc.children(server) if not gone(pid) and pid != used]
+        return left[0] if len(left) == 1 else None
+
+    spare = until(forked_ahead, "a process that was forked ahead")
+    user = one.options(needs=needs)
+    os.kill(server, signal.SIGSTOP)  # so nobody hears of its death before it is used
+    try:
+        os.kill(spare, signal.SIGKILL)
+        until(lambda: gone(spare), "its death")
+        future = user.actor(Home).ready if actor else user.submit(os.getpid)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    assert future.result(60) != spare
+
+
+def test_a_call_that_was_not_sent_yet_when_its_process_died_runs_in_another(pool, monkeypatch):
+    one = pool("A1:1", machine="sim:A1:1", max_calls=0)
+    pid = one.submit(os.getpid).result()
+    (member,) = one._core.members
+    run = WorkerProcess.run
+
+    def run_late(self, call):
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: member not in one._core.members, "the end of the process")
+        monkeypatch.setattr(WorkerProcess, "run", run)
+        run(self, call)
+
+    monkeypatch.setattr(WorkerProcess, "run", run_late)
+    assert one.submit(os.getpid).result(60) != pid
 
 
 def test_an_unused_worker_that_dies_is_replaced(pool):
@@ -323,7 +369,7 @@ import anyaccel as aa
 from anyaccel.pool.forkserver import client
 def work(stubborn):
     if stubborn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n"))
     try:
         print("running", os.getpid(), flush=True)
         time.sleep(1000)
@@ -350,7 +396,7 @@ def test_ctrl_c_twice_kills(script):
     caller = script(INTERRUPTED.format(stubborn=True))
     pid = int(caller.stdout.readline().split()[1])
     caller.send_signal(signal.SIGINT)
-    time.sleep(0.3)  # it asks first, and we are to be seen to ask twice
+    assert caller.stdout.readline() == "asked\n"
     assert not gone(pid)
     caller.send_signal(signal.SIGINT)
     out, _ = caller.communicate()

@@ -3,11 +3,13 @@
 import concurrent.futures
 import os
 import signal
+import threading
 import time
 
 import anyaccel as aa
 import pytest
-from processes import until
+from anyaccel.pool.core import Core
+from waiting import PATIENCE, until
 
 QUICK = 40
 
@@ -48,8 +50,9 @@ def kept(request, pool):
 
 
 @pytest.fixture
-def stands(tmp_path):
+def stands(tmp_path, monkeypatch):
     """Have a call run of which others stand in line behind: the ones before it, itself, and the ones behind it."""
+    monkeypatch.setattr(Core, "_watch", lambda _: None)  # or they would wait with all others a moment later
 
     def stands(kept, function):
         ran, begun, end = tmp_path / "ran", tmp_path / "begun", tmp_path / "end"
@@ -71,6 +74,22 @@ def stands(tmp_path):
     return stands
 
 
+def test_nobody_waits_behind_a_long_call_while_there_is_room_for_another_process(pool, tmp_path, monkeypatch):
+    one = pool("A1:1", max_calls=0)
+    one.submit(os.getpid).result()
+    with monkeypatch.context() as patch:
+        patch.setattr(one._core.broker, "serve", lambda: None)  # an answer comes between a call's arrival and this
+        long = one.submit(block, tmp_path / "begun", tmp_path / "end")
+        behind = [one.submit(note, tmp_path / "ran", number) for number in range(3)]
+        (member,) = one._core.members
+        member.room = 3  # as one has that was quick so far
+        assert one._core.feed(member, idle=False)
+    assert len({future.result(PATIENCE) for future in behind}) == 1
+    assert not long.done()
+    (tmp_path / "end").touch()
+    assert long.result() != behind[0].result()
+
+
 def test_a_call_that_is_cancelled_in_line_is_not_run_and_costs_nobody_else(kept, stands):
     ran, end, before, middle, behind = stands(kept, block)
     assert all(future.cancel() for future in behind[:3])
@@ -78,6 +97,26 @@ def test_a_call_that_is_cancelled_in_line_is_not_run_and_costs_nobody_else(kept,
     pids = {middle.result(), *(future.result() for future in (*before, *behind[3:]))}
     assert len(pids) == 1
     assert noted(ran) == [*range(QUICK), *range(QUICK + 3, 2 * QUICK)]
+
+
+def test_what_is_given_back_is_not_overtaken(kept, stands, monkeypatch):
+    """An answer may come in another thread while calls are on their way back into the line."""
+    ran, end, before, _, behind = stands(kept, block)
+    core = kept._core
+    (member,) = core.members
+    put_back = core.broker.put_back
+
+    def put_back_late(owner, calls):
+        answered = threading.Thread(target=core.feed, args=(member,), kwargs={"idle": False})
+        answered.start()
+        answered.join()
+        put_back(owner, calls)
+
+    monkeypatch.setattr(core.broker, "put_back", put_back_late)
+    assert behind[0].cancel()
+    end.touch()
+    concurrent.futures.wait((*before, *behind[1:]))
+    assert noted(ran) == [*range(QUICK), *range(QUICK + 1, 2 * QUICK)]
 
 
 def test_what_a_dying_worker_never_began_with_is_run_once_by_another(kept, stands):
@@ -106,9 +145,9 @@ def test_what_is_taken_back_at_the_end_is_not_sent_again(kept, stands, monkeypat
     core = kept._core
     recall = core.recall
 
-    def recall_while_the_loop_feeds(member):
-        idle = recall(member)
-        core.feed(member)
+    def recall_while_the_loop_feeds(member, **how):
+        idle = recall(member, **how)
+        core.feed(member, idle=idle)
         return idle
 
     monkeypatch.setattr(core, "recall", recall_while_the_loop_feeds)
@@ -147,6 +186,13 @@ def test_whoever_is_free_runs_what_stands_behind_a_long_call(pool, tmp_path, opt
         end.unlink()
 
 
+def test_a_worker_is_known_to_be_quick_from_its_first_answer_on(pool):
+    one = pool(max_workers=1)
+    one.submit(os.getpid).result()
+    (member,) = one._core.members
+    assert member.pace < min(60, time.monotonic())  # and not as long as the machine runs
+
+
 class Notes:
     """An actor of which quick calls stand behind a long one."""
 
@@ -161,19 +207,21 @@ class Notes:
 
 
 @pytest.fixture
-def stands_behind_method(pool, tmp_path):
+def stands_behind_method(pool, tmp_path, monkeypatch):
     """The same for the methods of actors; others of them are busy until a file is there."""
+    monkeypatch.setattr(Core, "_watch", lambda _: None)
 
     def stands(make, method):
         ran, begun, end = tmp_path / "ran", tmp_path / "begun", tmp_path / "end"
         one = pool("A1:1", machine="sim:A1:2")
-        actor = make(one)
         last = time.monotonic() + 20
         while time.monotonic() < last:
+            actor = make(one)  # each time: the method may have ended the process of the one before
             before = [actor.note(ran, number) for number in range(QUICK)]
             middle = actor.call(method, begun, end)
             behind = [actor.note(ran, number) for number in range(QUICK, 2 * QUICK)]
             until(begun.exists, "the call")
+            concurrent.futures.wait(before)  # then it is known here, too, that it runs
             if any(member.queued for member in one._core.members):
                 return actor, ran, end, before, middle, behind
             end.touch()

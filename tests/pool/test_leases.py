@@ -13,7 +13,7 @@ import pytest
 from anyaccel.ledger import Ledger
 from anyaccel.pool import broker as brokers
 from anyaccel.pool.broker import broker_of
-from processes import until
+from waiting import until
 
 MACHINE = "sim:A1:2"
 

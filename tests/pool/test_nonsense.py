@@ -1,9 +1,6 @@
 """A worker that writes nonsense to its descriptors costs its own call, with one clear error, and no other one."""
 
-import array
-import contextlib
 import os
-import socket
 import struct
 import sys
 import time
@@ -13,30 +10,9 @@ import pytest
 from anyaccel.pool.channel import Kind
 from anyaccel.pool.forkserver import client
 from anyaccel.pool.payload import dumps, dumps_error
+from raw_messages import head, say
 
-HEAD = "=BBQ"
 UNREAD = "its answer could not be read"
-
-
-def channels():
-    """The worker's own end of its channel, among the descriptors that it has."""
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):
-            found = socket.socket(fileno=os.dup(descriptor))
-            if (found.family, found.type & 0xF) == (socket.AF_UNIX, socket.SOCK_SEQPACKET):
-                yield found
-
-
-def say(packet, passed=()):
-    """Send something as a worker, then answer as if nothing had been."""
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", passed))] if passed else []
-    for channel in channels():
-        channel.sendmsg([packet], rights)
-    return "said"
-
-
-def head(kind, form=0, number=0):
-    return struct.pack(HEAD, kind, form, number)
 
 
 def sparse():

@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 
+import anyaccel as aa
 import pytest
 from anyaccel.pool import payload
 from anyaccel.pool.call import Options
@@ -27,7 +28,7 @@ from anyaccel.pool.reactor import Reactor
 from anyaccel.pool.results import batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import until
+from waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -86,17 +87,17 @@ def test_who_waits_for_an_answer_that_is_being_handed_over_takes_no_other(pair):
         def on_message(self, message):
             messages.append(bytes(message.data))
             taken.set()
-            goes_on.wait(10)
+            goes_on.wait(PATIENCE)
 
         def on_gone(self, _):
             messages.append("gone")
 
-    worker = Process(None, Options.of(), None, None)
+    worker = Process(None, None, Options.of(), None, None)
     worker.attach(ours, theirs.dup(), lambda _: None)
     send(theirs, Kind.RESULT, b"first")
     reader = threading.Thread(target=worker.read)
     reader.start()
-    taken.wait(10)
+    assert taken.wait(PATIENCE)
     send(theirs, Kind.RESULT, b"second")
     worker.attend(lambda: True)
     assert messages == [b"first"]
@@ -199,7 +200,7 @@ def test_the_loop_survives_what_it_calls(caplog):
     loop.call_soon(lambda: 1 / 0)
     loop.call_soon(lambda: (_ for _ in ()).throw(SystemExit(3)))
     loop.call_soon(done.set)
-    assert done.wait(10)
+    assert done.wait(PATIENCE)
     assert [record.message for record in caplog.records] == ["a handler of the reactor failed"] * 2
     assert not loop.inside
 
@@ -323,9 +324,54 @@ def test_map_in_chunks_with_progress(pool, monkeypatch):
     monkeypatch.setattr(sys, "stderr", log := io.StringIO())
     assert list(pool().map(invert, [1, 2], progress=True)) == [1, 0.5]
     assert log.getvalue() == ""
-    with pytest.raises(ValueError, match=r"chunksize must be 1 or more \(got 0\)"):
+    with pytest.raises(ValueError, match=r"chunksize must be a whole number, 1 or more \(got 0\)"):
         pool().map(invert, [1], chunksize=0)
     assert list(pool().map(invert, [])) == []
+
+
+def test_what_shows_progress_ends_when_there_are_no_calls_or_none_can_be_made(pool, monkeypatch):
+    """Where it is left open, it hides the cursor and draws on."""
+    pytest.importorskip("rich")
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    one = pool()
+    assert list(one.map(invert, [], progress=True)) == []
+    one.shutdown()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        one.map(invert, [1, 2], progress=True)
+    assert terminal.getvalue().count("\x1b[?25l") == terminal.getvalue().count("\x1b[?25h")  # hidden and shown
+    until(lambda: not [each for each in threading.enumerate() if "rich" in type(each).__module__], "the end of it")
+
+
+class Scales:
+    def weigh(self, number):
+        os._exit(number)
+
+
+def halves(number):
+    yield number / 2
+
+
+async def later_halves(number):
+    yield number / 2
+
+
+def test_a_batch_goes_by_the_name_of_what_it_calls(pool):
+    one = pool()
+    with pytest.raises(aa.BrokenWorkerError, match="that ran _exit ended with exit status 3"):
+        list(one.map(os._exit, [3, 4], batch=2))
+    with pytest.raises(aa.BrokenWorkerError, match=r"that ran Scales\.weigh ended with exit status 5"):
+        list(one.actors(Scales, 1).map("weigh", [5, 6], batch=2))
+
+
+@pytest.mark.parametrize("results", ["pickle", "plain"])
+@pytest.mark.parametrize("function", [halves, later_halves])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_function_that_yields_is_for_a_stream(pool, results, function, batch):
+    with pytest.raises(TypeError, match=f"call it with pool.stream\\({function.__name__}, ...\\)"):
+        list(pool(results=results).map(function, [2, 4], batch=batch))
 
 
 def test_a_map_that_is_not_wanted_any_more_is_cancelled(pool):

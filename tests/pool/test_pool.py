@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import gc
+import math
 import os
 import pickle
 import signal
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
-from processes import gone, until
+from processes import gone
+from waiting import PATIENCE, until
 
 
 def begun():
@@ -61,6 +63,27 @@ def test_a_call_sees_exactly_its_devices(pool):
     assert len(both.split(",")) == 2
     assert pid != other != os.getpid()
     assert gpu.options(needs="A1:0.25").submit(seen).result()[1] == [2500]
+
+
+def test_a_pool_shows_what_its_workers_run_and_hold(pool, tmp_path):
+    gpu = pool("A1:1")
+    assert repr(gpu) == "<Pool A1:1: 0 workers>"
+    running = gpu.submit(wait_for, tmp_path / "go")
+    until(lambda: running.running() and running.allocation, "the call")
+    (device,) = running.allocation.devices
+    assert repr(gpu) == "<Pool A1:1: 1 worker>"
+    shown = gpu._repr_html_()
+    assert f"<td>wait_for</td><td>0</td><td>{device.name} {device.id}</td>" in shown
+    child = os.fork()
+    if not child:
+        os._exit(0 if "of another process" in repr(gpu) and "wait_for" not in gpu._repr_html_() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    (tmp_path / "go").touch()
+    running.result()
+    gpu.shutdown()
+    assert repr(gpu) == "<Pool A1:1: shut down>"
+    assert "<td>" not in gpu._repr_html_()
+    assert repr(pool()) == "<Pool CPU: 0 workers>"
 
 
 def test_calls_without_needs_see_no_device(pool, monkeypatch):
@@ -412,6 +435,46 @@ def test_a_running_call_can_be_cancelled_with_all_that_it_started(pool, tmp_path
     assert concurrent.futures.wait([running], timeout=60).done == {running}
     assert one.submit(square, 2).result() == 4  # the device has come back
     assert all(gone(int(pid)) for pid in pids)
+
+
+@pytest.mark.parametrize("seconds", [90 * 86_400, math.inf])
+def test_times_may_be_longer_than_the_kernel_waits_at_once(pool, seconds):
+    one = pool("A1:1", max_calls=0, shared=False, timeout=seconds, grace=seconds, idle=seconds)
+    running = one.submit(time.sleep, 1000)
+    until(running.running, "the call")
+    assert running.cancel()  # its process is asked to end, and has so long
+    assert one.submit(square, 2).result(PATIENCE) == 4
+    assert one.submit(square, 3).result(90 * 86_400) == 9
+
+
+@pytest.mark.parametrize("name", ["grace", "idle", "timeout"])
+def test_a_time_that_is_no_number_is_refused(pool, name):
+    with pytest.raises(aa.UsageError, match=rf"{name} must be a .*number of seconds.* \(got nan\)"):
+        pool(**{name: math.nan})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "error"),
+    [("mask", "idx", aa.UsageError), ("unallocated", "show", aa.UsageError), ("sandbox", 3, TypeError),
+     ("max_workers", 1.5, ValueError), ("max_workers", "2", ValueError)],
+)  # fmt: skip
+def test_an_option_that_makes_no_sense_is_refused(pool, option, value, error):
+    with pytest.raises(error, match=rf"^{option} must be .* \(got {value!r}\)"):
+        pool(**{option: value})
+
+
+class Interrupts:
+    """Cannot be unpickled, as if Ctrl-C were pressed in the middle of it."""
+
+    def __reduce__(self):
+        return exec, ("raise KeyboardInterrupt",)
+
+
+def test_a_process_that_is_being_ended_is_given_no_call(pool):
+    one = pool(max_workers=1)
+    with pytest.raises(KeyboardInterrupt):
+        one.submit(Interrupts).result()
+    assert one.submit(square, 3).result() == 9
 
 
 def test_asyncio(pool):

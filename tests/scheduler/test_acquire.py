@@ -1,10 +1,11 @@
 """Waiting for devices on an asyncio loop."""
 
 import asyncio
+import gc
 from threading import Thread
 
 import pytest
-from anyaccel.errors import NeverFitsError, NotFreeError
+from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
 from anyaccel.scheduler import Scheduler
 from small_machines import gpus, machine
 
@@ -120,3 +121,58 @@ def test_a_ticket_that_is_cancelled_wakes_those_who_await_it():
             await ticket
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("timeout", ["5", float("nan")])
+@pytest.mark.parametrize("free", [True, False])
+def test_a_time_that_is_none_takes_nothing_and_waits_for_nothing(timeout, free):
+    scheduler = new()
+    held = None if free else scheduler.allocate("GPU")
+    with pytest.raises(UsageError, match=r"timeout must be seconds, or None \(got"):
+        asyncio.run(scheduler.acquire("GPU", timeout=timeout))
+    assert scheduler.pending() == ()
+    if held:
+        scheduler.release(held)
+    scheduler.allocate("GPU")
+    with pytest.raises(NotFreeError, match="not free within 0 s"):
+        asyncio.run(scheduler.acquire("GPU", timeout=-1))
+
+
+def test_what_comes_when_the_loop_is_closed_goes_to_the_next():
+    scheduler = new()
+    held = scheduler.allocate("GPU")
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda _, context: None)  # it says that a task was destroyed
+    task = loop.create_task(scheduler.acquire("GPU"))
+    loop.run_until_complete(waiting(scheduler, 1))
+    loop.close()
+    del task
+    behind = scheduler.submit("GPU")
+    scheduler.release(held)
+    gc.collect()
+    scheduler.release(behind.allocation)
+    assert (scheduler.pending(), scheduler.free("h100-0")) == ((), 10_000)
+
+
+def test_tasks_that_have_looked_at_a_ticket_leave_nothing_behind():
+    scheduler = new()
+    scheduler.allocate("GPU")
+    ticket = scheduler.submit("GPU")
+
+    async def look():
+        return await ticket
+
+    async def main():
+        counts = []
+        for _ in range(3):
+            task = asyncio.create_task(look())
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            del task
+            gc.collect()
+            counts.append(sum(isinstance(each, asyncio.Future) for each in gc.get_objects()))
+        return counts
+
+    first, *others = asyncio.run(main())
+    assert others == [first, first]

@@ -1,13 +1,18 @@
 """The filters of requests: one that only this test has works everywhere, and each that there is."""
 
+import ast
 import json
+import re
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
+import anyaccel
 import pytest
+from anyaccel.cli._completer import _requests
 from anyaccel.cli.parser import dispatch
+from anyaccel.engines.ray.given import given
 from anyaccel.engines.ray.labels import node_labels, node_resources
-from anyaccel.engines.ray.node import given
 from anyaccel.engines.ray.plan import Kind, find_plan
 from anyaccel.errors import RequestError, WorkerStartError
 from anyaccel.exports.kubernetes import export as export_kubernetes
@@ -21,6 +26,7 @@ from small_machines import gpus, machine
 
 GIB = 1 << 30
 REFERENCE = Path(__file__).parents[2] / "docs/reference/requests.md"
+SOURCE = Path(anyaccel.__file__).parent
 
 
 class Lanes(Filter[int]):
@@ -167,6 +173,72 @@ def test_nodes_of_one_type_with_less_memory_are_told_apart():
     small, large = node("small", *gpus(2)), node("large", *gpus(2, memory_bytes=94 * GIB))
     assert plan("GPU:1,mem=90GiB", small, large).selector == {"anyaccel/GPU": "H100", "anyaccel/GPU.mem": "94GiB"}
     assert plan("GPU:1,mem=90GiB", large).selector == {"anyaccel/GPU": "H100"}
+
+
+WRITTEN = {"driver": "driver=550+", "numa": "numa=0", "id": "id=acme-0", "/": "GPU/3"}
+"""Filters as people write them."""
+
+
+@pytest.fixture
+def table():
+    """The table of filters, which is as it was afterwards, also in its order."""
+    before = dict(FILTERS)
+    yield FILTERS
+    FILTERS.clear()
+    FILTERS.update(before)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_nothing_is_left_of_a_filter_that_is_taken_out_of_the_table(name, table, monkeypatch, capsys):
+    """So that it is gone everywhere it is one entry less, and nothing else has to change."""
+    monkeypatch.setenv("COLUMNS", "1000")  # each filter in a line of its own
+    entry, wanted = FILTERS[name], WRITTEN[name]
+    request = f"GPU:1,{wanted}" if name.isalpha() else wanted
+    devices = [replace(device, vendor="acme", numa_node=0) for device in gpus(4)]
+    inventory = replace(machine(devices), vendors=driven(acme="550.1").vendors)
+    (kind,) = [node("one", *devices)]
+
+    def told():
+        with pytest.raises(SystemExit):
+            dispatch(["--help"])
+        yield from (" ".join(line.split()) for line in capsys.readouterr().out.splitlines())
+        yield from _requests("GPU:1,", Namespace())
+        yield from node_labels(inventory)
+        for device in inventory.devices:
+            yield from facts(device, inventory)
+
+    assert parse_request(f"{request},mixed").terms[0].filters
+    before = set(told())
+    del table[name]
+    with pytest.raises(RequestError, match=r"an option must be one of|a name must be a letter"):
+        parse_request(request)
+    after = set(told())
+    assert after < before
+    assert not any(entry.form in line for line in after)
+    verdict = Scheduler(inventory).why("GPU:5")
+    assert [reason.code for reason in verdict.reasons] == [ReasonCode.NOT_ENOUGH]
+    assert str(verdict.nearest) == "GPU:4"
+    assert Scheduler(inventory).allocate("GPU:1,mem=1GiB").devices
+    assert plan("GPU:1", kind).resources == {"GPU": 1.0}
+
+
+def texts_of(path):
+    """The texts in a module, but for those that tell about it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+            yield node.value
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_a_filter_is_called_stands_in_the_module_of_the_table_alone(name):
+    written = re.compile(rf"(?<![\w.-]){name}=" if name.isalpha() else "NAME/INDEX")
+    for path in sorted(SOURCE.rglob("*.py")):
+        texts = set() if path == SOURCE / "scheduler/filters.py" else set(texts_of(path))
+        assert [text for text in texts if written.search(text)] == [], path
+        if "scheduler.filters import" in path.read_text(encoding="utf-8"):  # it could look up this one entry
+            assert name not in texts, path
 
 
 @pytest.mark.parametrize("name", FILTERS)

@@ -10,7 +10,8 @@ import anyaccel as aa
 import pytest
 from anyaccel.errors import NeverFitsError, NotFreeError, UnknownNameError
 from anyaccel.model import replace
-from anyaccel.scheduler import Fleet, Scheduler, parse_request
+from anyaccel.scheduler import Fleet, parse_request
+from anyaccel.scheduler.books import Books
 from small_machines import chip_rule, chips, gpus, machine, possible
 
 
@@ -140,13 +141,29 @@ def test_a_device_lost_and_one_added_on_one_of_the_machines():
     assert len(both.allocate("GPU:2").devices) == 2
 
 
+def test_a_name_stays_known_when_the_only_machine_with_it_is_replaced():
+    some = fleet(one=[gpus(1, "A100")])
+    ticket = some.submit("A100:2", infeasible="pend")
+    some.update("one", None)
+    some.update("two", machine(gpus(1)))
+    assert some.pending() == (ticket,)
+    some.update("three", machine(gpus(2, "A100")))
+    assert ticket.allocation.machine == "three"
+
+
 def test_without_machines_nothing_fits_and_the_cpu_does():
     nothing = Fleet({})
-    with pytest.raises(NeverFitsError):
-        nothing.allocate("GPU")
+    with pytest.raises(NeverFitsError, match=r"^GPU:1 can never fit: there is no machine\.$"):
+        nothing.allocate("GPU", hosts=2)
     held = nothing.allocate("GPU,else=cpu")
     assert (held.cpu, held.machine) == (True, "")
     nothing.release(held)
+
+
+@pytest.mark.parametrize("given", ["sim:A1:2", None, {"a": "sim:A1:2"}])
+def test_what_is_no_inventory_is_refused(given):
+    with pytest.raises(aa.UsageError, match=r"inventory must be what anyaccel.detect\(\) returns, or a"):
+        aa.open_scheduler(given)
 
 
 def test_the_public_name_takes_machines_by_name_and_documents_say_the_machine():
@@ -198,8 +215,8 @@ def test_nothing_is_given_twice_and_nothing_is_refused_that_one_machine_could_se
 
 def test_a_decision_looks_at_no_machine_that_it_does_not_touch(monkeypatch):
     asked = []
-    attempt = Scheduler.attempt
-    monkeypatch.setattr(Scheduler, "attempt", lambda self, *a: asked.append(self) or attempt(self, *a))
+    find = Books.find
+    monkeypatch.setattr(Books, "find", lambda self, *a: asked.append(self) or find(self, *a))
     many = Fleet({f"m{number}": machine(gpus(2)) for number in range(300)})
     held = [many.allocate("GPU:2") for _ in range(300)]
     assert len(asked) == 300 + 299, "each refuses once"
@@ -211,4 +228,4 @@ def test_a_decision_looks_at_no_machine_that_it_does_not_touch(monkeypatch):
             many.allocate("GPU:2")
     assert len(asked) <= 2 * 1000
     assert replace(held[0], machine="").machine == ""
-    assert sys.getsizeof(many._changes._log) < 1 << 16, "what is remembered of changes does not grow"
+    assert sys.getsizeof(many._arrangement._changed) < 1 << 16, "what is remembered of changes does not grow"

@@ -279,11 +279,12 @@ def test_unknown_devices_are_key_errors():
 
 
 def test_plans_are_kept_within_bounds(monkeypatch):
-    monkeypatch.setattr("anyaccel.scheduler.scheduler._PLANS", 3)
+    monkeypatch.setattr("anyaccel.scheduler.books._PLANS", 3)
     scheduler = Scheduler(machine(gpus(8)))
     for count in range(1, 9):
         assert scheduler.why(f"GPU:{count}").request == parse_request(f"GPU:{count}")
-    assert len(scheduler._plans) <= 3
+    assert len(scheduler._arrangement._plans) <= 3
+    assert len(scheduler._own._found[1]) <= 3
 
 
 def test_importing_is_cheap():
@@ -302,6 +303,10 @@ def test_what_others_hold_counts_until_it_is_over():
     assert "held by 7f3c (alice, process 42)" in verdict.message
     scheduler.release(foreign)
     assert scheduler.why("GPU:2").fits_now
+    nothing = scheduler.occupy({}, holder="7f3c")
+    scheduler.release(nothing)
+    scheduler.update(machine(gpus(1)))
+    assert scheduler.occupy({"h100-0": Extent()}, holder="7f3c").devices == gpus(1)
 
 
 def test_no_more_is_handed_out_of_a_device_than_is_ours():

@@ -1,9 +1,11 @@
 """A machine that changes while devices are held and others wait."""
 
+from functools import partial
 from threading import Event, Thread
 
+import pytest
 from anyaccel.model import Extent, Fractional, Health, replace
-from anyaccel.scheduler import ReasonCode, Scheduler
+from anyaccel.scheduler import Fleet, ReasonCode, Scheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_machines import chip_rule, chips, gpus, machine
@@ -135,6 +137,37 @@ def test_a_request_that_was_resolved_before_an_update_is_resolved_again():
     go.set()
     thread.join(60)
     assert found[0].devices == (device,)
+
+
+def test_a_machine_with_two_devices_of_one_id_is_refused_and_nothing_has_changed():
+    one, two = gpus(2)
+    twins = machine([one, two, one])
+    scheduler, fleet = Scheduler(machine([one, two])), Fleet({"a": machine([one, two])})
+    for decides, update in ((scheduler, scheduler.update), (fleet, partial(fleet.update, "a"))):
+        held = decides.allocate("GPU")
+        with pytest.raises(ValueError, match=r"devices of a machine must have ids of their own \(got 'h100-0' 2 times"):
+            update(twins)
+        decides.release(held)
+        assert len(decides.allocate("GPU:2").devices) == 2
+    with pytest.raises(ValueError, match="ids of their own"):
+        Scheduler(twins)
+
+
+def test_what_others_hold_has_an_identity_of_its_own():
+    one, two = gpus(2)
+    scheduler = Scheduler(machine([one, two]))
+    counted = scheduler.occupy({one.id: Extent()}, holder="container")
+    with pytest.raises(ValueError, match=r"holder must be an identity under which nothing is held \(got 'container'"):
+        scheduler.occupy({two.id: Extent()}, holder="container")
+    scheduler.release(counted)
+    given = scheduler.allocate("GPU")
+    number = int(given.id.removeprefix("a"))
+    theirs = scheduler.occupy({two.id: Extent()}, holder=f"a{number + 1}")  # as another process calls its own
+    scheduler.release(given)
+    mine = scheduler.allocate("GPU")
+    for allocation in (mine, theirs):
+        scheduler.release(allocation)
+    assert len(scheduler.allocate("GPU:2").devices) == 2
 
 
 MACHINES = [

@@ -59,15 +59,17 @@ class DaskNodes:
         worker.wait(SECONDS)
 
     def end(self) -> None:
-        """End all processes."""
-        for process in reversed(self._processes):
-            process.terminate()
-        for process in reversed(self._processes):
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(SECONDS)
+        """End all processes, the workers first: one that hears of its scheduler's end while it ends hangs in Dask."""
+        scheduler, *workers = self._processes
+        for some in (workers, [scheduler]):
+            for process in some:
+                process.terminate()
+            for process in some:
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait(SECONDS)
 
     def _start(self, name: str, *arguments: str, **environ: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "dask", *(arguments if name != "scheduler" else ("scheduler", *arguments))]

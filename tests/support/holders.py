@@ -3,11 +3,9 @@
 import os
 import subprocess
 import sys
-import time
 
 from anyaccel.ledger import Ledger
-
-PATIENCE = 60.0
+from waiting import PATIENCE, until
 
 
 def hold_and_show(variable: str, request: str, **changes: str) -> tuple[subprocess.Popen[str], str]:
@@ -35,10 +33,7 @@ def hold_and_show(variable: str, request: str, **changes: str) -> tuple[subproce
 
 def in_line(count: int) -> None:
     """Wait until so many processes wait for devices."""
-    deadline = time.monotonic() + PATIENCE
-    while len(Ledger.open().tickets()) != count:
-        assert time.monotonic() < deadline, f"{count} never waited"
-        time.sleep(0.01)
+    until(lambda: len(Ledger.open().tickets()) == count, f"{count} to wait")
 
 
 def end(*holders: subprocess.Popen[str]) -> None:

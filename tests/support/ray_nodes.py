@@ -24,8 +24,8 @@ needs_ray = pytest.mark.skipif(
 
 
 def uses_ray(test):
-    """Mark a test that starts a cluster: it needs Ray, and time, and best no other cluster beside it."""
-    return needs_ray(pytest.mark.xdist_group("ray")(pytest.mark.timeout(450)(test)))
+    """Mark a test that starts a cluster of its own: it needs Ray, and time, and best no other such test beside it."""
+    return needs_ray(pytest.mark.xdist_group("own ray")(pytest.mark.timeout(450)(test)))
 
 
 OWNERS = (
@@ -116,6 +116,17 @@ def carries(process, mark):
     with contextlib.suppress(psutil.Error):
         return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
     return False
+
+
+def listening(process):
+    """Addresses at which the processes of a started node listen."""
+    mark = psutil.Process(process.pid).environ()[MARK]
+    found = set()
+    for each in psutil.process_iter():
+        if carries(each, mark):
+            with contextlib.suppress(psutil.Error):
+                found |= {here.laddr.ip for here in each.net_connections("tcp") if here.status == psutil.CONN_LISTEN}
+    return found
 
 
 @contextlib.contextmanager

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from importlib.metadata import entry_points
 
 import pytest
+
+pytestmark = pytest.mark.timeout(300)  # a run with several workers takes its time on a busy machine
 
 PLUGIN = "anyaccel.testing.pytest_plugin"
 REGISTERED = any(point.value == PLUGIN for point in entry_points(group="pytest11"))
@@ -25,7 +28,7 @@ SEES = """
         finally:
             pathlib.Path("asked-" + os.environ.get("PYTEST_XDIST_WORKER", "")).touch()
         workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-        until = time.monotonic() + 60
+        until = time.monotonic() + 200
         while len(list(pathlib.Path().glob("asked-*"))) < workers and time.monotonic() < until:
             time.sleep(0.01)
 
@@ -48,7 +51,7 @@ def run(tmp_path, monkeypatch, acme):
         argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rsf", *options, "test_it.py"]
         argv[3:3] = [] if REGISTERED else ["-p", PLUGIN]
         environ = {**os.environ, "ANYACCEL_MACHINE": machine, **variables}
-        return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=90, check=False)
+        return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=250, check=False)
 
     return run
 
@@ -117,6 +120,18 @@ def test_a_machine_that_cannot_serve(run, options, machine, status, said):
 def test_a_hidden_device_is_no_device_and_says_so(run):
     done = run("def test_it(accel): pass", machine="sim:Acme-One:1", ACME_VISIBLE="")
     assert "is hidden by the environment" in done.stdout
+
+
+def test_a_runtime_that_is_loaded_already_would_see_all_devices(run, acme, tmp_path):
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler is installed here")
+    acme.write_text(acme.read_text().replace('kind="apu",', 'kind="apu", runtimes=("libacmert.so",),', 1))
+    (tmp_path / "runtime.c").write_text("int acme_start(void) { return 0; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", "libacmert.so.1", "runtime.c"], check=True, cwd=tmp_path)
+    done = run(f"import ctypes; ctypes.CDLL('{tmp_path}/libacmert.so.1')\ndef test_it(accel): pass")
+    assert (
+        "no accelerator for this test worker: libacmert.so.1 of acme is loaded in this process already" in done.stdout
+    )
 
 
 def test_the_environment_is_as_it_was_when_the_session_ends(run):

@@ -26,6 +26,12 @@ RIVALS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def plugins(monkeypatch):
+    """Nobody else is asked; TPUs are what has nothing to do with any of them."""
+    monkeypatch.setenv("ANYACCEL_PLUGINS", ",".join([*PRODUCTS, "tpu"]))
+
+
 def sim(*vendors):
     return "sim:" + ",".join(PRODUCTS[vendor] for vendor in vendors)
 

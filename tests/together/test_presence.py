@@ -1,6 +1,7 @@
 """What the plug-ins say of their presence, held against every recorded machine; and a machine that has nothing."""
 
 import json
+import sys
 from pathlib import Path
 
 import anyaccel as aa
@@ -8,7 +9,7 @@ import pytest
 from anyaccel.model import VendorState
 from anyaccel.probe.loading import load
 from anyaccel.probe.recording import RecordedFacts
-from anyaccel.vendors.discovery import installed
+from anyaccel.vendors.discovery import Source, installed
 from anyaccel.vendors.presence import possible, presence
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
@@ -51,3 +52,37 @@ def test_nobody_is_asked_on_a_machine_that_has_nothing(tmp_path):
 def test_everybody_is_asked_where_the_bus_cannot_be_listed(tmp_path):
     (tmp_path / "machine.json").write_text(json.dumps({"schema": "anyaccel.recording/1"}))
     assert VendorState.NOT_ASKED not in {report.state for report in aa.detect(str(tmp_path)).vendors}
+
+
+class Finder:
+    """Counts what it is asked for, and finds nothing."""
+
+    def __init__(self):
+        self.asked = []
+
+    def find_spec(self, name, path, target=None):
+        self.asked.append(name)
+
+
+def test_what_an_absent_vendor_says_is_read_without_a_finder(monkeypatch):
+    finder = Finder()
+    monkeypatch.setattr("sys.meta_path", [finder, *sys.meta_path])
+    sources = [
+        Source(vendor=path.parts[-2][9:], target=path.parts[-2]) for path in PLUGINS.glob("*/src/*/presence.json")
+    ]
+    assert possible(sources, RecordedFacts({"paths": NETWORK_CARD}), {}) == {}
+    assert len(sources) > 10
+    assert finder.asked == []
+
+
+def test_a_directory_without_the_file_hides_no_package_behind_it(tmp_path, monkeypatch):
+    (tmp_path / "first/anyaccel_acme/recordings").mkdir(parents=True)
+    package = tmp_path / "second/anyaccel_acme"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "presence.json").write_text('{"paths": ["/dev/acme*"]}')
+    monkeypatch.setattr("sys.path", [str(tmp_path / "first"), str(tmp_path / "second"), *sys.path])
+    assert (
+        possible([Source(vendor="acme", target="anyaccel_acme:plugin")], RecordedFacts({"paths": NETWORK_CARD}), {})
+        == {}
+    )

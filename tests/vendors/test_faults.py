@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import anyaccel as aa
 import psutil
@@ -17,6 +16,7 @@ from anyaccel.hookspecs import HOOKS
 from anyaccel.inventory.observe import stats
 from anyaccel.vendors.process import close, process_of
 from lengths import length
+from waiting import until
 
 BAD = """
 import os
@@ -103,14 +103,6 @@ def _command(process):
         return []
 
 
-def eventually(condition, seconds=30):
-    """Wait for what happens soon, as the end of a process that was killed."""
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition()
-
-
 def run(machine):
     done = subprocess.run([sys.executable, "-c", RUN, machine], capture_output=True, text=True, check=True, timeout=60)
     return json.loads(done.stdout)
@@ -132,7 +124,7 @@ def test_a_fault_in_a_hook_costs_nobody_else(fault, hook, install, acme, record)
     assert done["loaded"] == []
     if fault == "sleeps":  # against some 0.3 s without a fault; it sleeps for 1000, and this machine may be busy
         assert done["seconds"] < 30
-    eventually(lambda: strays() == [])
+    until(lambda: strays() == [], "the end of the strays")
 
 
 def test_what_is_printed_is_kept_and_shown(install, acme, record, anyaccel):
@@ -188,7 +180,8 @@ def test_a_process_that_somebody_killed_is_no_fault(acme, record):
     inventory = aa.detect(record({}, {}))
     children = psutil.Process().children(recursive=True)
     for child in children:
-        child.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended with the one before
+            child.kill()
     psutil.wait_procs(children, timeout=30)
     assert aa.prepare("APU:1", inventory=inventory).environment.values["ACME_VISIBLE"] == "acme-s0"
 
@@ -253,7 +246,7 @@ def test_a_plugin_that_prints_without_end_holds_nobody_up(install, acme, record)
     assert "it did not answer within 3 s" in inventory.report("bad").problem.reason
     assert aa.prepare("APU:1", inventory=inventory).environment.values["ACME_VISIBLE"] == "acme-s0"
     close()
-    eventually(lambda: strays() == [])
+    until(lambda: strays() == [], "the end of the strays")
 
 
 def test_an_interrupted_call_leaves_no_answer_for_the_next(install, acme, record, tmp_path):
@@ -262,7 +255,7 @@ def test_an_interrupted_call_leaves_no_answer_for_the_next(install, acme, record
     inventory = aa.detect(record({}))
 
     def interrupt():
-        eventually(begun.exists)
+        until(begun.exists, "the call")
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -305,7 +298,8 @@ def test_when_the_interpreter_is_killed_all_vendors_are_started_again(install, a
     aa.detect(machine)
     children = psutil.Process().children(recursive=True)
     for child in children:
-        child.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended with the one before
+            child.kill()
     psutil.wait_procs(children, timeout=30)
     for _ in range(2):
         inventory = aa.detect(machine)

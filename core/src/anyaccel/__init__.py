@@ -4,6 +4,8 @@ Nothing is imported before it is needed: ``import anyaccel`` costs next to nothi
 ``__init__.pyi``; a test keeps the two alike.
 """
 
+import sys
+
 from anyaccel._version import __version__
 
 _HOMES = {
@@ -43,6 +45,7 @@ _HOMES = {
         "Allocation",
         "Device",
         "Fractional",
+        "Gang",
         "Grant",
         "Health",
         "Inventory",
@@ -70,9 +73,9 @@ def __getattr__(name: str) -> object:
     """Import a public name when it is first used."""
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    value: object = getattr(import_module(_HOME_OF[name]), name)
+    module = _HOME_OF[name]
+    __import__(module)  # importlib would have to be imported first
+    value: object = getattr(sys.modules[module], name)
     globals()[name] = value
     return value
 

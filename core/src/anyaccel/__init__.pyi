@@ -41,6 +41,7 @@ from anyaccel.launcher.use import use as use
 from anyaccel.model import Allocation as Allocation
 from anyaccel.model import Device as Device
 from anyaccel.model import Fractional as Fractional
+from anyaccel.model import Gang as Gang
 from anyaccel.model import Grant as Grant
 from anyaccel.model import Health as Health
 from anyaccel.model import Inventory as Inventory

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import UnknownNameError
 from anyaccel.model import PluginInfo, Problem, Product, Value
@@ -81,30 +81,22 @@ class _Installed(Value):
 
 @functools.cache
 def _installed() -> _Installed:
-    from anyaccel.model.wire import decode
-    from anyaccel.probe.machine import Machine
-    from anyaccel.vendors.process import ask, problem_in
+    from anyaccel.vendors.process import known
 
-    answers, problems = ask("describe", Machine())
+    found, problems = known()
     constants: dict[str, dict[str, str]] = {}
     types: dict[str, InstanceType] = {}
-    vendors = []
-    for vendor, (source, outcome) in answers.items():
-        problem = problem_in(source, outcome, "anyaccel_products")
-        if problem is not None:
-            problems.append(problem)
-            continue
-        vendors.append(vendor)
-        info = decode(PluginInfo, outcome.value["info"])
-        products = [decode(Product, data) for data in outcome.value["products"]]
-        named = {product.name for product in products if product.constants}
-        for product in products:
+    for each in found:
+        vendor = each.info.vendor
+        named = {product.name for product in each.products if product.constants}
+        for product in each.products:
             own = product.constants or ({} if product.name in named else {_derived(vendor, product.name): product.name})
             for name, tag in own.items():
                 constants.setdefault(name, {})[tag] = vendor
             for name, count in product.instance_types.items():
-                types[name] = _instance_type(name, info, product, count, products)
-    return _Installed(constants=constants, instance_types=types, vendors=tuple(vendors), problems=tuple(problems))
+                types[name] = _instance_type(name, each.info, product, count, each.products)
+    vendors = tuple(each.info.vendor for each in found)
+    return _Installed(constants=constants, instance_types=types, vendors=vendors, problems=tuple(problems))
 
 
 def _derived(vendor: str, tag: str) -> str:
@@ -113,7 +105,9 @@ def _derived(vendor: str, tag: str) -> str:
     return name if name.startswith(vendor.upper()) else f"{vendor.upper()}_{name}"
 
 
-def _instance_type(name: str, info: PluginInfo, product: Product, count: int, products: list[Product]) -> InstanceType:
+def _instance_type(
+    name: str, info: PluginInfo, product: Product, count: int, products: Sequence[Product]
+) -> InstanceType:
     from anyaccel.vendors.simulate import matching
 
     names = [each for each in (product.name, *product.aliases) if matching(each, products)[0] == product]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Mapping
+from functools import cache
 
 from anyaccel.errors import ConfigurationError
-from anyaccel.model import Value, field
+from anyaccel.model import Value, field, replace
 from anyaccel.text import duration, printable, shown
 
 TYPE_CHECKING = False
@@ -98,10 +99,6 @@ def _interval(value: Any) -> float:
     return seconds
 
 
-def _longest(value: Any) -> float:
-    return duration(value)
-
-
 def _number(low: float, high: float) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if type(value) not in (int, float) or not low <= value <= high:
@@ -164,7 +161,7 @@ def one_of(*choices: str) -> Rule:
     return Rule(words=" or ".join(map(repr, choices)), read=read, example=f'"{choices[0]}"')
 
 
-DURATION = Rule(words="a duration such as '90s', '15m', '2h' or '1h30m'", read=_longest, example='"2h"')
+DURATION = Rule(words="a duration such as '90s', '15m', '2h' or '1h30m'", read=duration, example='"2h"')
 DEVICES = Rule(words="a number of devices from 0 to 1000000, such as 2 or 0.5", read=_number(0, 1_000_000), example="2")
 PRIORITY = Rule(words="a whole number from -1000000 to 1000000", read=_whole(-1_000_000, 1_000_000), example="0")
 TRUTH = Rule(words="true or false", read=_truth, example="true")
@@ -175,10 +172,6 @@ LABELS = Rule(
     example='["team=vision", "reserved"]',
 )
 WEIGHT = Rule(words="a number from 0.001 to 1000", read=_number(0.001, 1000), example="1")
-
-
-def _defaulted(rule: Rule, default: Any) -> Rule:
-    return Rule(words=rule.words, read=rule.read, example=rule.example, default=default)
 
 
 _SECONDS = Rule(words="seconds, more than 0 and at most 3600", read=_probe_seconds, example="10")
@@ -201,13 +194,13 @@ SETTINGS: Mapping[str, Setting] = {
         ),
         Setting(
             key="queue.fair_shares",
-            rule=_defaulted(TRUTH, default=False),
+            rule=replace(TRUTH, default=False),
             summary="of two requests of one priority, serve first that of the user who holds less",
             machine=True,
         ),
         Setting(
             key="queue.patience",
-            rule=_defaulted(DURATION, 86400.0),
+            rule=replace(DURATION, default=86400.0),
             summary="who has waited this long comes before all who have not, whatever shares and priorities say",
             machine=True,
         ),
@@ -221,7 +214,7 @@ SETTINGS: Mapping[str, Setting] = {
         ),
         Setting(
             key="users.*.weight",
-            rule=_defaulted(WEIGHT, 1),
+            rule=replace(WEIGHT, default=1),
             summary="how much of the machine this user's fair share is, beside 1 for others",
             machine=True,
         ),
@@ -245,7 +238,7 @@ SETTINGS: Mapping[str, Setting] = {
         ),
         Setting(
             key="journal.keep",
-            rule=_defaulted(TRUTH, default=True),
+            rule=replace(TRUTH, default=True),
             summary="write one line for each lease that has ended, for reports",
             user=True,
         ),
@@ -314,7 +307,7 @@ def user(environ: Mapping[str, str] | None = None) -> Configuration:
         ConfigurationError: When it cannot be read, says something wrong, or is not the user's or root's.
     """
     path = user_file(environ)
-    return _read(path, "user", {0, os.geteuid()}) if path else Configuration(path="")
+    return _read(path, "user", {0, os.geteuid()}) if path else _nothing(path)
 
 
 def user_file(environ: Mapping[str, str] | None = None) -> str:
@@ -346,7 +339,7 @@ def _read(path: str, kind: str, owners: set[int]) -> Configuration:
         os.stat(path)  # mostly there is none, and this needs no descriptor
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
-        return Configuration(path=path)
+        return _nothing(path)
     except OSError as error:
         raise _unreadable(path, error) from error
     with open(descriptor, "rb") as file:
@@ -367,6 +360,12 @@ def _read(path: str, kind: str, owners: set[int]) -> Configuration:
         _KNOWN.pop(old, None)
     _KNOWN[known] = made
     return made
+
+
+@cache
+def _nothing(path: str) -> Configuration:
+    """What a file says that is not there."""
+    return Configuration(path=path)
 
 
 def _unreadable(path: str, error: OSError) -> ConfigurationError:
@@ -454,6 +453,4 @@ def _close(key: str, kind: str) -> str:
 
     known = [each.key for each in SETTINGS.values() if (each.machine if kind == "machine" else each.user)]
     close = difflib.get_close_matches(key, known, n=1)
-    if close:
-        return f"did you mean {close[0]!r}?"
-    return f"the settings are {', '.join(known)}" if known else "there are no settings yet"
+    return f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(known)}"

@@ -54,7 +54,7 @@ class AnyaccelError(Exception):
     Attributes:
         code: Name of the error in JSON output.
         exit_code: What the command line returns.
-        hint: The way out, when it is not part of the message.
+        hint: The way out, when it is not part of the message; a traceback shows it as a note.
     """
 
     code: ClassVar[str] = "error"
@@ -63,6 +63,8 @@ class AnyaccelError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note(hint)
 
 
 class UsageError(AnyaccelError):
@@ -108,6 +110,14 @@ class PlacementError(AnyaccelError):
     def __init__(self, message: str, *, verdict: Verdict, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.verdict = verdict
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unplaced, (type(self), *self.args), self.__dict__
+
+
+def _unplaced(kind: type[PlacementError], *args: object) -> PlacementError:
+    """Make an error that was pickled; what it carries follows."""
+    return kind.__new__(kind, *args)
 
 
 class NeverFitsError(PlacementError):

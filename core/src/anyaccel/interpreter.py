@@ -14,7 +14,6 @@ import _socket
 import fcntl
 import marshal
 import os
-import select
 import sys
 
 TYPE_CHECKING = False
@@ -130,6 +129,8 @@ def start(
 
 def _ended(pid: int, seconds: float) -> bool:
     """Whether a child ends within some seconds."""
+    import select
+
     pinned = os.pidfd_open(pid)
     try:
         poll = select.poll()

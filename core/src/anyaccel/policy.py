@@ -50,6 +50,8 @@ class Waiting(Value):
         user: Number of the user; None when unknown.
         seconds: How long it holds what it gets at most; None when it does not say.
         needs: What it needs; empty when it does not say.
+        sites: Where several machines could serve it, what it needs of each; else empty.
+        hosts: On how many of these it is to be served.
         wants: The devices for which it competes; None for all of them.
     """
 
@@ -60,6 +62,8 @@ class Waiting(Value):
     user: int | None = None
     seconds: float | None = None
     needs: tuple[Need, ...] = ()
+    sites: tuple[tuple[Need, ...], ...] = ()
+    hosts: int = 1
     wants: frozenset[Hashable] | None = None
 
     def competes(self, other: Waiting) -> bool:
@@ -69,7 +73,7 @@ class Waiting(Value):
     @property
     def units(self) -> int:
         """What it will hold in all, in 1/10000 of a device."""
-        return sum(need.count * need.units for need in self.needs)
+        return self.hosts * sum(need.count * need.units for need in self.needs)
 
 
 class Holding(Value):
@@ -265,13 +269,17 @@ def _known_ends(held: Iterable[Holding]) -> dict[Hashable, list[tuple[float, int
 
 def _alone(one: Waiting, ends: Mapping[Hashable, Sequence[tuple[float, int, float]]]) -> float:
     """When somebody could start if nobody else waited and none had passed it since it came."""
-    before = {
-        device: [(until, units) for until, units, passed in each if passed < one.since]
-        for need in one.needs
-        for device in need.among
-        if (each := ends.get(device))
-    }
-    return max([one.since, *(_when(need, before) for need in one.needs)])
+
+    def at(needs: Iterable[Need]) -> float:
+        before = {
+            device: [(until, units) for until, units, passed in each if passed < one.since]
+            for need in needs
+            for device in need.among
+            if (each := ends.get(device))
+        }
+        return max([one.since, *(_when(need, before) for need in needs)])
+
+    return sorted(map(at, one.sites or [one.needs]))[one.hosts - 1]
 
 
 def _when(need: Need, busy: Mapping[Hashable, Sequence[tuple[float, int]]]) -> float:

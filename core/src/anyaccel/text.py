@@ -14,6 +14,11 @@ _SHOWN = 60
 _LISTED = 4
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _LONGEST_DURATION = 366 * _UNITS["d"]
+_BYTES = {"B": 1} | {
+    prefix + suffix: base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("B", 1000), ("IB", 1024), ("", 1024))
+}
 
 
 def printable(text: str) -> str:
@@ -45,6 +50,45 @@ def duration(text: object) -> float:
     return seconds
 
 
+def elapsed(seconds: float) -> str:
+    """Write seconds for people, in the two largest units: ``2h14m``, ``8m05s``, ``12s``."""
+    whole = max(0, int(seconds))
+    for unit, name, smaller, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= unit:
+            return f"{whole // unit}{name}{whole % unit // smaller:02d}{below}"
+    return f"{whole}s"
+
+
+def size(text: str) -> int:
+    """Read an amount of memory, such as ``40GiB``, ``8G`` or ``1.5TB``, in bytes; a part of a byte counts as one.
+
+    Raises:
+        ValueError: When it is none, or nothing.
+    """
+    import re
+
+    match = re.fullmatch(r"([0-9]{1,18})(?:\.([0-9]{1,4}))?([A-Za-z]*)", text)
+    unit = _BYTES.get(match[3].upper()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"must be a number with a unit of B, KB, KiB, MB, MiB, GB, GiB, TB, TiB (got {shown(text)})")
+    rest = match[2] or ""
+    number, parts = int(match[1] + rest), int("1" + "0" * len(rest))
+    if not number:
+        raise ValueError(f"must be more than 0 (got {shown(text)}); leave it out")
+    found: int = -(-number * unit // parts)
+    return found
+
+
+def memory(number: int | None) -> str:
+    """Write bytes of memory for people; unknown is ``-``."""
+    return "-" if number is None else f"{gibibytes(number)} GiB"
+
+
+def gibibytes(number: int | None) -> str:
+    """Write bytes of memory in GiB, without the unit; unknown is ``-``."""
+    return "-" if number is None else f"{number / _BYTES['GIB']:.1f}"
+
+
 def cells(text: str) -> int:
     """Columns that a printable text takes on a terminal."""
     if text.isascii():
@@ -53,6 +97,11 @@ def cells(text: str) -> int:
 
     wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
     return len(text) + wide - sum(unicodedata.combining(char) != 0 for char in text)
+
+
+def padded(text: str, width: int) -> str:
+    """Fill a printable text up with blanks to so many columns of a terminal."""
+    return text + " " * (width - cells(text))
 
 
 def comment(text: str) -> str:

@@ -159,6 +159,17 @@ def test_frameworks_are_capped_at_a_share(gpus):
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     }
     assert (edits.limited_by, edits.memory_by, edits.compute_by) == (("JAX", "CuPy"), "", "")
+    assert edits.memory_regions == {}, "these have no PCI address"
+
+
+@pytest.mark.parametrize(
+    ("units", "integrated", "named"), [(5_000, None, True), (5_000, True, False), (10_000, None, False)]
+)
+def test_the_kernel_is_told_what_it_calls_the_memory_of_a_share(gpus, units, integrated, named):
+    device = replace(gpus[1], pci_bus_id="0000:03:00.0", attributes={"integrated": integrated})
+    share = Share(device=device, units=units)
+    edits = plugin.anyaccel_env([device], EnvContext(devices=tuple(gpus), shares={device.id: share}))
+    assert edits.memory_regions == ({device.id: "drm/0000:03:00.0/vram"} if named else {})
 
 
 def test_nothing_is_hidden_by_an_empty_text(gpus):

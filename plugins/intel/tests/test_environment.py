@@ -215,3 +215,17 @@ def test_any_text_is_a_selector_or_a_refusal(text):
         assert repr(text) in str(error)  # noqa: PT017 - either outcome is right
         return
     assert all(0 <= position < 3 for position, _ in left)
+
+
+@pytest.mark.parametrize(
+    ("recording", "index", "region"),
+    [("max1550-4card", 3, "vram1"), ("max1550-2card-xelink-composite", 1, None), ("flex140-uhd770", 0, "vram0")],
+)
+def test_the_kernel_is_told_what_it_calls_the_memory_of_a_share(devices, recording, index, region):
+    found = devices(recording)
+    device = found[index]
+    for units in (5_000, 10_000):
+        ctx = EnvContext(devices=tuple(found), shares={device.id: Share(device=device, units=units)})
+        regions = plugin.anyaccel_env([device], ctx).memory_regions
+        wanted = {device.id: f"drm/{device.pci_bus_id}/{region}"} if region and units < 10_000 else {}
+        assert regions == wanted

@@ -205,11 +205,12 @@ def test_a_share_by_agreement_caps_the_frameworks_that_take_everything():
     assert edits.memory_by == edits.compute_by == ""
 
 
-def test_a_cap_that_a_framework_ignores_is_not_told_as_one():
+@pytest.mark.parametrize("allocator", ["platform", "Platform", "cuda_async", "vmm"])
+def test_a_cap_that_a_framework_ignores_is_not_told_as_one(allocator):
     ctx = EnvContext(
         devices=FOUR,
         shares=share(FOUR[0], 2_500, 20 << 30),
-        environ={"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "CUPY_GPU_MEMORY_LIMIT": "10%"},
+        environ={"XLA_PYTHON_CLIENT_ALLOCATOR": allocator, "CUPY_GPU_MEMORY_LIMIT": "10%"},
     )
     edits = plugin.anyaccel_env(FOUR[:1], ctx)
     assert edits.limited_by == ("CuPy", "PaddlePaddle")
@@ -273,6 +274,23 @@ def test_an_mps_daemon_holds_a_worker_to_its_share(units, inherited, threads):
     assert edits.set["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == threads
     assert edits.set["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=20480M"
     assert edits.set["CUDA_VISIBLE_DEVICES"] == IDS[1], "the daemon may have renumbered the indexes"
+
+
+@pytest.mark.parametrize(
+    ("environ", "limit"),
+    [
+        ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=5G", "CUDA_VISIBLE_DEVICES": IDS[1]}, "0=5120M"),
+        ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=30G", "CUDA_VISIBLE_DEVICES": IDS[1]}, "0=20480M"),
+        ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0=5G, {IDS[1]}=512M"}, "0=512M"),
+        ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=5G,1=6G"}, "0=6144M"),
+        ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=5G"}, "0=20480M"),
+        ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "1=0G,=,1=5,1=9T,\n"}, "0=20480M"),
+    ],
+)
+def test_a_tighter_limit_under_mps_stays(environ, limit):
+    device = served(replace(FOUR[1], index=1))
+    ctx = EnvContext(devices=(device,), shares=share(device, 2_500, 20 << 30), environ=environ)
+    assert plugin.anyaccel_env([device], ctx).set["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == limit
 
 
 def test_an_exclusive_gpu_is_given_whole_only():

@@ -17,30 +17,43 @@ from anyaccel.testing import context, load_recording
 from anyaccel_nvidia import mps, plugin
 
 HERE = Path(__file__).parent
-FAKE = HERE / "fake_mps"
+FAKE = HERE / "fake_mps.py"
 GIB = 1 << 30
 
 
 @pytest.fixture
-def place(monkeypatch):
+def place(monkeypatch, tmp_path):
     """A short directory for a daemon's socket; what listens there is ended after the test."""
     directory = Path(tempfile.mkdtemp(prefix="mps-", dir="/tmp"))
-    monkeypatch.setenv("PATH", f"{FAKE}:{os.environ['PATH']}")
+    tool = tmp_path / "mps" / mps.TOOL
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {FAKE} "$@"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(directory))
     monkeypatch.delenv("CUDA_MPS_PROTOCOL_VERSION", raising=False)
+    monkeypatch.setattr(mps, "ANSWER_SECONDS", 120)
     yield directory
     if (directory / "control").exists() and (noted := directory / "nvidia-cuda-mps-control.pid").exists():
         os.kill(int(noted.read_text()), signal.SIGKILL)
     shutil.rmtree(directory)
 
 
-def command(*arguments, **environ):
+PATIENT = """
+import sys
+from anyaccel.cli import main
+from anyaccel_nvidia import mps, mps_command
+mps.ANSWER_SECONDS = mps_command.START_SECONDS = 120  # a busy machine starts a stand-in slowly
+"""
+
+
+def command(*arguments, before="", **environ):
     return subprocess.run(
-        [sys.executable, "-m", "anyaccel", "mps", *arguments],
+        [sys.executable, "-c", f"{PATIENT}{before}\nsys.exit(main())", "mps", *arguments],
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
@@ -64,6 +77,15 @@ def test_a_daemon_is_started_looked_at_and_stopped(place, protocol):
     assert not (place / "control").exists()
     assert command("status").returncode == 1
     assert command("stop").returncode == 0, "nothing is there, as was wanted"
+
+
+def test_a_daemon_that_keeps_the_output_of_its_starter_is_not_waited_for(place):
+    with (place / "said").open("w+") as said:  # a pipe of ours would be kept as well
+        environ = {**os.environ, "KEEPS_OUTPUT": "1"}
+        program = [sys.executable, "-c", f"{PATIENT}\nsys.exit(main())", "mps", "start"]
+        done = subprocess.run(program, env=environ, stdout=said, timeout=100, check=False)  # less than its patience
+    assert (done.returncode, "protocol 2" in (place / "said").read_text()) == (0, True)
+    assert command("stop").returncode == 0
 
 
 def test_a_daemon_of_ones_own_is_for_oneself(place, tmp_path):
@@ -92,6 +114,61 @@ def test_what_an_ended_daemon_left_does_not_answer(place):
     done = command("status")
     assert done.returncode == CommandNotRunnableError.exit_code
     assert "Cannot find MPS control daemon process" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["CUDA_MPS_PIPE_DIRECTORY", "XDG_RUNTIME_DIR"])
+def test_a_place_may_be_written_with_more_slashes(place, name):
+    """Such a path in a recording would be refused when it is read."""
+    (first, *_) = mps.directories({name: f"{place.parent}//./{place.name}/"})
+    assert first == str(place if name == "CUDA_MPS_PIPE_DIRECTORY" else place / "nvidia-mps")
+
+
+def test_what_another_daemon_has_left_does_not_keep_one_from_starting(place):
+    """Doctor sends people here: 'start one of your own'."""
+    (place / "run/nvidia-mps").mkdir(parents=True)
+    usual = place / "run/nvidia-mps/control"
+    usual.touch()
+    environ = {"XDG_RUNTIME_DIR": str(place / "run"), "CUDA_MPS_PIPE_DIRECTORY": ""}
+    failed = command("start", **environ)
+    assert failed.returncode == CommandNotRunnableError.exit_code
+    assert f"remove {usual.parent} if its daemon has ended" in failed.stderr
+    environ["XDG_RUNTIME_DIR"] = str(place / "own")
+    for action in ("start", "status", "stop"):
+        done = command(action, before=f"mps.DIRECTORIES = ({str(usual.parent)!r},) * 2", **environ)
+        assert done.returncode == 0, done.stderr
+        assert f"MPS daemon in {place}/own/nvidia-mps" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "usage: nvidia-cuda-mps-control [-d | -f]\\n  -h, --help  this\\n",
+        "Cannot find MPS control daemon process\\n",
+        "\\377\\376 name, pid\\000\\n1\\n2, 3, 4\\n",
+        "9" * 5000,
+    ],
+    ids=["usage", "error", "bytes", "digits"],
+)
+def test_a_text_that_is_no_answer_is_not_believed(place, tmp_path, answer):
+    (place / "control").touch()
+    (tmp_path / "mps" / mps.TOOL).write_text(f"#!/bin/sh\nprintf '{answer}'\n")
+    with pytest.raises(OSError, match="which is no list of processes"):
+        mps.look(str(place))
+    done = command("status")
+    assert done.returncode == CommandNotRunnableError.exit_code
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_a_daemon_of_another_user_serves_us_not(place):
+    assert command("start").returncode == 0
+    os.chown(place / "control", 4711, -1)
+    with pytest.raises(OSError, match="belongs to user 4711"):
+        mps.look(str(place))
+    os.chown(place / "control", 0, -1)
+    assert command("stop").returncode == 0
+    os.chown(place, 4711, -1)
+    assert "belongs to another user" in command("start").stderr
 
 
 def detected(place, *, answer=None, processes=()):

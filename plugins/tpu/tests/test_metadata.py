@@ -116,10 +116,11 @@ def test_server_names_the_generation_where_google_hides_pci(tree, metadata_serve
 def test_a_server_that_never_answers_costs_one_second_in_all(tree):
     _v4(tree)
     with socket.create_server(("127.0.0.1", 0)) as hanging:
-        began = time.monotonic()
+        hanging.setblocking(False)
         found = tree.detect({"GCE_METADATA_HOST": f"127.0.0.1:{hanging.getsockname()[1]}"})
-        took = time.monotonic() - began
-    assert 0.9 < took < 5  # one for each of the questions would be more
+        hanging.accept()[0].close()
+        with pytest.raises(BlockingIOError):  # nor is the next question put to it
+            hanging.accept()
     assert len(found.devices) == 4
     assert "did not answer within 1.0 s" in found.notes[0]
 
@@ -127,10 +128,8 @@ def test_a_server_that_never_answers_costs_one_second_in_all(tree):
 def test_a_server_that_answers_byte_by_byte_costs_one_second_in_all(metadata_server):
     metadata_server.drip = True
     metadata_server.answers = dict.fromkeys(metadata.KEYS, "x" * 100)
-    began = time.monotonic()
-    with pytest.raises(QueryError) as caught:
+    with pytest.raises(QueryError) as caught:  # each byte comes in time, and so would all of them
         metadata.ask(_context({"GCE_METADATA_HOST": metadata_server.host}))
-    assert time.monotonic() - began < 5
     assert caught.value.kind == "TimeoutError"
 
 

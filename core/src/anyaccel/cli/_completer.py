@@ -13,7 +13,6 @@ import re
 from typing import NoReturn
 
 from anyaccel.cli.parser import COMMANDS, add_common, module_of, of_plugins
-from anyaccel.scheduler.names import names_of
 
 VARIABLE = "_ARGCOMPLETE"
 """Set by the shell's function, and by nothing else."""
@@ -68,8 +67,11 @@ def _requests(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list
         inventory = anyaccel.detect(getattr(parsed_args, "machine", None), timeout=_SECONDS)
     except anyaccel.AnyaccelError:
         return []
-    found = {name for device in inventory.devices for name in names_of(device)}
-    found |= {f"{device.vendor}/{device.index}" for device in inventory.devices}
+    found = {name for device in inventory.devices for name in device.names}
+    signs = [(sign, each) for sign, each in FILTERS.items() if not sign.isalpha()]
+    found |= {
+        f"{device.vendor}{sign}{each.fact(device, inventory)}" for device in inventory.devices for sign, each in signs
+    }
     return sorted(name for name in found if _WORD.fullmatch(name))
 
 

@@ -10,7 +10,7 @@ from anyaccel.cli._sample import Holder, Sample
 from anyaccel.errors import UsageError
 from anyaccel.model import Device, Stats, Value, format_units
 from anyaccel.model.labels import write_labels
-from anyaccel.text import cells, printable
+from anyaccel.text import cells, elapsed, gibibytes, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,15 +58,10 @@ class Column(Value):
     right: bool = False
 
 
-def memory(used: int | None, size: int | None) -> str:
+def used_of(used: int | None, size: int | None) -> str:
     """Memory in use, of all, in GiB; what is unknown is ``-``."""
-    told = ["-" if each is None else f"{each / output.GIB:.1f}" for each in (used, size)]
+    told = [gibibytes(each) for each in (used, size)]
     return "-" if used is size is None else "/".join(told)
-
-
-def percent(ratio: float | None) -> str:
-    """A part of a whole for people; unknown is ``-``."""
-    return "-" if ratio is None else f"{ratio:.0%}"
 
 
 def bar(ratio: float, width: int) -> str:
@@ -80,9 +75,7 @@ def bar(ratio: float, width: int) -> str:
 
 def since(moment: float | None) -> str:
     """How long ago something was, for people."""
-    from anyaccel.launcher.hold import written
-
-    return "-" if moment is None else written(time.time() - moment)
+    return "-" if moment is None else elapsed(time.time() - moment)
 
 
 def _load_style(ratio: float | None) -> str:
@@ -121,11 +114,11 @@ COLUMNS = (
     ),
     Column(
         name="memory", heading="MEM/GiB", about="memory in use, of all, in GiB", right=True,
-        cell=lambda row: (memory(row.seen.memory_used_bytes, row.device.memory_bytes), ""), steps=((5, _ALL),),
+        cell=lambda row: (used_of(row.seen.memory_used_bytes, row.device.memory_bytes), ""), steps=((5, _ALL),),
     ),
     Column(
         name="load", heading="LOAD", about="share of time that it was busy",
-        cell=lambda row: (f"{percent(row.seen.utilization):>{_PERCENT}}", _load_style(row.seen.utilization)),
+        cell=lambda row: (f"{output.percent(row.seen.utilization):>{_PERCENT}}", _load_style(row.seen.utilization)),
         steps=((6, _PERCENT), (14, 10), (26, 15)),
     ),
     Column(
@@ -230,21 +223,6 @@ def chosen(names: str) -> tuple[Column, ...]:
     return tuple(found)
 
 
-def table(sample: Sample, room: int | None, columns: Sequence[Column] = ()) -> tuple[Lines, list[str]]:
-    """Lay the devices of a machine out, a line each, and one more for each further holder.
-
-    Args:
-        sample: The machine.
-        room: Columns of the terminal; None for no limit, and no bars.
-        columns: The columns that are asked for; as many as there is room for when empty.
-
-    Returns:
-        The lines, and names of columns that were asked for and have no room.
-    """
-    heading, rows, left_out = laid_out(sample, room, columns)
-    return [heading, *(line for lines in rows for line in lines)], left_out
-
-
 def laid_out(
     sample: Sample,
     room: int | None,
@@ -253,7 +231,7 @@ def laid_out(
     draw: Callable[[Row, int], str] = lambda row, width: bar(row.seen.utilization or 0.0, width),
     drawn: tuple[tuple[int, int], ...] = (),
 ) -> tuple[list[output.Span], list[Lines], list[str]]:
-    """Lay the devices of a machine out like :func:`table`.
+    """Lay the devices of a machine out, a line each, and one more for each further holder.
 
     Args:
         sample: The machine.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     Leases = Mapping[str, list[LeaseRecord]]
 
-JOB = "anyaccel-job"
-"""What lists of processes call the process that keeps a job: :data:`anyaccel.launcher.jobs.NAME`."""
 _NO_STATS = Stats()
 _COMMAND_LIMIT = 4096
 _MOST_REASONS = 64
@@ -151,6 +149,17 @@ def _jobs() -> tuple[Job, ...]:
         return ()
 
 
+def reason(ticket: TicketRecord) -> str:
+    """Why somebody waits, as far as the ticket says, in words."""
+    if ticket.limited:
+        return "its user holds as much as the machine's limits allow"
+    if not ticket.responsive:
+        return "it does not look for devices any more, and is overtaken: is it stopped?"
+    if ticket.behind:
+        return f"{ticket.behind} who came first want{'s' * (ticket.behind == 1)} the same devices"
+    return "what it wants is held"
+
+
 class Reasons:
     """Says why those who wait do: one answer for all who want the same, until another lease begins or ends."""
 
@@ -174,8 +183,8 @@ class Reasons:
             sample: The machine, of which :meth:`knows` was asked.
             ask: Whether to find it out where it is not known yet, which takes a moment.
         """
-        if not ticket.responsive:
-            return "does not look for devices: is it stopped?"
+        if ticket.limited or not ticket.responsive:
+            return reason(ticket)
         if ask and ticket.request not in self._known and place <= _MOST_REASONS:
             self._known[ticket.request] = _reason(ticket.request, sample.inventory)
         return self._known.get(ticket.request) or (f"{place - 1} came first" if place > 1 else "-")
@@ -206,6 +215,13 @@ def free(device: Device, sample: Sample) -> int | None:
     if sample.leases is None:
         return None
     return max(0, device.units - sum(record.units for record in sample.of(device)))
+
+
+def summary(sample: Sample) -> str:
+    """How many devices there are, and how much of them is free."""
+    devices = sample.inventory.devices
+    total = sum(free(device, sample) or 0 for device in devices)
+    return f"{len(devices)} device{'s' * (len(devices) != 1)}, {format_units(total)} free"
 
 
 def state(device: Device, sample: Sample, holders: tuple[Holder, ...]) -> tuple[str, str]:
@@ -247,14 +263,17 @@ def holders(device: Device, sample: Sample) -> tuple[Holder, ...]:
     A process counts as one without a lease when no lease of the device is its user's. Processes of a recorded machine
     are not looked up on this one.
     """
+    from anyaccel.ledger.process import user
+    from anyaccel.ledger.record import user_name
+
     here = sample.inventory.machine == HOST
     records = sample.of(device)
     users = {record.uid for record in records}
     found = [_of_lease(record) for record in records]
     for process in sample.stats(device).processes or ():
-        uid = _user(process.pid) if here else None
+        uid = user(process.pid) if here else None
         if not records or (uid is not None and uid not in users):
-            name = "" if uid is None else _user_name(uid)
+            name = "" if uid is None else user_name(uid)
             found.append(
                 Holder(
                     user=f"*{name or '?'}",
@@ -295,8 +314,10 @@ def _of_lease(record: LeaseRecord) -> Holder:
 
 
 def _command_of(pid: int) -> int:
-    """The command of a job, given the process that keeps it; any other process itself."""
-    if program(pid) != JOB:
+    """The command of a job, given its supervisor; any other process itself."""
+    from anyaccel.launcher.supervisor import NAME
+
+    if program(pid) != NAME:
         return pid
     try:
         with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
@@ -313,17 +334,3 @@ def program(pid: int) -> str:
             return file.read(64).removesuffix("\n")
     except OSError:
         return ""
-
-
-def _user(pid: int) -> int | None:
-    """User id of a process; None when it cannot be seen."""
-    try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
-        return None
-
-
-def _user_name(uid: int) -> str:
-    from anyaccel.ledger.record import user_name
-
-    return user_name(uid)

@@ -1,6 +1,6 @@
 """The application behind ``anyaccel top``: what it shows, and what its keys do.
 
-Texts of others become segments of plain text here, never markup.
+Texts of others become plain text with styles here, never markup.
 """
 
 from __future__ import annotations
@@ -11,50 +11,39 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from rich.segment import Segment
-from rich.style import Style
-from textual import events
+from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
-from textual.geometry import Size
-from textual.message import Message
+from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
-from textual.scroll_view import ScrollView
-from textual.strip import Strip
-from textual.widgets import Footer, Input
+from textual.widgets import Footer, Input, OptionList, Static
+from textual.widgets.option_list import Option
 
 import anyaccel
 from anyaccel.cli import _sample, output
-from anyaccel.cli._devices_table import Row, laid_out, megahertz, memory, percent, since
+from anyaccel.cli._devices_table import Row, laid_out, megahertz, since, used_of
 from anyaccel.cli._sample import Holder, Sample
+from anyaccel.cli.cancel import cancel
 from anyaccel.cli.jobs import written_devices, written_job
 from anyaccel.errors import AnyaccelError
-from anyaccel.launcher.jobs import Job, cancel, find
+from anyaccel.launcher.jobs import Job
 from anyaccel.ledger import Ledger, TicketRecord
-from anyaccel.model import Device, format_units, replace
+from anyaccel.model import Device, replace
 from anyaccel.model.labels import write_labels
-from anyaccel.text import cells, printable
+from anyaccel.text import cells, memory, padded, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     Line = Sequence[output.Span]
+    Groups = Sequence[tuple[str, Sequence[Line]]]
+    """Lines that belong together, by the key of each group."""
 
-_STYLES = {
-    "": Style(),
-    "bold": Style(bold=True),
-    "dim": Style(dim=True),
-    "bad": Style(color="red"),
-    "good": Style(color="green"),
-    "warn": Style(color="yellow"),
-    "accent": Style(color="cyan"),
-}
+_STYLES = {"": "", "bold": "bold", "dim": "dim", "bad": "red", "good": "green", "warn": "yellow", "accent": "cyan"}
 _HISTORY = 240
 _LOAD = ((6, 4), (14, 10), (26, 25), (29, 45))
 """Steps of the column of the load: of the line of its history, and the number."""
 _LEVELS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _SIGNS = "_.-~=+*#"
-_GRACE = 10.0
 _WAITING = ("WAITING", "USER", "REQUEST", "FOR", "MAY START", "WHY")
 _JOBS = ("JOB", "STATE", "REQUEST", "FOR", "DEVICES", "COMMAND")
 _OF_TICKET = ("id", "user", "pid", "priority", "request", "note", "command")
@@ -72,124 +61,84 @@ def sparkline(history: Sequence[float | None], width: int) -> str:
     return "".join(drawn).rjust(width)
 
 
-class Lines(ScrollView, can_focus=True):
+class Lines(OptionList):
     """Lines of text, of which some belong together and are chosen together."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", show=False),
-        Binding("down,j", "move(1)", show=False),
-        Binding("pageup", "move(-10)", show=False),
-        Binding("pagedown", "move(10)", show=False),
-        Binding("home,g", "move(-100000)", show=False),
-        Binding("end,G", "move(100000)", show=False),
-        Binding("enter", "choose", show=False),
+        Binding("k", "cursor_up", show=False),
+        Binding("j", "cursor_down", show=False),
+        Binding("g", "first", show=False),
+        Binding("G", "last", show=False),
     ]
-    DEFAULT_CSS = "Lines { height: auto; scrollbar-size-vertical: 1; }"
+    DEFAULT_CSS = """
+    Lines {
+        height: auto; min-height: 1; padding: 0; border: none; scrollbar-size-vertical: 1;
+        &:focus { border: none; background-tint: transparent; }
+        & > .option-list--option { padding: 0; }
+        & > .option-list--option-hover { background: transparent; }
+        & > .option-list--option-highlighted { color: $foreground; background: transparent; text-style: none; }
+        &:focus > .option-list--option-highlighted { color: $background; background: $foreground; text-style: none; }
+    }
+    """
 
-    class Chosen(Message):
-        """Somebody chose a group of lines, by its key."""
-
-        def __init__(self, lines: Lines, key: str) -> None:
-            super().__init__()
-            self.lines = lines
-            self.key = key
-
-    def __init__(self, *, id: str | None = None, choice: bool = True) -> None:  # noqa: A002 - as of every widget
+    def __init__(self, groups: Groups = (), *, id: str | None = None) -> None:  # noqa: A002 - as of every widget
         super().__init__(id=id)
-        self.can_focus = choice
-        self._lines: list[tuple[int, Line]] = []
-        self._keys: list[str] = []
-        self._at = 0
+        self._groups: Groups = ()
+        self.show(groups)
 
     @property
     def chosen(self) -> str:
         """Key of the group at the cursor; empty when there is none."""
-        return self._keys[self._at] if self._keys else ""
+        return "" if self.highlighted is None else self._groups[self.highlighted][0]
 
     @property
     def text(self) -> str:
         """What it shows, without styles."""
-        return "\n".join("".join(printable(text) for text, _ in line).rstrip() for _, line in self._lines)
+        return "\n".join(_text(lines).plain for _, lines in self._groups)
 
-    def show(self, groups: Sequence[tuple[str, Sequence[Line]]]) -> None:
+    def show(self, groups: Groups) -> None:
         """Show these lines; the cursor stays where it was."""
-        before = self.chosen
         keys = [key for key, _ in groups]
-        lines = [(number, line) for number, (_, own) in enumerate(groups) for line in own]
-        at = keys.index(before) if before in keys else min(self._at, max(0, len(keys) - 1))
-        if (keys, lines, at) == (self._keys, self._lines, self._at):
-            return
-        if len(lines) != len(self._lines):
-            self.virtual_size = Size(0, len(lines))
-        self._keys, self._lines, self._at = keys, lines, at
-        self.refresh()
-
-    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:  # noqa: ARG002 - as Textual calls it
-        """As high as its lines."""
-        return max(1, len(self._lines))
-
-    def render_line(self, y: int) -> Strip:
-        """Draw one line of the screen."""
-        y += int(self.scroll_offset.y)
-        if y >= len(self._lines):
-            return Strip.blank(self.size.width, self.rich_style)
-        number, line = self._lines[y]
-        base = self.rich_style
-        if self.can_focus and self.has_focus and number == self._at:
-            base += Style(reverse=True)
-        segments = [Segment(printable(text), base + _STYLES[style]) for text, style in line]
-        return Strip(segments).adjust_cell_length(self.size.width, base)
-
-    def action_move(self, steps: int) -> None:
-        """Move the cursor."""
-        self._at = min(max(0, self._at + steps), max(0, len(self._keys) - 1))
-        own = [place for place, (number, _) in enumerate(self._lines) if number == self._at]
-        if own:
-            height = max(1, self.size.height)
-            top = int(self.scroll_offset.y)
-            if own[0] < top:
-                self.scroll_to(y=own[0], animate=False)
-            elif own[-1] >= top + height:
-                self.scroll_to(y=own[-1] - height + 1, animate=False)
-        self.refresh()
-
-    def action_choose(self) -> None:
-        """Tell what is at the cursor."""
-        if self._keys:
-            self.post_message(self.Chosen(self, self.chosen))
-
-    def on_click(self, event: events.Click) -> None:
-        """Move the cursor to where somebody clicked."""
-        y = int(event.y + self.scroll_offset.y)
-        if self.can_focus and y < len(self._lines):
-            self._at = self._lines[y][0]
-            self.refresh()
-
-    def on_focus(self) -> None:
-        """Show the cursor."""
-        self.refresh()
-
-    def on_blur(self) -> None:
-        """Show no cursor."""
-        self.refresh()
+        if keys == [key for key, _ in self._groups]:
+            for number, (_, lines) in enumerate(groups):
+                if lines != self._groups[number][1]:
+                    self.replace_option_prompt_at_index(number, _text(lines))
+        else:
+            before, at = self.chosen, self.highlighted or 0
+            self.clear_options()
+            self.add_options([Option(_text(lines), id=key) for key, lines in groups])
+            self.highlighted = keys.index(before) if before in keys else min(at, len(keys) - 1) if keys else None
+        self._groups = groups
 
 
-class Text(Lines):
-    """A screenful of text, or a line of it, in which nothing is chosen."""
+class Words(Static):
+    """A line of text, or several, in which nothing is chosen."""
 
-    def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - as of every widget
-        super().__init__(id=id, choice=False)
+    DEFAULT_CSS = "Words { min-height: 1; }"
+
+    def __init__(self, *lines: Line, id: str | None = None) -> None:  # noqa: A002 - as of every widget
+        super().__init__(_text(lines), id=id)
 
     def tell(self, *lines: Line) -> None:
         """Show these lines."""
-        self.show([("", lines)])
+        self.update(_text(lines))
+
+
+def _text(lines: Sequence[Line]) -> Text:
+    """Lines as Textual takes them; none of what they say is markup."""
+    made = Text(no_wrap=True)
+    for number, line in enumerate(lines):
+        made.append("\n" * (number > 0))
+        for text, style in line:
+            made.append(printable(text), _STYLES[style])
+    return made
 
 
 class Details(ModalScreen[None]):
     """All that is known of one device, or what was asked for."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "dismiss_it", "back")]
-    CSS = "Details Vertical { background: $surface; } Details Lines { height: 1fr; }"
+    CSS = "Details Vertical { background: $surface; } Details VerticalScroll { height: 1fr; }"
 
     def __init__(self, lines: Sequence[Line]) -> None:
         super().__init__()
@@ -198,12 +147,9 @@ class Details(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         """Lay it out."""
         with Vertical():
-            yield Lines(id="details")
+            with VerticalScroll():
+                yield Words(*self._told)
             yield Footer()
-
-    def on_mount(self) -> None:
-        """Show it; each line is one of its own, so that the cursor scrolls."""
-        self.query_one("#details", Lines).show([(str(number), [line]) for number, line in enumerate(self._told)])
 
     def action_dismiss_it(self) -> None:
         """Go back."""
@@ -227,15 +173,9 @@ class Confirm(ModalScreen[str]):
     def compose(self) -> ComposeResult:
         """Lay it out."""
         with Vertical():
-            yield Text(id="question")
-            yield Lines(id="among")
+            yield Words([(self._question, "bold")])
+            yield Lines([(key, [[(f"  {text}", "")]]) for key, text in self._among], id="among")
             yield Footer()
-
-    def on_mount(self) -> None:
-        """Show what is asked."""
-        self.query_one("#question", Text).tell([(self._question, "bold")])
-        self.query_one("#among", Lines).show([(key, [[(f"  {text}", "")]]) for key, text in self._among])
-        self.query_one("#among", Lines).focus()
 
     def action_yes(self) -> None:
         """End what is at the cursor."""
@@ -260,13 +200,8 @@ class Ask(ModalScreen[str]):
     def compose(self) -> ComposeResult:
         """Lay it out."""
         with Vertical():
-            yield Text(id="question")
-            yield Input(self._text, id="answer")
-
-    def on_mount(self) -> None:
-        """Show what is asked."""
-        self.query_one("#question", Text).tell([(self._question, "bold")])
-        self.query_one("#answer", Input).focus()
+            yield Words([(self._question, "bold")])
+            yield Input(self._text)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Answer."""
@@ -319,20 +254,18 @@ class Top(App[None]):
 
     def compose(self) -> ComposeResult:
         """Lay it out."""
-        yield Text(id="summary")
-        yield Text(id="heading")
+        yield Words([("looking ...", "dim")], id="summary")
+        yield Words(id="heading")
         yield Lines(id="devices")
-        yield Text(id="line")
+        yield Words(id="line")
         yield Lines(id="waiters")
-        yield Text(id="joblist")
+        yield Words(id="joblist")
         yield Lines(id="jobs")
-        yield Text(id="told")
+        yield Words(id="told")
         yield Footer()
 
     def on_mount(self) -> None:
         """Begin to look."""
-        self.query_one("#summary", Text).tell([("looking ...", "dim")])
-        self.query_one("#devices", Lines).focus()
         self._at_terminal = os.isatty(0)
         self.set_interval(self._interval, self._begin)
         self._begin()
@@ -380,7 +313,7 @@ class Top(App[None]):
                     ticket.user,
                     ticket.request or "-",
                     since(sample.at - ticket.waited),
-                    _clock(ticket.starts),
+                    output.clock(ticket.starts),
                     self._reasons.of(ticket, place, sample, ask=ask) + (f"  [{ticket.note}]" if ticket.note else ""),
                 ],
             )
@@ -429,22 +362,21 @@ class Top(App[None]):
         sample = self._sample
         base = self.screen_stack[0]
         told = self._told or "; ".join(_sample.notes(sample)[:1] if sample else [])
-        base.query_one("#told", Text).tell([(told, "warn")])
+        base.query_one("#told", Words).tell([(told, "warn")])
         if sample is None:
             return
         room = max(20, self.size.width - 1)
         devices = self._shown(sample)
         shown = replace(sample, inventory=replace(sample.inventory, devices=tuple(devices)))
         heading, rows, _ = laid_out(shown, room, draw=self._drawn, drawn=_LOAD)
-        base.query_one("#heading", Text).tell(heading)
+        base.query_one("#heading", Words).tell(heading)
         base.query_one("#devices", Lines).show(
             [(device.id, lines) for device, lines in zip(devices, rows, strict=True)]
         )
-        total = sum(_sample.free(device, sample) or 0 for device in sample.inventory.devices)
-        words = f"{len(sample.inventory.devices)} devices, {format_units(total)} free, {len(sample.tickets)} waiting"
+        words = f"{_sample.summary(sample)}, {len(sample.tickets)} waiting"
         more = f"  sorted by {self._sort}" + (f", only {self._filter!r}" if self._filter else "")
         where = f"  {sample.inventory.machine}" if sample.inventory.machine != "host" else ""
-        base.query_one("#summary", Text).tell(
+        base.query_one("#summary", Words).tell(
             [
                 (f"{time.strftime('%H:%M:%S', time.localtime(sample.at))}  ", "dim"),
                 (words, "bold"),
@@ -452,15 +384,15 @@ class Top(App[None]):
             ]
         )
         head, waiters = _table(_WAITING, [row for _, row in self._waiting], room, "nobody waits")
-        base.query_one("#line", Text).tell([(head, "bold")])
+        base.query_one("#line", Words).tell([(head, "bold")])
         base.query_one("#waiters", Lines).show(
             [(ticket, [[(line, "")]]) for (ticket, _), line in zip(self._waiting, waiters, strict=True)]
         )
 
         jobs = [_job_row(job) for job in sample.jobs]
         head, lines = _table(_JOBS, jobs, room, "")
-        base.query_one("#joblist", Text).tell([(head, "bold")])
-        base.query_one("#joblist", Text).display = base.query_one("#jobs", Lines).display = bool(jobs)
+        base.query_one("#joblist", Words).tell([(head, "bold")])
+        base.query_one("#joblist", Words).display = base.query_one("#jobs", Lines).display = bool(jobs)
         base.query_one("#jobs", Lines).show(
             [(_job_key(job), [[(line, "")]]) for job, line in zip(sample.jobs, lines, strict=True)]
         )
@@ -479,9 +411,9 @@ class Top(App[None]):
         among |= {ticket.id: ticket for ticket in self._sample.tickets}
         return among.get(key)
 
-    def on_lines_chosen(self, event: Lines.Chosen) -> None:
-        """Look into what was chosen."""
-        if event.lines.id in ("devices", "waiters", "jobs"):
+    def on_option_list_option_selected(self) -> None:
+        """Look into what was chosen, unless that is among what a question is about."""
+        if len(self.screen_stack) == 1:
             self.action_details()
 
     def action_sort(self) -> None:
@@ -538,54 +470,43 @@ class Top(App[None]):
         self.run_worker(ask, thread=True, group="why")
 
     def action_end(self) -> None:
-        """Release a lease of one's own on the device at the cursor, or cancel one's own wait."""
+        """Release a lease of one's own on the device at the cursor, or cancel one's own wait or job."""
         chosen, sample = self._chosen(), self._sample
         if chosen is None or sample is None:
             return
-        end: Callable[[str], str]
         if isinstance(chosen, TicketRecord):
-            mine = [(chosen.id, f"{chosen.request} of {chosen.user}, process {chosen.pid}")] if _own(chosen.uid) else []
-            question, what, end = "Cancel this wait? y/n", "waits", self._cancel
+            told = f"{chosen.request} of {chosen.user}, process {chosen.pid}"
+            mine = [(chosen.id, told)] if chosen.uid == os.geteuid() else []
+            question, what = "Cancel this wait? y/n", "waits"
         elif isinstance(chosen, Job):
             mine = [(chosen.id, f"job {chosen.id}, {chosen.state}: {' '.join(chosen.command)}")]
-            question, what, end = "Cancel this job, and end its processes? y/n", "jobs", self._cancel_job
+            question, what = "Cancel this job, and end its processes? y/n", "jobs"
         else:
             mine = [
                 (holder.lease, f"{holder.lease}  {holder.share}  {holder.program}  {holder.note}")
                 for holder in _sample.holders(chosen, sample)
                 if holder.mine and holder.lease
             ]
-            question, what, end = "Release this lease, and end its processes? y/n", "leases", self._release
+            question, what = "Release this lease, and end its processes? y/n", "leases"
         if not mine:
             self._tell(f"none of the {what} here is yours")
             return
-        self.push_screen(Confirm(question, mine), lambda key: self._end(key or "", end))
+        self.push_screen(Confirm(question, mine), self._end)
 
-    def _end(self, key: str, end: Callable[[str], str]) -> None:
+    def _end(self, key: str | None) -> None:
         """End something in a thread, and say what came of it."""
         if not key:
             return
 
         def work() -> None:
             try:
-                told = end(key)
+                told = cancel(Ledger.open(), key)
             except AnyaccelError as error:
                 told = f"{error} {error.hint}".strip()
             self._from_thread(self._tell, told)
             self._from_thread(self._begin)
 
         self.run_worker(work, thread=True, group="end")
-
-    def _release(self, lease: str) -> str:
-        pids = Ledger.open().release_of(lease, grace=_GRACE)
-        return f"{lease} is released; asked to end: {', '.join(map(str, pids)) or 'no process'}"
-
-    def _cancel_job(self, number: str) -> str:
-        job = cancel(find(number), grace=_GRACE)
-        return f"job {number} is {job.state}"
-
-    def _cancel(self, ticket: str) -> str:
-        return f"the wait of process {Ledger.open().cancel(ticket)} is cancelled"
 
 
 def device_details(device: Device, sample: Sample, room: int) -> list[Line]:
@@ -597,8 +518,8 @@ def device_details(device: Device, sample: Sample, room: int) -> list[Line]:
         ("device", f"{device.name}  {device.type}  {device.model}"),
         ("id", device.id),
         ("health", " ".join(filter(None, (is_now.value, reason, f"-> {remedy}" if remedy else "")))),
-        ("memory", f"{memory(seen.memory_used_bytes, device.memory_bytes)} GiB"),
-        ("load", percent(seen.utilization)),
+        ("memory", f"{used_of(seen.memory_used_bytes, device.memory_bytes)} GiB"),
+        ("load", output.percent(seen.utilization)),
         ("clocks", f"{megahertz(seen.clock_hz)}, of the memory {megahertz(seen.memory_clock_hz)}"),
         ("ecc", f"{_known(seen.ecc_errors_corrected)} corrected, {_known(seen.ecc_errors_uncorrected)} not"),
         ("pci", device.pci_bus_id or "-"),
@@ -613,7 +534,7 @@ def device_details(device: Device, sample: Sample, room: int) -> list[Line]:
         for holder in _sample.holders(device, sample)
     ]
     processes = [
-        (str(process.pid), f"{output.memory(process.memory_bytes)}  {_sample.program(process.pid)}")
+        (str(process.pid), f"{memory(process.memory_bytes)}  {_sample.program(process.pid)}")
         for process in seen.processes or ()
     ]
     found: list[Line] = [*_facts(facts, room)]
@@ -627,7 +548,7 @@ def _facts(facts: Sequence[tuple[str, str]], room: int) -> list[Line]:
     width = max((cells(printable(name)) for name, _ in facts), default=0)
     found: list[Line] = []
     for name, text in facts:
-        head = f"  {printable(name)}{' ' * (width - cells(printable(name)))}  "
+        head = f"  {padded(printable(name), width)}  "
         for number, line in enumerate(output.folded(text, room - width - 4)):
             found.append([(head if number == 0 else " " * (width + 4), "dim"), (line, "")])
     return found
@@ -639,16 +560,6 @@ def _of_lease(holder: Holder) -> str:
 
 def _known(value: object) -> str:
     return "-" if value is None else str(value)
-
-
-def _own(uid: int | None) -> bool:
-    import os
-
-    return uid == os.geteuid()
-
-
-def _clock(moment: float | None) -> str:
-    return "-" if moment is None else time.strftime("%H:%M", time.localtime(moment))
 
 
 def _job_key(job: Job) -> str:
@@ -669,7 +580,6 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], room: int, em
     widths[1:3] = [min(width, 20) for width in widths[1:3]]
     lines = []
     for row in (headings, *plain):
-        short = [output.shortened(text, width) for width, text in zip(widths, row, strict=True)]
-        text = " ".join(f"{text}{' ' * (width - cells(text))}" for width, text in zip(widths, short, strict=True))
-        lines.append(output.shortened(text.rstrip(), room))
+        short = (padded(output.shortened(text, width), width) for text, width in zip(row, widths, strict=True))
+        lines.append(output.shortened(" ".join(short).rstrip(), room))
     return lines[0], lines[1:]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 
 from anyaccel.cli import output
-from anyaccel.cli.parser import EPILOG, HELP, PASSES_ON, UNCONFIGURED, add_common, defaults
+from anyaccel.cli.parser import EPILOG, HELP, PASSES_ON, UNCONFIGURED, add_common, columns, defaults
 from anyaccel.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import ModuleType
     from typing import NoReturn
 
@@ -39,19 +40,30 @@ def parse(name: str, module: ModuleType, arguments: list[str]) -> argparse.Names
     return parser.parse_intermixed_args(arguments)
 
 
+class Formatter(argparse.HelpFormatter):
+    """A formatter that keeps paragraphs apart."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        return "\n\n".join(fill(part, width, indent) for part in text.strip().split("\n\n"))
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that raises instead of printing its usage and exiting.
 
     Attributes:
+        listed: Things that an argument may name, under a title, each with what it is.
         examples: Command lines, each with what it does, that stand at the end of the help as they are.
     """
 
+    listed: tuple[str, Mapping[str, str]] | None = None
     examples: tuple[tuple[str, str], ...] = ()
 
     def format_help(self) -> str:
-        """The help, with examples."""
+        """The help, with what is listed and examples."""
+        listed = f"\n{self.listed[0]}:\n{columns(self.listed[1])}\n" if self.listed else ""
         lines = [f"  {line}\n      {told}\n" for line, told in self.examples]
-        return f"{super().format_help()}\nexamples:\n{''.join(lines)}"
+        return f"{super().format_help()}{listed}\nexamples:\n{''.join(lines)}"
 
     def error(self, message: str) -> NoReturn:
         """Refuse the arguments."""
@@ -59,7 +71,7 @@ class Parser(argparse.ArgumentParser):
 
     def _get_formatter(self) -> argparse.HelpFormatter:
         """As wide as the terminal; argparse imports several modules to find that out, for each argument."""
-        return self.formatter_class(prog=self.prog, width=output.width() - 2)  # type: ignore[call-arg]
+        return Formatter(prog=self.prog, width=output.width() - 2)
 
     def _print_message(self, message: str, file: object = None) -> None:  # noqa: ARG002 - it is standard output
         output.print_help(message)

@@ -6,17 +6,15 @@ ticket leaves the line: its call for devices fails, its process is not ended.
 
 from __future__ import annotations
 
+import argparse
 import os
 
 from anyaccel.cli import output
-from anyaccel.cli.durations import duration
+from anyaccel.cli.quantities import add_grace
 from anyaccel.errors import AnyaccelError, LeaseNotFoundError, UsageError
+from anyaccel.launcher import jobs
+from anyaccel.launcher.signals import GRACE_SECONDS
 from anyaccel.ledger import Ledger
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
 
 EXAMPLES = (
     ("anyaccel cancel 3", "end a job"),
@@ -33,9 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of a job, ticket of one who waits ('anyaccel queue --json'), or lease ('anyaccel')",
     )
     parser.add_argument("--all", action="store_true", help="all jobs, waits and leases of this user")
-    parser.add_argument(
-        "--grace", metavar="DURATION", type=duration, default=10.0, help="time to end after SIGTERM (default: 10s)"
-    )
+    add_grace(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -65,7 +61,7 @@ def _cancel_all(
     failed: AnyaccelError | None = None
     for each in named:
         try:
-            done[each] = _cancel(ledger, each, args.grace)
+            done[each] = cancel(ledger, each, grace=args.grace)
         except AnyaccelError as error:
             if args.all and isinstance(error, LeaseNotFoundError):  # it has ended with another one
                 continue
@@ -77,10 +73,8 @@ def _cancel_all(
 
 def _own(ledger: Ledger) -> list[str]:
     """Everything of this user: jobs first, which have leases and tickets of their own."""
-    from anyaccel.launcher.jobs import jobs
-
     user = os.geteuid()
-    found = [job.id for job in jobs() if job.here and (job.live or (job.state == "lost" and job.lease))]
+    found = [job.id for job in jobs.jobs() if job.here and (job.live or (job.state == "lost" and job.lease))]
     found += [ticket.id for ticket in ledger.tickets() if ticket.uid == user]
     for lease in dict.fromkeys(lease.id for lease in ledger.leases() if lease.uid == user and lease.id):
         if ledger.refusal(lease):
@@ -90,22 +84,24 @@ def _own(ledger: Ledger) -> list[str]:
     return found
 
 
-def _cancel(ledger: Ledger, what: str, grace: float) -> str:
-    """Cancel one thing; what to say about it."""
-    from anyaccel.launcher.jobs import cancel, find, is_id, jobs
+def cancel(ledger: Ledger, what: str, *, grace: float = GRACE_SECONDS) -> str:
+    """Cancel a job, a wait or a lease, by its identity; returns what to say about it.
 
-    if is_id(what):
-        job = find(what)
-        before, job = job.state, cancel(job, grace=grace)
-        if before in ("waiting", "running"):
+    Raises:
+        AnyaccelError: When there is none, or it does not end.
+    """
+    if jobs.is_id(what):
+        job = jobs.find(what)
+        before, job = job.state, jobs.cancel(job, grace=grace)
+        if before in jobs.LIVE:
             return f"job {job.id} is {job.state}"
         left = "; what it had left running is ended" if before == "lost" else ""
         return f"job {job.id} was {before} already{left}"
     if any(ticket.id == what for ticket in ledger.tickets()):
         return f"process {ledger.cancel(what)} does not wait with ticket {what} any more"
-    for job in jobs():
+    for job in jobs.jobs():
         if job.lease == what and job.live and job.here:
-            return f"job {cancel(job, grace=grace).id} is cancelled, which held lease {what}"
+            return f"job {jobs.cancel(job, grace=grace).id} is cancelled, which held lease {what}"
     if all(lease.id != what for lease in ledger.leases()):
         raise LeaseNotFoundError(
             f"there is no job, ticket or lease {what!r}",

@@ -6,6 +6,7 @@ one that says what they replay to now. Compare it with what the vendor's own too
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,6 @@ from anyaccel.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
     from typing import Any
 
     from anyaccel.testing import Check, Result

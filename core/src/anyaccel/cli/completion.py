@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from anyaccel.cli import output
+import argparse
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
+from anyaccel.cli import output
 
 SHELLS = ("bash", "zsh", "fish")
 EXAMPLES = (

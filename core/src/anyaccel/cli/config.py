@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+
 from anyaccel import configuration
 from anyaccel.cli import output
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
 
 EXAMPLES = (
     ("anyaccel config", "every setting, its value, and the file that says so"),

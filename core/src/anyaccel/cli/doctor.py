@@ -5,16 +5,12 @@ Exit status: 0 when all is well, 1 when there is a warning or a failure.
 
 from __future__ import annotations
 
+import argparse
+
 from anyaccel.cli import output
-from anyaccel.cli.options import machine_options
 from anyaccel.inventory.diagnose import ORDER, Diagnosis, diagnose
 from anyaccel.model import Inventory, Severity
 from anyaccel.probe import HOST
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
 
 EXAMPLES = (
     ("anyaccel doctor", "what is wrong, and what to do about it"),
@@ -29,9 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    options = machine_options(args)
-    inventory, of_vendors = diagnose(options["machine"], timeout=options["timeout"])
-    found = sorted((*of_vendors, *_of_leases(inventory)), key=lambda diagnosis: ORDER.index(diagnosis.finding.severity))
+    inventory, of_vendors = diagnose(args.machine, timeout=args.probe_timeout)
+    found = sorted(
+        (*of_vendors, *_of_launches(inventory)), key=lambda diagnosis: ORDER.index(diagnosis.finding.severity)
+    )
     wrong = [diagnosis for diagnosis in found if diagnosis.finding.severity is not Severity.OK]
     shown = wrong if args.quiet else found
     if args.json:
@@ -48,14 +45,17 @@ def main(args: argparse.Namespace) -> int:
     else:
         if inventory.machine != HOST:
             output.say(f"this is not your host but {inventory.machine}")
-        output.print_lines(map(line, shown))
+        for diagnosis in shown:
+            output.print_folded(line(diagnosis))
     return 1 if wrong else 0
 
 
-def _of_leases(inventory: Inventory) -> list[Diagnosis]:
+def _of_launches(inventory: Inventory) -> list[Diagnosis]:
+    from anyaccel.launcher import limits
     from anyaccel.launcher.diagnose import diagnose_leases
 
-    return [Diagnosis(vendor="", finding=finding) for finding in diagnose_leases(inventory)]
+    found = (*limits.diagnose(inventory), *diagnose_leases(inventory))
+    return [Diagnosis(vendor="", finding=finding) for finding in found]
 
 
 def line(diagnosis: Diagnosis) -> str:

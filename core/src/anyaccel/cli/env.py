@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+
+import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import add_launch, add_request, launch
+from anyaccel.cli.options import add_launch, add_request, survey
 from anyaccel.exports.shell import statements
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
 
 EXAMPLES = (
     ('eval "$(anyaccel env GPU:1)"', "let this shell see one GPU, without holding it"),
@@ -25,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    environment = launch(args).environment
+    request = anyaccel.parse_request(args.request)
+    launch = anyaccel.prepare(request, inventory=survey(args), mask=args.mask, unallocated=args.unallocated)
+    environment = launch.environment
     if args.json:
         output.print_json("env/1", {"set": dict(environment.set), "unset": sorted(environment.unset)})
         return 0

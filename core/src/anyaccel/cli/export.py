@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 
 import anyaccel
 from anyaccel.accelerators import instance_type
 from anyaccel.cli import output
 from anyaccel.cli.options import survey
+from anyaccel.cli.quantities import whole
 from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.exports.cores import cores_by_node
 from anyaccel.exports.source import Source, container_edits, left_out, usable
 from anyaccel.exports.targets import TARGETS, Needs, export
 from anyaccel.inventory.current import ALLOCATION_VARIABLE
 from anyaccel.launcher.environment import DEVICES_VARIABLE
+from anyaccel.launcher.setup import write_whole
 from anyaccel.model import Allocation, Device, EnvEdits, Grant, Inventory, Request, Share, Term, VendorState
 from anyaccel.probe import HOST
 from anyaccel.scheduler.filters import facts
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+    from anyaccel.cli.arguments import Parser
+
 _NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
-_MOST_SHARDS = 1000
 
 
 EXAMPLES = (
@@ -32,13 +37,10 @@ EXAMPLES = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Declare the command's arguments."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    width = max(map(len, TARGETS))
-    listed = "\n".join(f"  {name:<{width}}  {target.summary}" for name, target in TARGETS.items())
-    parser.description = f"{parser.description}\n\ntargets:\n{listed}"
-    parser.add_argument("target", metavar="TARGET", choices=tuple(TARGETS), help="one of the targets above")
+    parser.listed = "targets", {name: target.summary for name, target in TARGETS.items()}
+    parser.add_argument("target", metavar="TARGET", choices=tuple(TARGETS), help="one of the targets below")
     parser.add_argument(
         "--instance", metavar="TYPE", help="a cloud instance type, such as a node that does not exist yet will be of"
     )
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shards",
         metavar="COUNT",
-        type=_shards,
+        type=whole(1, 1000),
         default=0,
         help="slurm: also cut each device that can be shared into so many shards",
     )
@@ -156,27 +158,11 @@ def _cores(inventory: Inventory) -> dict[int, tuple[int, ...]]:
     return cores_by_node()
 
 
-def _shards(text: str) -> int:
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_MOST_SHARDS)) else 0
-    if not 1 <= number <= _MOST_SHARDS:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {_MOST_SHARDS} (got {text!r:.40})")
-    return number
-
-
 def _write(path: str, text: str) -> None:
-    """Put a file in place at once, so that no reader meets half of it, readable for whoever reads configuration."""
+    """Put a file in place, readable for whoever reads configuration."""
     if not text:
         raise AnyaccelError(f"there is nothing to write, so {path!r} was left as it is")
-    temporary = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=os.path.dirname(os.path.abspath(path)), prefix=".anyaccel-", delete=False
-        ) as file:
-            temporary = file.name
-            file.write(text)
-            os.fchmod(file.fileno(), 0o644)
-        os.replace(temporary, path)
+        write_whole(path, text)
     except OSError as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
         raise AnyaccelError(f"{path!r} cannot be written: {error.strerror}; choose another with --out") from error

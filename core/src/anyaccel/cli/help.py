@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from anyaccel.cli.parser import module_of, print_help
+import argparse
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
+from anyaccel.cli.parser import module_of, print_help
 
 EXAMPLES = (("anyaccel help", "all commands"), ("anyaccel help run", "one of them"))
 

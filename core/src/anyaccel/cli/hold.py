@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import threading
@@ -10,17 +11,17 @@ from collections.abc import Mapping
 
 from anyaccel.cli import output
 from anyaccel.cli.options import acquire, add_launch, add_request, add_time, add_wait
+from anyaccel.cli.parser import told
 from anyaccel.errors import UsageError
 from anyaccel.exports.shell import exports
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
+from anyaccel.launcher.supervisor import apart
 from anyaccel.ledger import process
 from anyaccel.text import shell_quote
 from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
-
     from anyaccel.launcher.hold import Hold
 
 _COVERED = (ALLOCATION_VARIABLE, LEASE_VARIABLE)
@@ -52,18 +53,8 @@ def main(args: argparse.Namespace) -> int:
     A child takes the devices, prints the lease and becomes the process that holds it. Until then it dies with this
     process, and its devices are free when it dies. So no device is held whose lease was not printed.
     """
-    parent = os.getpid()
-    report, reporting = os.pipe()
-    child = os.fork()
-    if not child:
-        process.die_with_parent(parent)
-        os.setsid()  # from here on, signals of the terminal are for the parent alone
-        return _hold(args, reporting)
-    os.close(reporting)
-    if os.read(report, 1):
-        return 0
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return status if status >= 0 else 128 - status
+    _, status = apart(lambda report: told(lambda: _hold(args, report), as_json=args.json))
+    return status
 
 
 def _hold(args: argparse.Namespace, reporting: int) -> int:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import shlex
 import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import anyaccel
 from anyaccel.cli import output
+from anyaccel.errors import AnyaccelError
+from anyaccel.launcher import supervisor
+from anyaccel.launcher.jobs import Job, jobs
+from anyaccel.launcher.supervisor import Supervisor
 from anyaccel.model import format_slots
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-    from typing import Any
-
-    from anyaccel.launcher.jobs import Job
+from anyaccel.text import elapsed
 
 _RECENT_SECONDS = 86400.0
 
@@ -30,8 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    from anyaccel.launcher.jobs import jobs
-
     since = 0.0 if args.all else time.time() - _RECENT_SECONDS
     found = [job for job in jobs() if job.live or (job.ended or job.started or job.created) >= since]
     if args.json:
@@ -71,29 +72,46 @@ def describe(job: Job) -> dict[str, Any]:
     }
 
 
-def _row(job: Job) -> tuple[str, ...]:
-    from anyaccel.launcher.hold import written
+def detach(args: argparse.Namespace, command: Sequence[str], body: Callable[[Supervisor], int]) -> int:
+    """Run something as a job, and print its number.
 
+    Args:
+        args: The arguments, of which its request and its note are shown.
+        command: The command that is shown.
+        body: Called in the job's process, with its supervisor; returns its exit status.
+    """
+
+    def tell(error: AnyaccelError, begun: bool) -> None:
+        output.report_error(error, as_json=args.json and not begun)
+
+    request = str(anyaccel.parse_request(args.request))
+    job, status = supervisor.detach(body, tell, request=request, command=command, note=args.note)
+    if job is None:
+        return status
+    if args.json:
+        output.print_json("job/1", describe(job))
+        return status
+    output.print_line(job.id)
+    if job.state == "waiting":
+        how = "waits for its devices"
+    else:
+        how = f"runs with {', '.join(job.devices)}" if job.devices else "runs"
+    output.say_folded(f"job {job.id} {how}; see 'anyaccel logs -f {job.id}', end it with 'anyaccel cancel {job.id}'")
+    return status
+
+
+def _row(job: Job) -> tuple[str, ...]:
     took = job.took
-    started = "-" if job.started is None else _moment(job.started)
     return (
         job.id,
         job.state if job.here else f"{job.state} on {job.host}",
         job.request or "-",
         written_devices(job.devices),
-        started,
-        "-" if took is None else written(took),
+        output.clock(job.started),
+        "-" if took is None else elapsed(took),
         "-" if job.status is None else str(job.status),
         written_job(job),
     )
-
-
-def _moment(seconds: float) -> str:
-    """A time as people write it: with the day where that is not today."""
-    then, now = time.localtime(seconds), time.localtime()
-    if then[:3] == now[:3]:
-        return time.strftime("%H:%M", then)
-    return time.strftime("%m-%d %H:%M" if then.tm_year == now.tm_year else "%Y-%m-%d", then)
 
 
 def written_devices(names: tuple[str, ...]) -> str:
@@ -109,6 +127,4 @@ def written_devices(names: tuple[str, ...]) -> str:
 
 def written_job(job: Job) -> str:
     """What a job is for, and its command as people would type it."""
-    import shlex
-
     return f"[{job.note}] " * bool(job.note) + (shlex.join(job.command) or "-")

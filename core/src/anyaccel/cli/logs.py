@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 
 from anyaccel.cli import output
 from anyaccel.errors import AnyaccelError, UsageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
-    from anyaccel.launcher.jobs import Job
+from anyaccel.launcher.jobs import find, wait
 
 _LOOK_SECONDS = 0.2
 _CHUNK = 1 << 16
@@ -31,8 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    from anyaccel.launcher.jobs import find
-
     job = find(args.job)
     if args.json:
         if args.follow:
@@ -45,14 +39,8 @@ def main(args: argparse.Namespace) -> int:
         raise AnyaccelError(f"the log of job {job.id} cannot be read: {job.log}: {error.strerror}") from error
     with open(log, "rb", buffering=0) as file:
         while True:
-            live = args.follow and _live(job)  # asked before: what it prints last is not missed
+            live = args.follow and wait(job, timeout=_LOOK_SECONDS).live  # asked before: no last word is missed
             while data := file.read(_CHUNK):
                 output.print_bytes(data)
             if not live:
                 return 0
-
-
-def _live(job: Job) -> bool:
-    from anyaccel.launcher.jobs import wait
-
-    return wait(job, timeout=_LOOK_SECONDS).live

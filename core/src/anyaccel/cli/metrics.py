@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import anyaccel
 from anyaccel.cli import output
+from anyaccel.cli._sample import health, look
 from anyaccel.cli.options import machine_options
-from anyaccel.errors import LedgerError, UsageError
-from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Inventory, Stats, Value, VendorState
+from anyaccel.errors import UsageError
+from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Stats, Value, VendorState
 from anyaccel.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
-
-    from anyaccel.ledger import LeaseRecord
-    from anyaccel.ledger.record import TicketRecord
+    from anyaccel.cli._sample import Leases, Sample
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 FRESH_SECONDS = 2.0
 """How long one look is given to all who ask."""
 _STATES = {Health.HEALTHY: "ok", Health.UNHEALTHY: "failed", Health.UNKNOWN: "unknown"}
 Labels = dict[str, str]
-Sample = tuple[Labels, float]
 
 
 class Family(Value):
@@ -42,12 +40,12 @@ class Family(Value):
     kind: str
     unit: str
     help: str
-    samples: tuple[Sample, ...]
+    samples: tuple[tuple[Labels, float], ...]
 
 
 EXAMPLES = (
     ("anyaccel metrics", "one reading in OpenMetrics, for a collector of text files"),
-    ("anyaccel metrics --serve 127.0.0.1:9400", "serve them over HTTP"),
+    ("anyaccel metrics --serve 127.0.0.1:9464", "serve them over HTTP"),
 )
 
 
@@ -72,70 +70,26 @@ def main(args: argparse.Namespace) -> int:
 
 def page(args: argparse.Namespace) -> str:
     """What the machine is like now, as a document."""
-    inventory = anyaccel.detect(**machine_options(args))
-    observed, _ = anyaccel.stats(inventory, timeout=args.probe_timeout)
-    try:
-        leases, tickets = _books(inventory)
-    except LedgerError:  # then what is held is left out, not 0
-        return render(families(inventory, observed, None, None))
-    return render(families(inventory, observed, leases, tickets))
+    return render(families(look(anyaccel.detect(**machine_options(args)), timeout=args.probe_timeout)))
 
 
-def _books(inventory: Inventory) -> tuple[tuple[LeaseRecord, ...], tuple[TicketRecord, ...]]:
-    from anyaccel.launcher.hold import leases
-    from anyaccel.ledger import Ledger
-
-    return (leases(inventory) if inventory.devices else ()), Ledger.open().tickets()
-
-
-def families(
-    inventory: Inventory,
-    observed: Mapping[str, Stats],
-    leases: Sequence[LeaseRecord] | None,
-    tickets: Sequence[TicketRecord] | None,
-) -> Iterator[Family]:
-    """All metrics. What nobody can tell has no sample.
-
-    Args:
-        inventory: The machine.
-        observed: What the vendors observe, by device id.
-        leases: The leases of its devices; None when unknown.
-        tickets: Who waits; None when unknown.
-    """
-    devices = [(device, _labels(device), observed.get(device.id, Stats())) for device in inventory.devices]
-
-    def gauge(name: str, unit: str, text: str, samples: Iterable[tuple[Labels, float | None]]) -> Family:
-        known = tuple((labels, value) for labels, value in samples if value is not None)
-        return Family(name=name, kind="gauge", unit=unit, help=text, samples=known)
+def families(sample: Sample) -> Iterator[Family]:
+    """All metrics of a machine at one moment. What nobody can tell has no sample: what is held is left out, not 0."""
+    inventory = sample.inventory
+    devices = [(device, _labels(device), sample.stats(device)) for device in inventory.devices]
 
     yield Family(
         name="anyaccel_device",
         kind="info",
         unit="",
         help="A device of this machine.",
-        samples=tuple((labels | _about(device), 1) for device, labels, _ in devices),
+        samples=tuple(
+            (labels | {"hw_model": device.model or "", "type": device.type, "hw_parent": device.parent or ""}, 1)
+            for device, labels, _ in devices
+        ),
     )
-    yield gauge(
-        "hw_gpu_utilization_ratio", "ratio", "Share of time that the device was busy.",
-        ((labels, seen.utilization) for _, labels, seen in devices),
-    )  # fmt: skip
-    yield gauge(
-        "hw_gpu_memory_usage_bytes", "bytes", "Device memory in use.",
-        ((labels, seen.memory_used_bytes) for _, labels, seen in devices),
-    )  # fmt: skip
-    yield gauge(
-        "hw_gpu_memory_limit_bytes", "bytes", "Device memory.",
-        ((labels, device.memory_bytes) for device, labels, _ in devices),
-    )  # fmt: skip
-    yield gauge(
-        "hw_gpu_memory_utilization_ratio", "ratio", "Share of the device memory in use.",
-        ((labels, _used(device, seen)) for device, labels, seen in devices),
-    )  # fmt: skip
-    yield gauge("hw_power_watts", "watts", "Power drawn.", ((labels, seen.power_watts) for _, labels, seen in devices))
-    yield gauge(
-        "hw_temperature_celsius", "celsius", "Temperature.",
-        ((labels, seen.temperature_celsius) for _, labels, seen in devices),
-    )  # fmt: skip
+    for name, unit, about, value in _GAUGES:
+        yield _gauge(name, unit, about, ((labels, value(device, seen)) for device, labels, seen in devices))
     errors = [
         (labels | {"error_type": kind}, number)
         for _, labels, seen in devices
@@ -143,57 +97,52 @@ def families(
         if number is not None
     ]
     yield Family(name="hw_errors", kind="counter", unit="", help="Memory errors.", samples=tuple(errors))
-    yield gauge(
+    yield _gauge(
         "hw_status", "", "Whether the device is in a state.",
         (
-            (labels | {"hw_state": word}, _health(device, seen) is health)
+            (labels | {"hw_state": word}, health(device, seen)[0] is state)
             for device, labels, seen in devices
-            for health, word in _STATES.items()
+            for state, word in _STATES.items()
         ),
     )  # fmt: skip
-    yield gauge(
+    yield _gauge(
         "anyaccel_vendor_up", "", "Whether the vendor's plug-in could look for its devices.",
         (({"hw_vendor": report.vendor}, report.state is not VendorState.FAILED) for report in inventory.vendors),
     )  # fmt: skip
-    if leases is not None:
-        yield from _held(devices, leases)
-    if tickets is not None:
-        users: dict[str, list[float]] = {}
-        for ticket in tickets:
-            users.setdefault(ticket.user, []).append(ticket.waited)
-        yield gauge(
-            "anyaccel_queue_length", "", "Requests that wait.",
-            (({"user": user}, len(waited)) for user, waited in users.items()),
-        )  # fmt: skip
-        yield gauge(
-            "anyaccel_queue_wait_duration_seconds", "seconds", "How long the request has waited that waits longest.",
-            (({"user": user}, max(waited)) for user, waited in users.items()),
-        )  # fmt: skip
+    if sample.leases is None:
+        return
+    yield from _held(devices, sample.leases)
+    users: dict[str, list[float]] = {}
+    for ticket in sample.tickets:
+        users.setdefault(ticket.user, []).append(ticket.waited)
+    yield _gauge(
+        "anyaccel_queue_length", "", "Requests that wait.",
+        (({"user": user}, len(waited)) for user, waited in users.items()),
+    )  # fmt: skip
+    yield _gauge(
+        "anyaccel_queue_wait_duration_seconds", "seconds", "How long the request has waited that waits longest.",
+        (({"user": user}, max(waited)) for user, waited in users.items()),
+    )  # fmt: skip
 
 
-def _held(devices: Sequence[tuple[Device, Labels, Stats]], leases: Sequence[LeaseRecord]) -> Iterator[Family]:
-    units: dict[tuple[str, str], tuple[int, int]] = {}
-    for lease in leases:
-        number, held = units.get((lease.device, lease.user), (0, 0))
-        units[lease.device, lease.user] = number + 1, held + lease.units
-    by_device = {device.id: labels for device, labels, _ in devices}
-    known = [
-        (by_device[device] | {"user": user}, found) for (device, user), found in units.items() if device in by_device
-    ]
-    yield Family(
-        name="anyaccel_lease_active",
-        kind="gauge",
-        unit="",
-        help="Leases of the device.",
-        samples=tuple((labels, number) for labels, (number, _) in known),
-    )
-    yield Family(
-        name="anyaccel_lease_fraction_ratio",
-        kind="gauge",
-        unit="ratio",
-        help="How much of the device is held.",
-        samples=tuple((labels, held / UNITS_PER_DEVICE) for labels, (_, held) in known),
-    )
+def _gauge(name: str, unit: str, text: str, samples: Iterable[tuple[Labels, float | None]]) -> Family:
+    """A gauge of what is known."""
+    known = tuple((labels, value) for labels, value in samples if value is not None)
+    return Family(name=name, kind="gauge", unit=unit, help=text, samples=known)
+
+
+def _held(devices: Sequence[tuple[Device, Labels, Stats]], leases: Leases) -> Iterator[Family]:
+    held: list[tuple[Labels, list[int]]] = []
+    for device, labels, _ in devices:
+        by_user: dict[str, list[int]] = {}
+        for lease in leases.get(device.id, ()):
+            by_user.setdefault(lease.user, []).append(lease.units)
+        held += [(labels | {"user": user}, units) for user, units in by_user.items()]
+    yield _gauge("anyaccel_lease_active", "", "Leases of the device.", ((labels, len(units)) for labels, units in held))
+    yield _gauge(
+        "anyaccel_lease_fraction_ratio", "ratio", "How much of the device is held.",
+        ((labels, sum(units) / UNITS_PER_DEVICE) for labels, units in held),
+    )  # fmt: skip
 
 
 def _labels(device: Device) -> Labels:
@@ -205,18 +154,21 @@ def _labels(device: Device) -> Labels:
     }
 
 
-def _about(device: Device) -> dict[str, str]:
-    return {"hw_model": device.model or "", "type": device.type, "hw_parent": device.parent or ""}
-
-
 def _used(device: Device, seen: Stats) -> float | None:
     if seen.memory_used_bytes is None or not device.memory_bytes:
         return None
     return seen.memory_used_bytes / device.memory_bytes
 
 
-def _health(device: Device, seen: Stats) -> Health:
-    return seen.health if device.health is Health.UNKNOWN else device.health
+_GAUGES: tuple[tuple[str, str, str, Callable[[Device, Stats], float | None]], ...] = (
+    ("hw_gpu_utilization_ratio", "ratio", "Share of time that the device was busy.", lambda _, seen: seen.utilization),
+    ("hw_gpu_memory_usage_bytes", "bytes", "Device memory in use.", lambda _, seen: seen.memory_used_bytes),
+    ("hw_gpu_memory_limit_bytes", "bytes", "Device memory.", lambda device, _: device.memory_bytes),
+    ("hw_gpu_memory_utilization_ratio", "ratio", "Share of the device memory in use.", _used),
+    ("hw_power_watts", "watts", "Power drawn.", lambda _, seen: seen.power_watts),
+    ("hw_temperature_celsius", "celsius", "Temperature.", lambda _, seen: seen.temperature_celsius),
+)
+"""What is told of each device: the name, the unit, what it says, and its value."""
 
 
 def render(families: Iterable[Family]) -> str:

@@ -5,6 +5,7 @@ What it says about the hardware is made up; every place to change is marked TODO
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -15,10 +16,6 @@ from itertools import chain
 from anyaccel.cli import output
 from anyaccel.errors import UsageError
 from anyaccel.vendors.contract import RESOURCE, VENDOR
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
 
 TEMPLATE = "scaffold"
 COMMON = "common"

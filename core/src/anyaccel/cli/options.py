@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.durations import duration
+from anyaccel.cli.quantities import duration
 from anyaccel.model import Inventory
+from anyaccel.text import elapsed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,8 +28,13 @@ def add_request(parser: argparse.ArgumentParser) -> None:
         "request",
         nargs="+",
         metavar="REQUEST",
-        help="a term such as GPU, GPU:2, GPU:0.5, H100|A100:4,linked or GPU:1,mem=40GiB; several are served together",
+        help="a term such as GPU, GPU:2, GPU:0.5, 'H100|A100:4,linked' or GPU:1,mem=40GiB; several are served together",
     )
+
+
+def add_command(parser: argparse.ArgumentParser, help: str) -> None:  # noqa: A002 - as argparse calls it
+    """Let the help say where the command to run stands; it is taken from the arguments before they are parsed."""
+    parser.add_argument("cmd", nargs="*", default=[], metavar="-- CMD", help=help)
 
 
 def add_launch(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +59,7 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
 
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--wait", metavar="DURATION", type=duration, help="wait this long at most (default: no limit)")
-    group.add_argument("--no-wait", action="store_true", help="fail at once, with status 4, when they are not free now")
+    group.add_argument("--no-wait", action="store_true", help="fail at once, with status 4, when devices are not free")
     parser.add_argument("--priority", metavar="N", type=int, default=0, help="the higher, the earlier (default: 0)")
     parser.add_argument("--note", metavar="TEXT", default="", help="what it is for; everybody sees it")
     parser.add_argument(
@@ -65,12 +70,23 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_time(parser: argparse.ArgumentParser, *forms: str) -> None:
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    """Let a command say how much of the host's memory what it starts may take."""
+    parser.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="let the kernel end a command that takes more of the host's memory, such as 8GiB, with all that it starts;"
+        " refused where no cgroup v2 can be made",
+    )
+
+
+def add_time(parser: argparse.ArgumentParser, *forms: str, what: str = "it") -> None:
     """Let a command say for how long it needs the devices.
 
     Args:
         parser: Where to add it.
         forms: Further forms of the option.
+        what: What is ended then.
     """
     parser.add_argument(
         *forms,
@@ -78,7 +94,8 @@ def add_time(parser: argparse.ArgumentParser, *forms: str) -> None:
         dest="time",
         metavar="DURATION",
         type=duration,
-        help="end it, and give the devices back, after so long; who is known to end in time may pass others who wait",
+        help=f"end {what}, and give the devices back, after so long; who is known to end in time may pass others who"
+        " wait",
     )
 
 
@@ -91,6 +108,8 @@ def acquire(
     stays: bool = False,
     cap: bool = False,
     bind: bool | None = False,
+    memory: str | None = None,
+    limit: bool = False,
 ) -> anyaccel.Hold:
     """Hold what the command line asks for, saying on the way what people should know.
 
@@ -103,17 +122,18 @@ def acquire(
         waits: Called once when the wait has begun, before anything is said of it.
         program: Name of the command that is going to use the devices.
         stays: Whether this process stays until that has ended, and does not become it.
-        cap: Whether PyTorch is capped at its share of memory as well.
+        cap: Whether PyTorch and TensorFlow are capped at its share of memory as well.
         bind: Whether the command will run near its devices; None for whole devices.
+        memory: How much of the host's memory it may take.
+        limit: Whether the command will be started in a cgroup of its own where one was made.
     """
-    from anyaccel.launcher.hold import take, written
-    from anyaccel.launcher.keeper import keep
+    from anyaccel.launcher.hold import take
+    from anyaccel.launcher.monitor import monitor
     from anyaccel.ledger.mark import of_process
 
     request = anyaccel.parse_request(args.request)
     inventory = survey(args)
     line = output.StatusLine()
-    began = time.monotonic()
 
     def show(place: int, holders: tuple[LeaseRecord, ...]) -> None:
         nonlocal line
@@ -123,16 +143,17 @@ def acquire(
         line.show(_waiting(place, holders, inventory))
 
     try:
-        options = {"confined": confined, "cap": cap, "bind": bind, **wait_options(args)}
+        options: dict[str, Any] = {"confined": confined, "cap": cap, "bind": bind, "memory": memory, "limit": limit}
+        options |= wait_options(args)
         hold = take(request, of_process, inventory=inventory, on_wait=show, **options)
     finally:
         line.clear()
     if line.used:
         names = ", ".join(device.name for device in hold.devices)
-        output.say(f"got {names} after {written(time.monotonic() - began)}")
+        output.say(f"got {names} after {elapsed(hold.waited)}")
     if hold.lease is not None and inventory.machine == "host":
         _tell_once_of_others()
-    keep(hold, program, stays=stays)
+    monitor(hold, program, stays=stays)
     return hold.carried()
 
 
@@ -177,12 +198,6 @@ def _waiting(place: int, holders: tuple[LeaseRecord, ...], inventory: Inventory)
     who = "; ".join(f"{', '.join(them)} held by {by}" for by, them in list(by_holders.items())[:_LISTED])
     more = f"; and {len(by_holders) - _LISTED} more" if len(by_holders) > _LISTED else ""
     return f"waiting, place {place} in line: {who or 'others came first'}{more}"
-
-
-def launch(args: argparse.Namespace) -> anyaccel.Launch:
-    """Prepare what the command line asks for, with a word about what people should know of the machine."""
-    request = anyaccel.parse_request(args.request)
-    return anyaccel.prepare(request, inventory=survey(args), mask=args.mask, unallocated=args.unallocated)
 
 
 def survey(args: argparse.Namespace) -> Inventory:

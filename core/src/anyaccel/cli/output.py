@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.errors import AnyaccelError, PlacementError, UsageError
-from anyaccel.text import cells, printable, shown
+from anyaccel.text import cells, padded, printable, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     Span = tuple[str, str]
     """Text, and the name of its style in :data:`STYLES`; empty for none."""
 
-GIB = 1 << 30
 _USUAL_WIDTH = 80
 _USUAL_HEIGHT = 24
 _NARROWEST = 8
@@ -111,6 +110,16 @@ def moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
+def clock(seconds: float | None) -> str:
+    """Write a time since 1970 for people, with the day where that is not today; unknown is ``-``."""
+    if seconds is None:
+        return "-"
+    then, now = time.localtime(seconds), time.localtime()
+    if then[:3] == now[:3]:
+        return time.strftime("%H:%M", then)
+    return time.strftime("%m-%d %H:%M" if then.tm_year == now.tm_year else "%Y-%m-%d", then)
+
+
 def print_help(text: str) -> None:
     """Print text of our own, laid out in lines."""
     print_lines(text.removesuffix("\n").split("\n"))
@@ -191,9 +200,9 @@ def report_error(error: AnyaccelError, *, as_json: bool) -> None:
     say_lines(error.hint)
 
 
-def memory(size: int | None) -> str:
-    """Write an amount of memory for people; unknown is ``-``."""
-    return "-" if size is None else f"{size / GIB:.1f} GiB"
+def percent(ratio: float | None) -> str:
+    """A part of a whole for people; unknown is ``-``."""
+    return "-" if ratio is None else f"{ratio:.0%}"
 
 
 def print_spans(lines: Iterable[Iterable[Span]]) -> None:
@@ -261,10 +270,15 @@ def shortened(text: str, room: int, *, stream: Literal["stdout", "stderr"] = "st
     if cells(text) <= room:
         return text
     sign = "\u2026" if writes("\u2026", stream) else "~"
-    kept = text[: max(0, room - 1)]
-    while cells(kept) > max(0, room - 1):
+    return (_beginning(text, max(0, room - 1)) + sign)[:room]
+
+
+def _beginning(text: str, room: int) -> str:
+    """As much of a printable text as fits into so many columns."""
+    kept = text[:room]
+    while cells(kept) > room:
         kept = kept[:-1]
-    return (kept + sign)[:room]
+    return kept
 
 
 def folded(text: str, room: int) -> list[str]:
@@ -277,9 +291,7 @@ def folded(text: str, room: int) -> list[str]:
             lines.append(line)
             line = ""
         while cells(rest) > room - 2:
-            head = rest[: room - 2]
-            while cells(head) > room - 2:
-                head = head[:-1]
+            head = _beginning(rest, room - 2)
             lines.append(f"{'  ' * bool(lines)}{head}")
             rest = rest[len(head) :]
         line = f"{line} {rest}" if line else f"{'  ' * bool(lines)}{rest}"
@@ -311,7 +323,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, cut: i
     text = ""
     for number, line in enumerate(lines):
         for place, part in enumerate(parts):
-            shown_cells = (line[at] + " " * (widths[at] - cells(line[at])) for at in part)
+            shown_cells = (padded(line[at], widths[at]) for at in part)
             written = " " * (_GAP * (place > 0)) + (" " * _GAP).join(shown_cells).rstrip()
             text += (f"\x1b[1m{written}\x1b[0m" if bold and number == 0 else written) + "\n"
     _print(text)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 from anyaccel.cli import VERSION, output
+from anyaccel.cli.quantities import seconds
 from anyaccel.errors import AnyaccelError, CommandNotRunnableError, UsageError
 from anyaccel.vendors import begin_for
 
@@ -52,8 +53,11 @@ SURVEYS = {"status", "top", "metrics", "run", "sweep", "hold", "select", "why", 
 """Commands that look at the machine."""
 RUNS = {"run", "sweep"}
 """Commands that take a command to run, behind ``--``."""
-EPILOG = """exit status: 0 done, 1 failed, 2 the request or an argument is wrong, 3 the request can never fit on this
-machine, 4 not free now, 126 the command cannot be run, 127 it was not found; 'run' returns the command's own"""
+EPILOG = (
+    "exit status: 0 done, 1 failed, 2 the request or an argument is wrong, 3 the request can never fit on this machine,"
+    " 4 not free now, 6 not permitted, 126 the command cannot be run, 127 it was not found; 'run' returns the"
+    " command's own"
+)
 
 
 HELP = {"-h", "--help"}
@@ -61,6 +65,8 @@ PASSES_ON = {"ray"}
 """Commands that pass options which they do not know on to another program."""
 UNCONFIGURED = {"config", "setup", "completion", "help"}
 """Commands that work whatever the files of configuration say."""
+ABOUT_PLUGINS = {"plugins", "doctor", "check", "record"}
+"""Commands that look at what plug-ins do."""
 APART = UNCONFIGURED | {"release", "queue", "new", "jobs", "logs", "cancel", "wait", "report"}
 """Commands that look at no machine."""
 
@@ -68,10 +74,18 @@ APART = UNCONFIGURED | {"release", "queue", "new", "jobs", "logs", "cancel", "wa
 def dispatch(arguments: Sequence[str]) -> int:
     """Run the command that the arguments name."""
     own, command = _split(arguments)
-    as_json = "--json" in own or "-j" in own
-    try:
+
+    def perform() -> int:
         name, rest = _find_command(own)
         return _perform(name, rest, command)
+
+    return told(perform, as_json="--json" in own or "-j" in own)
+
+
+def told(perform: Callable[[], int], *, as_json: bool) -> int:
+    """Do something, and tell people, or programs, what goes wrong; returns the exit status."""
+    try:
+        return perform()
     except AnyaccelError as error:
         output.report_error(error, as_json=as_json)
         return error.exit_code
@@ -180,24 +194,28 @@ class Defaults:
 def add_common(parser: argparse.ArgumentParser, command: str = DEFAULT) -> None:
     """Options that every command understands, before or after its name, and those of all that look at a machine.
 
-    A command that passes options on to another program leaves it the short ones.
+    Plug-ins are asked in their own ways by commands about plug-ins, which take no declared devices. A command that
+    passes options on to another program leaves it the short ones.
     """
     group = parser.add_argument_group("common options")
     group.add_argument("-j", "--json", action="store_true", help="print JSON")
     if command in APART or command not in COMMANDS:
         return
     group.add_argument(
-        *(() if command in PASSES_ON else ("-v",)),
-        "--verbose",
-        action="store_true",
-        help="say how each vendor's detection ended, and how long it took",
-    )
-    group.add_argument(
         "--machine",
         metavar="MACHINE",
         help="'host', 'sim:PRODUCT:COUNT,...' or a directory that 'anyaccel record' wrote (default: $ANYACCEL_MACHINE,"
         " or this host)",
     )
+    group.add_argument(
+        "--probe-timeout",
+        metavar="SECONDS",
+        type=seconds(0.001, 3600),
+        default=10.0,
+        help="seconds for the detection of each vendor (default: 10)",
+    )
+    if command in ABOUT_PLUGINS:
+        return
     group.add_argument(
         "--declare",
         metavar="NAME=COUNT",
@@ -206,7 +224,10 @@ def add_common(parser: argparse.ArgumentParser, command: str = DEFAULT) -> None:
         help="count this many devices of a resource, whatever was found",
     )
     group.add_argument(
-        "--probe-timeout", metavar="SECONDS", type=_seconds, default=10.0, help="time for each vendor (default: 10)"
+        *(() if command in PASSES_ON else ("-v",)),
+        "--verbose",
+        action="store_true",
+        help="say how each vendor's detection ended, and how long it took",
     )
 
 
@@ -227,18 +248,6 @@ NUMBERED = ("-w", "--watch")
 """Options that take the next argument as their value where it is a number."""
 
 
-def _seconds(text: str) -> float:
-    import argparse
-
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value <= 3600:  # noqa: PLR2004 - also refuses nan
-        raise argparse.ArgumentTypeError(f"must be seconds, more than 0 and at most 3600 (got {text!r})")
-    return value
-
-
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
     """Take the command to run, behind ``--``, from our own arguments."""
     listed = list(arguments)
@@ -257,10 +266,6 @@ def _find_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
             continue
         if argument[:1].isdigit() and position and arguments[position - 1] in NUMBERED:
             continue
-        if argument not in COMMANDS and argument not in of_plugins():
-            raise UsageError(
-                f"there is no command {argument!r}; {_close_command(argument)}", hint="see 'anyaccel --help'"
-            )
         return argument, [*arguments[:position], *arguments[position + 1 :]]
     if not HELP.isdisjoint(arguments):
         print_help()
@@ -283,29 +288,40 @@ def _close_command(name: str) -> str:
     return f"the commands are {', '.join(COMMANDS)}"
 
 
-def _columns(told: Mapping[str, str]) -> str:
+def columns(told: Mapping[str, str]) -> str:
+    """Write names, each with what it is beside it, as wide as the terminal."""
     width = max(map(len, told))
-    return "\n".join(f"  {name:<{width}}  {text}" for name, text in told.items())
+    return "\n".join(_filled(text, f"  {name:<{width}}  ", " " * (width + 4)) for name, text in told.items())
+
+
+def _filled(text: str, first: str = "", further: str = "") -> str:
+    """A text in lines that are no longer than the terminal is wide; the first and further ones begin with these."""
+    from textwrap import fill
+
+    room = max(40, output.width() - 2)
+    return fill(text, room, initial_indent=first, subsequent_indent=further, break_on_hyphens=False)
 
 
 def print_help() -> NoReturn:
-    """Print what ``anyaccel --help`` does, and end."""
+    """Print what ``anyaccel --help`` does, as wide as the terminal, and end."""
     from anyaccel.scheduler.filters import FILTERS
 
-    commands = _columns(COMMANDS | {name: f"a command of {whose}" for name, (_, whose) in of_plugins().items()})
-    filters = _columns({each.form: f"each device {each.summary}" for each in FILTERS.values()})
+    request = (
+        "A request is one or more terms such as GPU, GPU:2, GPU:0.5, 'H100|A100:4,linked', GPU:1,mem=40GiB or"
+        " TPU:4,else=cpu. Options stand before or after the request; see 'anyaccel COMMAND --help' for them, and"
+        " 'anyaccel --version' for the version. A term may ask of its devices:"
+    )
     output.print_help(
-        f"""usage: anyaccel [OPTIONS] [COMMAND] [REQUEST ...] [-- CMD ...]
+        f"""{_filled("usage: anyaccel [OPTIONS] [COMMAND] [REQUEST ...] [-- CMD ...]", further="    ")}
 
-Find the accelerators of a machine, hand them out, start commands that see exactly theirs.
+{_filled("Find the accelerators of a machine, hand them out, start commands that see exactly theirs.")}
 
 commands:
-{commands}
+{columns(COMMANDS | {name: f"a command of {whose}" for name, (_, whose) in of_plugins().items()})}
 
-A request is one or more terms such as GPU, GPU:2, GPU:0.5, H100|A100:4,linked, GPU:1,mem=40GiB or TPU:4,else=cpu.
-Options stand before or after the request; see 'anyaccel COMMAND --help' for them. A term may ask of its devices:
-{filters}
+{_filled(request)}
+{columns({each.form: f"each device {each.summary}" for each in FILTERS.values()})}
 
-{EPILOG}"""
+{_filled(EPILOG)}"""
     )
     raise SystemExit(0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+
 from anyaccel.cli import output
-from anyaccel.cli.options import machine_options
 from anyaccel.errors import UsageError
 from anyaccel.model import Problem
 from anyaccel.probe.machine import parse_machine
@@ -12,7 +13,6 @@ from anyaccel.vendors.process import ask, problem_in, process_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
     from typing import Any
 
 
@@ -29,11 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    machine = parse_machine(machine_options(args)["machine"])
-    task = "detect" if args.vendor else "describe"  # with a name given, a fault that only detection shows counts too
+    machine = parse_machine(args.machine)
+    task = "detect" if args.vendor else "products"  # with a name given, a fault that only detection shows counts too
     answers, problems = ask(task, machine, timeout=args.probe_timeout)
     entries = {
-        vendor: _entry(source, outcome.value or {}, problem_in(source, outcome, f"anyaccel_{task}"), _printed(source))
+        vendor: _entry(
+            source,
+            outcome.value or {},
+            problem_in(source, outcome, f"anyaccel_{task}"),
+            process_of(source).process.printed(),
+        )
         for vendor, (source, outcome) in answers.items()
     }
     entries |= {problem.vendor: _entry(Source(vendor=problem.vendor, target=""), {}, problem) for problem in problems}
@@ -71,11 +76,6 @@ def main(args: argparse.Namespace) -> int:
             output.say(f"{entry['vendor']} has printed:")
             output.say_lines(entry["printed"])
     return 0
-
-
-def _printed(source: Source) -> str:
-    """What a plug-in has printed while it was asked."""
-    return process_of(source).process.printed()
 
 
 def _entry(source: Source, answer: dict[str, Any], problem: Problem | None, printed: str = "") -> dict[str, Any]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+
 from anyaccel.cli import output
+from anyaccel.cli._sample import reason
 from anyaccel.ledger import Ledger
 from anyaccel.ledger.names import vendor_and_id
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
-    from anyaccel.ledger.record import TicketRecord
-
+from anyaccel.text import elapsed
 
 EXAMPLES = (
     ("anyaccel queue", "who waits, first to be served first"),
@@ -23,29 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
 
 
-def reason(ticket: TicketRecord) -> str:
-    """Why somebody waits, in words."""
-    if ticket.limited:
-        return "its user holds as much as the machine's limits allow"
-    if not ticket.responsive:
-        return "it has stopped looking, and is overtaken"
-    if ticket.behind:
-        return f"{ticket.behind} who came first want{'s' * (ticket.behind == 1)} the same devices"
-    return "what it wants is held"
-
-
-def moment(seconds: float) -> str:
-    """Write a time for people, of today by the hour."""
-    import time
-
-    day = time.localtime(seconds)[:3] == time.localtime()[:3]
-    return time.strftime("%H:%M" if day else "%m-%d %H:%M", time.localtime(seconds))
-
-
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    from anyaccel.launcher.hold import written
-
     ledger = Ledger.open()
     waiting = ledger.tickets()
     kept = [lease for lease in ledger.leases() if lease.state == "kept"]
@@ -89,8 +65,8 @@ def main(args: argparse.Namespace) -> int:
                 ticket.request or "-",
                 ticket.user,
                 str(ticket.pid),
-                written(ticket.waited),
-                "-" if ticket.starts is None else moment(ticket.starts),
+                elapsed(ticket.waited),
+                output.clock(ticket.starts),
                 reason(ticket),
                 ticket.note or "-",
             )

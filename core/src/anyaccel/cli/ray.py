@@ -12,24 +12,20 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from anyaccel.cli import output
 from anyaccel.cli.options import survey
+from anyaccel.cli.quantities import whole
 from anyaccel.engines.ray import authentication
 from anyaccel.engines.ray.labels import PREDEFINED
 from anyaccel.engines.ray.snapshot import VARIABLE, write_snapshot
 from anyaccel.engines.ray.start import countable, describe, narrowed
 from anyaccel.errors import CommandNotRunnableError, UsageError
+from anyaccel.launcher.command import become
 from anyaccel.model import VendorState
 from anyaccel.probe import HOST, MACHINE_VARIABLE
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn
-
 
 EXAMPLES = (
     ("anyaccel ray start --head", "the first node of a cluster"),
@@ -41,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("action", metavar="start", choices=("start",), help="what to do; further options are Ray's own")
     parser.add_argument("--dry-run", "--print", action="store_true", help="print the command instead of running it")
-    parser.add_argument("--num-gpus", metavar="COUNT", type=_count, help="give Ray only so many GPUs")
+    parser.add_argument("--num-gpus", metavar="COUNT", type=whole(0, 65536), help="give Ray only so many GPUs")
     parser.add_argument(
         "--resources", metavar="JSON", type=_resources, default={}, help="further resources, or fewer devices of one"
     )
@@ -72,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
         snapshot = {VARIABLE: write_snapshot(inventory)}
         if inventory.machine != HOST:
             snapshot[MACHINE_VARIABLE] = inventory.machine
-        _become(program, [*node.arguments, *args.passed_on], {**os.environ, **node.variables, **snapshot})
+        become([program, "start", *node.arguments, *args.passed_on], {**os.environ, **node.variables, **snapshot})
     if args.json:
         command = ["ray", "start", *node.arguments, *args.passed_on]
         output.print_json("ray/1", {"command": command, "variables": dict(node.variables), "notes": list(node.notes)})
@@ -101,22 +97,6 @@ def _program() -> str:
     if program is None:
         raise CommandNotRunnableError(f"Ray is installed and its command 'ray' is neither in {beside} nor on PATH")
     return program
-
-
-def _become(program: str, arguments: list[str], environ: Mapping[str, str]) -> NoReturn:
-    """Replace this process by ``ray start``."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these two, and what is ignored stays ignored
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        os.execve(program, ["ray", "start", *arguments], dict(environ))
-    except OSError as error:
-        raise CommandNotRunnableError(f"the command {program!r} cannot be run: {error.strerror}") from error
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= len("65536")):
-        raise argparse.ArgumentTypeError(f"must be a whole number, 0 or more (got {text!r:.40})")
-    return int(text)
 
 
 def _resources(text: str) -> dict[str, float]:

@@ -8,13 +8,10 @@ Exit status: 0 when the recording replays to what is on the machine, 1 when it d
 
 from __future__ import annotations
 
-from anyaccel.cli import output
-from anyaccel.cli.options import machine_options
-from anyaccel.inventory.record import record, verify
+import argparse
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
+from anyaccel.cli import output
+from anyaccel.inventory.record import record, verify
 
 KIB = 1 << 10
 
@@ -38,8 +35,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.verify:
         return _verify(args)
-    options = machine_options(args)
-    done = record(args.directory, options["machine"], raw=args.raw, timeout=options["timeout"])
+    done = record(args.directory, args.machine, raw=args.raw, timeout=args.probe_timeout)
     for problem in done.problems:
         output.say(str(problem))
     for vendor in done.differences:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+
 from anyaccel.cli import output
-from anyaccel.cli.durations import duration
+from anyaccel.cli.quantities import add_grace
 from anyaccel.ledger import Ledger
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
 
 EXAMPLES = (
     ("anyaccel release 3f2a9c4b1d07", "end what holds a lease, as 'anyaccel' shows it"),
@@ -20,9 +17,7 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("lease", nargs="+", metavar="LEASE", help="identity of a lease, as 'anyaccel' shows it")
-    parser.add_argument(
-        "--grace", metavar="DURATION", type=duration, default=10.0, help="time to end after SIGTERM (default: 10s)"
-    )
+    add_grace(parser)
     way = parser.add_mutually_exclusive_group()
     way.add_argument("--force", action="store_true", help="kill what has not ended by then")
     way.add_argument(

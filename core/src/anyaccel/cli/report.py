@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 from anyaccel.cli import output
-from anyaccel.cli.durations import duration
+from anyaccel.cli.quantities import duration
 from anyaccel.errors import AnyaccelError
-from anyaccel.launcher.hold import written
 from anyaccel.ledger.journal import Entry, Used, read
 from anyaccel.model import UNITS_PER_DEVICE, Value, replace
+from anyaccel.text import elapsed, memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
     from typing import Any
 
 BY = ("user", "device", "type", "job")
@@ -51,11 +51,6 @@ class Row(Value):
     memory_peak_bytes: int | None
     shares: bool
 
-
-_NO_ROW = Row(
-    name="", leases=0, device_seconds=0.0, waited_mean=0.0, waited_longest=0.0, utilization=None, idle_leases=0,
-    idle_seconds=None, memory_peak_bytes=None, shares=False,
-)  # fmt: skip
 
 EXAMPLES = (
     ("anyaccel report --since 7d", "who used what in the last week"),
@@ -94,11 +89,11 @@ def main(args: argparse.Namespace) -> int:
                     row.name,
                     str(row.leases),
                     f"{row.device_seconds / _HOUR:.2f}",
-                    written(row.waited_mean),
-                    written(row.waited_longest),
-                    "-" if row.utilization is None else f"{row.utilization:.0%}",
+                    elapsed(row.waited_mean),
+                    elapsed(row.waited_longest),
+                    output.percent(row.utilization),
                     "-" if row.idle_seconds is None else f"{row.idle_seconds / _HOUR:.2f}",
-                    output.memory(row.memory_peak_bytes),
+                    memory(row.memory_peak_bytes),
                 )
                 for row in rows
             ],
@@ -107,7 +102,7 @@ def main(args: argparse.Namespace) -> int:
         if any(row.shares for row in rows):
             output.say_folded(_NOT_TOLD)
     else:
-        output.print_line(f"No lease has ended in the last {written(args.since)}.")
+        output.print_line(f"No lease has ended in the last {elapsed(args.since)}.")
     return 0
 
 
@@ -163,7 +158,7 @@ def _row(name: str, uses: Sequence[tuple[Entry, Sequence[Used]]], *, apart: bool
         leases=leases,
         device_seconds=sum(seconds for _, seconds in held),
         waited_mean=sum(entry.waited for entry, _ in uses) / max(1, leases),
-        waited_longest=max(entry.waited / entry.leases for entry, _ in uses),
+        waited_longest=max((entry.waited / entry.leases for entry, _ in uses), default=0.0),
         utilization=sum(share * seconds for share, seconds in busy) / total if total else None,
         idle_leases=sum(any(used.was_idle for used in devices) for _, devices in uses),
         idle_seconds=sum(seconds for used, seconds in told if used.was_idle) if told else None,
@@ -190,7 +185,7 @@ def _print_csv(rows: Sequence[Row], by: str) -> None:
     import csv
     import io
 
-    names = list(_json(_NO_ROW, by))
+    names = list(_json(_row("", (), apart=False), by))
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")
     table.writerow(names)

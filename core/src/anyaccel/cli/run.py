@@ -5,21 +5,25 @@ Without a command, at a terminal, it starts your shell.
 
 from __future__ import annotations
 
+import argparse
 import os
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import acquire, add_launch, add_request, add_time, add_wait
-from anyaccel.errors import AnyaccelError, LeaseCancelledError, UsageError
-from anyaccel.model import Share, format_units
+from anyaccel.cli.options import acquire, add_command, add_launch, add_memory, add_request, add_time, add_wait
+from anyaccel.errors import UsageError
+from anyaccel.launcher.caps import FRACTION_VARIABLE
+from anyaccel.launcher.command import not_started, replace_process
+from anyaccel.launcher.sandbox import Sandbox, available, sandbox_for
+from anyaccel.launcher.start import check
+from anyaccel.model import Share, format_slots, format_units, replace
+from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable
 
-    from anyaccel.launcher.jobs import Job, Keeper
-    from anyaccel.launcher.sandbox import Sandbox
+    from anyaccel.launcher.supervisor import Supervisor
 
 
 EXAMPLES = (
@@ -34,24 +38,25 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    from argparse import BooleanOptionalAction
-
     add_request(parser)
+    add_command(parser, "the command to run, and its arguments; your shell without one, at a terminal")
     add_launch(parser)
     add_wait(parser)
     add_time(parser)
     parser.add_argument(
         "--cap",
         action="store_true",
-        help="cap PyTorch at the share of memory as well, by PYTHONPATH, when a Python program imports it",
+        help="cap PyTorch and TensorFlow at the share of memory as well, by PYTHONPATH, when a Python program imports"
+        " them",
     )
     parser.add_argument(
         "--bind",
-        action=BooleanOptionalAction,
+        action=argparse.BooleanOptionalAction,
         default=None,
         help="run the command on the processors of the NUMA node that is nearest to its devices (default: where it has"
         " whole devices and the machine tells)",
     )
+    add_memory(parser)
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
         "--enforce",
@@ -103,14 +108,11 @@ def main(args: argparse.Namespace) -> int:
 def _acquire(
     args: argparse.Namespace, waits: Callable[[], object] = lambda: None, *, stays: bool = False
 ) -> anyaccel.Hold:
-    from anyaccel.launcher.bind import written
-    from anyaccel.launcher.caps import FRACTION_VARIABLE
-    from anyaccel.launcher.sandbox import available
-
     confined = bool(args.enforce and not available())
     hold = acquire(
-        args, confined=confined, waits=waits, program=args.command[0], stays=stays, cap=args.cap, bind=args.bind
-    )
+        args, confined=confined, waits=waits, program=args.command[0], stays=stays, cap=args.cap, bind=args.bind,
+        memory=args.memory, limit=True,
+    )  # fmt: skip
     if hold.allocation.cpu:
         output.say(anyaccel.open_scheduler(hold.launch.inventory).why(hold.allocation.request).message)
     elif args.cap and FRACTION_VARIABLE not in hold.environ:
@@ -119,11 +121,13 @@ def _acquire(
     if args.bind and not processors:
         output.say("--bind changes nothing: no NUMA node is known that is near the devices and has processors for us")
     if args.verbose and processors:
-        output.say(f"it runs on the processors {written(processors)}, which are nearest to the devices")
+        output.say(f"it runs on the processors {format_slots(processors)}, which are nearest to the devices")
     if args.verbose:
         for share in hold.allocation.shares:
             if not share.whole:
                 output.say(_held_to(share))
+        if reason := hold.launch.environment.unlimited:
+            output.say(f"no cgroup holds it to memory of the device: {reason}")
     return hold
 
 
@@ -134,8 +138,6 @@ def _held_to(share: Share) -> str:
 
 
 def _sandbox(args: argparse.Namespace, hold: anyaccel.Hold) -> Sandbox | None:
-    from anyaccel.launcher.sandbox import available, sandbox_for
-
     sandbox = sandbox_for(hold.allocation, hold.launch.inventory, enforce=args.enforce)
     if args.enforce and sandbox is None:
         output.say(f"the command is not confined to its devices: {available()}")
@@ -146,9 +148,6 @@ def _sandbox(args: argparse.Namespace, hold: anyaccel.Hold) -> Sandbox | None:
 
 def _become(args: argparse.Namespace, hold: anyaccel.Hold, sandbox: Sandbox | None) -> int:
     """Become the command, or what runs its ranks."""
-    from anyaccel.launcher.command import replace_process
-    from anyaccel.launcher.launch import with_variables
-
     if hold.lease:
         hold.lease.inherit()  # the command carries the lease from here on, and all that it starts
     if not args.ranks and not args.port:
@@ -159,10 +158,10 @@ def _become(args: argparse.Namespace, hold: anyaccel.Hold, sandbox: Sandbox | No
     if args.port:
         rendezvous.inherit()  # as it does the lease
         count = max(1, len(hold.devices))
-        variables = rendezvous.variables | {
-            "PET_NPROC_PER_NODE": str(count)
-        }  # what 'torchrun' starts, unless it is told
-        replace_process(with_variables(hold.launch, variables), args.command, sandbox)
+        # How many processes 'torchrun' starts, unless it is told.
+        variables = rendezvous.variables | {"PET_NPROC_PER_NODE": str(count)}
+        environment = hold.launch.environment.with_variables(variables)
+        replace_process(replace(hold.launch, environment=environment), args.command, sandbox)
     from anyaccel.launcher.ranks import run_ranks
 
     return run_ranks(hold.launch, args.command, rendezvous, sandbox=sandbox)
@@ -182,57 +181,26 @@ def _shell(args: argparse.Namespace) -> list[str]:
 
 def _detach(args: argparse.Namespace) -> int:
     """Run the command as a job, and print its number."""
-    from anyaccel.launcher.command import not_started
-    from anyaccel.launcher.jobs import detach
-    from anyaccel.launcher.start import check
+    from anyaccel.cli.jobs import detach
 
     if not args.command:
         raise UsageError("a command to run must follow '--', as in: anyaccel run --detach GPU:1 -- python train.py")
-    request = str(anyaccel.parse_request(args.request))
     try:
         check(args.command[0])
     except OSError as error:
         raise not_started(args.command[0], error) from error
-
-    def keep(keeper: Keeper) -> int:
-        try:
-            return _keep(args, keeper)
-        except AnyaccelError as error:
-            output.report_error(error, as_json=args.json and not keeper.job.id)
-            keeper.end(error.exit_code, cancelled=isinstance(error, LeaseCancelledError))
-            return error.exit_code
-
-    job, status = detach(keep, request=request, command=args.command, note=args.note)
-    if job is not None:
-        say_detached(job, as_json=args.json)
-    return status
+    return detach(args, args.command, lambda supervisor: _supervise(args, supervisor))
 
 
-def _keep(args: argparse.Namespace, keeper: Keeper) -> int:
+def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
     """Wait for the devices, run the command, and write down what happens."""
-    from anyaccel.vendors import close as close_vendors
-
-    with _acquire(args, waits=lambda: keeper.begin("waiting"), stays=True) as hold:
+    with _acquire(args, waits=lambda: supervisor.begin("waiting"), stays=True) as hold:
         sandbox = _sandbox(args, hold)
-        keeper.begin("running", devices=tuple(device.name for device in hold.devices), lease=hold.id)
+        supervisor.begin("running", devices=tuple(device.name for device in hold.devices), lease=hold.id)
         close_vendors()
         mark = hold.lease.mark if hold.lease else ()
-        status, cancelled = keeper.supervise(lambda: _become(args, hold, sandbox), mark, args.time)
-        keeper.end(status, cancelled=cancelled)
+        status, cancelled = supervisor.supervise(lambda: _become(args, hold, sandbox), mark, args.time)
+        supervisor.end(status, cancelled=cancelled)
         hold.note_end(status)
+        hold.unlimit()
         os._exit(status)  # the devices go with this process, or with the last one that the command has left behind
-
-
-def say_detached(job: Job, *, as_json: bool) -> None:
-    """Print the number of a job that has begun."""
-    if as_json:
-        from anyaccel.cli.jobs import describe
-
-        output.print_json("job/1", describe(job))
-        return
-    output.print_line(job.id)
-    if job.state == "waiting":
-        how = "waits for its devices"
-    else:
-        how = f"runs with {', '.join(job.devices)}" if job.devices else "runs"
-    output.say_folded(f"job {job.id} {how}; see 'anyaccel logs -f {job.id}', end it with 'anyaccel cancel {job.id}'")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import add_request, survey
 from anyaccel.model import format_units
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
 
 EXAMPLES = (
     ("anyaccel select GPU:2,linked", "ids of two linked GPUs"),

@@ -6,11 +6,9 @@ like. Leases that users hold already are brought over.
 
 from __future__ import annotations
 
-from anyaccel.cli import output
+import argparse
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
+from anyaccel.cli import output
 
 EXAMPLES = (
     ("sudo anyaccel setup", "once for a machine"),

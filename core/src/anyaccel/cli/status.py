@@ -7,13 +7,13 @@ import time
 import anyaccel
 from anyaccel.cli import _sample, output
 from anyaccel.cli.options import machine_options, survey
-from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, VendorReport, VendorState, format_units
+from anyaccel.cli.quantities import seconds
+from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, VendorReport, VendorState
 from anyaccel.probe import HOST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
     from typing import Any
 
     from anyaccel.ledger import LeaseRecord
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     Lines = list[list[output.Span]]
 
 INTERVAL = 2.0
-SHORTEST = 0.1
-LONGEST = 3600.0
+"""Seconds from one look to the next where nobody says how many."""
 
 
 EXAMPLES = (
@@ -52,20 +51,7 @@ def add_looks(parser: argparse.ArgumentParser, **watch: Any) -> None:
         watch: How ``--watch`` is declared beyond its name and its kind.
     """
     parser.add_argument("--no-stats", action="store_true", help="leave out memory in use, load and temperature")
-    parser.add_argument("-w", "--watch", metavar="SECONDS", type=seconds, **watch)
-
-
-def seconds(text: str) -> float:
-    """Understand how often to look, for an argument parser."""
-    import argparse
-
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not SHORTEST <= value <= LONGEST:
-        raise argparse.ArgumentTypeError(f"must be seconds, from {SHORTEST:g} to {LONGEST:g} (got {text!r})")
-    return value
+    parser.add_argument("-w", "--watch", metavar="SECONDS", type=seconds(0.1, 3600), **watch)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -79,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
     inventory = anyaccel.detect(**machine_options(args)) if args.json else survey(args)
     sample = _look(args, inventory)
     if args.json:
-        _print_json(sample)
+        output.print_json("status/1", status_json(sample))
         return 0
     if inventory.machine != HOST:
         output.say(f"this is not your host but {inventory.machine}")
@@ -88,9 +74,9 @@ def main(args: argparse.Namespace) -> int:
     if not inventory.devices:
         _print_nothing_found(inventory)
         return 0
-    lines, left_out, further = _lines(args, sample)
+    lines, further = _lines(args, sample)
     output.print_spans(lines)
-    for note in (*_left_out(left_out), *further):
+    for note in further:
         output.say_folded(note)
     return 0
 
@@ -106,7 +92,7 @@ def _watch(args: argparse.Namespace) -> None:
         began = time.monotonic()
         sample = _look(args, anyaccel.detect(**machine_options(args)))
         if args.json:
-            _print_json(sample, on_one_line=True)
+            output.print_json("status/1", status_json(sample), on_one_line=True)
         else:
             screen.show(_frame(args, sample))
         time.sleep(max(0.0, args.watch - (time.monotonic() - began)))
@@ -121,34 +107,27 @@ def _frame(args: argparse.Namespace, sample: _sample.Sample) -> Lines:
     told += _sample.notes(sample)
     lines: Lines = [[("No accelerators were found.", "")]]
     if inventory.devices:
-        lines, left_out, further = _lines(args, sample)
-        told += [*_left_out(left_out), *further]
+        lines, further = _lines(args, sample)
+        told += further
     room = output.width()
     return [*lines, *([(line, "")] for note in told for line in output.folded(f"anyaccel: {note}", room))]
 
 
-def _lines(args: argparse.Namespace, sample: _sample.Sample) -> tuple[Lines, list[str], list[str]]:
-    """The table with its last line, names of columns for which there is no room, and what the signs in it mean."""
-    from anyaccel.cli._devices_table import table
+def _lines(args: argparse.Namespace, sample: _sample.Sample) -> tuple[Lines, list[str]]:
+    """The table with its last line, and what people should know of it."""
+    from anyaccel.cli._devices_table import laid_out
 
-    lines, left_out = table(sample, output.width() if output.is_terminal() else None, args.columns)
+    heading, rows, left_out = laid_out(sample, output.width() if output.is_terminal() else None, args.columns)
     devices = sample.inventory.devices
-    total = sum(_sample.free(device, sample) or 0 for device in devices)
-    summary = f"{len(devices)} device{'s' * (len(devices) != 1)}, {format_units(total)} free"
+    summary = _sample.summary(sample)
     if sample.tickets:
         summary += f"; {len(sample.tickets)} waiting (anyaccel queue)"
     further = []
+    if args.columns and left_out:
+        further.append(f"the terminal is too narrow for {', '.join(left_out)}")
     if any(holder.state == "unleased" for device in devices for holder in _sample.holders(device, sample)):
         further.append("* uses a device without a lease; --avoid-busy leaves such devices alone")
-    return [*lines, [(summary, "")]], left_out if args.columns else [], further
-
-
-def _left_out(names: Sequence[str]) -> list[str]:
-    return [f"the terminal is too narrow for {', '.join(names)}"] if names else []
-
-
-def _print_json(sample: _sample.Sample, *, on_one_line: bool = False) -> None:
-    output.print_json("status/1", status_json(sample), on_one_line=on_one_line)
+    return [heading, *(line for lines in rows for line in lines), [(summary, "")]], further
 
 
 def status_json(sample: _sample.Sample) -> dict[str, Any]:
@@ -257,13 +236,16 @@ def _print_nothing_found(inventory: Inventory) -> None:
         output.print_line(
             "No plug-in is installed, so nothing was probed: install one, for example with 'pip install anyaccel[all]'."
         )
+    vendors: dict[str, list[str]] = {}
     for report in inventory.vendors:
-        output.print_line(f"  {report.vendor}: {_why_nothing(report)}")
+        vendors.setdefault(_why_nothing(report), []).append(report.vendor)
+    for why, names in vendors.items():
+        output.print_folded(f"{', '.join(names)}: {why}")
 
 
 def _why_nothing(report: VendorReport) -> str:
     if report.state is VendorState.NOT_ASKED:
-        return "not asked, since nothing here looks like its hardware ('anyaccel doctor' asks everybody)"
+        return "not asked, since nothing here looks like such hardware ('anyaccel doctor' asks everybody)"
     if report.state is VendorState.ABSENT:
         return f"probed in {report.seconds * 1000:.0f} ms, no hardware of this vendor is on the machine"
     if report.state is VendorState.OK:

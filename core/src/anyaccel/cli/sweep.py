@@ -2,31 +2,40 @@
 
 In the command, {NAME} stands for a value of --each NAME=..., {#} for the number of the command, and {} for a line of
 --from; without a command, each line of --from is one. All of that is put into arguments, never through a shell: write
-sh -c '...' for one. Each command has a log, FOLDER/NUMBER.log, and a line in FOLDER/jobs.tsv, the job log, which is
+sh -c '...' for one. Each command has a log, DIR/NUMBER.log, and a line in DIR/jobs.tsv, the job log, which is
 that of GNU parallel. Ctrl-C asks what runs to end, and kills it after the time of --grace.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.durations import duration
-from anyaccel.cli.options import add_launch, add_request, add_time, add_wait, survey, wait_options
+from anyaccel.cli.jobs import detach
+from anyaccel.cli.options import (
+    add_command,
+    add_launch,
+    add_memory,
+    add_request,
+    add_time,
+    add_wait,
+    survey,
+    wait_options,
+)
+from anyaccel.cli.quantities import add_grace, whole
 from anyaccel.errors import AnyaccelError, UsageError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-    from concurrent.futures import Future
-    from typing import Any
-
-    from anyaccel.launcher.jobs import Keeper
-    from anyaccel.launcher.sweep import Commands, Ended, JobLog, Tally
+from anyaccel.launcher.capacity import capacity
+from anyaccel.launcher.supervisor import Supervisor
+from anyaccel.launcher.sweep import JOB_LOG, Commands, Ended, JobLog, Setting, Sweep, Tally, call, parse_each, written
+from anyaccel.model import replace
+from anyaccel.text import elapsed
 
 _SHOWN_FAILURES = 10
 _LOOK_SECONDS = 1.0
@@ -45,7 +54,9 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    number = whole(1, 1_000_000)
     add_request(parser)
+    add_command(parser, "the command to run, with {NAME}, {#} and {} for what differs")
     parser.add_argument(
         "--each",
         metavar="NAME=VALUES",
@@ -60,22 +71,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read lines from FILE, '-' for standard input: each is {} of the command, or without one a command",
     )
     parser.add_argument(
-        "--out", metavar="FOLDER", default="anyaccel-sweep", help="folder of the logs (default: anyaccel-sweep)"
+        "--out", metavar="DIR", default="anyaccel-sweep", help="directory of the logs (default: anyaccel-sweep)"
     )
     parser.add_argument(
-        "--jobs", metavar="N", type=_number, help="run so many at once at most (default: as many as there are devices)"
+        "--jobs",
+        metavar="N",
+        type=number,
+        help="run so many at once at most (default: as many as there are devices)",
     )
-    parser.add_argument("--retries", metavar="N", type=_number, default=0, help="run what fails again, so many times")
+    parser.add_argument("--retries", metavar="N", type=number, default=0, help="run what fails again, so many times")
     parser.add_argument(
         "--stop-on-error", action="store_true", help="start nothing more once a command has failed; what runs may end"
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the job log in FOLDER: run what has not ended well"
+        "--resume", action="store_true", help="go on with the job log in DIR: run what has not ended well"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the commands and run none")
-    parser.add_argument(
-        "--grace", metavar="DURATION", type=duration, default=10.0, help="time to end after SIGTERM (default: 10s)"
-    )
+    add_grace(parser)
     parser.add_argument(
         "--detach", action="store_true", help="go on without this terminal, as a job: see 'anyaccel jobs'"
     )
@@ -88,15 +100,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address", metavar="ADDRESS", help="where the cluster is (default: where its own tools find it)"
     )
+    add_memory(parser)
     add_launch(parser)
     add_wait(parser)
-    add_time(parser)
+    add_time(parser, what="each command")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    from anyaccel.launcher.sweep import Commands, parse_each
-
     each: dict[str, tuple[str, ...]] = {}
     for text in args.each:
         name, values = parse_each(text)
@@ -109,8 +120,6 @@ def main(args: argparse.Namespace) -> int:
     for note in commands.notes:
         output.say(note)
     if args.dry_run:
-        from anyaccel.launcher.sweep import written
-
         output.print_lines(written(command) for _, command in commands)
         return 0
     if args.detach:
@@ -119,30 +128,18 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _detach(args: argparse.Namespace, commands: Commands) -> int:
-    """Run the sweep as a job, and print its number."""
-    from anyaccel.cli.run import say_detached
-    from anyaccel.launcher.jobs import detach
+    """Run the sweep as a job, which is its own supervisor, and print its number."""
 
-    def keep(keeper: Keeper) -> int:
-        try:
-            status = _run(args, commands, keeper)
-        except AnyaccelError as error:
-            output.report_error(error, as_json=args.json and not keeper.job.id)
-            status = error.exit_code
-        keeper.end(status, cancelled=status in (130, 143))
+    def supervise(supervisor: Supervisor) -> int:
+        status = _run(args, commands, supervisor)
+        supervisor.end(status, cancelled=status in (130, 143))
         return status
 
-    request = str(anyaccel.parse_request(args.request))
     shown = ["sweep", *(f"--each={text}" for text in args.each), *(args.command or (f"--from={args.source}",))]
-    job, status = detach(keep, request=request, command=shown, note=args.note)
-    if job is not None:
-        say_detached(job, as_json=args.json)
-    return status
+    return detach(args, shown, supervise)
 
 
-def _run(args: argparse.Namespace, commands: Commands, keeper: Keeper | None = None) -> int:
-    from anyaccel.launcher.sweep import JOB_LOG, JobLog, Setting, Sweep, Tally, capacity
-
+def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | None = None) -> int:
     request = anyaccel.parse_request(args.request)
     inventory = survey(args) if args.engine == "local" else None
     at_once = 0 if inventory is None else capacity(inventory, request, args.jobs or len(commands))
@@ -152,14 +149,14 @@ def _run(args: argparse.Namespace, commands: Commands, keeper: Keeper | None = N
         tally.skipped = sum(log.was_done(*each) for each in commands)
     left = ((number, command) for number, command in commands if number not in log.done)
     as_json = args.json
-    if keeper is not None:
-        keeper.begin("running")
+    if supervisor is not None:
+        supervisor.begin("running")
         as_json = False  # its output is a log from here on
-    progress = _Progress(tally, log.path)
+    progress = _Progress(tally, log)
     progress.show()
     try:
         if inventory is None:
-            status = _on_cluster(args, left, log, progress)
+            status = _on_cluster(args, left, progress)
         else:
             setting = Setting(
                 request=request,
@@ -170,11 +167,10 @@ def _run(args: argparse.Namespace, commands: Commands, keeper: Keeper | None = N
                 stop_on_error=args.stop_on_error,
                 grace=args.grace,
                 time=args.time,
+                memory=args.memory,
                 wait=wait_options(args),
             )
-            sweep = Sweep(
-                setting, left, log, tally, on_change=progress.show, on_end=progress.tell, on_wait=progress.wait
-            )
+            sweep = Sweep(setting, left, tally, on_change=progress.show, on_end=progress.add, on_wait=progress.wait)
             status = sweep.run()
     finally:
         progress.end()
@@ -184,13 +180,8 @@ def _run(args: argparse.Namespace, commands: Commands, keeper: Keeper | None = N
     return status
 
 
-def _on_cluster(
-    args: argparse.Namespace, commands: Iterator[tuple[int, tuple[str, ...]]], log: JobLog, progress: _Progress
-) -> int:
+def _on_cluster(args: argparse.Namespace, commands: Iterator[tuple[int, tuple[str, ...]]], progress: _Progress) -> int:
     """Run the commands as calls of a pool, whose engine decides where; what they print comes back in one piece."""
-    import signal
-    from concurrent.futures import FIRST_COMPLETED, wait
-
     stopped = 0
 
     def stop(number: int, _: object) -> None:
@@ -210,6 +201,7 @@ def _on_cluster(
             max_workers=args.jobs,
             timeout=args.time,
             grace=args.grace,
+            memory=args.memory,
         ) as pool:
             calls = _Calls(args, pool)
             while True:
@@ -225,9 +217,7 @@ def _on_cluster(
                 for future in wait(calls.pending, timeout=_LOOK_SECONDS, return_when=FIRST_COMPLETED).done:
                     run = calls.ended(future)
                     if run.good or run.attempts > args.retries:
-                        tally.add(run)
-                        log.add(run)
-                        progress.tell(run)
+                        progress.add(run)
                     else:
                         calls.submit(run.number, run.command, run.attempts + 1)
     except KeyboardInterrupt:
@@ -242,41 +232,37 @@ class _Calls:
     """Commands that were submitted to a pool and have not ended."""
 
     def __init__(self, args: argparse.Namespace, pool: anyaccel.Pool) -> None:
-        self.pending: dict[Future[Any], tuple[int, tuple[str, ...], int]] = {}
+        self.pending: dict[Future[tuple[Ended, bytes]], tuple[int, tuple[str, ...], int]] = {}
         self._pool = pool
         self._out = args.out
 
     def submit(self, number: int, command: tuple[str, ...], attempt: int = 1) -> None:
         """Submit a command."""
-        from anyaccel.launcher.sweep import call
+        self.pending[self._pool.submit(call, number, command, attempt)] = (number, command, attempt)
 
-        self.pending[self._pool.submit(call, command)] = (number, command, attempt)
-
-    def ended(self, future: Future[Any]) -> Ended:
+    def ended(self, future: Future[tuple[Ended, bytes]]) -> Ended:
         """Take a command that has ended, and write its log."""
-        from anyaccel.launcher.sweep import Ended
-
         number, command, attempt = self.pending.pop(future)
         try:
-            status, by_signal, began, seconds, host, printed = future.result()
+            run, printed = future.result()
         except AnyaccelError as error:
-            status, by_signal, began, seconds, host = error.exit_code, 0, time.time(), 0.0, "-"
             printed = f"anyaccel: {error}\n".encode(errors="replace")
+            run = Ended(
+                number=number, command=command, status=error.exit_code, started=time.time(), attempts=attempt,
+                output_bytes=len(printed), host="-",
+            )  # fmt: skip
         path = f"{self._out}/{number}.log"
         with open(path, "wb" if attempt == 1 else "ab") as file:
-            output_bytes = file.write(printed)
-        return Ended(
-            number=number, command=command, status=status, signal=by_signal, started=began, seconds=seconds,
-            host=host, output_bytes=output_bytes, attempts=attempt, log=path,
-        )  # fmt: skip
+            file.write(printed)
+        return replace(run, log=path)
 
 
 class _Progress:
     """How a sweep goes, on standard error: a line in place on a terminal, next to nothing in a log."""
 
-    def __init__(self, tally: Tally, job_log: str) -> None:
+    def __init__(self, tally: Tally, log: JobLog) -> None:
         self.tally = tally
-        self._job_log = job_log
+        self._log = log
         self._line = output.StatusLine()
         self._waits = ""
         self._shown = 0.0
@@ -294,10 +280,10 @@ class _Progress:
         self._waits = f", waiting for devices, place {place} in line"
         self.show()
 
-    def tell(self, run: Ended) -> None:
-        """Tell of a command that has failed, of the first ones at least."""
-        from anyaccel.launcher.sweep import written
-
+    def add(self, run: Ended) -> None:
+        """Take down a command that has ended, and tell of one that has failed, of the first ones at least."""
+        self.tally.add(run)
+        self._log.add(run)
         self._waits = ""
         if run.good or self.tally.failed > _SHOWN_FAILURES:
             return
@@ -305,12 +291,12 @@ class _Progress:
         again = f" ({run.attempts} times)" if run.attempts > 1 else ""
         output.say(f"{run.number} {run.how}{again}: {written(run.command)} ({run.log})")
         if self.tally.failed == _SHOWN_FAILURES:
-            output.say(f"what else fails stands in {self._job_log}")
+            output.say(f"what else fails stands in {self._log.path}")
 
     def end(self) -> None:
         """Say how it went."""
         self._line.clear()
-        output.say(f"{self._counts()} in {self._written(self.tally.seconds)}; job log: {self._job_log}")
+        output.say(f"{self._counts()} in {elapsed(self.tally.seconds)}; job log: {self._log.path}")
 
     def _counts(self) -> str:
         tally = self.tally
@@ -321,15 +307,9 @@ class _Progress:
 
     def _words(self) -> str:
         left = self.tally.left_seconds
-        about = f", about {self._written(left)} left" if left is not None else ""
+        about = f", about {elapsed(left)} left" if left is not None else ""
         running = f", {self.tally.running} running" if self.tally.running else ""
-        return f"{self._counts()}{running}, {self._written(self.tally.seconds)}{about}{self._waits}"
-
-    @staticmethod
-    def _written(seconds: float) -> str:
-        from anyaccel.launcher.hold import written
-
-        return written(seconds)
+        return f"{self._counts()}{running}, {elapsed(self.tally.seconds)}{about}{self._waits}"
 
 
 def _document(args: argparse.Namespace, tally: Tally, log: JobLog, status: int) -> dict[str, object]:
@@ -366,11 +346,3 @@ def _lines(path: str) -> list[str]:
     except OSError as error:
         raise UsageError(f"--from {path} cannot be read: {error.strerror}") from error
     return text.split("\n")
-
-
-def _number(text: str) -> int:
-    import argparse
-
-    if not text.isdecimal() or not 0 < int(text) <= 1_000_000:  # noqa: PLR2004
-        raise argparse.ArgumentTypeError(f"must be a whole number, 1 or more (got {text!r})")
-    return int(text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+
 import anyaccel
 from anyaccel.cli import _sample, output
 from anyaccel.cli.options import machine_options, survey
@@ -10,7 +12,6 @@ from anyaccel.errors import AnyaccelError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
     from typing import Any
 
     from anyaccel.model import Inventory

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+
 from anyaccel.cli import output
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
+from anyaccel.cli.jobs import describe
+from anyaccel.launcher.jobs import find, wait
 
 EXAMPLES = (
     ("anyaccel wait 3", "until it has ended, with its exit status"),
@@ -22,9 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    from anyaccel.cli.jobs import describe
-    from anyaccel.launcher.jobs import find, wait
-
     found = [find(number) for number in dict.fromkeys(args.job)]
     ended = [wait(job) for job in found]
     if args.json:

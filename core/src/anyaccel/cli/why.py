@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import add_request, survey
-from anyaccel.cli.queue import moment
 from anyaccel.errors import NeverFitsError, NotFreeError
 from anyaccel.launcher.hold import starts
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
 
 EXAMPLES = (
     ("anyaccel why GPU:8", "does it fit, and what holds it up"),
@@ -39,7 +35,7 @@ def main(args: argparse.Namespace) -> int:
         for line in (verdict.message, *verdict.hint.splitlines()):
             output.print_folded(line)
         if start is not None:
-            output.print_folded(f"It would start by {moment(start)}, if everything lasts as long as it may.")
+            output.print_folded(f"It would start by {output.clock(start)}, if everything lasts as long as it may.")
     if verdict.fits_now:
         return 0
     return NotFreeError.exit_code if verdict.ever_fits else NeverFitsError.exit_code

@@ -16,12 +16,4 @@ def open_engine(setting: Setting) -> Core:
     """
     if setting.address is not None:
         raise UsageError(f"address is for the engines of a cluster, such as engine='ray' (got {setting.address!r:.60})")
-    return Core(
-        lambda: broker_of(setting.machine, setting.declare, shared=setting.shared),
-        setting.preparation,
-        preload=setting.preload,
-        max_workers=setting.max_workers,
-        grace=setting.grace,
-        idle=setting.idle,
-        logs=setting.logs,
-    )
+    return Core(lambda: broker_of(setting.machine, setting.declare, shared=setting.shared), setting)

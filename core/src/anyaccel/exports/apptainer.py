@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from anyaccel.errors import UsageError
-from anyaccel.exports.source import Export, Source, groups, merge_env, mounts, nodes, nothing_needed
+from anyaccel.exports.source import Export, Source, merged, nothing_needed
 from anyaccel.text import shell_join, shown
 
 _EVALUATED = re.compile(r"[=\"'`$\\]")
@@ -23,18 +23,18 @@ def export(source: Source) -> Export:
         EnvConflictError: When two vendors want one variable to differ.
         UsageError: When a path or a value cannot be written as a flag.
     """
-    edits = source.together.values()
-    flags = [f"--bind={_path(node)}" for node in nodes(edits)]
+    edits = merged(source.together)
+    flags = [f"--bind={_path(node)}" for node in edits.nodes]
     flags += [
         f"--bind={_path(mount.source)}:{_path(mount.target)}{':ro' if mount.read_only else ''}"
-        for mount in mounts(edits)
+        for mount in edits.mounts
     ]
-    flags += [f"--env={name}={_value(value)}" for name, value in sorted(merge_env(source.together).items())]
+    flags += [f"--env={name}={_value(value)}" for name, value in sorted(edits.env.items())]
     if flags:
         flags.insert(0, "--contain")
     notes = [*nothing_needed(source)]
-    if needed := groups(edits):
-        numbers = " and ".join(map(str, needed))
+    if edits.groups:
+        numbers = " and ".join(map(str, edits.groups))
         notes.append(f"The devices are open to group {numbers}: who runs the container must be a member of it.")
     return Export(text=f"{shell_join(flags)}\n" if flags else "", notes=tuple(notes))
 

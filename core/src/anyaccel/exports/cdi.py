@@ -7,11 +7,10 @@ device, ``anyaccel/device=VENDOR`` all of a vendor, ``anyaccel/device=all`` all 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 from anyaccel.errors import AnyaccelError, EnvConflictError
-from anyaccel.exports.source import Export, Source, groups, merge_env, mounts, nodes, own_nodes
+from anyaccel.exports.source import Export, Source, merged, own_nodes
 from anyaccel.exports.text import slug, unique_names
 from anyaccel.model import ContainerEdits, Device, replace
 
@@ -35,17 +34,16 @@ def export(source: Source) -> Export:
     entries: dict[str, dict[str, Any]] = {}
     for device in source.devices:
         edits, dependent = _alone(source, device)
-        entries[names[device.id]] = _container_edits([edits])
+        entries[names[device.id]] = _container_edits(edits)
         if dependent:
             notes.append(
                 f"{names[device.id]} goes without {' and '.join(dependent)}, which would be wrong beside another device"
                 f" in one container; {device.vendor} has it."
             )
     for vendor, edits in source.together.items():
-        _add_group(entries, slug(vendor, _NAME), [edits], notes)
+        _add_group(entries, slug(vendor, _NAME), edits, notes)
     try:
-        merge_env(source.together)
-        _add_group(entries, "all", source.together.values(), notes)
+        _add_group(entries, "all", merged(source.together), notes)
     except EnvConflictError as error:
         notes.append(f"There is no {KIND}=all: {error}.")
     entries = {name: edits for name, edits in entries.items() if edits}  # edits that change nothing are not valid
@@ -69,9 +67,7 @@ def export(source: Source) -> Export:
     return Export(text=json.dumps(specification, indent=2) + "\n", notes=tuple(dict.fromkeys(notes)))
 
 
-def _add_group(
-    entries: dict[str, dict[str, Any]], name: str, edits: Iterable[ContainerEdits], notes: list[str]
-) -> None:
+def _add_group(entries: dict[str, dict[str, Any]], name: str, edits: ContainerEdits, notes: list[str]) -> None:
     if name in entries:
         notes.append(f"{KIND}={name} is one device, and no name of several.")
         return
@@ -95,21 +91,19 @@ def _alone(source: Source, device: Device) -> tuple[ContainerEdits, list[str]]:
     return replace(edits, env=env), dependent
 
 
-def _container_edits(several: Iterable[ContainerEdits]) -> dict[str, Any]:
-    """Write edits in CDI's form; those of several vendors as one."""
-    edits = list(several)
-    env: Mapping[str, str] = {name: value for edit in edits for name, value in edit.env.items()}
+def _container_edits(edits: ContainerEdits) -> dict[str, Any]:
+    """Write edits in CDI's form."""
     found = {
-        "env": [f"{name}={value}" for name, value in env.items()],
-        "deviceNodes": [{"path": node} for node in nodes(edits)],
+        "env": [f"{name}={value}" for name, value in edits.env.items()],
+        "deviceNodes": [{"path": node} for node in edits.nodes],
         "mounts": [
             {
                 "hostPath": mount.source,
                 "containerPath": mount.target,
                 "options": ["rbind", "nosuid", "nodev", "ro" if mount.read_only else "rw"],
             }
-            for mount in mounts(edits)
+            for mount in edits.mounts
         ],
-        "additionalGids": groups(edits),
+        "additionalGids": sorted(edits.groups),
     }
     return {name: value for name, value in found.items() if value}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anyaccel.errors import UsageError
-from anyaccel.exports.source import Export, Source, groups, merge_env, mounts, nodes, nothing_needed
+from anyaccel.exports.source import Export, Source, merged, nothing_needed
 from anyaccel.model import Mount
 from anyaccel.text import shell_join
 
@@ -15,11 +15,11 @@ def export(source: Source) -> Export:
         EnvConflictError: When two vendors want one variable to differ.
         UsageError: When a path or a variable cannot be written as a flag.
     """
-    edits = source.together.values()
-    flags = [f"--device={_path(node, ':')}" for node in nodes(edits)]
-    flags += [f"--group-add={group}" for group in groups(edits)]
-    flags += [_mount(mount) for mount in mounts(edits)]
-    flags += [f"--env={name}={value}" for name, value in sorted(merge_env(source.together).items())]
+    edits = merged(source.together)
+    flags = [f"--device={_path(node, ':')}" for node in edits.nodes]
+    flags += [f"--group-add={group}" for group in edits.groups]
+    flags += [_mount(mount) for mount in edits.mounts]
+    flags += [f"--env={name}={value}" for name, value in sorted(edits.env.items())]
     if flags:
         flags.append(f"--label=anyaccel.devices={','.join(device.id for device in source.devices)}")
     return Export(text=f"{shell_join(flags)}\n" if flags else "", notes=tuple(nothing_needed(source)))

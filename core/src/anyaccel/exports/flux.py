@@ -1,13 +1,14 @@
-"""Flux: an entry of ``resource.config``, in TOML, which adds GPUs to what Flux knows of the host.
+"""Flux: an entry of ``resource.config``, in TOML, which adds GPUs to the cores that another entry gives the host.
 
-A whole resource set (R) would have to list the host's cores, which are not ours to count. Flux knows cores and GPUs
-only.
+Where there is such a table, Flux looks for nothing by itself. The host's cores are not ours to count. Flux knows cores
+and GPUs only.
 """
 
 from __future__ import annotations
 
 from anyaccel.exports.source import Export, Source
-from anyaccel.exports.text import number_ranges, only_type, quote, slug
+from anyaccel.exports.text import only_type, quote, slug
+from anyaccel.model import format_slots
 
 _RESOURCE = "gpu"
 
@@ -23,6 +24,7 @@ def export(source: Source) -> Export:
     if len(indexes) < len(devices):
         indexes = list(range(len(devices)))
         notes.append("The ids are positions in the list, because devices of several vendors have the same index.")
-    lines = ["[[resource.config]]", f"hosts = {quote(source.node)}", f"gpus = {quote(number_ranges(indexes))}"]
+    notes.append(f"Another entry must give {source.node} its cores: with resource.config, Flux looks for none.")
+    lines = ["[[resource.config]]", f"hosts = {quote(source.node)}", f"gpus = {quote(format_slots(indexes))}"]
     lines.append(f"properties = [{quote(slug(only_type(devices), 'a-z0-9_.-'))}]")
     return Export(text="".join(f"{line}\n" for line in lines), notes=tuple(notes))

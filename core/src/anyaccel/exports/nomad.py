@@ -5,16 +5,16 @@ Names are ``VENDOR/KIND/MODEL``, as Nomad's device plug-ins fingerprint them; a 
 
 from __future__ import annotations
 
+from collections import Counter
+
 from anyaccel.exports.source import Export, Source
 from anyaccel.exports.text import quote, slug
 
 
 def export(source: Source) -> Export:
     """Write one block for each model."""
-    counts: dict[str, int] = {}
-    for device in source.devices:
-        name = f"{device.vendor}/{slug(device.kind, 'a-z0-9_-')}/{device.model}"
-        counts[name] = counts.get(name, 0) + 1
+    names = (f"{device.vendor}/{slug(device.kind, 'a-z0-9_-')}/{device.model}" for device in source.devices)
+    counts = Counter(names)
     blocks = [f"device {_string(name)} {{\n  count = {count}\n}}\n" for name, count in counts.items()]
     return Export(text="\n".join(blocks))
 

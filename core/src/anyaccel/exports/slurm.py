@@ -7,12 +7,13 @@ those that no other device shares: with ``ConstrainDevices=yes`` a job that was 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from anyaccel.errors import UsageError
 from anyaccel.exports.source import Export, Source, by_resource, own_nodes
-from anyaccel.exports.text import number_ranges, slug
-from anyaccel.model import Device, Fractional
+from anyaccel.exports.text import slug
+from anyaccel.model import Device, Fractional, format_slots
 from anyaccel.text import comment
 
 _FILE = re.compile(r"/[A-Za-z0-9_./:@+-]*")
@@ -71,10 +72,7 @@ def _type(device: Device) -> str:
 
 
 def _types(devices: Sequence[Device]) -> dict[str, int]:
-    types: dict[str, int] = {}
-    for device in devices:
-        types[_type(device)] = types.get(_type(device), 0) + 1
-    return types
+    return Counter(map(_type, devices))
 
 
 def _files(source: Source) -> dict[str, tuple[str, ...]]:
@@ -91,7 +89,7 @@ def _device_line(source: Source, name: str, device: Device, peers: Sequence[Devi
     line = f"NodeName={source.node} Name={name} Type={_type(device)} {option}={','.join(nodes)}"
     near = () if device.numa_node is None else source.cores.get(device.numa_node, ())
     if near:
-        line = f"{line} Cores={number_ranges(near)}"
+        line = f"{line} Cores={format_slots(near)}"
     return f"{line} Links={','.join(links)}" if linked else line
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.errors import EnvConflictError
-from anyaccel.model import ContainerEdits, Device, EnvEdits, Health, Inventory, Mount, Value, field, parts_of
+from anyaccel.model import ContainerEdits, Device, EnvEdits, Health, Inventory, Value, field, parts_of
 from anyaccel.vendors.process import vendor_process
 
 
@@ -97,16 +97,6 @@ def _edits(devices: Sequence[Device]) -> ContainerEdits:
     return vendor_process(devices[0].vendor).container(devices)
 
 
-def nodes(edits: Iterable[ContainerEdits]) -> list[str]:
-    """The device nodes that a container needs for several vendors, each once."""
-    return list(dict.fromkeys(node for edit in edits for node in edit.nodes))
-
-
-def mounts(edits: Iterable[ContainerEdits]) -> list[Mount]:
-    """What is mounted for several vendors, each target once."""
-    return list({mount.target: mount for edit in edits for mount in edit.mounts}.values())
-
-
 def nothing_needed(source: Source) -> Iterator[str]:
     """Say for which vendors a container needs nothing."""
     for vendor, found in source.together.items():
@@ -114,28 +104,29 @@ def nothing_needed(source: Source) -> Iterator[str]:
             yield f"There are no flags for the devices of {vendor}, because a container needs nothing for them."
 
 
-def groups(edits: Iterable[ContainerEdits]) -> list[int]:
-    """The groups that a container needs for several vendors, each once."""
-    return sorted({group for edit in edits for group in edit.groups})
-
-
-def merge_env(edits: Mapping[str, ContainerEdits]) -> dict[str, str]:
-    """Put the variables of several vendors' containers together.
+def merged(edits: Mapping[str, ContainerEdits]) -> ContainerEdits:
+    """What a container needs for several vendors: each node, each group and what is mounted at each path once.
 
     Raises:
         EnvConflictError: When two vendors set one variable differently.
     """
-    merged: dict[str, str] = {}
+    env: dict[str, str] = {}
     owner: dict[str, str] = {}
     for vendor, edit in edits.items():
         for name, value in edit.env.items():
-            if merged.setdefault(name, value) != value:
+            if env.setdefault(name, value) != value:
                 raise EnvConflictError(
                     f"{owner[name]} and {vendor} set the variable {name} differently in a container"
-                    f" ({merged[name]!r} and {value!r}), so one container cannot hold both; set ANYACCEL_PLUGINS to one"
+                    f" ({env[name]!r} and {value!r}), so one container cannot hold both; set ANYACCEL_PLUGINS to one"
                 )
             owner.setdefault(name, vendor)
-    return merged
+    all_of_them = edits.values()
+    return ContainerEdits(
+        nodes=tuple(dict.fromkeys(node for edit in all_of_them for node in edit.nodes)),
+        mounts=tuple({mount.target: mount for edit in all_of_them for mount in edit.mounts}.values()),
+        env=env,
+        groups=tuple(sorted({group for edit in all_of_them for group in edit.groups})),
+    )
 
 
 def own_nodes(inventory: Inventory) -> dict[str, tuple[str, ...]]:

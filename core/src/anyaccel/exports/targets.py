@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import Flag, auto
 from importlib import import_module
+from typing import NamedTuple
 
 from anyaccel.exports.source import Export, Source
-from anyaccel.model import Value
 
 
 class Needs(Flag):
@@ -23,7 +23,7 @@ class Needs(Flag):
     """The name under which a cluster knows the machine."""
 
 
-class Target(Value):
+class Target(NamedTuple):
     """One target.
 
     Attributes:
@@ -38,35 +38,25 @@ class Target(Value):
 
 
 TARGETS = {
-    "apptainer": Target(summary="flags for apptainer exec", function="apptainer:export", needs=Needs.CONTAINERS),
-    "cdi": Target(summary="a Container Device Interface specification", function="cdi:export", needs=Needs.CONTAINERS),
-    "dask": Target(
-        summary="a script that starts one Dask worker per device",
-        function="dask:export",
-        needs=Needs.ENVIRONMENTS | Needs.NODE,
-    ),
-    "docker": Target(summary="flags for docker run", function="containers:export", needs=Needs.CONTAINERS),
-    "env": Target(summary="export lines for a shell", function="shell:export", needs=Needs.EVERYTHING),
-    "flux": Target(summary="an entry of Flux's resource.config", function="flux:export", needs=Needs.NODE),
-    "htcondor": Target(summary="what an inventory command of HTCondor prints", function="htcondor:export"),
-    "hyperqueue": Target(
-        summary="the command that starts a HyperQueue worker", function="hyperqueue:export", needs=Needs.ENVIRONMENTS
-    ),
-    "kubernetes": Target(
-        summary="ResourceSlices and DeviceClasses of Kubernetes", function="kubernetes:export", needs=Needs.NODE
-    ),
-    "kuberay": Target(summary="a worker group of KubeRay", function="ray:kuberay", needs=Needs.NODE),
-    "lsf": Target(summary="a section of lsf.cluster", function="lsf:resource_map", needs=Needs.NODE),
-    "lsf-shared": Target(summary="a section of lsf.shared", function="lsf:resources"),
-    "nomad": Target(summary="device blocks for a Nomad job", function="nomad:export"),
-    "pbs": Target(summary="a vnode definition of PBS", function="pbs:export", needs=Needs.NODE),
-    "podman": Target(summary="flags for podman run", function="containers:export", needs=Needs.CONTAINERS),
-    "ray": Target(summary="the command that starts a Ray node", function="ray:command"),
-    "ray-autoscaler": Target(
-        summary="a node type of Ray's cluster launcher", function="ray:node_type", needs=Needs.NODE
-    ),
-    "slurm": Target(summary="lines for Slurm's gres.conf", function="slurm:gres_conf", needs=Needs.NODE),
-    "slurm-node": Target(summary="lines for slurm.conf", function="slurm:node_line", needs=Needs.NODE),
+    "apptainer": Target("flags for apptainer exec", "apptainer:export", Needs.CONTAINERS),
+    "cdi": Target("a Container Device Interface specification", "cdi:export", Needs.CONTAINERS),
+    "dask": Target("a script that starts one Dask worker per device", "dask:export", Needs.ENVIRONMENTS | Needs.NODE),
+    "docker": Target("flags for docker run", "containers:export", Needs.CONTAINERS),
+    "env": Target("export lines for a shell", "shell:export", Needs.EVERYTHING),
+    "flux": Target("an entry of Flux's resource.config", "flux:export", Needs.NODE),
+    "htcondor": Target("what an inventory command of HTCondor prints", "htcondor:export"),
+    "hyperqueue": Target("the command that starts a HyperQueue worker", "hyperqueue:export", Needs.ENVIRONMENTS),
+    "kubernetes": Target("ResourceSlices and DeviceClasses of Kubernetes", "kubernetes:export", Needs.NODE),
+    "kuberay": Target("a worker group of KubeRay", "ray:kuberay", Needs.NODE),
+    "lsf": Target("a section of lsf.cluster", "lsf:resource_map", Needs.NODE),
+    "lsf-shared": Target("a section of lsf.shared", "lsf:resources"),
+    "nomad": Target("device blocks for a Nomad job", "nomad:export"),
+    "pbs": Target("a vnode definition of PBS", "pbs:export", Needs.NODE),
+    "podman": Target("flags for podman run", "containers:export", Needs.CONTAINERS),
+    "ray": Target("the command that starts a Ray node", "ray:command"),
+    "ray-autoscaler": Target("a node type of Ray's cluster launcher", "ray:node_type", Needs.NODE),
+    "slurm": Target("lines for Slurm's gres.conf", "slurm:gres_conf", Needs.NODE),
+    "slurm-node": Target("lines for slurm.conf", "slurm:node_line", Needs.NODE),
 }
 
 

@@ -51,17 +51,6 @@ def only_type(devices: Iterable[Device]) -> str:
     return types.pop() if len(types) == 1 else "mixed"
 
 
-def number_ranges(numbers: Iterable[int]) -> str:
-    """Write numbers as ranges in rising order, such as ``0-3,7``."""
-    ranges: list[tuple[int, int]] = []
-    for number in sorted(set(numbers)):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
-
-
 def quote(value: object) -> str:
     """Write a value as JSON, YAML and HCL read alike, with escapes for what is not printable.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from anyaccel.errors import MachineError
 from anyaccel.model import (
@@ -17,12 +17,12 @@ from anyaccel.model import (
     VendorState,
 )
 from anyaccel.model.wire import decode, prepare
-from anyaccel.probe.guard import GuardedProcess, Outcome
+from anyaccel.probe.guard import Outcome
 from anyaccel.probe.machine import Machine
 from anyaccel.vendors import contract
 from anyaccel.vendors.discovery import Source, problem_of
 from anyaccel.vendors.presence import Presence
-from anyaccel.vendors.process import Answers, problem_in, process_of, qualified
+from anyaccel.vendors.process import Answers, Enough, problem_in, process_of, qualified
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,12 +34,8 @@ GRACE_SECONDS = 0.8
 for kind in (PluginInfo, EnvEdits, Detected):  # while whoever imports this waits for what has begun
     prepare(kind)
 
-Progress = Mapping[GuardedProcess, Outcome]
 
-
-def enough_for(
-    request: Request, present: Mapping[str, Presence | None], sources: Sequence[Source]
-) -> Callable[[Progress], float | None]:
+def enough_for(request: Request, present: Mapping[str, Presence | None], sources: Sequence[Source]) -> Enough:
     """What says how long a request waits for vendors that have not answered, given those that have."""
     named = {name.casefold() for term in request.terms for name in term.names}
     own: dict[str, set[str]] = {}
@@ -48,14 +44,11 @@ def enough_for(
         if declared is not None and declared.resource:
             own[source.vendor] = {source.vendor.casefold(), declared.resource.casefold()}
 
-    vendors = {process_of(source).process: source.vendor for source in sources}
-
-    def enough(outcomes: Progress) -> float | None:
-        answered = {vendors[process] for process in outcomes}
+    def enough(outcomes: Mapping[str, Outcome]) -> float | None:
         for vendor in present:
-            if vendor not in answered and not own.get(vendor, named).isdisjoint(named):
+            if vendor not in outcomes and not own.get(vendor, named).isdisjoint(named):
                 return None
-        offered = [names for process, outcome in outcomes.items() for names in _offered(vendors[process], outcome)]
+        offered = [names for vendor, outcome in outcomes.items() for names in _offered(vendor, outcome)]
         served = all(any(_asks_for(term.names, names) for names in offered) for term in request.terms)
         return GRACE_SECONDS if served else None
 

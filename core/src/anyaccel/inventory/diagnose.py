@@ -25,10 +25,7 @@ from anyaccel.model import (
 from anyaccel.model.wire import decode
 from anyaccel.probe import HOST
 from anyaccel.probe.context import Facts
-from anyaccel.probe.host import HostFacts
-from anyaccel.probe.loading import load
 from anyaccel.probe.machine import Machine, parse_machine
-from anyaccel.probe.recording import RecordedFacts
 from anyaccel.text import listed
 from anyaccel.vendors import DEADLINE_SECONDS
 from anyaccel.vendors.discovery import problem_of
@@ -75,14 +72,12 @@ def diagnose(
         MachineError: When ``machine`` names no machine.
     """
     environ = dict(os.environ if environ is None else environ)
-    where = machine if isinstance(machine, Machine) else parse_machine(machine, environ)
+    where = parse_machine(machine, environ)
     inventory = detect(where, timeout=timeout, environ=environ, everybody=True)
     found = [] if where.simulated else _ask_vendors(where, inventory, timeout, environ)
     if where.text == HOST:
         found += _observe(inventory, timeout, environ)
-    if where.recording is not None:
-        recorded: dict[str, str] = load(where.recording).get("environ", {})
-        environ = recorded | environ
+    environ = {**where.facts(environ).environ, **environ}
     for report in inventory.vendors:
         said = [diagnosis.finding for diagnosis in found if diagnosis.vendor == report.vendor]
         own = [*_of_vendor(report, inventory, environ), *_nodes(where, inventory.of_vendor(report.vendor))]
@@ -235,7 +230,7 @@ def _nodes(machine: Machine, devices: Sequence[Device]) -> Iterator[Named]:
     """Device nodes that this user may not open, or that are not here."""
     if machine.simulated:
         return
-    facts = HostFacts({}) if machine.recording is None else RecordedFacts(load(machine.recording))
+    facts = machine.facts({})
     usable = [device for device in devices if device.usable]
     paths = dict.fromkeys(path for device in usable for path in device.nodes)
     closed = [path for path in paths if _closed(facts, path)]

@@ -10,8 +10,6 @@ from anyaccel.errors import MachineError, UsageError
 from anyaccel.inventory.current import narrow
 from anyaccel.inventory.memory import limited
 from anyaccel.model import Device, Inventory, Problem, Request, VendorReport, VendorState
-from anyaccel.probe.context import Facts
-from anyaccel.probe.host import HostFacts
 from anyaccel.probe.machine import Machine, parse_machine
 from anyaccel.vendors import begin
 from anyaccel.vendors.discovery import Source, installed
@@ -28,11 +26,12 @@ def find(
     everybody: bool,
 ) -> Inventory:
     """Find the accelerators of a machine; see :func:`anyaccel.detect`, which has begun what is to be asked."""
-    where = machine if isinstance(machine, Machine) else parse_machine(machine, environ)
+    where = parse_machine(machine, environ)
     sources, problems = installed(environ)
     present: dict[str, Presence | None] = {source.vendor: None for source in sources}
+    facts = where.facts(environ)
     if not everybody and not where.simulated:
-        present = possible(sources, *_seen(where, environ))
+        present = possible(sources, facts, {**facts.environ, **environ})
     reports = [_report_problem(problem) for problem in problems]
     reports += [_not_asked(source) for source in sources if source.vendor not in present]
     found: list[Device] = []
@@ -44,7 +43,7 @@ def find(
         raise MachineError(f"no plug-in is installed that could simulate {where.text!r}")
     reports.sort(key=lambda report: report.vendor)
     if not where.simulated:
-        found = limited(found, _seen(where, environ)[0])
+        found = limited(found, facts)
     devices = narrow(found, where, environ)
     inventory = Inventory(machine=where.text, devices=tuple(devices), vendors=tuple(reports))
     if declare:
@@ -94,17 +93,6 @@ def _ask(
         report, found[source.vendor] = answers.interpret(source, outcome)
         reports.append(report)
     return reports, answers.told_apart(found)
-
-
-def _seen(machine: Machine, environ: Mapping[str, str]) -> tuple[Facts, Mapping[str, str]]:
-    """A machine's facts, and the environment in which its vendors are looked for."""
-    if machine.recording is None:
-        return HostFacts(environ), environ
-    from anyaccel.probe.loading import load
-    from anyaccel.probe.recording import RecordedFacts
-
-    facts = RecordedFacts(load(machine.recording))
-    return facts, {**facts.environ, **environ}
 
 
 def _report_problem(problem: Problem) -> VendorReport:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import UsageError
 from anyaccel.model import Device, Inventory, replace
+from anyaccel.model.extent import read_row
 from anyaccel.model.labels import MOST_LABELS, read_labels
 from anyaccel.text import shown
-
-_ROW = re.compile(r"(.+)/([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
 def label(inventory: Inventory, labels: Mapping[str, Sequence[str]]) -> Inventory:
@@ -27,6 +25,12 @@ def label(inventory: Inventory, labels: Mapping[str, Sequence[str]]) -> Inventor
 
     Raises:
         UsageError: When a label does not follow the grammar, or a device would have too many.
+
+    Examples:
+        >>> inventory = anyaccel.label(anyaccel.detect("sim:H100:4"), {"H100/0-1": ["team=vision"]})
+        >>> scheduler = anyaccel.open_scheduler(inventory)
+        >>> [device.index for device in scheduler.allocate("GPU:2,label=team=vision").devices]
+        [0, 1]
     """
     devices = list(inventory.devices)
     for name, texts in labels.items():
@@ -47,12 +51,12 @@ def _meant(name: str, devices: Sequence[Device]) -> list[int]:
     by_id = [position for position, device in enumerate(devices) if device.id == name]
     if by_id:
         return by_id
-    row = _ROW.fullmatch(name)
-    called = (row[1] if row else name).lower()
-    first, last = (int(row[2]), int(row[3] or row[2])) if row else (0, 1 << 62)
+    called, _, row = name.rpartition("/")
+    found = read_row(row) if called else None
+    first, last = found or (0, 1 << 62)
+    called = (called if found else name).lower()
     return [
         position
         for position, device in enumerate(devices)
-        if first <= device.index <= last
-        and called in {each.lower() for each in (device.resource, device.vendor, *device.tags)}
+        if first <= device.index <= last and called in map(str.lower, device.names)
     ]

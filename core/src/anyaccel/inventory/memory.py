@@ -14,7 +14,10 @@ from anyaccel.probe.context import Facts
 
 CGROUPS = "/sys/fs/cgroup"
 OWN = "/proc/self/cgroup"
-_REGION = re.compile(r"[^/\s]+/([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])/\S+", re.IGNORECASE)
+MADE = re.compile(r"anyaccel-([0-9]+)-[0-9a-f]+")
+"""Name of a group that a launcher of ours has made, with its process id."""
+_REGION = re.compile(r"[^/\s]+/0{0,4}([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])/\S+", re.IGNORECASE)
+_BYTES = re.compile(r"[0-9]{1,18}")
 
 
 def limited(devices: Sequence[Device], facts: Facts) -> list[Device]:
@@ -46,7 +49,7 @@ def _limits(facts: Facts) -> dict[str, int]:
         for line in text.splitlines():
             name, _, value = line.strip().rpartition(" ")
             if region := _REGION.fullmatch(name):
-                regions.setdefault(region[1].lower(), []).append(int(value) if value.isdecimal() else None)
+                regions.setdefault(region[1].lower(), []).append(int(value) if _BYTES.fullmatch(value) else None)
         for address, limits in regions.items():
             known = [limit for limit in limits if limit is not None]
             if len(known) == len(limits):  # a device with a region that nobody limits is not limited
@@ -55,16 +58,17 @@ def _limits(facts: Facts) -> dict[str, int]:
 
 
 def _files(facts: Facts) -> Iterator[str]:
-    """The limits of our cgroup and of those that it is in; each counts."""
+    """The limits of our cgroup and of those that it is in; each counts that is not the share that we hold ourselves."""
     try:
         lines = (facts.read(OWN) or "").splitlines()
         own = next((line[len("0::") :] for line in lines if line.startswith("0::/")), None)
     except OSError:
         return
     while own is not None:
-        try:
-            text = facts.read(f"{CGROUPS}{own.rstrip('/')}/dmem.max")
-        except OSError:
-            text = None
-        yield text or ""
+        if not MADE.fullmatch(own.rpartition("/")[2]):
+            try:
+                text = facts.read(f"{CGROUPS}{own.rstrip('/')}/dmem.max")
+            except OSError:
+                text = None
+            yield text or ""
         own = own.rstrip("/").rpartition("/")[0] or "/" if own.strip("/") else None

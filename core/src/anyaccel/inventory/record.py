@@ -85,7 +85,7 @@ def record(
         MachineError: When ``machine`` names no machine.
         UsageError: When the machine is simulated, or the recording exists or cannot be written.
     """
-    where = machine if isinstance(machine, Machine) else parse_machine(machine, environ)
+    where = parse_machine(machine, environ)
     if where.simulated:
         raise UsageError(f"a simulated machine has no facts to record (got --machine {where.text})")
     target = os.path.join(directory, FILE_NAME)
@@ -127,7 +127,7 @@ def expect(
     environ = dict(os.environ if environ is None else environ)
     machine = parse_machine(directory, environ)
     chosen = None if vendors is None else list(vendors)
-    answers, _ = ask("describe", machine, timeout=timeout, environ=environ, vendors=chosen)
+    answers, _ = ask("hello", machine, timeout=timeout, environ=environ, vendors=chosen)
     owned = {
         name for _, outcome in answers.values() for name in (outcome.value or {}).get("info", {}).get("env_vars", ())
     }

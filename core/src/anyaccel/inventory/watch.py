@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from threading import Event, Thread
 from time import monotonic
 
+from anyaccel.errors import UsageError
 from anyaccel.inventory.detect import detect
-from anyaccel.model import Device, Inventory, Value, VendorState, replace
+from anyaccel.model import Device, Inventory, Value, VendorReport, VendorState, replace
 from anyaccel.vendors import DEADLINE_SECONDS
+from anyaccel.vendors.process import qualified, unqualified
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -57,17 +60,42 @@ def compare(before: Inventory, after: Inventory) -> Change:
     """Say what is different between two looks at one machine; false when nothing is."""
     failed = [report.vendor for report in after.vendors if report.state is VendorState.FAILED]
     kept = [device for device in before.devices if device.vendor in failed and not after.of_vendor(device.vendor)]
+    silent = {device.vendor for device in kept}
+    reports = [_kept(before.report(each.vendor), each) if each.vendor in silent else each for each in after.vendors]
     known = {device.id: device for device in before.devices}
-    devices = (*after.devices, *kept)
+    devices = (*_with_known_ids(before, after), *kept)
+    if kept:
+        ranks = {device.vendor: rank for rank, device in enumerate(before.devices)}
+        devices = tuple(sorted(devices, key=lambda device: ranks.get(device.vendor, len(before.devices))))
     there = {device.id for device in devices}
     had_failed = {report.vendor for report in before.vendors if report.state is VendorState.FAILED}
     return Change(
-        inventory=replace(after, devices=devices),
+        inventory=replace(after, devices=devices, vendors=tuple(reports)),
         added=tuple(device for device in devices if device.id not in known),
         lost=tuple(device for device in before.devices if device.id not in there),
         changed=tuple(device for device in devices if known.get(device.id, device) != device),
         failed=tuple(vendor for vendor in failed if vendor not in had_failed),
     )
+
+
+def _kept(before: VendorReport | None, now: VendorReport) -> VendorReport:
+    """The report of a vendor that failed, with what is known of it: how its devices, which are kept, are used."""
+    return now if before is None else replace(before, state=now.state, problem=now.problem, seconds=now.seconds)
+
+
+def _with_known_ids(before: Inventory, after: Inventory) -> Iterator[Device]:
+    """The devices with the ids that they had. A vendor's begin with its name where another that answered has the same.
+
+    So they depend on who else has answered: on one that has failed now, or has come.
+    """
+    known = {device.vendor: device.id != device.raw_id for device in before.devices}
+    used = {device.id: device.vendor for device in before.devices}
+    for device in after.devices:
+        if used.get(device.id, device.vendor) != device.vendor:
+            known.setdefault(device.vendor, True)
+    for device in after.devices:
+        own = unqualified(device)
+        yield qualified(own) if known.get(device.vendor, own is not device) else own
 
 
 class Watch:
@@ -136,7 +164,7 @@ class Watch:
                 change = self._wait(stop)
             except Exception as error:  # noqa: BLE001 -- raised where the change is awaited
                 problem = error
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(tell, change, problem)
 
         Thread(target=wait, name="anyaccel-watch", daemon=True).start()
@@ -156,12 +184,15 @@ class Watch:
         while not stop.wait(0.0 if self._looked is None else max(0.0, self._looked + self._every - monotonic())):
             self._looked = monotonic()
             after = self._look()
+            if stop.is_set():  # a reader that was cancelled meanwhile leaves what is known to the next one
+                break
             if before is None:
                 self.inventory = before = after
                 continue
             change = compare(before, after)
             if change:
                 return change
+            before = change.inventory  # a vendor may be well again, and fail anew
         return None
 
 
@@ -188,11 +219,17 @@ def watch(
         An iterator, and an asynchronous one, of a :class:`Change` whenever something is different. The detection of an
         asynchronous one runs in a thread. What detection raises, the iteration raises.
 
+    Raises:
+        UsageError: When ``every`` is no time.
+
     Examples:
         >>> change = next(iter(anyaccel.watch("sim:H100:2", since=anyaccel.detect("sim:H100:1"))))
         >>> len(change.added), len(change.lost)
         (1, 0)
     """
+    given: object = every  # what callers without a type checker may pass
+    if not isinstance(given, int | float) or not given > 0:
+        raise UsageError(f"every must be seconds, more than 0 (got {every!r:.60})")
 
     def look() -> Inventory:
         return detect(machine, declare=declare, timeout=timeout, environ=environ)

@@ -14,22 +14,19 @@ from anyaccel.kit.files import (
     asked,
     in_container,
     kernel_log,
-    node_fault,
     number,
     numbered,
     physical_function,
     text,
     total,
 )
-from anyaccel.kit.masks import DECIMAL, SIGNED, Ids, Mask, Numbers, c_integer
+from anyaccel.kit.masks import Ids, Mask, Numbers, c_integer
 from anyaccel.kit.processes import Holders
 from anyaccel.kit.tools import Measures, Row, Tool, pairs
 from anyaccel.kit.vendor import Vendor, inventory
 
 __all__ = [
-    "DECIMAL",
     "PCI_DEVICES",
-    "SIGNED",
     "Cap",
     "Card",
     "Catalog",
@@ -54,7 +51,6 @@ __all__ = [
     "in_container",
     "inventory",
     "kernel_log",
-    "node_fault",
     "number",
     "numbered",
     "pairs",

@@ -22,14 +22,15 @@ class Cap(NamedTuple):
         variable: The variable.
         unit: What its value counts.
         rival: Another name of the variable, which must not stand beside it; empty when there is none.
-        void: A variable and its value with which the framework ignores the cap; empty when there is none.
+        void: A variable and its values, in lower case, with which the framework ignores the cap; empty when there is
+            none.
     """
 
     framework: str
     variable: str
     unit: Unit
     rival: str = ""
-    void: tuple[str, str] | tuple[()] = ()
+    void: tuple[str, ...] = ()
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -59,7 +60,7 @@ def capped(caps: Iterable[Cap], device: Device, share: Share, environ: Mapping[s
         value = min([most, *_given(cap, device, environ)])
         values[cap.variable] = f"{int(value * 10_000) / 10_000:g}" if cap.unit == "fraction" else str(int(value))
         unset |= {cap.rival} - {""}
-        if not cap.void or environ.get(cap.void[0]) != cap.void[1]:
+        if not cap.void or environ.get(cap.void[0], "").lower() not in cap.void[1:]:
             limited.append(cap.framework)
     return EnvEdits(set=values, unset=frozenset(unset), limited_by=tuple(limited))
 

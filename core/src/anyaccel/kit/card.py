@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from anyaccel.kit.catalog import Entry
 from anyaccel.kit.fault import Fault, condition
-from anyaccel.kit.files import PCI_DEVICES, node_fault
+from anyaccel.kit.files import PCI_DEVICES
 from anyaccel.plugin import Device, Health, PciFunction, ProbeContext
 
 Attribute = str | int | float | bool
@@ -120,10 +120,21 @@ class Card:
             self.fault = Fault(reason, remedy)
 
     def check_node(self, path: str, *, missing: str = "", closed: str = "", partial: bool = False) -> None:
-        """Blame the device when one of its nodes is not there, or may not be opened; see :func:`node_fault`."""
-        fault = node_fault(self.ctx, path, missing=missing, closed=closed)
-        if fault is not None:
-            self.blame(*fault, partial=partial)
+        """Blame the device when this user cannot open one of its nodes, as far as that shows without opening it.
+
+        Args:
+            path: Where the node should be.
+            missing: What to do beside passing it to a container, when it is not there.
+            closed: What to do when it may not be opened, where the vendor has a group or a rule for it.
+            partial: Whether facts of the device are missing because of it.
+        """
+        node = self.ctx.node(path)
+        if node is None:
+            remedy = f"pass it to this container{', or ' if missing else ''}{missing}"
+            self.blame(f"its device node {path} is missing", remedy, partial=partial)
+        elif not (node.readable and node.writable):
+            remedy = closed or "ask the administrator for read and write permission on it"
+            self.blame(f"you may not open {path}", remedy, partial=partial)
 
     @property
     def health(self) -> Health:

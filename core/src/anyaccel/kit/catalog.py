@@ -16,6 +16,7 @@ from anyaccel.plugin import ProbeContext, Product
 PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids", "/var/lib/pciutils/pci.ids")
 NOT_INHERITED = ("pci", "virtual", "revisions", "subsystems", "names", "listed", "constants", "instance_types")
 """What an entry does not take over from the one that it is ``like``."""
+_SIZE = re.compile(r"(\d+) ?([KMG]i)?B")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _PRODUCT = ("id_template", "link", "attributes", "instance_types", "slots", "parts")
 
@@ -221,7 +222,7 @@ def _bytes(size: Any) -> int | None:
     """Read an amount of memory: a number of bytes, or text such as ``96GiB``."""
     if size is None or isinstance(size, int):
         return size
-    match = re.fullmatch(r"(\d+) ?([KMG]i)?B", str(size))
+    match = _SIZE.fullmatch(str(size))
     if match is None:
         raise ValueError(f"memory must be bytes, or text such as '96GiB' or '98304MiB' (got {size!r})")
     return int(match[1]) * _UNITS[f"{match[2] or ''}B"]

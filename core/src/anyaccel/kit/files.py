@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from anyaccel.kit.fault import Fault
 from anyaccel.plugin import CommandTimeoutError, ProbeContext, QueryError
 
 PCI_DEVICES = "/sys/bus/pci/devices"
@@ -65,25 +64,6 @@ def asked(ctx: ProbeContext, name: str, fn: Callable[[], Any]) -> Any | None:
 def in_container(ctx: ProbeContext) -> bool:
     """Whether we run in a container, where PCI and sysfs show devices that belong to others."""
     return any(map(ctx.exists, _CONTAINER_FILES)) or any(map(ctx.environ.get, _CONTAINER_VARIABLES))
-
-
-def node_fault(ctx: ProbeContext, path: str, *, missing: str = "", closed: str = "") -> Fault | None:
-    """Say why this user cannot open a device node, as far as that shows without opening it; None when it can.
-
-    Args:
-        ctx: The machine.
-        path: Where the node should be.
-        missing: What to do beside passing it to a container, when it is not there.
-        closed: What to do when it may not be opened, where the vendor has a group or a rule for it.
-    """
-    node = ctx.node(path)
-    if node is None:
-        return Fault(
-            f"its device node {path} is missing", f"pass it to this container{', or ' if missing else ''}{missing}"
-        )
-    if not (node.readable and node.writable):
-        return Fault(f"you may not open {path}", closed or "ask the administrator for read and write permission on it")
-    return None
 
 
 def physical_function(ctx: ProbeContext, address: str) -> str | None:

@@ -15,9 +15,6 @@ voids the whole list."""
 Empty = Literal["nothing", "everything", "error"]
 """What an empty value shows."""
 
-DECIMAL = r"\d+"
-SIGNED = r"[+-]?\d+"
-
 
 def c_integer(text: str) -> int:
     """Read a whole number as C's ``strtol`` does with base 0: hexadecimal behind ``0x``, octal behind ``0``.
@@ -52,7 +49,7 @@ class Numbers:
         self,
         number: Callable[[Device], int] = lambda device: device.index,
         *,
-        pattern: str = DECIMAL,
+        pattern: str = r"\d+",
         value: Callable[[str], int] = int,
         ranges: bool = False,
     ) -> None:
@@ -60,7 +57,7 @@ class Numbers:
 
         Args:
             number: The number of a device; its index unless said otherwise.
-            pattern: Regular expression that a whole entry must match, :data:`DECIMAL` or :data:`SIGNED` mostly.
+            pattern: Regular expression that a whole entry must match.
             value: What number an entry is.
             ranges: Whether an entry may be a range such as ``0-3``, whose ends count. One that runs backwards, or
                 that holds a number of no device, names nothing.
@@ -149,6 +146,7 @@ class Mask:
         *forms: Form,
         nothing: str = "",
         empty: Empty = "nothing",
+        strict: bool = False,
         malformed: Rule = "error",
         blank: Rule | None = None,
         unknown: Rule = "skip",
@@ -166,6 +164,9 @@ class Mask:
                 devices' indexes when there is none.
             nothing: The value that hides every device, written for an empty list.
             empty: What an empty value shows, where it is not ``nothing`` itself.
+            strict: Whether only a list is taken that leaves no doubt, of devices that are here, each once, in the order
+                of their indexes: for a closed runtime, of which nobody knows what it makes of another one. It means
+                ``unknown="error", repeated="error", ordered=False``.
             malformed: What an entry of another form does.
             blank: What an entry with nothing in it does, where that is not what another malformed one does.
             unknown: What an entry does that names no device of this machine.
@@ -183,13 +184,13 @@ class Mask:
         self._rules: Mapping[str, Rule] = {
             "malformed": malformed,
             "blank": blank or malformed,
-            "unknown": unknown,
-            "repeated": repeated,
+            "unknown": "error" if strict else unknown,
+            "repeated": "error" if strict else repeated,
         }
         self._entries = entries
         self._remedy = remedy or f"unset {variable}"
         self._blanks = blanks
-        self._ordered = ordered
+        self._ordered = ordered and not strict
 
     def write(self, devices: Sequence[Device]) -> str:
         """Write the value that shows exactly these devices.

@@ -33,10 +33,6 @@ class Holders:
         self.complete: bool = answer.get("complete") is True
         """Whether every process of the machine could be looked at."""
 
-    def __bool__(self) -> bool:
-        """Whether any process was found."""
-        return any(self._pids.values())
-
     def of(self, nodes: Iterable[str]) -> tuple[DeviceProcess, ...] | None:
         """The processes that hold one of some nodes; None, not nobody, where some processes could not be seen."""
         paths = tuple(nodes)

@@ -14,7 +14,7 @@ UNKNOWN = frozenset({"", "n/a", "[n/a]", "na", "-", "unknown", "not supported", 
 MIB = 1 << 20
 NOT_FOUND = "env: "
 """How the message of ``env`` begins where the command is not installed. A missing library has the same exit status."""
-_NUMBER = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*(?:[A-Za-z%/°℃]+)?")
+_NUMBER = r"([+-]?\d+(?:\.\d+)?)\s*(?:[A-Za-z%/°℃]+)?"
 
 
 class Measures(TypedDict, total=False):
@@ -54,7 +54,7 @@ class Row:
         text = self.text(name)
         if text is None:
             return None
-        match = _NUMBER.fullmatch(text)
+        match = re.fullmatch(_NUMBER, text)
         if match is None:
             raise self._wrong(f"a number for {name}", text)
         return float(match[1])
@@ -226,9 +226,7 @@ class Tool:
             name = cells[0].lower()
             if len(cells) != len(fields) or not re.fullmatch(key, name):
                 raise self._other(f"one line of {len(fields)} values ({', '.join(fields)}) per device", line, arguments)
-            if name in rows:
-                raise FaultError(f"{self.name} must name each device once (got {name} twice)", "run it again by hand")
-            rows[name] = Row(self.name, name, dict(zip(fields, map(_known, cells), strict=True)))
+            self._add(rows, name, dict(zip(fields, map(_known, cells), strict=True)))
         return rows
 
     def scan(self, ctx: ProbeContext, pattern: str, *arguments: str) -> dict[str, Row] | None:
@@ -253,9 +251,7 @@ class Tool:
         for match in re.finditer(pattern, text, re.MULTILINE | re.IGNORECASE):
             groups = match.groupdict()
             name = groups.pop("key").lower()
-            if name in found:
-                raise FaultError(f"{self.name} must name each device once (got {name} twice)", "run it again by hand")
-            found[name] = Row(self.name, name, {key: value and _known(value) for key, value in groups.items()})
+            self._add(found, name, {key: value and _known(value) for key, value in groups.items()})
         if not found:
             raise self._other("a table of devices", text.strip(), arguments)
         return found
@@ -280,10 +276,13 @@ class Tool:
             return None
         found: dict[str, Row] = {}
         for name, lines in _sections(text, begin):
-            if name in found:
-                raise FaultError(f"{self.name} must name each device once (got {name} twice)", "run it again by hand")
-            found[name] = Row(self.name, name, pairs(lines))
+            self._add(found, name, pairs(lines))
         return found
+
+    def _add(self, rows: dict[str, Row], name: str, texts: Mapping[str, str | None]) -> None:
+        if name in rows:
+            raise FaultError(f"{self.name} must name each device once (got {name} twice)", "run it again by hand")
+        rows[name] = Row(self.name, name, texts)
 
     def _other(self, what: str, got: str, arguments: Sequence[str]) -> FaultError:
         command = " ".join((self.name, *arguments))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from anyaccel.kit.card import Card
 from anyaccel.kit.catalog import Catalog, Entry, pci_name, tag
 from anyaccel.kit.fault import Fault, FaultError, fail, warn
-from anyaccel.kit.files import text
+from anyaccel.kit.files import physical_function, text
 from anyaccel.kit.masks import Mask
 from anyaccel.kit.processes import Holders
-from anyaccel.kit.tools import Measures, Tool
+from anyaccel.kit.tools import Measures, Row, Tool
 from anyaccel.plugin import (
     ContainerEdits,
     Detected,
@@ -37,8 +38,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-OTHER_USES = ("vfio-pci", "pci-stub", "uio_pci_generic")
-"""Drivers that keep a PCI function for a virtual machine or a program of its own."""
+OTHER_USES = ("vfio", "pci-stub", "uio_pci_generic")
+"""What stands in the names of drivers that keep a PCI function for a virtual machine or a program of its own."""
 
 
 class Vendor:
@@ -54,19 +55,22 @@ class Vendor:
         brand: Name of the vendor or product line for people, as in ``no Acme device is on the PCI bus``.
         url: Where people find the vendor's documentation on choosing devices.
         runtimes: How the file names of its runtime libraries begin; see :class:`anyaccel.plugin.PluginInfo`.
-        driver: Name of the kernel driver, as module and as PCI driver. Empty where nobody publishes it: then every
-            driver counts but those that keep a function for another use.
-        modules: Names of the kernel modules, where it is not the driver's alone.
+        driver: Name of the kernel driver, as module and as PCI driver. Empty where nobody publishes what the latter is:
+            then every driver counts but those that keep a function for another use.
+        modules: Names of the kernel modules, where it is not the driver's alone; a PCI driver may have one of them.
         pci_vendors: PCI vendor ids, the usual one first.
         pci_classes: Base class and subclass (16 bits) of its functions; empty for any.
         pci_known: Whether only PCI device ids that the catalog knows count, since other things have the vendor's id.
+        virtual_functions: Whether virtual functions count where the host shows whose they are. Inside a virtual machine
+            they are cards.
         catalog: Its products.
         entry_attribute: Attribute of a device that holds the key of its entry in the catalog.
         mask: The variable by which a process sees certain devices.
+        alike: Variables that are always set to what the mask is, since some software looks at them instead.
         variables: Further variables that the plug-in sets or unsets.
         borrowed: Those of all its variables that are another vendor's and that the runtime obeys; no worker gets
             devices of both.
-        cleared: Those that are another vendor's, that the runtime does not obey and the plug-in only removes.
+        cleared: Those that are another vendor's, that the runtime does not obey and the plug-in only unsets.
         sharing: Whether several holders may share a device.
         exclusive: Why a device has one holder only, in a clause, where ``sharing`` is ``Fractional.NO``.
         counts: Numbers of devices that one job may use; empty for any.
@@ -82,6 +86,11 @@ class Vendor:
         registered: Whether a card whose driver made no device node is at fault.
         node_missing: What to do, beside passing it to a container, when a device node is not there.
         node_closed: What to do when a device node may not be opened.
+        held: Which of its nodes only the holder of a device has open: the ``first``, where others are for monitors,
+            ``every`` one, or ``none`` that is known.
+        control_nodes: Device nodes that every user of a device needs beside its own.
+        host_paths: Directories and files of the host that a container needs, each behind the attribute of a device that
+            holds it where it exists.
         tool: The vendor's command that :meth:`measure` asks, or None.
     """
 
@@ -96,9 +105,11 @@ class Vendor:
     pci_vendors: Sequence[int] = ()
     pci_classes: Sequence[int] = ()
     pci_known: bool = False
+    virtual_functions: bool = True
     catalog: Catalog
     entry_attribute: str = ""
     mask: Mask
+    alike: Sequence[str] = ()
     variables: Sequence[str] = ()
     borrowed: Sequence[str] = ()
     cleared: Sequence[str] = ()
@@ -114,6 +125,9 @@ class Vendor:
     registered: bool = True
     node_missing: str = ""
     node_closed: str = ""
+    held: Literal["first", "every", "none"] = "first"
+    control_nodes: Sequence[str] = ()
+    host_paths: Sequence[tuple[str, str]] = ()
     tool: Tool | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -130,7 +144,7 @@ class Vendor:
             vendor=self.key,
             resource=self.resource,
             kind=self.kind,
-            env_vars=(self.mask.variable, *self.variables),
+            env_vars=(self.mask.variable, *self.alike, *self.variables),
             borrowed=tuple(self.borrowed),
             cleared=tuple(self.cleared),
             url=self.url,
@@ -163,7 +177,8 @@ class Vendor:
     @property
     def log_hint(self) -> str:
         """Where people look for what the driver has to say."""
-        return f"look for {self.driver} in 'dmesg'" if self.driver else "look in 'dmesg'"
+        name = self.driver or next(iter(self.modules), "")
+        return f"look for {name} in 'dmesg'" if name else "look in 'dmesg'"
 
     def functions(self, ctx: ProbeContext) -> list[PciFunction]:
         """List the PCI functions that may be devices of this vendor."""
@@ -173,7 +188,9 @@ class Vendor:
         return [
             function
             for function in found
-            if function.vendor in self.pci_vendors and (not self.pci_known or self.catalog.knows(function.device))
+            if function.vendor in self.pci_vendors
+            and (not self.pci_known or self.catalog.knows(function.device))
+            and (self.virtual_functions or physical_function(ctx, function.address) is None)
         ]
 
     def present(self, ctx: ProbeContext) -> bool:
@@ -230,6 +247,7 @@ class Vendor:
             unreadable=self.unreadable or self.log_hint,
         )
         if self.bound(card):
+            card.attributes |= {name: path for name, path in self.host_paths if ctx.exists(path)}
             self.look(card)
             self.check_state(card)
             self.check_nodes(card)
@@ -241,7 +259,7 @@ class Vendor:
         if self._drives(driver):
             return True
         if driver is None:
-            load = f" and run 'modprobe {self.driver}'" if self.driver else ""
+            load = "".join(f" and run 'modprobe {module}'" for module in self._loaded_as()[:1])
             card.blame("no driver is bound to it", f"install the {self._driver_name} driver{load}")
         else:
             reason = f"it is bound to the driver {driver!r}, which keeps it for another use"
@@ -250,7 +268,9 @@ class Vendor:
 
     def _drives(self, driver: str | None) -> bool:
         """Whether a driver is the vendor's, as far as its name is known."""
-        return driver == self.driver if self.driver else driver is not None and driver not in OTHER_USES
+        if self.driver:
+            return driver in (self.driver, *self.modules)
+        return driver is not None and not any(use in driver for use in OTHER_USES)
 
     @property
     def _driver_name(self) -> str:
@@ -289,6 +309,23 @@ class Vendor:
             FaultError: When the tool cannot be understood. It becomes a note, and what was filled in stays.
         """
         return ()
+
+    def settled(self, cards: Sequence[Card]) -> bool:
+        """Whether nothing is left to ask a tool that numbers the devices: each has a fault, or a number and a product.
+
+        A card that is alone gets the number 0.
+        """
+        if len(cards) == 1:
+            cards[0].number = 0
+        return all(card.fault or (card.entry and card.number is not None) for card in cards)
+
+    def shown(self, cards: Iterable[Card], rows: Mapping[str, Row]) -> Iterator[tuple[Card, Row]]:
+        """The cards that the tool shows, each with its row, by PCI address. The others are blamed."""
+        for card in cards:
+            if (row := rows.get(card.address or "")) is not None:
+                yield card, row
+            elif self.tool:
+                card.blame(f"{self.tool.name} does not show it", f"{self.log_hint}, then restart the machine")
 
     def identify(self, card: Card) -> None:
         """Settle which product a card is, by PCI id, name or memory, and take over what the catalog knows of it."""
@@ -334,7 +371,15 @@ class Vendor:
         card.attributes[self.nameless] = True
 
     def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
-        """Fill in the links of the cards; by default nothing is known of any."""
+        """Fill in the links of the cards: by default those that share a :meth:`board` are linked to each other."""
+        for card in cards:
+            own = self.board(card)
+            if own is not None:
+                card.links = {other.id: 1 for other in cards if other is not card and self.board(other) == own}
+
+    def board(self, card: Card) -> object:
+        """What the cards of a board have alike, such as its serial number; None where nothing is known of links."""
+        return None
 
     # What a process is told.
 
@@ -357,12 +402,13 @@ class Vendor:
         return Fault(f"{device.id} cannot be given to a process: {why}", device.health_remedy or self.number_remedy)
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Make a worker see exactly these devices.
+        """Make a worker see exactly these devices: the mask and what is :attr:`alike`, without what is :attr:`cleared`.
 
         Raises:
             FaultError: When the mask cannot name a device, or one is given twice.
         """
-        return EnvEdits(set={self.mask.variable: self.written(devices)})
+        values = dict.fromkeys((self.mask.variable, *self.alike), self.written(devices))
+        return EnvEdits(set=values, unset=frozenset(self.cleared))
 
     def written(self, devices: Sequence[Device], mask: Mask | None = None) -> str:
         """Write a value of the mask, or of another one.
@@ -383,13 +429,15 @@ class Vendor:
         """
         return self.masked(environ, devices)
 
-    def masked(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] | None:
-        """Ids of the devices that the mask leaves visible; None when it hides none.
+    def masked(
+        self, environ: Mapping[str, str], devices: Sequence[Device], mask: Mask | None = None
+    ) -> list[str] | None:
+        """Ids of the devices that the mask, or another one, leaves visible; None when it hides none.
 
         Raises:
             FaultError: When the runtime would refuse the value.
         """
-        seen = self.mask.read(environ, [device for device in devices if self.maskable(device)])
+        seen = (mask or self.mask).read(environ, [device for device in devices if self.maskable(device)])
         return None if seen is None else [device.id for device in seen]
 
     def container(self, devices: Sequence[Device]) -> ContainerEdits:
@@ -401,12 +449,13 @@ class Vendor:
         )
 
     def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
-        """Device nodes that every user of a device needs beside its own."""
-        return ()
+        """Device nodes that a container needs beside those of the devices: the control nodes, for any device."""
+        return self.control_nodes if devices else ()
 
     def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
-        """Files and directories of the host that a container needs."""
-        return ()
+        """Files and directories of the host that a container needs: those that are there of :attr:`host_paths`."""
+        there = {path for name, path in self.host_paths for device in devices if device.attributes.get(name)}
+        return [Mount(source=path, target=path) for path in sorted(there)]
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """Variables of a container, its runtime's among them."""
@@ -425,6 +474,24 @@ class Vendor:
             FaultError: When the tool hangs, fails, or cannot be understood.
         """
         return None
+
+    def measured(
+        self, rows: Mapping[str, Row] | None, devices: Sequence[Device], *names: str
+    ) -> dict[str, Measures] | None:
+        """What :meth:`measure` returns, of a tool's rows by PCI address; None where they are None.
+
+        Args:
+            rows: What the tool said; None where it is not installed.
+            devices: The devices.
+            names: As of :meth:`Row.measures`.
+
+        Raises:
+            FaultError: As :meth:`Row.measures` does.
+        """
+        if rows is None:
+            return None
+        own = {device.id: rows.get(device.pci_bus_id or "") for device in devices}
+        return {name: row.measures(*names) for name, row in own.items() if row is not None}
 
     def stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
         """Observe devices now: what is measured, the health that a new look tells, and who holds them.
@@ -466,8 +533,8 @@ class Vendor:
         return {device.id: holders.of(self.held_nodes(device)) for device in devices}
 
     def held_nodes(self, device: Device) -> Sequence[str]:
-        """The nodes of a device that only its holder has open: by default the first, others are for monitors."""
-        return device.nodes[:1]
+        """The nodes of a device that only its holder has open, as :attr:`held` says."""
+        return {"first": device.nodes[:1], "every": device.nodes, "none": ()}[self.held]
 
     def diagnose(self, ctx: ProbeContext) -> Sequence[Finding]:
         """Look for what is wrong with this vendor here.

@@ -31,11 +31,10 @@ def near(allocation: Allocation, inventory: Inventory, bind: Bind) -> tuple[int,
         Numbers of processors, among those that this thread may use; empty where the machine does not tell, where none
         is left, or where nobody wants it.
     """
-    devices = allocation.devices
     if bind is None:
         bind = inventory.machine == HOST and all(share.whole for share in allocation.shares)
-    nodes = {device.numa_node for device in devices}
-    if not bind or not nodes or None in nodes:
+    nodes = {device.numa_node for device in allocation.devices} if bind else set()
+    if not nodes or None in nodes:
         return ()
     processors = by_node()
     found = {processor for node in nodes if node is not None for processor in processors.get(node, ())}
@@ -93,14 +92,3 @@ def bound(processors: Collection[int]) -> Iterator[None]:
     finally:
         if processors:
             put(before)
-
-
-def written(processors: Collection[int]) -> str:
-    """Write numbers of processors as the kernel does: ``0-3,8``."""
-    runs: list[list[int]] = []
-    for processor in sorted(processors):
-        if runs and processor == runs[-1][-1] + 1:
-            runs[-1][1:] = [processor]
-        else:
-            runs.append([processor])
-    return ",".join("-".join(map(str, run)) for run in runs)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from operator import attrgetter
 
 from anyaccel.inventory.observe import stats
 from anyaccel.model import Extent, Inventory, Request, Stats
 from anyaccel.scheduler.filters import asked_memory
 
+_FILTERED = attrgetter("filters")
 FRESH_SECONDS = 2.0
 """How old an observation may be while somebody waits."""
 
@@ -28,7 +30,7 @@ class Foreign:
         self._inventory = inventory
         self._environ = environ
         self._avoid_busy = avoid_busy
-        self._memory = max(map(asked_memory, request.terms), default=0)
+        self._memory = max(map(asked_memory, filter(_FILTERED, request.terms)), default=0)
         self._observed: Mapping[str, Stats] = {}
         self._at = float("-inf")
 

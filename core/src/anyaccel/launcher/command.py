@@ -8,12 +8,14 @@ import signal
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from anyaccel.errors import CommandNotFoundError, CommandNotRunnableError
+from anyaccel.errors import CommandNotFoundError, CommandNotRunnableError, UsageError
 from anyaccel.launcher.bind import Bind, bound, put
+from anyaccel.launcher.environment import WorkerEnvironment
 from anyaccel.launcher.hold import take
 from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.sandbox import Enforce, Sandbox, confines, sandbox_for
-from anyaccel.launcher.start import start
+from anyaccel.launcher.signals import GRACE_SECONDS, signal_carriers
+from anyaccel.launcher.start import Group, becoming, check, start
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.mark import Mark
 from anyaccel.vendors import close as close_vendors
@@ -24,13 +26,10 @@ if TYPE_CHECKING:
     import threading
     from typing import Any, NoReturn
 
-GRACE_SECONDS = 10.0
-"""Time between asking a command to end at its time and killing it."""
-
 
 def run(
     request: str | Sequence[str],
-    command: Sequence[str],
+    command: Sequence[str] | str,
     *,
     machine: str | None = None,
     declare: Mapping[str, int] | None = None,
@@ -41,6 +40,7 @@ def run(
     time: float | None = None,
     cap: bool = False,
     bind: Bind = None,
+    memory: int | str | None = None,
     enforce: Enforce = False,
     **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
@@ -48,7 +48,7 @@ def run(
 
     Args:
         request: What it needs, such as ``"GPU:2"`` or ``["GPU:1", "TPU:4"]``.
-        command: The command and its arguments.
+        command: The command and its arguments; a string with ``shell=True``.
         machine: The machine; see :func:`anyaccel.detect`.
         declare: Devices to count by resource name whatever is found; see :func:`anyaccel.declare`.
         environ: The environment to start from; that of this process when None.
@@ -57,9 +57,11 @@ def run(
         note: What it is for, for people to read.
         time: Seconds for which it may run at most; then it is ended with all that it started. See
             :func:`anyaccel.acquire`.
-        cap: Whether PyTorch is capped at the command's share of memory as well.
+        cap: Whether PyTorch and TensorFlow are capped at the command's share of memory as well.
         bind: Whether the command runs on the processors that are nearest to its devices, as far as the machine tells;
             None for whole devices.
+        memory: How much of the host's memory the kernel leaves the command and all that it starts, without swap: bytes,
+            or a text such as ``"8GiB"``. A share of a device is held to its memory likewise where the kernel can.
         enforce: Whether the kernel refuses the command the device nodes of all other devices: True to insist, ``"try"``
             to do without where the kernel cannot. Do not combine it with a ``preexec_fn`` that ties the command's life
             to its parent's.
@@ -67,9 +69,9 @@ def run(
             ``timeout``, ``check`` and so on.
 
     Raises:
-        RequestError, UnknownNameError: When the request is wrong.
+        UsageError, RequestError, UnknownNameError: When the command or the request is wrong.
         NeverFitsError, NotFreeError: When it cannot be served, or not in time.
-        EnforcementError: When it must be confined and the kernel cannot.
+        EnforcementError: When it must be confined, or held to ``memory``, and the kernel cannot.
         CommandNotFoundError, CommandNotRunnableError: When the command cannot be started.
 
     Examples:
@@ -78,24 +80,31 @@ def run(
         >>> done.returncode, done.stdout.split()
         (0, [b'H100'])
     """
+    program = _program(command, **options)
     confined = confines(enforce)
     terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "time": time, "confined": confined}
     where: dict[str, Any] = {"machine": machine, "declare": declare, "environ": environ}
-    with take(request, marks.draw, cap=cap, bind=bind, **where, **terms) as hold:
+    with take(request, marks.draw, cap=cap, bind=bind, memory=memory, limit=True, **where, **terms) as hold:
         sandbox = sandbox_for(hold.allocation, hold.launch.inventory, enforce=enforce)
         # The command has the descriptors and the mark: should this process die, the devices are the command's.
         options["pass_fds"] = (*hold.fds, *options.get("pass_fds", ()))
         options["env"] = dict(hold.environ)
         mark = hold.lease.mark if hold.lease else ()
-        use, status = hold.usage(command[0]), None
+        use, status = hold.usage(program), None
         try:
             options["until"] = hold.lease.until if hold.lease else None
-            done = _complete(list(command), mark, sandbox, hold.allocation.processors, **options)
+            done = _complete(
+                command if isinstance(command, str) else list(command),
+                mark,
+                sandbox,
+                hold.launch.environment,
+                **options,
+            )
             status = done.returncode
         except OSError as error:
-            if error.filename not in (None, command[0]):
+            if error.filename not in (None, program):
                 raise
-            raise not_started(command[0], error) from error
+            raise not_started(program, error) from error
         finally:
             if hold.lease:
                 hold.lease.leave_to(mark)  # to what the command has left behind
@@ -103,11 +112,30 @@ def run(
         return done
 
 
+def _program(command: Sequence[str] | str, *, shell: bool = False, **options: Any) -> str:
+    """Check a command, before anybody waits for devices, and name its program.
+
+    Raises:
+        UsageError: When it is none, or an option of :func:`subprocess.run` makes no sense with it.
+    """
+    if not command or (isinstance(command, (str, bytes, os.PathLike)) and not shell):
+        words = repr(command.split()) if command and isinstance(command, str) else "['python', 'train.py']"
+        way_out = f"a list, such as {words:.200}, or a string with shell=True"
+        raise UsageError(f"command must be {way_out} (got {command!r:.60})")
+    if "env" in options:
+        raise UsageError("env is made by anyaccel: give what it is to start from as environ")
+    if options.get("input") is not None and options.get("stdin") is not None:
+        raise UsageError("stdin and input are the same: give one of them")
+    if options.get("capture_output") and (options.get("stdout"), options.get("stderr")) != (None, None):
+        raise UsageError("capture_output says where stdout and stderr go: leave these out")
+    return "sh" if isinstance(command, str) else os.fspath(command[0])
+
+
 def _complete(
-    command: list[str],
+    command: list[str] | str,
     mark: Mark,
     sandbox: Sandbox | None,
-    processors: tuple[int, ...],
+    environment: WorkerEnvironment,
     *,
     check: bool = False,
     input: Any = None,  # noqa: A002 - as subprocess.run has it
@@ -123,15 +151,17 @@ def _complete(
         options["stdin"] = subprocess.PIPE
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    popen = partial(start, command, mark, **options)
-    with bound(processors):
+    popen = partial(start, command, mark, environment.group, **options)
+    with bound(environment.allocation.processors):
         started = popen() if sandbox is None else sandbox.start(popen)
     with started as process:
         ending = None if until is None else _end_at(until, process.pid, mark)
         try:
             out, err = process.communicate(input, timeout=timeout)
-        except BaseException:
+        except BaseException as error:
             process.kill()
+            if isinstance(error, subprocess.TimeoutExpired):
+                error.cmd = command  # without the program that marked it
             raise
         finally:
             if ending is not None:
@@ -151,21 +181,17 @@ def _end_at(until: float, pid: int, mark: Mark) -> threading.Event:
     import threading
 
     from anyaccel.ledger import process
-    from anyaccel.ledger.ending import send
 
     called_off = threading.Event()
-    command = (pid, process.start_time(pid) or 0)
+    started = process.start_time(pid) or 0
 
     def end() -> None:
         while (left := until - process.boot_seconds()) > 0:
             if called_off.wait(min(left, 60.0)):
                 return
         for number, pause in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 0.0)):
-            found = (marks.carriers([mark]) or {}).get(mark, ()) if mark else ()
-            for each in {pid, *found}:
-                start = command[1] if each == pid else process.start_time(each)
-                if start is not None and each != os.getpid():
-                    send(each, start, number)
+            process.send(pid, number, partial(process.started_at, pid, started))
+            signal_carriers([mark], number, spare=pid.__eq__)
             if called_off.wait(pause):
                 return
 
@@ -185,17 +211,43 @@ def replace_process(launch: Launch, command: Sequence[str], sandbox: Sandbox | N
         EnforcementError: When it cannot be confined.
         CommandNotFoundError, CommandNotRunnableError: When the command cannot be started.
     """
-    # Python ignores these two, and what is ignored stays ignored in the command.
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
     close_vendors()  # nothing of ours is left beside the command
     if sandbox is not None:
         sandbox.apply()
     put(launch.environment.allocation.processors)
+    environ = dict(launch.environment.values)
+    become([*entering(command[0], launch.environment.group, environ), *command], environ)
+
+
+def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Become a command, with this environment.
+
+    Raises:
+        CommandNotFoundError, CommandNotRunnableError: When it cannot be started.
+    """
+    # Python ignores these two, and what is ignored stays ignored in the command.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
     try:
-        os.execvpe(command[0], list(command), dict(launch.environment.values))
+        os.execvpe(command[0], list(command), dict(environ))
     except OSError as error:
         raise not_started(command[0], error) from error
+
+
+def entering(program: str, group: Group | None, environ: Mapping[str, str]) -> list[str]:
+    """What a command of this process begins with to be in a group from its first instruction on; empty for no group.
+
+    Raises:
+        CommandNotFoundError, CommandNotRunnableError: When there is a group, and the program cannot be run: else only
+            what comes first would say so.
+    """
+    if group is None:
+        return []
+    try:
+        check(program, environ)
+    except OSError as error:
+        raise not_started(program, error) from error
+    return becoming(program, (), group)
 
 
 def not_started(program: str, error: OSError) -> CommandNotFoundError | CommandNotRunnableError:

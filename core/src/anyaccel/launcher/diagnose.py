@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 
 from anyaccel.errors import AnyaccelError, LedgerError
-from anyaccel.launcher.hold import leases, why, written
+from anyaccel.launcher.hold import leases, why
 from anyaccel.ledger import LeaseRecord, Ledger, TicketRecord
 from anyaccel.ledger.diagnosis import diagnose
 from anyaccel.ledger.process import exists
 from anyaccel.model import Finding, Inventory, Severity
+from anyaccel.text import elapsed
 
 LONG_SECONDS = 600.0
 """A wait that somebody who asks what is wrong should hear of."""
@@ -71,11 +72,11 @@ def _of_tickets(
         wish = ticket.request or "devices"
         who = f"process {ticket.pid} of {ticket.user}"
         if not ticket.responsive:
-            message = f"{who} has waited for {wish} for {written(ticket.waited)} and does not look any more"
+            message = f"{who} has waited for {wish} for {elapsed(ticket.waited)} and does not look any more"
             fix = f"let it go on (kill -CONT {ticket.pid}), or end it; until then others are served first"
         elif ticket.waited >= LONG_SECONDS:
             reason, hint = _why(ticket, inventory, environ)
-            message = f"{who} has waited for {wish} for {written(ticket.waited)}" + (f": {reason}" if reason else "")
+            message = f"{who} has waited for {wish} for {elapsed(ticket.waited)}" + (f": {reason}" if reason else "")
             fix = hint or "anyaccel queue shows who comes first, and anyaccel status who holds what"
         else:
             continue

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from typing import Literal
 
 from anyaccel.errors import EnvConflictError, PluginError
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
 from anyaccel.launcher import caps
 from anyaccel.launcher.bind import Bind, near
+from anyaccel.launcher.start import Group
 from anyaccel.model import (
     AGREEMENT,
     Allocation,
@@ -22,9 +24,10 @@ from anyaccel.model import (
     Value,
     VendorReport,
     VendorState,
+    field,
     replace,
 )
-from anyaccel.model.wire import encode
+from anyaccel.model.wire import plain
 from anyaccel.probe import HOST, MACHINE_VARIABLE
 
 TYPE_CHECKING = False
@@ -32,7 +35,8 @@ if TYPE_CHECKING:
     from anyaccel.vendors.process import VendorProcess
 
 DEVICES_VARIABLE = "ANYACCEL_DEVICES"
-MEMORY_VARIABLE = "ANYACCEL_MEMORY_LIMIT"
+# Without links, which a worker cannot use, and which grow with the square of the devices: variables have a limit.
+_ENCODER = json.JSONEncoder(default=partial(plain, without=("links",)), separators=(",", ":"))
 HIDE_SECONDS = 0.4
 """Time for a vendor whose devices nobody asked for to say how they are hidden."""
 
@@ -45,12 +49,28 @@ class WorkerEnvironment(Value):
         set: Variables that differ from the environment it starts from.
         unset: Variables of that environment that it must not see.
         values: The whole environment, edits applied.
+        regions: What the kernel calls the memory of devices on which there are shares, and how much of it is held, by
+            device id: for :func:`anyaccel.launcher.limits.limited`.
+        group: The cgroup in which the worker must be started; None where none was made for it.
+        unlimited: Why no cgroup limits the ``regions``; empty where one does, or nobody has tried.
     """
 
     allocation: Allocation
     set: Mapping[str, str]
     unset: frozenset[str]
     values: Mapping[str, str]
+    regions: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    group: Group | None = None
+    unlimited: str = ""
+
+    def with_variables(self, variables: Mapping[str, str]) -> WorkerEnvironment:
+        """The same with some more variables."""
+        return replace(
+            self,
+            set={**self.set, **variables},
+            unset=self.unset - variables.keys(),
+            values={**self.values, **variables},
+        )
 
 
 def worker_environment(
@@ -73,8 +93,8 @@ def worker_environment(
         unallocated: Whether vendors of which nothing was given are hidden, or left as the environment has them.
         mask: Whether masks name devices by stable id or by index, where the vendor's runtime takes both.
         lease: Identity of the machine-wide lease behind the allocation; empty when there is none.
-        cap: Whether PyTorch is capped at the worker's share of memory as well, by what its interpreter does when it
-            starts.
+        cap: Whether PyTorch and TensorFlow are capped at the worker's share of memory as well, by what its interpreter
+            does when it starts.
         bind: Whether the worker will run on the processors that are nearest to its devices: the allocation says which,
             and whoever starts the worker binds it. None for whole devices of this host.
 
@@ -90,26 +110,58 @@ def worker_environment(
         ('42760404992', 'by agreement')
     """
     base = dict(os.environ if environ is None else environ)
-    edits, gaps = _edits(allocation, inventory, base, unallocated, mask)
-    fraction = _fraction(allocation)
-    allocation = _name_enforcement(allocation, edits, (caps.FRAMEWORK,) if cap and fraction else ())
-    changes, unset, more = _merge(_courteous(edits, inventory), {device.vendor for device in allocation.devices})
+    held = allocation.by_device
+    edits, gaps = _edits(held, inventory, base, unallocated, mask)
+    parts = [share for share in allocation.shares if not share.whole]
+    fraction = None
+    if parts:
+        fraction = _fraction(held)
+        allocation = _name_enforcement(allocation, edits, cap=bool(cap and fraction))
+    changes, unset, more = _merge(_courteous(edits, inventory), {share.device.vendor for share in held.values()})
     processors = near(allocation, inventory, bind)
     if gaps or more or processors:
         allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more), processors=processors)
     changes |= _own_variables(allocation, inventory, lease)
+    only = _only_share(held)
+    if only is not None and only.memory_bytes:
+        changes[caps.LIMIT_VARIABLE] = str(only.memory_bytes)
     if fraction:
         changes[caps.FRACTION_VARIABLE] = f"{fraction:g}"
         if cap:
-            behind = [path for path in base.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", caps.STARTUP)]
+            there = base.get("PYTHONPATH", "")  # an empty part of it is the working directory
+            behind = [path for path in there.split(os.pathsep) if path != caps.STARTUP] if there else []
             changes["PYTHONPATH"] = os.pathsep.join([caps.STARTUP, *behind])
-    unset = (unset | {MEMORY_VARIABLE, caps.FRACTION_VARIABLE, LEASE_VARIABLE}) - changes.keys() & base.keys()
-    values = {name: value for name, value in base.items() if name not in unset} | changes
-    return WorkerEnvironment(allocation=allocation, set=changes, unset=frozenset(unset), values=values)
+    unset = (unset | {caps.LIMIT_VARIABLE, caps.FRACTION_VARIABLE, LEASE_VARIABLE}) - changes.keys() & base.keys()
+    values = {**base, **changes}
+    for name in unset:
+        del values[name]
+    regions = _regions(held, edits) if inventory.machine == HOST else {}
+    return WorkerEnvironment(allocation=allocation, set=changes, unset=frozenset(unset), values=values, regions=regions)
+
+
+def amended(made: WorkerEnvironment, allocation: Allocation) -> WorkerEnvironment:
+    """The same environment for a worker of whose allocation more is known."""
+    return replace(made.with_variables({ALLOCATION_VARIABLE: written_down(allocation)}), allocation=allocation)
+
+
+def _regions(held: Mapping[str, Share], edits: Mapping[str, EnvEdits]) -> dict[str, tuple[str, int]]:
+    """Regions of memory in which something holds a share, and what is held there of each device, by its id."""
+    found = {}
+    for device_id, share in held.items():
+        region = edits.get(share.device.vendor, EnvEdits()).memory_regions.get(device_id, "")
+        if region.isprintable() and region and " " not in region:
+            found[device_id] = (share, region)
+    shared = {region for share, region in found.values() if not share.whole and share.memory_bytes}
+    unknown = {region for share, region in found.values() if not share.memory_bytes}
+    return {
+        device_id: (region, share.memory_bytes or 0)
+        for device_id, (share, region) in found.items()
+        if region in shared - unknown
+    }
 
 
 def _edits(
-    allocation: Allocation,
+    held: Mapping[str, Share],
     inventory: Inventory,
     environ: Mapping[str, str],
     unallocated: str,
@@ -120,13 +172,13 @@ def _edits(
     The process of a vendor is asked only where it has to say something that it has not said when it detected.
     """
     shares: dict[str, dict[str, Share]] = {}
-    for device_id, share in allocation.by_device.items():
+    for device_id, share in held.items():
         shares.setdefault(share.device.vendor, {})[device_id] = share
     edits: dict[str, EnvEdits] = {}
     gaps = []
     for report in inventory.vendors:
         if own := shares.get(report.vendor):
-            given = tuple(share.device for share in own.values())
+            given = tuple([share.device for share in own.values()])
             ctx = EnvContext(devices=inventory.of_vendor(report.vendor), shares=own, environ=environ, mask=mask)
             edits[report.vendor] = _vendor(report.vendor).env(given, ctx)
         elif unallocated == "hide" and report.state in {VendorState.OK, VendorState.FAILED}:
@@ -155,12 +207,15 @@ def _vendor(name: str) -> VendorProcess:
 def _courteous(edits: Mapping[str, EnvEdits], inventory: Inventory) -> dict[str, EnvEdits]:
     """Leave a variable that a vendor only clears to a vendor that may be here and obeys it."""
     here = [report for report in inventory.vendors if report.state in {VendorState.OK, VendorState.FAILED}]
-    obeyed = {name for report in here for name in report.env_vars if name not in report.cleared}
-    left = {report.vendor: obeyed.intersection(report.cleared) for report in here}
-    return {
-        vendor: replace(edit, unset=edit.unset - left[vendor]) if left.get(vendor) else edit
-        for vendor, edit in edits.items()
-    }
+    obeyed: set[str] = set()
+    for report in here:
+        obeyed |= {*report.env_vars}.difference(report.cleared)
+    found = dict(edits)
+    for report in here:
+        left = obeyed.intersection(report.cleared)
+        if left and report.vendor in edits:
+            found[report.vendor] = replace(edits[report.vendor], unset=edits[report.vendor].unset - left)
+    return found
 
 
 def _merge(edits: Mapping[str, EnvEdits], given: Collection[str]) -> tuple[dict[str, str], set[str], list[str]]:
@@ -175,33 +230,49 @@ def _merge(edits: Mapping[str, EnvEdits], given: Collection[str]) -> tuple[dict[
     Raises:
         EnvConflictError: When two vendors whose devices were given want one variable differently.
     """
+    merged: dict[str, str] = {}
+    unset: set[str] = set()
+    gaps: list[str] = []
+    for name, wanted in _wishes(edits).items():
+        own: dict[str, str | None] = {}
+        value: str | None = None
+        for vendor, wish in wanted.items():
+            if vendor in given:
+                own[vendor] = wish
+            elif value is None:
+                value = wish
+        if own:
+            value = next(iter(own.values()))
+        if len(set(own.values())) > 1:
+            raise EnvConflictError(_conflict(name, own))
+        if value is None:
+            unset.add(name)
+        else:
+            merged[name] = value
+        if len(wanted) > 1:
+            gaps += _gaps(name, value, wanted)
+    return merged, unset, gaps
+
+
+def _wishes(edits: Mapping[str, EnvEdits]) -> dict[str, dict[str, str | None]]:
+    """What each vendor wants of each variable: a value, or None for none."""
     wishes: dict[str, dict[str, str | None]] = {}
     for vendor, edit in edits.items():
         for name in sorted(edit.unset):
             wishes.setdefault(name, {})[vendor] = None
         for name, content in edit.set.items():
             wishes.setdefault(name, {})[vendor] = content
-    merged: dict[str, str] = {}
-    unset: set[str] = set()
-    gaps = []
-    for name, wanted in wishes.items():
-        own = {vendor: value for vendor, value in wanted.items() if vendor in given}
-        if len(set(own.values())) > 1:
-            raise EnvConflictError(_conflict(name, own))
-        value: str | None = next((each for each in (own or wanted).values() if each is not None), None)
-        if value is None:
-            unset.add(name)
-        else:
-            merged[name] = value
-        for vendor, wish in wanted.items():
-            if wish is not None and wish != value:
-                winner = next(other for other, theirs in wanted.items() if theirs == value)
-                needed = f"to be {value!r}" if name in merged else "unset"
-                gaps.append(
-                    f"devices of {vendor} may be open to the worker: {name}={wish!r} hides them, and {winner} needs it"
-                    f" {needed}"
-                )
-    return merged, unset, gaps
+    return wishes
+
+
+def _gaps(name: str, value: str | None, wanted: Mapping[str, str | None]) -> Iterator[str]:
+    """Say whose devices stay open since a variable has another value than hides them."""
+    for vendor, wish in wanted.items():
+        if wish is not None and wish != value:
+            winner = next(other for other, theirs in wanted.items() if theirs == value)
+            needed = "unset" if value is None else f"to be {value!r}"
+            hides = f"{name}={wish!r} hides them, and {winner} needs it {needed}"
+            yield f"devices of {vendor} may be open to the worker: {hides}"
 
 
 def _conflict(name: str, wanted: Mapping[str, str | None]) -> str:
@@ -214,18 +285,21 @@ def _conflict(name: str, wanted: Mapping[str, str | None]) -> str:
     return f"{what}, so one worker cannot hold this combination; ask for their devices in separate commands"
 
 
-def _fraction(allocation: Allocation) -> float | None:
-    """Part of its only device's memory that a worker holds, rounded down; None where that is all, or unknown.
-
-    A framework's cap counts for all devices that it sees alike, so it fits one device only.
-    """
-    shares = tuple(allocation.by_device.values())
-    if len(shares) != 1 or shares[0].whole or not shares[0].memory_bytes or not shares[0].device.memory_bytes:
+def _fraction(held: Mapping[str, Share]) -> float | None:
+    """Part of its only device's memory that a worker holds, rounded down; None where that is all, or unknown."""
+    share = _only_share(held)
+    if share is None or not share.memory_bytes or not share.device.memory_bytes:
         return None
-    return int(shares[0].memory_bytes / shares[0].device.memory_bytes * 10_000) / 10_000 or None
+    return int(share.memory_bytes / share.device.memory_bytes * 10_000) / 10_000 or None
 
 
-def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits], capped: tuple[str, ...]) -> Allocation:
+def _only_share(held: Mapping[str, Share]) -> Share | None:
+    """What a worker holds of its only device, if that is a part: a cap counts for all devices that it sees alike."""
+    share = next(iter(held.values()), None)
+    return None if share is None or share.whole or len(held) > 1 else share
+
+
+def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits], *, cap: bool) -> Allocation:
     """Say of every share what keeps its holder to it, and which frameworks limit themselves."""
 
     def named(share: Share) -> Share:
@@ -234,7 +308,7 @@ def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits], cap
             share,
             memory_by=edit.memory_by or AGREEMENT,
             compute_by=edit.compute_by or AGREEMENT,
-            limited_by=(*edit.limited_by, *capped),
+            limited_by=(*edit.limited_by, *(caps.frameworks(edit.set) if cap else ())),
         )
 
     grants = tuple(
@@ -250,27 +324,16 @@ def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits], cap
 def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> dict[str, str]:
     """What ``anyaccel.current()`` and anybody without our library can read inside the worker."""
     own = {
-        DEVICES_VARIABLE: ",".join(device.id for device in allocation.devices),
+        DEVICES_VARIABLE: ",".join([share.device.id for share in allocation.shares]),
         ALLOCATION_VARIABLE: written_down(allocation),
     }
     if lease:
         own[LEASE_VARIABLE] = lease
     if inventory.machine != HOST:
         own[MACHINE_VARIABLE] = inventory.machine
-    limits = [share.memory_bytes for share in allocation.shares if not share.whole and share.memory_bytes is not None]
-    if len(limits) == 1:
-        own[MEMORY_VARIABLE] = str(limits[0])
     return own
 
 
 def written_down(allocation: Allocation) -> str:
     """What :func:`anyaccel.current` reads in the worker."""
-    return json.dumps(_without_links(encode(allocation)), separators=(",", ":"))
-
-
-def _without_links(allocation: Any) -> Any:
-    """Leave out what a worker cannot use and what grows with the square of the devices: variables have a limit."""
-    for grant in allocation["grants"]:
-        for share in grant["shares"]:
-            share["device"].pop("links", None)
-    return allocation
+    return _ENCODER.encode(allocation)

@@ -17,7 +17,7 @@ from anyaccel.launcher.busy import Foreign
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.launch import Launch, choice_of, local_scheduler, remembered, survey
 from anyaccel.launcher.start import start
-from anyaccel.launcher.usage import Usage
+from anyaccel.launcher.usage import Usage, end, end_at_exit
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, OnWait, Want
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.lockfile import Life
@@ -40,19 +40,16 @@ from anyaccel.model import (
 )
 from anyaccel.policy import Need
 from anyaccel.probe import HOST
-from anyaccel.scheduler import Verdict, parse_request
+from anyaccel.scheduler import Choice, Verdict, parse_request
 from anyaccel.scheduler.choice import extent_of
+from anyaccel.text import elapsed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from typing import Any, Literal, Protocol, Self
+    from typing import Any, Literal, Self
 
-    class Ends(Protocol):
-        """What is told of the end of a use."""
-
-        def ended(self, status: int | None = None) -> None:
-            """Write down that it has ended."""
+    from anyaccel.launcher.usage import Ends
 
 
 SYSFS_PCI = "/sys/bus/pci/devices"
@@ -104,8 +101,8 @@ class Hold:
     def popen(self, command: Sequence[str] | str, **options: Any) -> subprocess.Popen[Any]:
         """Start a command that sees exactly these devices, like :class:`subprocess.Popen`.
 
-        It runs near them where they were taken with ``bind``. They go back once the command has ended with all that it
-        started, also when they are released before or this process dies.
+        It runs near them where they were taken with ``bind``, and within ``memory`` where that was given. They go back
+        once the command has ended with all that it started, also when they are released before or this process dies.
 
         Args:
             command: The command and its arguments; a string with ``shell=True``.
@@ -120,8 +117,9 @@ class Hold:
         options["pass_fds"] = (*self.fds, *options.get("pass_fds", ()))
         if options.get("env") is None:
             options["env"] = dict(self.environ)
-        with bound(self.allocation.processors):
-            return start(command, self._started, **options)
+        environment = self.launch.environment
+        with bound(environment.allocation.processors):
+            return start(command, self._started, environment.group, **options)
 
     def release(self) -> None:
         """Give the devices back, those of :meth:`popen` once that has ended; does nothing the second time."""
@@ -130,6 +128,14 @@ class Hold:
             self.lease.leave_to(self._started)
         elif self.lease:
             self.lease.release()
+        self.unlimit()
+
+    def unlimit(self) -> None:
+        """Remove the cgroup of what was started with the devices, if nothing runs in it any more."""
+        if self.launch.environment.group is not None:
+            from anyaccel.launcher.limits import remove
+
+            remove(self.launch.environment.group)
 
     def carried(self) -> Self:
         """Put the mark of the lease on this process, which holds the devices for itself, and return the hold."""
@@ -143,8 +149,8 @@ class Hold:
         Args:
             program: Name of the program that uses the devices; that of this process when empty.
         """
-        request = str(self.allocation.request)
-        return Usage(self.id, self.allocation.shares, request, self.note, waited=self.waited, program=program)
+        held = self.launch.environment.allocation
+        return Usage(held.id, held.shares, str(held.request), self.note, waited=self.waited, program=program)
 
     def noted(self, use: Ends | None = None) -> Self:
         """Have a line in the journal when the devices are given back, or this process ends; return the hold.
@@ -153,10 +159,8 @@ class Hold:
             use: What is told of the end and writes the line; a new one when None.
         """
         if self.lease:
-            import atexit
-
             self._use = use or self.usage()
-            atexit.register(self._use.ended)
+            end_at_exit(self._use)
         return self
 
     def note_end(self, status: int | None = None) -> None:
@@ -167,7 +171,7 @@ class Hold:
         """
         use, self._use = self._use, None
         if use is not None:
-            use.ended(status)
+            end(use, status)
 
     def __enter__(self) -> Self:
         return self
@@ -179,12 +183,18 @@ class Hold:
 
     def _repr_html_(self) -> str:
         """Show the devices in a notebook."""
-        from anyaccel.model.html import device_table
+        from anyaccel.model.html import share_table
 
-        return device_table(f"{self.allocation.request} held as {self.id or 'nothing'}", self.devices)
+        state = "released" if self._released else f"held as {self.id or 'nothing'}"
+        return share_table(f"{self.allocation.request} {state}", () if self._released else self.allocation.shares)
 
     def __repr__(self) -> str:
-        return f"<Hold {self.id or 'of nothing'}: {', '.join(device.id for device in self.devices) or 'CPU'}>"
+        devices = ", ".join(device.id for device in self.devices) or "CPU"
+        return f"<{type(self).__name__} {self.id or 'of nothing'}: {'released' if self._released else devices}>"
+
+    @property
+    def _released(self) -> bool:
+        return self.lease is not None and self.lease.released
 
 
 def acquire(
@@ -216,7 +226,9 @@ def acquire(
         on_wait: Called with the place in line and with who holds the devices, when the wait begins and on change.
         environ: The environment to start from; that of this process when None.
         options: ``inventory``, ``machine``, ``declare``, ``timeout``, ``unallocated``, ``mask``, ``cap`` and
-            ``bind`` as :func:`anyaccel.prepare` takes them, and ``confined``: whether the holder will be confined.
+            ``bind`` as :func:`anyaccel.prepare` takes them; ``confined``: whether the holder will be confined; and
+            ``memory``: how much of the host's memory the kernel leaves what :meth:`Hold.popen` starts, such as
+            ``"8GiB"``.
 
     Returns:
         The hold, to be released; use it in a ``with`` statement.
@@ -227,6 +239,7 @@ def acquire(
         NotFreeError: When the devices were not free in time; says who holds them.
         LimitError: When the configuration of the machine does not give this user so much.
         LedgerError: When leases cannot be kept on this machine.
+        EnforcementError: When the kernel cannot hold it to ``memory``.
 
     Examples:
         >>> with anyaccel.acquire("GPU:1", machine="sim:H100:2", note="evaluation") as hold:
@@ -245,10 +258,6 @@ def take(  # noqa: D417 -- the others are those of acquire()
     request: str | Sequence[str] | Request,
     mark: Callable[[Collection[marks.Mark]], marks.Mark],
     *,
-    wait: float | None = None,
-    priority: int = 0,
-    note: str = "",
-    on_wait: OnWait | None = None,
     environ: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Hold:
@@ -257,16 +266,14 @@ def take(  # noqa: D417 -- the others are those of acquire()
     Args:
         request: What is wanted.
         mark: Gives the mark; see :class:`anyaccel.ledger.Want`.
-        options: As of :func:`acquire`.
+        options: As of :func:`acquire`; and ``limit``: whether all that is going to use the devices will be put into a
+            cgroup of its own, so that the kernel may hold it to a share.
     """
     wish = Wish(request, environ, mark=mark, **options)
     if wish.nothing:
         return wish.hold(None)
-    terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "on_wait": wish.telling(on_wait)}
-    began = monotonic()
     try:
-        lease = wish.ledger.acquire(wish.want, wish.choose, **terms)
-        return wish.hold(lease, note=note, waited=monotonic() - began)
+        return wish.hold(wish.ledger.acquire(wish.want, wish.choose, **wish.terms))
     except DevicesBusyError as error:
         raise wish.not_free(error) from error
 
@@ -286,6 +293,14 @@ async def acquire_async(
     """Hold devices like :func:`acquire`, on the running event loop; cancel the task to stop waiting.
 
     Detection, which takes a moment, runs in a thread.
+
+    Examples:
+        >>> import asyncio
+        >>> async def work():
+        ...     with await anyaccel.acquire_async("GPU:1", machine="sim:H100:2") as lease:
+        ...         return len(lease.devices)
+        >>> asyncio.run(work())
+        1
     """
     terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "on_wait": on_wait, "environ": environ}
     hold = await take_async(request, marks.of_process, avoid_busy=avoid_busy, time=time, **terms, **options)
@@ -296,10 +311,6 @@ async def take_async(
     request: str | Sequence[str] | Request,
     mark: Callable[[Collection[marks.Mark]], marks.Mark],
     *,
-    wait: float | None = None,
-    priority: int = 0,
-    note: str = "",
-    on_wait: OnWait | None = None,
     environ: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Hold:
@@ -309,11 +320,8 @@ async def take_async(
     wish = await asyncio.to_thread(Wish, request, environ, mark=mark, **options)
     if wish.nothing:
         return wish.hold(None)
-    terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "on_wait": wish.telling(on_wait)}
-    began = monotonic()
     try:
-        lease = await wish.ledger.acquire_async(wish.want, wish.choose, **terms)
-        return wish.hold(lease, note=note, waited=monotonic() - began)
+        return wish.hold(await wish.ledger.acquire_async(wish.want, wish.choose, **wish.terms))
     except DevicesBusyError as error:
         raise wish.not_free(error) from error
 
@@ -356,11 +364,7 @@ class Scope(Value):
         prefix = "" if inventory.machine == HOST else f"{zlib.crc32(os.fsencode(inventory.machine)):08x}|"
         if leased:
             prefix += f"{leased}|"
-        names = {
-            device.id: tuple(prefix + part for part in device.occupies)
-            or (device_name(device.vendor, device.id, prefix),)
-            for device in inventory.devices
-        }
+        names = {device.id: _names(device, prefix) for device in inventory.devices}
         ids = {name: device_id for device_id, own in names.items() for name in own}
         units = {
             device.id: UNITS_PER_DEVICE if device.slots > 1 and not leased else device.units
@@ -382,11 +386,11 @@ class Scope(Value):
 
     def leases(self, ledger: Ledger) -> tuple[LeaseRecord, ...]:
         """The leases of our devices that a ledger keeps; see :meth:`ours`."""
-        return self.ours(ledger.leases(frozenset(self.ids).union(*self.wholes.values())))
+        return self.ours(ledger.leases())
 
     def keys(self, device_ids: Iterable[str]) -> frozenset[str]:
         """Names of devices in the ledger."""
-        return frozenset(name for device_id in device_ids for name in self.names[device_id])
+        return frozenset().union(*map(self.names.__getitem__, device_ids))
 
     def with_parts(self, device_ids: Iterable[str]) -> frozenset[str]:
         """Devices and their parts: two such sets meet where a device of one excludes one of the other."""
@@ -411,17 +415,24 @@ class Scope(Value):
         return Want(candidates=self.keys(self.with_parts(candidates)), wholes=wholes, **more)
 
     def to_ledger(self, grants: Iterable[Grant]) -> dict[str, Extent]:
-        """What grants take, by name in the ledger: parts of what is ours, rounded up, so that shares never overlap."""
+        """What grants take, by name in the ledger: parts of what is ours, rounded up, so that shares never overlap.
+
+        What is held of a device that is no longer listed is of a whole one.
+        """
         held: dict[str, Extent] = {}
+        lost: dict[str, Device] = {}
         for grant in grants:
             for share in grant.shares:
                 held[share.device.id] = held.get(share.device.id, NOTHING).joined(extent_of(share))
-        above = {name: DIVIDED for each in held for name in self.wholes.get(each, ())}
-        return above | {
-            name: Extent(-(-extent.units * UNITS_PER_DEVICE // self.units[each]), extent.slots)
-            for each, extent in held.items()
-            for name in self.names[each]
-        }
+                if share.device.id not in self.names:
+                    lost[share.device.id] = share.device
+        found: dict[str, Extent] = {}
+        for each in held if self.wholes else ():
+            found |= dict.fromkeys(self.wholes.get(each, ()), DIVIDED)
+        for each, extent in held.items():
+            part = Extent(-(-extent.units * UNITS_PER_DEVICE // self.units.get(each, UNITS_PER_DEVICE)), extent.slots)
+            found |= dict.fromkeys(_names(lost[each], self.prefix) if each in lost else self.names[each], part)
+        return found
 
     def taken(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:
         """What others hold of our devices, by device id, given what the ledger counts: of the part most taken.
@@ -497,6 +508,11 @@ class Scope(Value):
         return tuple(found.values())
 
 
+def _names(device: Device, prefix: str) -> tuple[str, ...]:
+    """The names of a device in the ledger, given what all of its machine begin with."""
+    return tuple(prefix + part for part in device.occupies) or (device_name(device.vendor, device.id, prefix),)
+
+
 def _wholes(device: Device, devices: Mapping[str, Device]) -> list[str]:
     """The devices that a device is a part of, nearest first; the last may not be listed."""
     found: list[str] = []
@@ -516,6 +532,7 @@ class Wish:
         nothing: Whether no device can ever serve it, and it takes the CPU instead; then there is none of the following.
         ledger: The machine's leases.
         want: What to ask the ledger for.
+        terms: How to wait for it: what else :meth:`~anyaccel.ledger.Ledger.acquire` takes.
         scope: Under which names the ledger counts the devices.
     """
 
@@ -525,6 +542,10 @@ class Wish:
         environ: Mapping[str, str] | None,
         *,
         mark: Callable[[Collection[marks.Mark]], marks.Mark],
+        wait: float | None = None,
+        priority: int = 0,
+        note: str = "",
+        on_wait: OnWait | None = None,
         avoid_busy: bool = False,
         confined: bool = False,
         time: float | None = None,
@@ -532,18 +553,27 @@ class Wish:
         mask: Literal["id", "index"] = "id",
         cap: bool = False,
         bind: Bind = False,
+        memory: int | str | None = None,
+        limit: bool = False,
+        choice: Choice | None = None,
         **where: Any,
     ) -> None:
         self.request = parse_request(request)
         self.environ = os.environ if environ is None else environ
         self._confined = confined
+        self._memory, self._limit = None, limit
+        if memory is not None:
+            from anyaccel.launcher import limits
+
+            self._memory = limits.amount(memory)
+            limits.check()
         if time is not None and not 0 < time < float("inf"):
             raise ValueError(f"time must be seconds, more than 0, or None (got {time!r})")
         self.inventory = survey(environ=self.environ, request=self.request, **where)
         self._options: dict[str, Any] = {"environ": environ, "unallocated": unallocated, "mask": mask}
         self._options |= {"cap": cap, "bind": bind}
         self._grants: tuple[Grant, ...] = ()
-        self._choice = choice_of(self.inventory, self.request)
+        self._choice = choice or choice_of(self.inventory, self.request)
         self.nothing = False
         if not self._choice.ever_fits:
             self._give_up()
@@ -551,15 +581,22 @@ class Wish:
         self.ledger = Ledger.open(self.environ)
         self.scope = Scope.of(self.inventory, self.environ)
         self._foreign = Foreign(self.inventory, self.request, self.environ, avoid_busy=avoid_busy)
+        want = remembered(self.inventory, (self._choice, self.scope.prefix), self._always_wanted)
+        self.want = replace(want, seconds=time, confined=confined, mark=mark)
+        self.terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note}
+        if on_wait is not None:
+            self.terms["on_wait"] = lambda place, records: on_wait(place, self.scope.ours(records))
+        self._note = note
+        self._began = monotonic()
+
+    def _always_wanted(self) -> Want:
+        """What everybody asks the ledger for who has this request."""
         candidates = self._choice.candidates
-        self.want = self.scope.want(
+        return self.scope.want(
             [device.id for device in candidates],
             self._choice.needs,
-            seconds=time,
             device_locks=self.scope.device_locks(self.inventory, candidates),
             request=str(self.request),
-            confined=confined,
-            mark=mark,
         )
 
     def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
@@ -571,31 +608,35 @@ class Wish:
         self._grants = grants
         return self.scope.to_ledger(grants)
 
-    def telling(self, on_wait: OnWait | None) -> OnWait | None:
-        """The same with devices by their own ids."""
-        return on_wait and (lambda place, records: on_wait(place, self.scope.ours(records)))
-
     def allocation(self, lease: Lease | None) -> Allocation:
         """What was chosen at last, and is held with a lease."""
         lease_id = lease.id if lease else ""
         return Allocation(id=lease_id, request=self.request, grants=self._grants, confined=self._confined)
 
-    def hold(self, lease: Lease | None, **about: Any) -> Hold:
+    def hold(self, lease: Lease | None) -> Hold:
         """Make the hold; gives the lease back when the environment cannot be made."""
+        waited = monotonic() - self._began if lease else 0.0
         try:
             allocation = self.allocation(lease)
             environment = worker_environment(allocation, self.inventory, lease=allocation.id, **self._options)
+            if self._memory is not None or (self._limit and environment.regions):
+                from anyaccel.launcher.limits import limited
+
+                environment = limited(environment, self._memory)
         except BaseException:
             if lease:
                 lease.release()
             raise
-        return Hold(Launch(inventory=self.inventory, environment=environment), lease, **about)
+        launch = Launch(inventory=self.inventory, environment=environment)
+        return Hold(launch, lease, note=self._note if lease else "", waited=waited)
 
     def not_free(self, error: DevicesBusyError) -> NotFreeError:
         """Say who has what was wanted."""
         verdict = _verdict(self.inventory, self.request, self.ledger, self.environ)
         behind = f" {error.ahead} asked for them before." if error.ahead else ""
-        return NotFreeError(verdict.message + behind, verdict=verdict, hint=verdict.hint)
+        # They fit where they are free for somebody who came first, or were given back since.
+        message = str(error) if verdict.fits_now else verdict.message + behind
+        return NotFreeError(message, verdict=verdict, hint=verdict.hint)
 
     def _give_up(self) -> None:
         verdict = local_scheduler(self.inventory).why(self.request)
@@ -611,7 +652,7 @@ def why(
     environ: Mapping[str, str] | None = None,
     **where: Any,
 ) -> Verdict:
-    """Say whether a request fits this machine, and now, given what every process on it holds; why not, and what would.
+    """Say whether a request fits this machine, and now, by what others hold and wait for; why not, and what would.
 
     Args:
         request: The request.
@@ -632,7 +673,15 @@ def why(
     """
     environ = os.environ if environ is None else environ
     inventory = survey(inventory, environ=environ, **where)
-    return _verdict(inventory, parse_request(request), Ledger.open(environ), environ)
+    request, ledger = parse_request(request), Ledger.open(environ)
+    verdict = _verdict(inventory, request, ledger, environ)
+    if not verdict.fits_now or not (ahead := ledger.ahead(_wanted(inventory, request, environ), 0)):
+        return verdict
+    from anyaccel.scheduler.reasons import Reason, ReasonCode
+
+    message = f"{ahead} earlier request{'s wait' if ahead > 1 else ' waits'} for the same devices"
+    reasons = (Reason(code=ReasonCode.WAITING_BEHIND, message=message),)
+    return replace(verdict, fits_now=False, reasons=reasons, ways_out=("'anyaccel queue' shows who waits",))
 
 
 def starts(request: Request, *, inventory: Inventory, environ: Mapping[str, str] | None = None) -> float | None:
@@ -650,9 +699,13 @@ def starts(request: Request, *, inventory: Inventory, environ: Mapping[str, str]
         StateDirectoryError: When the ledger cannot be read.
     """
     environ = os.environ if environ is None else environ
+    return Ledger.open(environ).starts(_wanted(inventory, request, environ))
+
+
+def _wanted(inventory: Inventory, request: Request, environ: Mapping[str, str]) -> Want:
+    """What somebody would want of the ledger who came now."""
     choice = choice_of(inventory, request)
-    scope = Scope.of(inventory, environ)
-    return Ledger.open(environ).starts(scope.want([device.id for device in choice.candidates], choice.needs))
+    return Scope.of(inventory, environ).want([device.id for device in choice.candidates], choice.needs)
 
 
 def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[LeaseRecord, ...]:
@@ -728,14 +781,5 @@ def holder(record: LeaseRecord) -> str:
     words = record.note or record.request or record.command
     if record.state == Life.KEPT.value:
         return f"{record.user}, {record.reason}"
-    since = f", for {written(now() - record.since)}" if record.since is not None else ""
+    since = f", for {elapsed(now() - record.since)}" if record.since is not None else ""
     return f"{record.user}, process {record.pid or 'unknown'}{since}" + (f", {words}" if words else "")
-
-
-def written(seconds: float) -> str:
-    """Write seconds for people, in the two largest units: ``2h14m``, ``8m05s``, ``12s``."""
-    whole = max(0, int(seconds))
-    for size, name, smaller, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
-        if whole >= size:
-            return f"{whole // size}{name}{whole % size // smaller:02d}{below}"
-    return f"{whole}s"

@@ -15,6 +15,8 @@ import struct
 from collections.abc import Collection, Iterable
 from enum import IntFlag
 
+from anyaccel.ledger import process
+
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 """Numbers of the system calls, the same on every architecture that Python supports."""
 VERSION = 1
@@ -98,7 +100,7 @@ def restrict(paths: Iterable[str], closed: Collection[Node]) -> None:
     try:
         for path in paths:
             _grant(ruleset, path, on_files, closed)
-        _no_new_privileges()
+        process.prctl(PR_SET_NO_NEW_PRIVS, 1)
         _call(RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
@@ -126,22 +128,15 @@ def node_of(status: os.stat_result) -> Node | None:
     return None
 
 
-def _no_new_privileges() -> None:
-    _checked(_libc().prctl(PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))))
-
-
 def _call(number: int, *arguments: bytes | int | None) -> int:
     passed = (ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments)
-    return _checked(_libc().syscall(ctypes.c_long(number), *passed))
+    result: int = _libc().syscall(ctypes.c_long(number), *passed)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
 
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    return result

@@ -9,9 +9,10 @@ from anyaccel.errors import UsageError
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.bind import Bind
 from anyaccel.launcher.environment import WorkerEnvironment, worker_environment
-from anyaccel.model import Device, Inventory, Request, Term, Value, replace
+from anyaccel.model import Device, Inventory, Request, Term, Value
 from anyaccel.probe.machine import Machine
 from anyaccel.scheduler import Choice, Fleet, Scheduler, parse_request
+from anyaccel.text import shown
 from anyaccel.vendors import DEADLINE_SECONDS
 
 TYPE_CHECKING = False
@@ -57,7 +58,8 @@ def prepare(
         environ: The environment to start from; that of this process when None.
         unallocated: Whether vendors of which nothing was asked for are hidden, or left as they are.
         mask: Whether masks name devices by stable id or by index, where the vendor's runtime takes both.
-        cap: Whether PyTorch is capped at the worker's share of memory as well; see :func:`worker_environment`.
+        cap: Whether PyTorch and TensorFlow are capped at the worker's share of memory as well; see
+            :func:`worker_environment`.
         bind: Whether the allocation says on which processors the worker should run; see :func:`worker_environment`.
 
     Raises:
@@ -79,18 +81,6 @@ def prepare(
         allocation, inventory, environ=environ, unallocated=unallocated, mask=mask, cap=cap, bind=bind
     )
     return Launch(inventory=inventory, environment=environment)
-
-
-def with_variables(launch: Launch, variables: Mapping[str, str]) -> Launch:
-    """The same launch with some more variables in the worker's environment."""
-    made = launch.environment
-    environment = replace(
-        made,
-        set={**made.set, **variables},
-        unset=made.unset - variables.keys(),
-        values={**made.values, **variables},
-    )
-    return replace(launch, environment=environment)
 
 
 def survey(
@@ -131,14 +121,16 @@ def open_scheduler(
         shared: Whether it takes part in what all processes of the machine do: what others hold counts, and what it
             gives is a lease that others see, which ends when it is released, or when this process and all that it has
             started since the first one have ended. Who waits has a place in the machine's line, among all who want
-            the same devices, and only the machine's configuration says who may pass. Else it is for this process
-            alone, and nobody else knows of it.
+            the same devices, and only the machine's configuration says who may pass. Its calls raise a
+            :class:`~anyaccel.errors.LimitError` where the configuration does not give this user so much, and a
+            :class:`~anyaccel.errors.LedgerError` where leases cannot be kept. Else it is for this process alone, and
+            nobody else knows of it.
         environ: Our environment, in which ``ANYACCEL_STATE_DIR`` names the leases' directory; that of this process when
             None.
 
     Raises:
         StateDirectoryError: When it is to be shared, and there is no directory for leases that can be trusted.
-        UsageError: When several machines are to be shared: leases are those of one machine.
+        UsageError: When it is no inventory; or when several machines are to be shared: leases are those of one machine.
 
     Examples:
         >>> scheduler = anyaccel.open_scheduler(anyaccel.detect("sim:H100:2"))
@@ -150,6 +142,11 @@ def open_scheduler(
         2
     """
     if not isinstance(inventory, Inventory):
+        given: object = inventory  # what callers without a type checker may pass
+        if not isinstance(given, Mapping) or not all(isinstance(each, Inventory) for each in given.values()):
+            raise UsageError(
+                f"inventory must be what anyaccel.detect() returns, or a mapping of such by name (got {shown(given)})"
+            )
         if shared:
             raise UsageError("a scheduler of several machines cannot be shared: leases are those of one machine")
         return Fleet(inventory, validate=validate, known=KnownNames())
@@ -195,11 +192,12 @@ def remembered(inventory: Inventory, key: object, make: Callable[[], T]) -> T:
     if _last[0] is not inventory:
         _last = inventory, {}
     known = _last[1]
-    if key not in known:
+    found: T | None = known.get(key)
+    if found is None:
+        found = make()
         if len(known) >= _MOST_REMEMBERED:
             known.clear()
-        known[key] = make()
-    found: T = known[key]
+        known[key] = found
     return found
 
 
@@ -211,12 +209,9 @@ class KnownNames:
     """Names that installed plug-ins know beside those of the machine; asked for only once somebody iterates."""
 
     def __iter__(self) -> Iterator[str]:
-        from anyaccel.vendors.process import ask
+        from anyaccel.vendors.process import known
 
-        answers, _ = ask("describe", Machine())
-        for _, outcome in answers.values():
-            answer = outcome.value or {}
-            if "info" in answer:
-                yield from (answer["info"]["vendor"], answer["info"]["resource"])
-            for product in answer.get("products", []):
-                yield from (product["name"], *product.get("aliases", []))
+        for each in known()[0]:
+            yield from (each.info.vendor, each.info.resource)
+            for product in each.products:
+                yield from (product.name, *product.aliases)

@@ -5,7 +5,6 @@ All see all devices of the job and choose theirs by ``LOCAL_RANK``, as programs 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -13,16 +12,15 @@ from collections.abc import Mapping, Sequence
 
 from anyaccel.inventory.current import ALLOCATION_VARIABLE
 from anyaccel.launcher.bind import bound, divided
-from anyaccel.launcher.command import not_started
+from anyaccel.launcher.command import entering, not_started
 from anyaccel.launcher.environment import written_down
 from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.rendezvous import Rendezvous
 from anyaccel.launcher.sandbox import Sandbox
+from anyaccel.launcher.signals import GRACE_SECONDS, reap, signal_group
 from anyaccel.model import replace
 from anyaccel.vendors import close as close_vendors
 
-GRACE_SECONDS = 10.0
-"""Time between asking the ranks that are left to end and killing them."""
 LOOK_SECONDS = 1.0
 FORWARDED = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT
@@ -64,6 +62,7 @@ def run_ranks(
     ranks = _Ranks(grace)
     allocation = launch.environment.allocation
     count = max(1, len(allocation.devices))
+    before = entering(command[0], launch.environment.group, launch.environment.values)
     parts = divided([device.numa_node for device in allocation.devices], allocation.processors) or [()]
     try:
         for rank in range(count):
@@ -72,7 +71,7 @@ def run_ranks(
             if parts[rank]:
                 environ[ALLOCATION_VARIABLE] = written_down(replace(allocation, processors=parts[rank]))
             with bound(parts[rank]):
-                ranks.start(command, environ, first=rank == 0, sandbox=sandbox)
+                ranks.start([*before, *command], environ, first=rank == 0, sandbox=sandbox)
         return ranks.wait(signals)
     finally:
         ranks.kill()
@@ -148,15 +147,14 @@ class _Ranks:
             ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
                 continue
-            status = ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
+            if self._status or ended.si_status:  # before it is reaped
+                signal_group(pid, signal.SIGKILL)
+            status = reap(pid)
+            self._running.remove(pid)
             if status and not self._status:
                 self._status = status
                 self._send(signal.SIGTERM)
                 self._deadline = time.monotonic() + self._grace
-            if self._status:  # before it is reaped: until then nobody else has its number
-                _signal_group(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            self._running.remove(pid)
         return bool(self._running)
 
     def _press(self) -> None:
@@ -166,11 +164,4 @@ class _Ranks:
 
     def _send(self, number: signal.Signals) -> None:
         for pid in self._running:
-            _signal_group(pid, number)
-            if number == signal.SIGTERM:
-                _signal_group(pid, signal.SIGCONT)  # a stopped process hears only once it goes on
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, number)
+            signal_group(pid, number)

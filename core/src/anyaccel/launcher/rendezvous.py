@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import errno
 import socket
-from types import TracebackType
 
 from anyaccel.errors import AnyaccelError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Self
 
 ADDRESS = "127.0.0.1"
 
@@ -53,14 +48,6 @@ class Rendezvous:
     def close(self) -> None:
         """Keep it no longer."""
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _bound() -> socket.socket:

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from anyaccel import configuration
 from anyaccel.errors import ConfigurationError
 from anyaccel.ledger import process
-from anyaccel.model import Inventory, Share, Value, replace
+from anyaccel.model import Inventory, Share, Stats, replace
+from anyaccel.model.wire import decode, encode
 from anyaccel.probe import HOST
 from anyaccel.probe.machine import SIMULATION
 
@@ -30,18 +31,6 @@ _MOST_FAILURES = 3
 _CHUNK = 1 << 16
 
 
-class Seen(Value):
-    """How a device fared at one moment.
-
-    Attributes:
-        utilization: Share of time that it was busy, from 0 to 1; None where the vendor does not tell.
-        memory_bytes: Device memory in use, whoever uses it; None likewise.
-    """
-
-    utilization: float | None = None
-    memory_bytes: int | None = None
-
-
 class Sampler:
     """Asks how devices fare. Nothing here waits: :meth:`step` is called once :attr:`seconds` are over.
 
@@ -51,7 +40,7 @@ class Sampler:
         tell: Called with each answer, by device id.
     """
 
-    def __init__(self, inventory: Inventory, every: float, tell: Callable[[Mapping[str, Seen]], object]) -> None:
+    def __init__(self, inventory: Inventory, every: float, tell: Callable[[Mapping[str, Stats]], object]) -> None:
         self._inventory = inventory
         self._every = every
         self._tell = tell
@@ -86,7 +75,7 @@ class Sampler:
     def _ask(self) -> None:
         self.answer, write = os.pipe()
         os.set_blocking(self.answer, False)
-        keeper = os.getpid()
+        asker = os.getpid()
         try:
             self._asking = os.fork()
         except OSError:
@@ -94,11 +83,11 @@ class Sampler:
             self.answer = -1
             raise
         finally:
-            if os.getpid() == keeper:
+            if os.getpid() == asker:
                 os.close(write)
         if not self._asking:
             try:
-                process.die_with_parent(keeper)
+                process.die_with_parent(asker)
                 _answer(self._inventory, write)
             except BaseException:  # noqa: BLE001, S110 - there is nobody to tell: no answer is a failure
                 pass
@@ -125,7 +114,7 @@ class Sampler:
             self._failed()
             return
         self._failures = 0
-        if any(each != Seen() for each in found.values()):
+        if any(each != Stats() for each in found.values()):
             self._tell(found)
             self._next()
         else:  # it does not tell, and will not in an hour
@@ -154,7 +143,7 @@ class Sampler:
 
 
 def sampler(
-    inventory: Inventory, shares: tuple[Share, ...], tell: Callable[[Mapping[str, Seen]], object]
+    inventory: Inventory, shares: tuple[Share, ...], tell: Callable[[Mapping[str, Stats]], object]
 ) -> Sampler | None:
     """What asks how some devices fare; None where nobody would answer, or the user wants none.
 
@@ -174,26 +163,28 @@ def sampler(
     if not every:
         return None
     if machine != HOST:
-        machine = os.path.abspath(machine)  # a keeper leaves the directory
+        machine = os.path.abspath(machine)  # a monitor leaves the directory
     return Sampler(replace(inventory, machine=machine, devices=devices), every, tell)
 
 
 def _answer(inventory: Inventory, write: int) -> None:
-    """Ask the vendors, and write down what they say."""
+    """Ask the vendors, and write down what they say of what is counted: the load and the memory in use."""
     from anyaccel.inventory.observe import stats
 
     observed, problems = stats(inventory)
     if problems and not observed:
         return
-    told = {name: [seen.utilization, seen.memory_used_bytes] for name, seen in observed.items()}
+    counted = {
+        name: Stats(utilization=seen.utilization, memory_used_bytes=seen.memory_used_bytes)
+        for name, seen in observed.items()
+    }
     with open(write, "wb") as file:
-        file.write(json.dumps(told).encode())
+        file.write(json.dumps(encode(counted)).encode())
 
 
-def _decoded(data: bytes) -> dict[str, Seen] | None:
+def _decoded(data: bytes) -> dict[str, Stats] | None:
     """Read an answer; None where there is none."""
     try:
-        told = json.loads(data)
+        return {name: decode(Stats, words) for name, words in json.loads(data).items()}
     except ValueError:
         return None
-    return {name: Seen(utilization=busy, memory_bytes=memory) for name, (busy, memory) in told.items()}

@@ -17,12 +17,11 @@ from anyaccel.model import Allocation, Device, Inventory, Value, VendorState, re
 
 if TYPE_CHECKING:
     from anyaccel.inventory.left_out import LeftOut
+    from anyaccel.launcher.landlock import Node
 
 Enforce = bool | Literal["try"]
 """Whether a worker must be confined, need not be, or is confined where the kernel can."""
 
-Node = tuple[int, int]
-"""A device as the kernel knows it; see :data:`anyaccel.launcher.landlock.Node`."""
 T = TypeVar("T")
 
 _WAY_OUT = "do without, or enforce='try' to confine workers only where that is possible"

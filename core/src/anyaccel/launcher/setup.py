@@ -107,18 +107,38 @@ def _holds(path: str, text: str) -> bool:
 
 
 def _write(path: str, text: str) -> None:
-    """Write a file, whole or not at all, that everybody can read and its owner alone can write."""
+    """Write a file of the machine, and make its directory."""
     try:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-        new = f"{path}.new"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(new)
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, 0o644)
-            file.write(text)
-        os.rename(new, path)
+        write_whole(path, text)
     except OSError as error:
         raise AnyaccelError(
             f"{path} cannot be written: {error.strerror}", hint="make room, or run setup as root"
         ) from error
+
+
+def write_whole(path: str, text: str, mode: int = 0o644) -> None:
+    """Write a file so that readers see what was there before, or all of it, also when the machine fails.
+
+    Args:
+        path: The file.
+        text: What is in it.
+        mode: Who may do what with it; as it is, everybody may read it, and its owner write.
+
+    Raises:
+        OSError: When it cannot be written.
+    """
+    new = f"{path}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(new)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, mode)
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(new, path)
+    except OSError:
+        os.unlink(new)
+        raise

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import logging
 import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from time import monotonic
 
-from anyaccel.errors import DevicesBusyError
+from anyaccel.errors import AnyaccelError, DevicesBusyError
 from anyaccel.launcher.hold import Held, Wish
-from anyaccel.launcher.launch import KnownNames, validate
-from anyaccel.launcher.usage import Usage
+from anyaccel.launcher.launch import KnownNames, remembered, validate
+from anyaccel.launcher.usage import Usage, end, end_at_exit
 from anyaccel.ledger import Choose, Lease, LeaseRecord, Ledger, Place
 from anyaccel.ledger import mark as marks
 from anyaccel.model import Allocation, Extent, Inventory, replace
 from anyaccel.policy import Waiting
-from anyaccel.scheduler import RequestLike, Scheduler, Ticket, Verdict
-from anyaccel.scheduler.ticket import Plan, notify
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Literal
+from anyaccel.scheduler import Choice, Scheduler, Ticket, Verdict
+from anyaccel.scheduler.plan import Plan
+from anyaccel.scheduler.ticket import notify
 
 _LAST = 1 << 62
 
@@ -43,39 +40,15 @@ class SharedScheduler(Scheduler):
         self._others: set[str] = set()
         self._waits: dict[int, _Wait] = {}
 
-    def submit(
-        self,
-        request: RequestLike,
-        *,
-        priority: int = 0,
-        note: str = "",
-        time: float | None = None,
-        user: int | None = None,
-        infeasible: Literal["raise", "pend"] = "raise",
-        on_placed: Callable[[Ticket], None] | None = None,
-    ) -> Ticket:
-        """Give devices to a request as soon as it is its turn in the machine's line; see :meth:`Scheduler.submit`.
-
-        Raises:
-            LimitError: When the configuration of the machine does not give this user so much.
-            LedgerError: When leases cannot be kept on this machine.
-        """
-        ticket = super().submit(
-            request, priority=priority, note=note, time=time, user=user, infeasible=infeasible, on_placed=on_placed
-        )
-        with self._lock:
-            if ticket in self._queue:
-                self._wait_for(ticket)
-        return ticket
-
     def release(self, allocation: Allocation) -> None:
         """End the lease of an allocation; see :meth:`Scheduler.release`."""
         super().release(allocation)
         lease, use = self._leases.pop(allocation.id, (None, None))
         if lease is not None and use is not None:
-            use.ended()
-            atexit.unregister(use.ended)
-            lease.release()
+            try:
+                end(use)
+            finally:
+                lease.release()
 
     def cancel(self, ticket: Ticket) -> bool:
         """Leave the line; see :meth:`Ticket.cancel`."""
@@ -84,20 +57,6 @@ class SharedScheduler(Scheduler):
         if wait is not None:
             wait.stop()
         return waited
-
-    def update(self, inventory: Inventory) -> None:
-        """Go on with a machine that has changed; see :meth:`Scheduler.update`. Places in line are kept."""
-        with self._lock:
-            self._forget_others()
-        # Leases of a machine that is not this host go by its name, which may say what it has.
-        super().update(replace(inventory, machine=self._inventory.machine))
-        with self._lock:
-            waiting = {ticket.number: ticket for ticket in self._queue}
-            for number, wait in self._waits.items():
-                if number not in waiting:
-                    wait.stop()
-            for ticket in waiting.values():
-                self._wait_for(ticket)
 
     def free(self, device_id: str) -> int:
         """Free units of a device in 1/10000, given what all processes hold; see :meth:`Scheduler.free`."""
@@ -113,23 +72,42 @@ class SharedScheduler(Scheduler):
 
     # Leases, with the lock held
 
+    def _update(self, machine: str, inventory: Inventory | None) -> list[Ticket]:
+        """Go on with a machine that has changed. Who waits does so anew, for its devices, and keeps the place."""
+        self._forget_others()
+        if inventory is not None:  # leases of a machine that is not this host go by its name, which may say what it has
+            inventory = replace(inventory, machine=self.inventory.machine)
+        settled = super()._update(machine, inventory)
+        waiting = {ticket.number: ticket for ticket in self._queue}
+        for number in self._waits.keys() - waiting.keys():
+            self._waits[number].stop()
+            if number not in self._infeasible:  # it runs on the CPU
+                del self._waits[number]
+        for number, ticket in waiting.items():
+            try:
+                self._wait_in_line(ticket)
+            except AnyaccelError as error:  # as of a state directory that cannot be trusted any more
+                ticket.error = error
+                self._leave(ticket)
+                self._waits.pop(number).stop()
+                settled.append(ticket)
+        return settled
+
     def _look(self) -> Held:
         """Count what everybody holds now."""
-        held = Held.of(self._inventory, self._ledger, self._environ)
+        held = Held.of(self.inventory, self._ledger, self._environ)
         self._forget_others()
-        self._recount()
+        self._own.recount()
+        self._arrangement.note(0)
         for lease, devices in held.devices.items():
-            if lease not in self._leases:
-                self._count(devices, lease, held.holders[lease])
+            if lease not in self._own.held:
+                self._own.occupy(devices, lease, held.holders[lease])
                 self._others.add(lease)
         return held
 
     def _forget_others(self) -> None:
         for key in self._others:
-            del self._held[key]
-            self._notes.pop(key, None)
-            for spot in self._spots.pop(key):
-                self._holders[spot.position].pop(key, None)
+            self._own.release(key)
         self._others.clear()
 
     def _waiting(self, plan: Plan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
@@ -150,8 +128,10 @@ class SharedScheduler(Scheduler):
         return self._take(wish, lease, note, waited=0.0)
 
     def _wish(self, plan: Plan, waiting: Waiting) -> Wish:
+        inventory, names = self.inventory, self._own.layout.names  # it knows those of devices that were lost, too
+        choice = remembered(inventory, plan.request, lambda: Choice(inventory, plan.request, validate, names))
         time = waiting.seconds
-        return Wish(plan.request, self._environ, mark=marks.of_process, inventory=self._inventory, time=time)
+        return Wish(plan.request, self._environ, mark=marks.of_process, inventory=inventory, time=time, choice=choice)
 
     def _choosing(self, wish: Wish) -> Choose:
         """What chooses for a request: what this program counts as held beside leases is taken, too."""
@@ -159,7 +139,7 @@ class SharedScheduler(Scheduler):
         def choose(taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
             both = dict(taken)
             for key, allocation in list(self._held.items()):
-                if key not in self._leases and key not in self._others:
+                if key not in self._leases:
                     for name, extent in wish.scope.to_ledger(allocation.grants).items():
                         both[name] = both[name].joined(extent) if name in both else extent
             return wish.choose(both)
@@ -172,14 +152,11 @@ class SharedScheduler(Scheduler):
         allocation = wish.allocation(lease)
         marks.put(lease.mark)
         use = Usage(lease.id, allocation.shares, str(allocation.request), note, waited=waited)
-        atexit.register(use.ended)
+        end_at_exit(use)
         self._leases[allocation.id] = lease, use
         self._held[allocation.id] = allocation
-        if note:
-            self._notes[allocation.id] = note
-        for each in allocation.shares:
-            self._holders[self._layout.positions[each.device.id]][allocation.id] = allocation
-        self._recount()
+        self._own.enter(allocation, note)
+        self._own.recount()
         return allocation
 
     # The machine's line
@@ -199,20 +176,33 @@ class SharedScheduler(Scheduler):
     def _ahead(self, plan: Plan, priority: int, number: int) -> dict[str, str]:
         found = super()._ahead(plan, priority, number)
         wait = self._waits.get(number)
-        others = wait.told - 1 - len(found) if wait else 0
+        if wait:
+            ahead = wait.told - 1
+        elif plan.ever_fits and number == _LAST:  # who comes now
+            want = self._wish(plan, self._waiting(plan, number, priority, None, None)).want
+            ahead = self._ledger.ahead(want, priority)
+        else:
+            ahead = 0
+        others = ahead - len(found)
         return found if others <= 0 else {**found, "line": f"{others} of other programs"}
 
-    def _wait_for(self, ticket: Ticket) -> None:
+    def _wait_in_line(self, ticket: Ticket) -> None:
         """Have a ticket wait for devices of the machine as it is now; where it stood, if it did; with the lock held."""
-        wait = self._waits.setdefault(ticket.number, _Wait())
         wish = self._wish(ticket.plan, ticket.waiting)
+        wait = self._waits.setdefault(ticket.number, _Wait())
         wait.start(lambda: self._wait(ticket, wish, wait))
 
     async def _wait(self, ticket: Ticket, wish: Wish, wait: _Wait) -> None:
+        choosing = self._choosing(wish)
+
+        def choose(taken: Mapping[str, Extent]) -> Mapping[str, Extent] | None:
+            waits = wish.inventory is self.inventory and self._waits.get(ticket.number) is wait
+            return choosing(taken) if waits else None  # it is about to be told that it waits no more, or anew
+
         try:
             lease = await self._ledger.acquire_async(
                 wish.want,
-                self._choosing(wish),
+                choose,
                 priority=ticket.priority,
                 note=ticket.note,
                 on_wait=wait.tell,
@@ -222,10 +212,7 @@ class SharedScheduler(Scheduler):
             self._fail(ticket, error)
             return
         with self._lock:
-            mask = ticket.plan.mask
-            given = wish.inventory is self._inventory and self._queue.remove(
-                priority=ticket.priority, number=ticket.number, mask=mask
-            )
+            given = wish.inventory is self.inventory and self._leave(ticket)
             if given:
                 self._waits.pop(ticket.number, None)
                 ticket.allocation = self._take(wish, lease, ticket.note, waited=monotonic() - wait.began)
@@ -237,12 +224,10 @@ class SharedScheduler(Scheduler):
     def _fail(self, ticket: Ticket, error: Exception) -> None:
         with self._lock:
             self._waits.pop(ticket.number, None)
-            if not self._queue.remove(priority=ticket.priority, number=ticket.number, mask=ticket.plan.mask):
+            if not self._leave(ticket):
                 return
             ticket.error = error
-        if ticket.on_placed is not None:
-            logging.getLogger("anyaccel").error("%r waits no more: %s", ticket, error)
-        ticket.wake()
+        notify([ticket])
 
 
 class _Wait:
@@ -270,7 +255,8 @@ class _Wait:
 
     def stop(self) -> None:
         """Wait no more."""
-        _waiters.call(self._stop)
+        with suppress(RuntimeError):  # the process is at its end, where it has left the line
+            _waiters.call(self._stop)
 
     def _start(self, run: Callable[[], Awaitable[None]]) -> None:
         previous = self._task

@@ -1,8 +1,7 @@
-"""Start a command that carries a mark from its first instruction on.
+"""Start a command that carries a mark, and is in a cgroup of its own where one was made, from its first instruction on.
 
-A ``preexec_fn`` could put the mark on, but makes :mod:`subprocess` fork a parent that may be large and have threads. So
-a small program puts the mark on itself and becomes the command: ``prlimit(1)``, or this interpreter where that is
-missing.
+A ``preexec_fn`` could see to both, but makes :mod:`subprocess` fork a parent that may be large and have threads. So a
+small program does it and becomes the command: ``prlimit(1)`` for the mark alone, else this interpreter.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from anyaccel.ledger.mark import Mark, limit
+from anyaccel.model import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,22 +22,46 @@ if TYPE_CHECKING:
 
 _BECOME = (
     "import os,resource,signal,sys\n"
-    "mark=int(sys.argv[1])\n"
-    "resource.setrlimit(10,(mark,mark))\n"
+    "mark,group,program=sys.argv[1:4]\n"
+    "if mark: resource.setrlimit(10,(int(mark),int(mark)))\n"
+    "if group:\n"
+    " own=str(os.getpid())\n"
+    " try:\n"
+    "  with open(group+'/cgroup.procs','w') as file: file.write(own)\n"
+    "  with open(group+'/cgroup.procs') as file: there=own in file.read().split()\n"
+    " except OSError as error: there=False\n"
+    " if not there:\n"
+    "  os.write(2,f'anyaccel: the command was not started: it cannot enter the cgroup {group}\\n'.encode())\n"
+    "  os._exit(126)\n"
     "for number in (signal.SIGPIPE,signal.SIGXFSZ): signal.signal(number,signal.SIG_DFL)\n"
-    "try: os.execvp(sys.argv[2],sys.argv[3:])\n"
+    "try: os.execvp(program,sys.argv[4:])\n"
     "except OSError as error:\n"
-    " os.write(2,f'{sys.argv[2]}: {error.strerror}\\n'.encode())\n"
+    " os.write(2,f'{program}: {error.strerror}\\n'.encode())\n"
     " os._exit(127 if error.errno==2 else 126)\n"
 )
 
 
-def start(command: Sequence[str] | str, mark: Mark, **options: Any) -> subprocess.Popen[Any]:
+class Group(Value):
+    """A cgroup that was made for a worker.
+
+    Attributes:
+        path: Its directory.
+        before: A program, with its arguments, that brings a process to where it may enter; empty where it may already.
+    """
+
+    path: str
+    before: tuple[str, ...] = ()
+
+
+def start(
+    command: Sequence[str] | str, mark: Mark, group: Group | None = None, **options: Any
+) -> subprocess.Popen[Any]:
     """Start a command like :class:`subprocess.Popen`, so that it carries a mark with all that it starts.
 
     Args:
         command: The command and its arguments.
         mark: The mark; empty for none.
+        group: The cgroup in which it is to run; None for that of this process.
         options: As of :class:`subprocess.Popen`.
 
     Raises:
@@ -45,19 +69,32 @@ def start(command: Sequence[str] | str, mark: Mark, **options: Any) -> subproces
     """
     import subprocess
 
-    if not mark:
+    if not mark and group is None:
         return subprocess.Popen(command, **options)
     arguments = [os.fspath(command)] if isinstance(command, (str, bytes, os.PathLike)) else list(command)
     program = options.pop("executable", None)
     if options.pop("shell", False):
         program, arguments = program or "/bin/sh", ["/bin/sh", "-c", *arguments]
     check(program or arguments[0], options.get("env"), options.get("cwd"))
-    if (tool := _prlimit()) and program in (None, arguments[0]):
+    if (tool := _prlimit()) and program in (None, arguments[0]) and group is None:
         value = limit(mark)
         before = [tool, f"--locks={value}:{value}", "--"]
     else:
-        before = [sys.executable, "-I", "-S", "-c", _BECOME, str(limit(mark)), program or arguments[0]]
+        before = becoming(program or arguments[0], mark, group)
     return subprocess.Popen([*before, *arguments], **options)
+
+
+def becoming(program: str, mark: Mark, group: Group | None) -> list[str]:
+    """What to start, with the arguments of a program behind it, to have that marked and in a group.
+
+    Args:
+        program: The program.
+        mark: The mark; empty for none, or where it is on already.
+        group: The cgroup; None for none.
+    """
+    there, path = ((), "") if group is None else (group.before, group.path)
+    number = str(limit(mark)) if mark else ""
+    return [*there, sys.executable, "-I", "-S", "-c", _BECOME, number, path, os.fsdecode(program)]
 
 
 @cache

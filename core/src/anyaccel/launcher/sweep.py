@@ -24,7 +24,7 @@ from anyaccel.errors import AnyaccelError, LeaseCancelledError, NotFreeError, Us
 from anyaccel.launcher.bind import bound
 from anyaccel.launcher.command import not_started
 from anyaccel.launcher.hold import Hold, take_async
-from anyaccel.launcher.launch import local_scheduler
+from anyaccel.launcher.signals import GRACE_SECONDS, signal_carriers, signal_group
 from anyaccel.launcher.start import start
 from anyaccel.ledger import Ledger
 from anyaccel.ledger import mark as marks
@@ -39,12 +39,10 @@ if TYPE_CHECKING:
 
     from anyaccel.launcher.usage import Usage
 
-GRACE_SECONDS = 10.0
 JOB_LOG = "jobs.tsv"
 COLUMNS = ("Seq", "Host", "Starttime", "JobRuntime", "Send", "Receive", "Exitval", "Signal", "Command")
 
 _LONGEST_RANGE = 1_000_000
-_MOST_AT_ONCE = 1024
 _TICK = 1.0
 _LOOK = 0.05
 _VARIABLE = re.compile(r"\{(#|[A-Za-z_][A-Za-z0-9_]*|)\}")
@@ -215,7 +213,7 @@ class JobLog:
                 if not resume:
                     raise UsageError(
                         f"{path} is the job log of an earlier sweep",
-                        hint="--resume goes on with it, --out FOLDER begins another",
+                        hint="--resume goes on with it, --out DIR begins another",
                     )
                 self._read()
             self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -247,7 +245,7 @@ class JobLog:
             raise UsageError(
                 f"{self.path} is the job log of another sweep: its command {number} is {shown(before)}, not"
                 f" {shown(written(command))}",
-                hint="--out FOLDER names another folder",
+                hint="--out DIR names another folder",
             )
         return before is not None
 
@@ -342,23 +340,6 @@ class Tally:
         return self.seconds / ended * (self.total - self.skipped - ended) if ended else None
 
 
-def capacity(inventory: Inventory, request: Request, most: int) -> int:
-    """How many of a request fit a machine at once, when nobody holds anything; processors for one without devices.
-
-    Raises:
-        NeverFitsError: When not even one does.
-    """
-    scheduler = local_scheduler(inventory)
-    most = max(1, min(most, _MOST_AT_ONCE))
-    for count in range(most):
-        try:
-            if scheduler.allocate(request).cpu:
-                return min(most, os.cpu_count() or 1)
-        except NotFreeError:
-            return count
-    return most
-
-
 class Setting(Value):
     """What a sweep keeps to.
 
@@ -371,6 +352,7 @@ class Setting(Value):
         stop_on_error: Whether no further command is started once one has failed.
         grace: Seconds between asking commands to end and killing them, when the sweep is stopped or their time is over.
         time: Seconds that each command may run; None for no limit.
+        memory: How much of the host's memory each command may take; None for no limit.
         wait: Options of :func:`anyaccel.acquire_async`, ``wait`` among them: seconds to wait for devices.
     """
 
@@ -382,6 +364,7 @@ class Setting(Value):
     stop_on_error: bool = False
     grace: float = GRACE_SECONDS
     time: float | None = None
+    memory: str | None = None
     wait: Mapping[str, Any]
 
 
@@ -391,8 +374,7 @@ class Sweep:
     Args:
         setting: What it keeps to.
         commands: Numbers and arguments; those that are left to run.
-        log: The job log.
-        tally: How it goes; kept here.
+        tally: How it goes; what has ended is added by ``on_end``.
         on_change: Called when something has changed, and every second.
         on_end: Called with each command that has ended.
         on_wait: As of :func:`anyaccel.acquire`.
@@ -402,7 +384,6 @@ class Sweep:
         self,
         setting: Setting,
         commands: Iterator[tuple[int, tuple[str, ...]]],
-        log: JobLog,
         tally: Tally,
         *,
         on_change: Callable[[], object],
@@ -411,7 +392,6 @@ class Sweep:
     ) -> None:
         self._setting = setting
         self._commands = commands
-        self._log = log
         self._tally = tally
         self._on_change = on_change
         self._on_end = on_end
@@ -507,6 +487,7 @@ class Sweep:
         if setting.time is not None:  # the lease says until when it is held at most
             terms["time"] = (setting.retries + 1) * (setting.time + setting.grace)
         terms |= {"inventory": setting.inventory, "on_wait": self._on_wait, "bind": None}
+        terms |= {"memory": setting.memory, "limit": True}
         waiting = take_async(setting.request, marks.draw, **terms)
         self._taking = asyncio.create_task(waiting)
         try:
@@ -535,8 +516,6 @@ class Sweep:
             if run.good or self._asked or not self._intact(hold):
                 break
         self._tally.running -= 1
-        self._tally.add(run)
-        self._log.add(run)
         self._on_end(run)
         self._on_change()
 
@@ -553,7 +532,8 @@ class Sweep:
             lease = hold.lease
             with bound(hold.allocation.processors):
                 process = start(
-                    command, lease.mark if lease else (), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                    command, lease.mark if lease else (), hold.launch.environment.group,
+                    stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                     env=dict(hold.environ), pass_fds=hold.fds, start_new_session=True,
                 )  # fmt: skip
         except OSError as error:
@@ -568,7 +548,7 @@ class Sweep:
             for timer in limit:
                 timer.cancel()
             if self._asked > 1:
-                _signal_group(process.pid, signal.SIGKILL)  # before it is reaped
+                signal_group(process.pid, signal.SIGKILL)  # before it is reaped
             code = process.wait()
             del self._running[process.pid]
             status, number_of_signal = (code, 0) if code >= 0 else (0, -code)
@@ -585,8 +565,8 @@ class Sweep:
             return []
         loop, seconds = asyncio.get_running_loop(), self._setting.time
         return [
-            loop.call_later(seconds, _signal_group, pid, signal.SIGTERM),
-            loop.call_later(seconds + self._setting.grace, _signal_group, pid, signal.SIGKILL),
+            loop.call_later(seconds, signal_group, pid, signal.SIGTERM),
+            loop.call_later(seconds + self._setting.grace, signal_group, pid, signal.SIGKILL),
         ]
 
     def _intact(self, hold: Hold) -> bool:
@@ -615,6 +595,7 @@ class Sweep:
             usage.ended()
         if hold.lease is not None:
             hold.lease.leave_to(hold.lease.mark)
+        hold.unlimit()
 
     def _orphans(self, wanted: Sequence[Mark]) -> list[int]:
         """Living processes with some marks that have become our children; those that have ended are reaped."""
@@ -648,16 +629,17 @@ class Sweep:
     def _signal_all(self, number: signal.Signals) -> None:
         """Send a signal to all that was started and runs."""
         for pid in self._running:
-            _signal_group(pid, number)
-            _signal_group(pid, signal.SIGCONT)
-        _signal_carriers([hold.lease.mark for hold in self._holds if hold.lease], number, self._running)
+            signal_group(pid, number)
+        signal_carriers(self._marks(), number, spare=lambda pid: os.getpgid(pid) in self._running)
+
+    def _marks(self) -> list[Mark]:
+        return [hold.lease.mark for hold in self._holds if hold.lease]
 
     async def _end_leftover(self) -> None:
         """Wait for what commands have left behind, which was asked to end with them; kill it in the end."""
-        wanted = [hold.lease.mark for hold in self._holds if hold.lease]
-        while _signal_carriers(wanted, signal.SIGKILL if self._asked > 1 else None, ()):  # noqa: ASYNC110
+        while signal_carriers(self._marks(), signal.SIGKILL if self._asked > 1 else None) != set():  # noqa: ASYNC110
             await asyncio.sleep(_LOOK)
-        self._orphans(wanted)
+        self._orphans(self._marks())
 
     async def _tick(self) -> None:
         while True:
@@ -690,48 +672,23 @@ def _children() -> list[int]:
         return []
 
 
-def _signal_carriers(wanted: Sequence[Mark], number: signal.Signals | None, known: Iterable[int]) -> bool:
-    """Send a signal to processes that carry marks, besides those whose group got it; whether there are any."""
-    groups = set(known)
-    any_left = False
-    for mark, pids in (marks.carriers({mark for mark in wanted if mark}) or {}).items():
-        for pid in pids:
-            any_left = True
-            with contextlib.suppress(OSError):
-                descriptor = os.pidfd_open(pid)
-                try:
-                    if number is not None and os.getpgid(pid) not in groups and marks.carries(pid, mark):
-                        signal.pidfd_send_signal(descriptor, number)
-                finally:
-                    os.close(descriptor)
-    return any_left
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
-
-
-def call(command: Sequence[str]) -> tuple[int, int, float, float, str, bytes]:
+def call(number: int, command: tuple[str, ...], attempt: int) -> tuple[Ended, bytes]:
     """Run one command of a sweep in a worker of a pool, wherever that is.
 
     Returns:
-        Exit status, signal, when it began, how long it ran, the machine's name, and what it has printed.
+        How it ended, without its log, and what it has printed.
     """
     began, clock = time.time(), time.monotonic()
     try:
         done = subprocess.run(
-            list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
         )
+        code, printed = done.returncode, done.stdout
     except OSError as error:
         fault = not_started(command[0], error)
-        return (
-            fault.exit_code,
-            0,
-            began,
-            time.monotonic() - clock,
-            socket.gethostname(),
-            f"anyaccel: {fault}\n".encode(),
-        )
-    code, seconds = done.returncode, time.monotonic() - clock
-    return max(0, code), max(0, -code), began, seconds, socket.gethostname(), done.stdout
+        code, printed = fault.exit_code, f"anyaccel: {fault}\n".encode(errors="replace")
+    ended = Ended(
+        number=number, command=command, status=max(0, code), signal=max(0, -code), started=began, attempts=attempt,
+        seconds=time.monotonic() - clock, output_bytes=len(printed), host=socket.gethostname(),
+    )  # fmt: skip
+    return ended, printed

@@ -7,15 +7,23 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from functools import cache
 
 from anyaccel import configuration
 from anyaccel.errors import ConfigurationError
 from anyaccel.ledger.journal import IDLE_BELOW, Entry, Used, write
-from anyaccel.model import Share, replace
+from anyaccel.model import Share, Stats, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from anyaccel.launcher.sampling import Seen
+    from typing import Protocol
+
+    class Ends(Protocol):
+        """What is told of the end of a use."""
+
+        def ended(self, status: int | None = None) -> None:
+            """Write down that it has ended."""
+
 
 SHORT_SECONDS = 1.0
 """What was held for less by a pool is added up, and written once in a while."""
@@ -51,7 +59,7 @@ class Usage:
         self._clock = time.monotonic()
         self._open = True
 
-    def fared(self, told: Mapping[str, Seen]) -> None:
+    def fared(self, told: Mapping[str, Stats]) -> None:
         """Take notice of how the devices fare: for each, it stands for the time since the last word of it.
 
         Args:
@@ -71,7 +79,9 @@ class Usage:
             device = share.device
             units = share.units + (found[device.id].units if device.id in found else 0)
             found[device.id] = Used(device=device.name, type=device.type, units=units)
-        return found | {name: used for name, (used, _) in self._fared.items()}
+        for name, (used, _) in self._fared.items():
+            found[name] = used
+        return found
 
     def ended(self, status: int | None = None, *, added_up: bool = False) -> None:
         """Write down that it has ended.
@@ -103,10 +113,39 @@ class Usage:
             write(entry)
 
 
-def _with(used: Used, seen: Seen, seconds: float) -> Used:
+_open: set[Ends] = set()
+"""What writes a line when this process ends, for devices that were not given back by then."""
+
+
+def end_at_exit(use: Ends) -> None:
+    """Have a use end when this process does, unless it ends before: see :func:`end`."""
+    _open.add(use)
+    _register()
+
+
+@cache
+def _register() -> None:
+    import atexit
+
+    atexit.register(_end_all)
+    os.register_at_fork(after_in_child=_open.clear)  # the parent holds the devices, and writes the lines
+
+
+def _end_all() -> None:
+    while _open:
+        _open.pop().ended()
+
+
+def end(use: Ends, status: int | None = None) -> None:
+    """End a use of :func:`end_at_exit` now, with the exit status of the command, if there was one."""
+    _open.discard(use)
+    use.ended(status)
+
+
+def _with(used: Used, seen: Stats, seconds: float) -> Used:
     """A device with how it fared for some more seconds."""
-    if seen.memory_bytes is not None:
-        used = replace(used, memory_peak_bytes=max(used.memory_peak_bytes or 0, seen.memory_bytes))
+    if seen.memory_used_bytes is not None:
+        used = replace(used, memory_peak_bytes=max(used.memory_peak_bytes or 0, seen.memory_used_bytes))
     if seen.utilization is None or seconds <= 0:
         return used
     busy, observed = min(1.0, max(0.0, seen.utilization)), used.observed + seconds

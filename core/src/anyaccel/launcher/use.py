@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 
 from anyaccel.errors import AlreadyLoadedError, UsageError
+from anyaccel.launcher import caps
+from anyaccel.launcher.bind import put
 from anyaccel.launcher.hold import Hold, acquire
 from anyaccel.launcher.launch import survey
 from anyaccel.model import Inventory, Request
@@ -17,20 +20,31 @@ from anyaccel.vendors import DEADLINE_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import FrameType
     from typing import Any
 
     from anyaccel.probe.machine import Machine
 
 _lock = threading.Lock()
 _in_use: weakref.ref[Use] | None = None
+_kept: Use | None = None
+"""That of a statement of its own, which nobody else keeps."""
+
+
+def _forget() -> None:
+    global _lock, _in_use, _kept
+    _lock, _in_use, _kept = threading.Lock(), None, None
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 class Use(Hold):
     """Devices that this process holds and sees, until they are released or the process has ended.
 
-    Keep a reference to it, or use it in a ``with`` statement. When nothing refers to it any more, the devices are given
-    back, with a warning. The variables that were set get their former values then, as far as nobody has changed them
-    since; a framework that was loaded meanwhile has read them already.
+    In a ``with`` statement they are released at its end. Once it was kept in a variable and nothing refers to it any
+    more, the devices are given back, with a warning. The variables that were set get their former values then, as far
+    as nobody has changed them since; a framework that was loaded meanwhile has read them already.
     """
 
     def __init__(self, hold: Hold) -> None:
@@ -40,7 +54,10 @@ class Use(Hold):
         for name in environment.unset:
             os.environ.pop(name, None)
         os.environ.update(environment.set)
-        self._dropped = weakref.finalize(self, _give_back, hold, former, os.getpid(), dropped=True)
+        near = environment.allocation.processors
+        before = os.sched_getaffinity(0) if near else set()
+        put(near)
+        self._dropped = weakref.finalize(self, _give_back, hold, former, before, os.getpid(), dropped=True)
         self._dropped.atexit = False  # the process may use its devices until it is gone, which ends the lease
 
     def release(self) -> None:
@@ -54,9 +71,6 @@ class Use(Hold):
         if ending is not None:
             _, function, arguments, _ = ending
             function(*arguments, dropped=False)
-
-    def __repr__(self) -> str:
-        return super().__repr__().replace("<Hold", "<Use", 1)
 
 
 def use(
@@ -79,11 +93,14 @@ def use(
         machine: The machine; see :func:`anyaccel.detect`.
         declare: Devices to count by resource name; see :func:`anyaccel.declare`.
         timeout: Seconds that each vendor's detection may take.
-        options: ``wait``, ``priority``, ``note``, ``avoid_busy``, ``on_wait``, ``unallocated`` and ``mask``, and
-            whatever else :func:`anyaccel.acquire` takes.
+        options: ``wait``, ``priority``, ``note``, ``avoid_busy``, ``on_wait``, ``unallocated``, ``mask``, ``time``,
+            ``cap`` and ``bind`` as of :func:`anyaccel.acquire`. ``bind`` binds the thread that calls this, and what it
+            starts from then on, other threads among it.
 
     Returns:
-        The devices. Keep it; when nothing refers to it any more, they are given back.
+        The devices. As a statement of its own, ``anyaccel.use("GPU:1")``, it lasts until this process has ended, and
+        the same statement once more does nothing. Who keeps what is returned may release it; when nothing refers to it
+        any more, they are given back.
 
     Raises:
         UsageError: When this process uses devices already.
@@ -95,30 +112,70 @@ def use(
         ...     len(devices.devices), len(anyaccel.current().devices)
         (2, 2)
     """
-    global _in_use  # noqa: PLW0603 - a process has one environment
+    global _in_use, _kept  # noqa: PLW0603 - a process has one environment
+    for name in ("memory", "confined", "environ"):
+        if options.get(name) not in (None, False):
+            raise UsageError(f"{name} is for what is about to be started, and this process has been started already")
     wanted = parse_request(request)
-    with _lock:
-        used = _in_use() if _in_use is not None else None
-        if used is not None and used._dropped.alive:  # noqa: SLF001 - it is ours
+    alone = _stands_alone(sys._getframe(1))  # noqa: SLF001 - nothing else tells a statement from an expression
+    if not _lock.acquire(blocking=False):
+        raise UsageError("another thread of this process is about to use devices; ask for all at once, in one thread")
+    try:
+        made = in_use()
+        if made is None:
+            found = survey(inventory, request=wanted, machine=machine, declare=declare, timeout=timeout)
+            refuse_if_loaded(found)
+            made = Use(acquire(wanted, inventory=found, **options))
+            if options.get("cap"):
+                caps.install()
+            _in_use = weakref.ref(made)
+        elif not alone or made is not _kept or made.allocation.request != wanted:
             raise UsageError(
-                f"this process uses {', '.join(device.id for device in used.devices) or 'no devices'} already",
-                hint="release that first, or ask for all at once, as in anyaccel.use('GPU:1 TPU:4')",
+                f"this process uses {_names(made)} already",
+                hint="release that first (in a notebook, %accel release), or ask for all at once, as in"
+                " anyaccel.use('GPU:1 TPU:4')",
             )
-        found = survey(inventory, request=wanted, machine=machine, declare=declare, timeout=timeout)
-        _refuse_if_loaded(found)
-        made = Use(acquire(wanted, inventory=found, **options))
-        _in_use = weakref.ref(made)
+        if alone:
+            _kept = made
+    finally:
+        _lock.release()
     return made
 
 
-def _refuse_if_loaded(inventory: Inventory) -> None:
+def in_use() -> Use | None:
+    """What this process uses; None when it uses nothing."""
+    used = _in_use() if _in_use is not None else None
+    return used if used is not None and used._dropped.alive else None  # noqa: SLF001 - it is ours
+
+
+def _stands_alone(frame: FrameType) -> bool:
+    """Whether nobody gets the value of the call that a frame makes: it is thrown away, or shown by an interpreter."""
+    import dis
+
+    following = next((each for each in dis.get_instructions(frame.f_code) if each.offset > frame.f_lasti), None)
+    if following is None:
+        return False
+    return following.opname in ("POP_TOP", "PRINT_EXPR") or following.argrepr == "INTRINSIC_PRINT"
+
+
+def _names(hold: Hold) -> str:
+    return ", ".join(device.id for device in hold.devices) or "no devices"
+
+
+def refuse_if_loaded(inventory: Inventory) -> None:
+    """Make sure that this process can still be shown which of a machine's devices it is given.
+
+    Raises:
+        AlreadyLoadedError: When the runtime of a vendor that is on the machine is loaded in this process.
+    """
     present = {device.vendor for device in inventory.devices}
     for report in inventory.vendors:
         library = loaded(report.runtimes) if report.vendor in present else ""
         if library:
+            masks = [*report.hidden.set] if report.hidden is not None else []
             raise AlreadyLoadedError(
                 f"{os.path.basename(library)} of {report.vendor} is loaded in this process already, and reads "
-                f"{', '.join(report.env_vars)} once: it would not see which devices this process was given",
+                f"{', '.join(masks or report.env_vars)} once: it would not see which devices this process was given",
                 hint="call anyaccel.use() before a framework is imported; in a notebook, restart the kernel first",
             )
 
@@ -137,10 +194,13 @@ def loaded(libraries: Collection[str]) -> str:
     return next((f"/{path}" for path in paths if os.path.basename(path).startswith(beginnings)), "")
 
 
-def _give_back(hold: Hold, former: Mapping[str, str | None], pid: int, *, dropped: bool) -> None:
+def _give_back(
+    hold: Hold, former: Mapping[str, str | None], before: Collection[int], pid: int, *, dropped: bool
+) -> None:
     """End a use, in the process that began it."""
     if os.getpid() != pid:
         return
+    put(before)
     environment = hold.launch.environment
     for name, value in former.items():
         if os.environ.get(name) != environment.set.get(name):
@@ -152,22 +212,23 @@ def _give_back(hold: Hold, former: Mapping[str, str | None], pid: int, *, droppe
     held = {device.vendor for device in hold.devices}
     reports = (report for report in hold.launch.inventory.vendors if report.vendor in held)
     library = next(filter(None, (loaded(report.runtimes) for report in reports)), "")
-    names = ", ".join(device.id for device in hold.devices) or "no devices"
+    names = _names(hold)
     if dropped and library:
         warnings.warn(
-            f"nothing refers to what anyaccel.use() returned; {os.path.basename(library)} is loaded and may use {names}"
-            " still, so that they stay held until this process has ended",
+            f"nothing refers to what anyaccel.use() returned any more; {os.path.basename(library)} is loaded and may"
+            f" use {names} still, so that they stay held until this process has ended",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
         return
     hold.release()
     if dropped:
         warnings.warn(
-            f"{names} were given back, since nothing refers to what anyaccel.use() returned; keep it, as in"
-            " 'devices = anyaccel.use(...)'",
+            f"{names} were given back, since nothing refers to what anyaccel.use() returned any more; this process sees"
+            " what it saw before. Keep it in a variable that lasts as long as they are needed, or call anyaccel.use()"
+            " as a statement of its own, which holds them until the process has ended",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     elif library:
         warnings.warn(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import filterfalse
 
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError
 from anyaccel.ledger import listing as listings
@@ -23,7 +24,7 @@ from anyaccel.ledger.lockfile import Life, LockedFile
 from anyaccel.ledger.names import ENDLESS, LeaseName, Period, lease_name, new_nonce
 from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tickets import Standing
-from anyaccel.ledger.turns import permitted, rules
+from anyaccel.ledger.turns import Turns, permitted, rules
 from anyaccel.ledger.waiting import Waiter
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
 from anyaccel.model.extent import ANY_SLOTS, Extent
@@ -81,15 +82,13 @@ class Acquisition:
         policy = rules()
         self._state = state
         self._want = want = permitted(want, priority, policy)
-        self._concerned = want.concerned
+        self._turns = Turns(want, priority, policy, None if place is None else place.since)
         self._choose = choose
         self._note = note
         self._on_wait = on_wait
         self._began = time.monotonic()
         self._deadline = None if wait is None else self._began + wait
-        self.waiter = Waiter(
-            state, want, priority=priority, note=note, deadline=self._deadline, policy=policy, kept=place
-        )
+        self.waiter = Waiter(state, self._turns, note=note, deadline=self._deadline, kept=place)
         self._busy_since: float | None = None
         self._busy_turn: tuple[int | None, int] = (None, 0)
         self._over: set[str] = set()
@@ -101,6 +100,7 @@ class Acquisition:
         self._conflicts = 0
         self._told: int | None = None
         self._late = False
+        self._again = False
         self._callers: OSError | None = None
         self._files: dict[str, LockedFile] = {}
         self._device_locks = DeviceLocks()
@@ -114,25 +114,29 @@ class Acquisition:
             DevicesBusyError: When time is up.
             LeaseCancelledError: When our ticket was cancelled.
         """
-        if self.waiter.cancelled:
-            raise self._cancelled()
+        again, self._again = self._again, True
         self._late = self._deadline is not None and time.monotonic() >= self._deadline
-        if not self._late and not self._on_wait and self.waiter.follows():
+        if again and self._still_follows():
             return None
         lease = None
         directory = self._state.open(make=True)
         try:
-            if not self._late and self.waiter.still_behind(directory):
-                return None
-            self.waiter.forget()
-            self.waiter.turns.policy = rules()
+            if again:
+                if not self._late and self.waiter.still_behind(directory):
+                    return None
+                self.waiter.forget()
+                self._turns.policy = rules()
             self._contradicted.clear()
             self._doubtful.clear()
             self._kept.clear()
+            self._over.clear()  # a name comes back where leases were brought over from a directory that was deleted
             lease = self._try_repeatedly(directory)
             if lease is None and self._late:
-                raise self._sorry(directory)
-            if lease is None and self.waiter.enter(directory, self._lock, at_once=self._conflicts > 1):
+                gone = self._state.replaced(directory)  # then what is held there says nothing
+                self._vanished += gone
+                if not gone or self._vanished > _VANISHED:
+                    raise self._sorry(directory)
+            elif lease is None and self.waiter.enter(directory, self._lock, at_once=self._conflicts > 1):
                 self.waiter.look_soon()
                 lease = self._try_repeatedly(directory)
         except OSError as error:
@@ -145,6 +149,13 @@ class Acquisition:
         finally:
             self._state.close(directory)
         return lease
+
+    def _still_follows(self) -> bool:
+        """Whether a thread of this process is still ahead of us, and nobody has to be told how the wait goes."""
+        ticket = self.waiter.ticket
+        if ticket and ticket.cancelled:
+            raise self._cancelled()
+        return not self._late and not self._on_wait and self.waiter.follows()
 
     def sleep(self, cancel: Any) -> None:
         """Wait until it may be worth another attempt, and tell whoever wants to know how the wait goes.
@@ -166,7 +177,7 @@ class Acquisition:
     def tell(self) -> None:
         """Tell whoever wants to know how the wait goes."""
         place = self.waiter.place
-        if self._on_wait and self.waiter.waits and self._told != place:
+        if self._on_wait and self.waiter.ticket and self._told != place:
             self._told = place
             directory = self._state.open(make=True)
             try:
@@ -180,13 +191,9 @@ class Acquisition:
     def _cancelled(self) -> LeaseCancelledError:
         return LeaseCancelledError(f"the wait for {self._want.request or 'devices'} was cancelled")
 
-    def close(self) -> None:
-        """Leave the line."""
-        self.waiter.close()
-
     def undo(self) -> None:
         """Give back what was got when it cannot be handed to anybody any more: an interrupt came in between."""
-        self.close()
+        self.waiter.close()
         if self._lease is not None:
             self._lease.release()
         else:
@@ -206,19 +213,19 @@ class Acquisition:
 
     def _try(self, directory: int) -> tuple[Lease | None, bool]:
         """Look, choose and publish once; the second value says that it may be worth doing it again at once."""
-        listing = listings.read(directory, self._concerned)
+        listing = listings.read(directory)
         standing = self.waiter.stand(directory, listing)
-        if listing.hidden and not self.waiter.waits:
+        if listing.hidden and not self.waiter.ticket:
             listings.sweep(directory, listings.debris(directory, listing.hidden[:_SWEPT]))
         if standing.before:
             return None, False
         choice = self._select(directory, listing)
         if choice is None:
             return None, False
-        if self.waiter.turns.limited(directory, listing, self._over):
+        if self._turns.limited(directory, listing, self._over):
             self._count_out(directory, listing.leases)
             self._look_at_carriers(directory)
-            if self.waiter.turns.limited(directory, listing, self._over):
+            if self._turns.limited(directory, listing, self._over):
                 return None, False
         if not choice:
             return Lease(self._state, new_nonce(), {}, {}, self._device_locks), False
@@ -231,9 +238,10 @@ class Acquisition:
         A command that carried its lease to its end has left the name behind, so names of processes that are gone are
         looked at in any case: the choice should not avoid a device that is free.
         """
-        missing = {pid for pid in listing.pids if not process.exists(pid)}
+        named = listing.summary
+        missing = frozenset(filterfalse(process.exists, named.pids))
         if missing:
-            self._count_out(directory, (lease for lease in listing.leases if lease.pid in missing))
+            self._count_out(directory, [lease for lease in named.leases if lease.pid in missing])
         choice = self._choose_certainly(directory, listing)
         if choice is not None:
             return choice
@@ -248,10 +256,18 @@ class Acquisition:
         A look at all processes takes milliseconds, so it is made only for a device that the choice needs.
         """
         while True:
-            choice = self._ask(listing.taken(self._over | self._doubtful.keys()))
-            needed = {lease.device for lease in self._doubtful.values()}
-            if choice is None or needed.isdisjoint(choice) or not self._look_at_carriers(directory):
+            choice = self._ask(self._taken(listing, self._over | self._doubtful.keys()))
+            if choice is None or not self._doubtful:
                 return choice
+            needed = {lease.device for lease in self._doubtful.values()}
+            if needed.isdisjoint(choice) or not self._look_at_carriers(directory):
+                return choice
+
+    def _taken(self, listing: Listing, over: Collection[str]) -> dict[str, Extent]:
+        """What is taken, by the device's name: what names say that are not over, and devices that were refused now."""
+        named = listing.summary
+        taken = listings.taken(named.leases, over) if over else named.taken
+        return {**taken, **dict.fromkeys(self._contradicted, Extent())}
 
     def _look_at_carriers(self, directory: int) -> bool:
         """Look which of the doubtful leases are kept, and follow the processes that keep them.
@@ -292,12 +308,12 @@ class Acquisition:
 
     def _follow(self, lease: LeaseName, pid: int) -> None:
         """Look again when a process has left the kernel that keeps a lease of a device that would do."""
-        if lease.device in self._concerned:
+        if lease.device in self._want.concerned:
             self.waiter.follow(pid)
 
     def _ask(self, taken: dict[str, Extent]) -> dict[str, Extent] | None:
         try:
-            chosen = self._choose(taken | dict.fromkeys(self._contradicted, Extent()))
+            chosen = self._choose(taken)
         except OSError as error:
             self._callers = error
             raise
@@ -320,21 +336,25 @@ class Acquisition:
         nonce = new_nonce()
         done = False
         try:
-            if self._want.device_locks:
-                self._device_locks.open(choice, self._want.device_locks)
             want = self._want
-            locks = tuple(path for device in choice for path in want.device_locks.get(device, ()))
+            locks: tuple[str, ...] = ()
+            if want.device_locks:
+                self._device_locks.open(choice, want.device_locks)
+                locks = tuple(path for device in choice for path in want.device_locks.get(device, ()))
             body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
             for device in choice:
-                self._files[device] = LockedFile(self._state.path)
-                self._files[device].make(directory, body)
+                file = self._files[device] = LockedFile(self._state.path)
+                file.make(directory, body)
             if not self._lock(directory):
                 return None
             try:
-                listing = listings.read(directory, self._concerned)
-                if not self._still_free(directory, listing, choice, standing) or not self._attest():
+                listing = listings.read(directory)
+                if not self._still_free(directory, listing, choice, standing):
                     return None
-                mark = self._want.mark(listing.marks) if self._want.mark else ()
+                if contradiction := self._device_locks.lock():
+                    self._contradicted[contradiction[0]] = describe(*contradiction)
+                    return None
+                mark = want.mark(listing.summary.marks) if want.mark else ()
                 period = ENDLESS if want.seconds is None else _period(want.seconds, passes=standing.passes)
                 for device, file in self._files.items():
                     file.rename(directory, lease_name(device, choice[device], nonce, mark=mark, period=period))
@@ -351,6 +371,7 @@ class Acquisition:
 
     def _withdraw(self) -> None:
         """Remove what was made and is no lease."""
+        self._device_locks.unlock()  # a child that was forked meanwhile has copies
         self._device_locks.close()
         while self._files:
             device = next(iter(self._files))
@@ -362,17 +383,12 @@ class Acquisition:
             return False
         if not self.waiter.in_front(directory, listing, standing):
             return False
-        if self.waiter.turns.limited(directory, listing, self._over):
+        if self._turns.limited(directory, listing, self._over):
             return False
-        dead = [lease.name for lease in listing.leases if lease.name in self._over and lease.understood]
-        listings.sweep(directory, (*standing.over, *dead))
-        return listings.fits(choice, listing.taken(self._over) | dict.fromkeys(self._contradicted, Extent()))
-
-    def _attest(self) -> bool:
-        contradiction = self._device_locks.lock()
-        if contradiction:
-            self._contradicted[contradiction[0]] = describe(*contradiction)
-        return contradiction is None
+        if standing.over or self._over:
+            dead = [lease.name for lease in listing.leases if lease.name in self._over and lease.understood]
+            listings.sweep(directory, (*standing.over, *dead))
+        return listings.fits(choice, self._taken(listing, self._over))
 
     def _lock(self, directory: int) -> bool:
         """Lock the directory, or say that this must be tried again later; too late is an error."""
@@ -394,12 +410,12 @@ class Acquisition:
 
     def _holders(self, directory: int) -> tuple[LeaseRecord, ...]:
         """Who holds devices that would have served."""
-        found = record.records(directory, listings.read(directory, self._concerned))
+        found = record.records(directory, listings.read(directory))
         outside = (
             LeaseRecord(id="", device=device, units=UNITS_PER_DEVICE, state="outside", reason=reason)
             for device, reason in self._contradicted.items()
         )
-        return (*(each for each in found if each.units and each.device in self._concerned), *outside)
+        return (*(each for each in found if each.units and each.device in self._want.concerned), *outside)
 
     def _sorry(self, directory: int) -> DevicesBusyError:
         holders = self._holders(directory)

@@ -29,12 +29,19 @@ class DeviceLocks:
         Args:
             choice: What is wanted of each device, by its name.
             paths: Paths of inodes by the device's name, such as the device's directory in sysfs.
+
+        Raises:
+            OSError: When this process, or the kernel, has nothing left to open them with.
         """
         for device, extent in choice.items():
             kind = fcntl.LOCK_EX if extent.units == UNITS_PER_DEVICE else fcntl.LOCK_SH
             for path in paths.get(device, ()):
-                with contextlib.suppress(OSError):
+                try:
                     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+                except OSError as error:
+                    if error.errno in process.SCARCE:
+                        raise
+                else:
                     self._opened.append((device, path, kind, fd))
 
     @property

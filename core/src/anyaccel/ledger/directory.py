@@ -23,7 +23,18 @@ from functools import partial
 
 from anyaccel.errors import LedgerBusyError, LedgerError, StateDirectoryError
 from anyaccel.ledger import process
-from anyaccel.ledger.places import MODE_SHARED, OPENING, VARIABLE, Place, check, make, places, refused
+from anyaccel.ledger.filesystem import note_test, test_lock, tested
+from anyaccel.ledger.places import (
+    MODE_SHARED,
+    OPENING,
+    VARIABLE,
+    Place,
+    check,
+    make,
+    places,
+    refuse_network,
+    refused,
+)
 
 BUSY_SECONDS = 10.0
 """How long the lock may be held by others before somebody must be told; holding it takes some microseconds."""
@@ -36,7 +47,8 @@ _COURTESY_SECONDS = 0.1
 
 _open: set[int] = set()
 _opening: set[object] = set()
-_known: set[tuple[int, int]] = set()
+_known: dict[tuple[int, int], bool] = {}
+"""Directories that this process has opened, by device number and inode, and whether their file system is local."""
 _turn = threading.Lock()
 _locked: dict[int, threading.Lock] = {}
 
@@ -85,8 +97,10 @@ class StateDirectory:
         self.shared = places[0].mode == MODE_SHARED
         self._places = tuple(places)
         self._others = others
-        self._modes = {place.path: place.mode for place in places}
+        self._modes: dict[str, int] = {}
         self._seen: tuple[object, ...] = ()
+        self._user = os.geteuid()
+        self._noted = False
         with contextlib.suppress(NoStateDirectoryError):
             self.close(self.open())
 
@@ -113,10 +127,12 @@ class StateDirectory:
         try:
             found = os.fstat(descriptor)
             seen = (place.path, found.st_dev, found.st_ino, found.st_uid, found.st_mode)
-            if seen != self._seen:
-                _known.add((found.st_dev, found.st_ino))
+            # One that was emptied, or made again with the number of the deleted one, lacks the file that says so.
+            if seen != self._seen or not tested(descriptor, self._user):
+                self._user = os.geteuid()
+                _known.setdefault((found.st_dev, found.st_ino), False)
                 self._verify(descriptor, found, place.path)
-                self._seen = seen
+                self._seen, self._noted = seen, tested(descriptor, self._user)
                 self.path = place.path
                 if found.st_uid == os.geteuid():
                     self._modes[place.path] = stat.S_IMODE(found.st_mode)  # whoever deletes it gets one of this kind
@@ -148,7 +164,7 @@ class StateDirectory:
         """Make the directory at the first place where we may, and open it; what a rival has made there is as good."""
         reasons = []
         for place in self._places:
-            mode = self._modes[place.path]
+            mode = self._modes.get(place.path, place.mode)
             if mode is None:
                 continue
             try:
@@ -158,6 +174,9 @@ class StateDirectory:
             except OSError as error:
                 reasons.append(f"{place.path} cannot be made: {error.strerror}")
             if opened := self._open_first():
+                if opened[0] is not place:  # one that comes first was made meanwhile: ours would seem to be in use
+                    with contextlib.suppress(OSError):
+                        os.rmdir(place.path)
                 return opened
         raise StateDirectoryError(
             f"the state directory {'; '.join(reasons) or f'{self.path} does not exist'}",
@@ -178,7 +197,8 @@ class StateDirectory:
 
     def close(self, descriptor: int) -> None:
         """Close what :meth:`open` returned; it should be unlocked, in case that a child was forked meanwhile."""
-        self._pass_on(descriptor)
+        if descriptor in _locked:
+            self._pass_on(descriptor)
         _open.discard(descriptor)
         with contextlib.suppress(OSError):  # the kernel closes it even where it reports an error
             os.close(descriptor)
@@ -231,13 +251,15 @@ class StateDirectory:
             turn.release()
 
     def replaced(self, descriptor: int) -> bool:
-        """Whether the directory was deleted since it was opened, or is in force no more.
+        """Whether the directory was deleted or emptied since it was opened, or is in force no more.
 
         Who publishes asks with the directory locked, and who brings leases over locks it, too: so no lease is left.
         """
         found = os.fstat(descriptor)
-        if found.st_nlink == 0 or len(self._places) == 1:
-            return found.st_nlink == 0
+        if found.st_nlink == 0 or (self._noted and not tested(descriptor, self._user)):
+            return True
+        if len(self._places) == 1:
+            return False
         for place in self._places:
             with contextlib.suppress(OSError):
                 there = os.lstat(place.path)
@@ -296,13 +318,15 @@ class StateDirectory:
         return LedgerError(f"the state directory {self.path} could not be used: {error.strerror or error}")
 
     def _verify(self, descriptor: int, found: os.stat_result, path: str) -> None:
-        from anyaccel.ledger.filesystem import note_test, test_lock, tested
-
         check(descriptor, found, path)
         self.shared = found.st_mode & stat.S_ISVTX != 0 and found.st_mode & 0o022 != 0
-        if not tested(descriptor) and test_lock(descriptor, path):
+        identity, is_tested = (found.st_dev, found.st_ino), tested(descriptor, self._user)
+        if not (is_tested and _known[identity]):
+            refuse_network(descriptor, path)
+        if not is_tested and test_lock(descriptor, path):
             self._bring_over(descriptor, path, clear=True)
             note_test(descriptor)
+        _known[identity] = True
 
     def _bring_over(self, descriptor: int, path: str, *, clear: bool) -> None:
         """Bring leases over that are in force and not in this directory, since it was deleted or was not in force.
@@ -323,10 +347,14 @@ class StateDirectory:
         former: list[tuple[str, int]] = []
         try:
             for former_path in {*own, *self._others()}:
-                with contextlib.suppress(OSError):
+                try:
                     former.append((former_path, os.open(former_path, OPENING)))
-                    if os.geteuid() not in (0, os.fstat(former[-1][1]).st_uid):
-                        os.close(former.pop()[1])
+                except OSError as error:
+                    if error.errno in process.SCARCE:
+                        raise
+                    continue
+                if os.geteuid() not in (0, os.fstat(former[-1][1]).st_uid):
+                    os.close(former.pop()[1])
             for former_path, source in former:
                 if not self._lock_file(source, time.monotonic() + _BRING_OVER_SECONDS) and former_path in own:
                     raise self.busy(self.owner(source), _BRING_OVER_SECONDS, former_path)

@@ -15,6 +15,7 @@ import select
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
 from anyaccel.ledger import mark as marks
@@ -34,22 +35,7 @@ File = tuple[int, int]
 
 
 def end(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> tuple[int, ...]:
-    """End a lease by ending every process that holds it or was started with it.
-
-    Args:
-        state: The state directory.
-        lease_id: Identity of the lease.
-        grace: Seconds for the processes to end after SIGTERM.
-        force: Whether to send SIGKILL to those that did not.
-
-    Returns:
-        The processes that were asked to end.
-
-    Raises:
-        LeaseNotFoundError: When there is no such lease.
-        LeasePermissionError: When it belongs to another user.
-        LedgerError: When it is still held in the end.
-    """
+    """End every process that holds a lease or was started with it: see :meth:`anyaccel.ledger.Ledger.release_of`."""
     asked: set[int] = set()
     ours: dict[int, int] = {}
     others: dict[int, int] = {}
@@ -66,7 +52,7 @@ def end(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> t
             while left := _in_force(directory, files):
                 ours, others = _processes(directory, left, owner)
                 for pid in ours if number == signal.SIGKILL else [pid for pid in ours if pid not in asked]:
-                    send(pid, ours[pid], number)
+                    process.send(pid, number, partial(process.started_at, pid, ours[pid]))
                     asked.add(pid)
                 pause = min(_LOOK_AGAIN, deadline - time.monotonic())
                 if pause <= 0 or (others and not ours):
@@ -85,20 +71,7 @@ def end(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> t
 
 
 def forget(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
-    """Give back what a lease of one's own holds, and leave alone what still runs with it.
-
-    Args:
-        state: The state directory.
-        lease_id: Identity of the lease.
-
-    Returns:
-        The processes that still run with the devices, as far as they can be seen.
-
-    Raises:
-        LeaseNotFoundError: When there is no such lease.
-        LeasePermissionError: When it belongs to another user, also for root.
-        LedgerError: When the ledger cannot be written, or a process keeps the lock on the device itself.
-    """
+    """Give back what a lease of one's own holds: see :meth:`anyaccel.ledger.Ledger.forget`."""
     directory = state.open()
     try:
         files, owner = _files(state, directory, lease_id)
@@ -109,10 +82,12 @@ def forget(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
                 hint=f"'anyaccel release {lease_id}' ends the processes",
             )
         running = {**(found := _processes(directory, files, owner))[0], **found[1]}
-        locks = set()
+        locks = _device_locks(directory, files)
         for lease in files:
-            locks |= _identities(read_locks(read_body(directory, lease.name)))
             os.unlink(lease.name, dir_fd=directory)
+        devices = {lease.device for lease in files}
+        others = [lease for lease in read(directory).leases if lease.device in devices]
+        locks -= _device_locks(directory, _in_force(directory, others))  # as of another share that a process has
     except OSError as error:
         raise state.fault(error) from error
     finally:
@@ -129,8 +104,7 @@ def forget(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
 
 def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[LeaseName], int]:
     """The files of a lease that is ours to end, and the user id of their owner."""
-    named = [lease for lease in read(directory).leases if lease.id == lease_id and lease.id]
-    files = _in_force(directory, named)
+    files = _in_force(directory, read(directory).of(lease_id))
     owners = {os.stat(lease.name, dir_fd=directory, follow_symlinks=False).st_uid for lease in files}
     if not files:
         raise LeaseNotFoundError(
@@ -188,18 +162,20 @@ def _locked(files: set[File]) -> Iterator[tuple[int, int]]:
             yield pid, descriptor
 
 
-def _identities(paths: Iterable[str]) -> set[File]:
+def _device_locks(directory: int, files: Iterable[LeaseName]) -> set[File]:
+    """What the holders of some leases have locked beside the files of these."""
     found = set()
-    for path in paths:
-        with contextlib.suppress(OSError):
-            status = os.stat(path)
-            found.add((status.st_dev, status.st_ino))
+    for lease in files:
+        for path in read_locks(read_body(directory, lease.name)):
+            with contextlib.suppress(OSError):
+                status = os.stat(path)
+                found.add((status.st_dev, status.st_ino))
     return found
 
 
 def _unlock(pid: int, files: set[File]) -> bool:
     """Unlock files that a process of ours has locked, by copies of its descriptors; False when that is forbidden."""
-    descriptors = [number for each, number in _locked(files) if each == pid]
+    descriptors = [number for _, number in process.open_files(files, pid) if process.has_lock(pid, number, shared=True)]
     if not descriptors:
         return True
     libc = ctypes.CDLL(None, use_errno=True)
@@ -247,21 +223,6 @@ def _still_held(
         f"lease {lease.id} is still held by processes that cannot be seen from here",
         hint="root, or a process outside of this container, can see them",
     )
-
-
-def send(pid: int, start: int, number: signal.Signals) -> None:
-    """Send a signal to exactly this process: never to one that was given its number since."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        if process.start_time(pid) == start:
-            signal.pidfd_send_signal(descriptor, number)
-    except (ProcessLookupError, PermissionError):
-        return
-    finally:
-        os.close(descriptor)
 
 
 def _wait(holders: Iterable[int], seconds: float) -> None:

@@ -7,9 +7,11 @@ import fcntl
 import os
 import re
 import sys
+from functools import lru_cache
 
 from anyaccel.errors import StateDirectoryError
 from anyaccel.ledger.names import boot, hidden_name
+from anyaccel.ledger.process import UNSEEN
 from anyaccel.ledger.usernamespace import outside
 
 _MAKING = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -34,38 +36,34 @@ def network_type(descriptor: int) -> str:
 
     FUSE counts as a network: what is behind it decides, and cannot be seen.
     """
-    name = _type(descriptor)
+    name = file_system(descriptor)
     fuse = name.startswith("fuse") and name not in _LOCAL_FUSE
     return name if _NETWORK.fullmatch(name) or fuse else ""
 
 
-def file_system(descriptor: int) -> str:
-    """Type of the file system that an open directory is on; empty when unknown."""
-    return _type(descriptor)
-
-
 def mount(descriptor: int) -> str:
     """Number of the mount that a descriptor came through; empty when unknown."""
-    with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as info:
+    with contextlib.suppress(*UNSEEN), open(f"/proc/self/fdinfo/{descriptor}", encoding="ascii") as info:
         return next((line.split()[1] for line in info if line.startswith("mnt_id:")), "")
     return ""
 
 
-def _type(descriptor: int) -> str:
+def file_system(descriptor: int) -> str:
     """Type of a file system, by the mount that a descriptor came through; empty when unknown."""
     wanted = mount(descriptor)
-    with contextlib.suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
+    with contextlib.suppress(*UNSEEN), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as table:
         for line in table:
             if line.split(" ", 1)[0] == wanted:
                 return line.partition(" - ")[2].split(" ", 1)[0]
     return ""
 
 
-def tested(descriptor: int) -> bool:
-    """Whether a directory has been tested in this boot by this user, or by root."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.stat(_marker(), dir_fd=descriptor, follow_symlinks=False).st_uid in (0, os.geteuid())
-    return False
+def tested(descriptor: int, user: int) -> bool:
+    """Whether a directory has been tested in this boot by a user, or by root for one."""
+    try:
+        return os.stat(_marker(user), dir_fd=descriptor, follow_symlinks=False).st_uid in (0, user)
+    except FileNotFoundError:
+        return False
 
 
 def test_lock(descriptor: int, path: str) -> bool:
@@ -102,11 +100,12 @@ def test_lock(descriptor: int, path: str) -> bool:
 def note_test(descriptor: int) -> None:
     """Note that a directory has been tested, so that :func:`tested` is true until the next boot."""
     with contextlib.suppress(OSError):
-        os.close(os.open(_marker(), _MAKING, 0o644, dir_fd=descriptor))
+        os.close(os.open(_marker(os.geteuid()), _MAKING, 0o644, dir_fd=descriptor))
 
 
-def _marker() -> str:
-    return f"checked.{boot()}.{outside(os.geteuid())}"
+@lru_cache(maxsize=16)
+def _marker(user: int) -> str:
+    return f"checked.{boot()}.{outside(user)}"
 
 
 def _ask_second_process(path: str) -> str:

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 
 from anyaccel.configuration import user_directory
-from anyaccel.ledger.record import clean, user_name
+from anyaccel.ledger.record import clean, read_object, user_name
 from anyaccel.ledger.usernamespace import outside
 from anyaccel.model import Value, replace
 
@@ -116,9 +116,12 @@ def write(entry: Entry, environ: Mapping[str, str] | None = None) -> bool:
     if len(line) > _LONGEST_LINE:
         return False
     try:
-        return any(_append(path, line, mode) for path, mode in _own_files(os.environ if environ is None else environ))
+        for path, mode in _own_files(os.environ if environ is None else environ):
+            if _append(path, line, mode):
+                return True
     except (OSError, ValueError):
-        return False
+        pass
+    return False
 
 
 def read(environ: Mapping[str, str] | None = None, *, since: float = 0.0) -> Iterator[Entry]:
@@ -140,7 +143,7 @@ def _line(entry: Entry) -> bytes:
         "ended": round(entry.ended, 3),
         "held": round(entry.held, 3),
         "waited": round(entry.waited, 3),
-        "devices": [_words(used) for used in entry.devices[:_MOST_DEVICES]],
+        "devices": list(map(_words, entry.devices[:_MOST_DEVICES])),
         "request": clean(entry.request),
         "note": clean(entry.note),
         "program": clean(entry.program),
@@ -256,11 +259,8 @@ def _entries(path: str, since: float) -> Iterator[Entry]:
 
 def _entry(line: bytes, user: str) -> Entry | None:
     """Read a line, whoever wrote it; None when it is none of ours."""
-    try:
-        words = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(words, dict) or words.get("v") != VERSION:
+    words = read_object(line)
+    if words.get("v") != VERSION:
         return None
     times = [_seconds(words.get(name)) for name in ("began", "ended", "held", "waited")]
     if None in times:

@@ -203,8 +203,10 @@ class Lease:
         if ours:
             self._device_locks.unlock()
         for file in list(self._files.values()):  # each step can be done twice, by another thread or after an interrupt
+            lost = ours and _lost(file)
+            file.close()  # before it is removed: one that is removed and locked was lost, and is made again
             if ours:
-                self._unlink(file)
+                self._unlink(file, lost=lost)
         self._close()
 
     def _close(self) -> None:
@@ -213,9 +215,8 @@ class Lease:
         self._device_locks.close()
         self._files.clear()
 
-    def _unlink(self, file: LockedFile) -> None:
+    def _unlink(self, file: LockedFile, *, lost: bool) -> None:
         try:
-            lost = file.fd >= 0 and os.fstat(file.fd).st_nlink == 0
             self._state.remove(file.name, lost=lost)
         except OSError as error:
             ends = "when this process does" if error.errno == errno.EROFS else "at the latest when this process does"
@@ -236,6 +237,14 @@ class Lease:
         devices = ", ".join(f"{device}:{extent.units}" for device, extent in self.devices.items())
         held = "released" if self.released else devices
         return f"<Lease {self.id}: {held}>"
+
+
+def _lost(file: LockedFile) -> bool:
+    """Whether somebody has removed a file of ours, with the state directory for instance."""
+    try:
+        return os.fstat(file.fd).st_nlink == 0
+    except OSError:  # it is closed: its name is looked for everywhere
+        return True
 
 
 def _log() -> logging.Logger:

@@ -118,7 +118,7 @@ class Ledger:
                 while (lease := attempt.attempt()) is None:
                     attempt.sleep(cancel)
             finally:
-                attempt.close()
+                attempt.waiter.close()
         except BaseException:
             attempt.undo()
             raise
@@ -149,7 +149,7 @@ class Ledger:
                     attempt.tell()
                     await pause(attempt.waiter)
             finally:
-                attempt.close()
+                attempt.waiter.close()
         except BaseException:
             attempt.undo()
             raise
@@ -163,14 +163,9 @@ class Ledger:
         """
         self._state.close(self._state.open(make=True))
 
-    def leases(self, devices: frozenset[str] = frozenset()) -> tuple[LeaseRecord, ...]:
-        """The leases that are in force: one record for each device of each.
-
-        Args:
-            devices: Names of the devices that matter. A lease of an older version, which says no vendor, is shown as
-                one of each of these that has its id.
-        """
-        return self._looked(records, devices)
+    def leases(self) -> tuple[LeaseRecord, ...]:
+        """The leases that are in force: one record for each device of each."""
+        return self._looked(records)
 
     def tickets(self) -> tuple[TicketRecord, ...]:
         """Those who wait, first to be served first."""
@@ -189,22 +184,27 @@ class Ledger:
         found = self._looked(lambda directory, listing: newcomer_starts(directory, listing, want))
         return found[0] if found else None
 
+    def ahead(self, want: Want, priority: int) -> int:
+        """How many who wait would be served before somebody who came now, and want one of the same devices."""
+        from anyaccel.ledger.tickets import newcomers_place
+
+        found = self._looked(lambda directory, listing: newcomers_place(directory, listing, want, priority))
+        return found[0] if found else 0
+
     def wanted(self, devices: frozenset[str]) -> frozenset[str]:
         """Those of some devices for which another process waits: a quick look for those who could give some back."""
         from anyaccel.ledger.tickets import wanted_by_others
 
         return frozenset(self._looked(lambda directory, listing: wanted_by_others(directory, listing, devices)))
 
-    def _looked(
-        self, look: Callable[[int, Listing], Iterable[_Found]], devices: frozenset[str] = frozenset()
-    ) -> tuple[_Found, ...]:
+    def _looked(self, look: Callable[[int, Listing], Iterable[_Found]]) -> tuple[_Found, ...]:
         """What is found in the state directory, given its descriptor and what is in it; nothing where there is none."""
         try:
             directory = self._state.open()
         except NoStateDirectoryError:
             return ()
         try:
-            return tuple(look(directory, read(directory, devices)))
+            return tuple(look(directory, read(directory)))
         except OSError as error:
             raise self._state.fault(error) from error
         finally:
@@ -218,7 +218,7 @@ class Ledger:
         """
 
         def look(directory: int, listing: Listing) -> Iterable[tuple[int, ...]]:
-            found = states(directory, [lease for lease in listing.leases if lease.id == lease_id and lease.id])
+            found = states(directory, listing.of(lease_id))
             return (state.carriers for state in found.values() if state.life is not Life.OVER)
 
         found = self._looked(look)
@@ -294,21 +294,16 @@ class Ledger:
 
         It covers a process that was started with it, as long as it is in force.
         """
-        directory = self._state.open()
-        try:
-            found = read(directory)
-            files = [lease for lease in found.leases if lease.id == lease_id and lease.id]
-            in_force = states(directory, files)
-            for lease in files:
-                if in_force[lease.name].life is not Life.OVER and _covers(directory, lease):
-                    return ""
-        except OSError as error:
-            raise self._state.fault(error) from error
-        finally:
-            self._state.close(directory)
-        if any(state.life is not Life.OVER for state in in_force.values()):
-            return "this process was not started with it"
-        return "it has ended"
+
+        def look(directory: int, listing: Listing) -> Iterable[bool]:
+            files = listing.of(lease_id)
+            found = states(directory, files)
+            return (_covers(directory, lease) for lease in files if found[lease.name].life is not Life.OVER)
+
+        covers = self._looked(look)
+        if not covers:
+            return "it has ended"
+        return "" if any(covers) else "this process was not started with it"
 
     def _begin(self, want: Want, choose: Choose, *, wait: float | None, priority: int, **options: Any) -> Acquisition:
         if wait is not None and not 0 <= wait <= math.inf:

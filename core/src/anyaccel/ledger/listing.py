@@ -5,88 +5,86 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterable, Mapping
-from functools import lru_cache
+from functools import cached_property
+from operator import attrgetter
 from typing import NamedTuple
 
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.lockfile import Life, left_behind, look
 from anyaccel.ledger.names import LeaseName, boot, parse_hidden, parse_lease
-from anyaccel.model import Value
 from anyaccel.model.extent import NOTHING, Extent
 
+_PID, _MARK = attrgetter("pid"), attrgetter("mark")
 
-class Listing(Value):
-    """The names in the state directory at one moment.
+
+class Summary(NamedTuple):
+    """What the names of some leases say in all.
 
     Attributes:
-        named: Those of leases, also of dead ones and such as are not understood.
-        tickets: Names of tickets, in the order of service.
-        hidden: Names of what is being made, or was left behind.
-        devices: Names of devices. A lease that says no vendor is one of each of these that has its id.
+        leases: What each of them says.
+        pids: Processes that took them.
+        marks: Marks that they name.
+        taken: What is taken, by the device's name.
     """
 
-    named: tuple[str, ...]
-    tickets: tuple[str, ...]
-    hidden: tuple[str, ...]
-    devices: frozenset[str] = frozenset()
-
-    @property
-    def leases(self) -> tuple[LeaseName, ...]:
-        """What the names of leases say; most of those who wait in line need not know."""
-        return _summary(self.named, self.devices).leases
-
-    @property
-    def pids(self) -> frozenset[int]:
-        """Processes that took them."""
-        return _summary(self.named, self.devices).pids
-
-    @property
-    def marks(self) -> frozenset[marks.Mark]:
-        """Marks that they name."""
-        return _summary(self.named, self.devices).marks
-
-    def taken(self, over: Collection[str] = ()) -> dict[str, Extent]:
-        """What is taken, by the device's name; what some names say left out."""
-        return _taken(self.leases, over) if over else dict(_summary(self.named, self.devices).taken)
-
-
-class _Summary(NamedTuple):
     leases: tuple[LeaseName, ...]
     pids: frozenset[int]
     marks: frozenset[marks.Mark]
     taken: Mapping[str, Extent]
 
 
-@lru_cache(maxsize=4)
-def _summary(named: tuple[str, ...], devices: frozenset[str]) -> _Summary:
-    """What some names say in all. Who takes devices lists the directory twice, and mostly finds the same leases."""
-    leases = tuple(each for lease in map(parse_lease, named) if lease for each in _of_devices(lease, devices))
-    pids = frozenset(lease.pid for lease in leases)
-    return _Summary(leases, pids, frozenset(lease.mark for lease in leases), _taken(leases))
+_last: tuple[list[str], Summary] = ([], Summary((), frozenset(), frozenset(), {}))
+"""The names that were read last, and what they say: who takes devices lists the directory twice, and mostly finds the
+same leases. There is no lock: what is lost is read again."""
 
 
-def _of_devices(lease: LeaseName, devices: frozenset[str]) -> Iterable[LeaseName]:
-    """A lease as those of some devices that it takes, if it takes any of them."""
-    if lease.vendor or not devices:
-        return (lease,)
-    return [lease._replace(device=name) for name in sorted(lease.means(devices))] or (lease,)
-
-
-def _taken(leases: Iterable[LeaseName], over: Collection[str] = ()) -> dict[str, Extent]:
-    taken: dict[str, Extent] = {}
-    for lease in leases:
-        if lease.name not in over:
-            taken[lease.device] = taken.get(lease.device, NOTHING).joined(lease.extent)
-    return taken
-
-
-def read(directory: int, devices: frozenset[str] = frozenset()) -> Listing:
-    """List the state directory.
+class Listing:
+    """The names in the state directory at one moment.
 
     Args:
-        directory: Its descriptor.
-        devices: Names of the devices that matter, to which leases of older versions are counted; see :class:`Listing`.
+        named: Those of leases, also of dead ones and such as are not understood.
+        tickets: Names of tickets, in the order of service.
+        hidden: Names of what is being made, or was left behind.
     """
+
+    def __init__(self, named: list[str], tickets: list[str], hidden: list[str]) -> None:
+        self._named = named
+        self.tickets = tickets
+        self.hidden = hidden
+
+    @cached_property
+    def summary(self) -> Summary:
+        """What the names of leases say in all; most of those who wait in line need not know."""
+        global _last  # noqa: PLW0603 -- see there
+        known, found = _last
+        if known != self._named:
+            leases = tuple(filter(None, map(parse_lease, self._named)))
+            pids, marks = map(_PID, leases), map(_MARK, leases)
+            found = Summary(leases, frozenset(pids), frozenset(marks), taken(leases))
+            _last = self._named, found
+        return found
+
+    @property
+    def leases(self) -> tuple[LeaseName, ...]:
+        """What the names of leases say."""
+        return self.summary.leases
+
+    def of(self, lease_id: str) -> list[LeaseName]:
+        """What the names say of one lease."""
+        return [lease for lease in self.leases if lease.id == lease_id and lease.id]
+
+
+def taken(leases: Iterable[LeaseName], over: Collection[str] = ()) -> dict[str, Extent]:
+    """What is taken, by the device's name; what some names say left out."""
+    found: dict[str, Extent] = {}
+    for lease in leases:
+        if lease.name not in over:
+            found[lease.device] = found.get(lease.device, NOTHING).joined(lease.extent)
+    return found
+
+
+def read(directory: int) -> Listing:
+    """List the state directory, given its descriptor."""
     named, tickets, hidden = [], [], []
     for name in os.listdir(directory):
         first = name[0]
@@ -97,7 +95,7 @@ def read(directory: int, devices: frozenset[str] = frozenset()) -> Listing:
         elif first == ".":
             hidden.append(name)
     tickets.sort()
-    return Listing(named=tuple(named), tickets=tuple(tickets), hidden=tuple(hidden), devices=devices)
+    return Listing(named, tickets, hidden)
 
 
 class LeaseState(NamedTuple):
@@ -115,7 +113,8 @@ class LeaseState(NamedTuple):
 def without_marks(directory: int, lease: LeaseName) -> Life:
     """Say what keeps a lease in force, without a look at all processes: ``KEPT`` where only that can tell.
 
-    A lease that is over stays so: names are never used twice.
+    A lease that is over stays so in this directory: names are never used twice. Where the directory was deleted, its
+    names are made again in the next one.
     """
     found, file = look(directory, lease.name)
     if found is not Life.OVER or file is None or not lease.understood:
@@ -164,7 +163,10 @@ def states(directory: int, leases: Iterable[LeaseName]) -> dict[str, LeaseState]
 
 def fits(choice: Mapping[str, Extent], taken: Mapping[str, Extent]) -> bool:
     """Whether what is chosen is free."""
-    return all(taken.get(device, NOTHING).leaves(extent) for device, extent in choice.items())
+    for device, extent in choice.items():  # noqa: SIM110 - a generator takes longer, and the directory is locked
+        if not taken.get(device, NOTHING).leaves(extent):
+            return False
+    return True
 
 
 def sweep(directory: int, names: Iterable[str]) -> None:

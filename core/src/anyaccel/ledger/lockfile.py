@@ -78,9 +78,10 @@ class LockedFile:
     def _make(self, directory: int, body: bytes) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd.append(os.open(self.name, flags, 0o644, dir_fd=directory))
-        fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.fchmod(self.fd, 0o644)  # whatever the umask: others must be able to see whether it is locked
-        if os.write(self.fd, body) != len(body):
+        fd = self._fd[0]
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.fchmod(fd, 0o644)  # whatever the umask: others must be able to see whether it is locked
+        if os.write(fd, body) != len(body):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def rewrite(self, body: bytes) -> None:

@@ -68,15 +68,17 @@ def obstacle() -> str:
     return ""
 
 
-def parse(limit: int) -> Mark | None:
+def parse(value: int) -> Mark | None:
     """The mark that a hard limit says: empty for "unlimited"; None when it is no mark."""
-    if not 0 <= limit < _ALL:
+    if not 0 <= value < _ALL:
         return ()
-    fields = tuple(limit >> _BITS * (_LEVELS - 1 - level) & _ONES for level in range(_LEVELS))
-    filled = next((level for level in range(_LEVELS) if fields[level] == _ONES), _LEVELS)
-    if not filled or 0 in fields[:filled] or any(field != _ONES for field in fields[filled:]):
-        return None
-    return fields[:filled]
+    mark: Mark = ()
+    for level in range(_LEVELS):
+        field = value >> _BITS * (_LEVELS - 1 - level) & _ONES
+        if field == _ONES:
+            break
+        mark += (field,)
+    return mark if mark and 0 not in mark and limit(mark) == value else None
 
 
 def limit(mark: Mark) -> int:
@@ -123,8 +125,7 @@ def put(mark: Mark) -> None:
 
 def carried(mark: Mark) -> bool:
     """Whether this process carries a mark."""
-    found = own()
-    return bool(mark and found) and found[: len(mark)] == mark  # type: ignore[index]
+    return _says(hard_limit(os.getpid()), mark)
 
 
 def hidden() -> bool:
@@ -142,7 +143,7 @@ def carriers(marks: Iterable[Mark]) -> Mapping[Mark, tuple[int, ...]] | None:
     Returns:
         Process ids by mark, without marks that no process carries; None when processes start faster than it can look.
     """
-    ranges = {mark: (limit(mark) - (1 << _BITS * (_LEVELS - len(mark))) + 1, limit(mark)) for mark in marks if mark}
+    ranges = {mark: _range(mark) for mark in marks if mark}
     rounds = 0
     while ranges:
         before = _last_pid()
@@ -167,9 +168,21 @@ def carriers(marks: Iterable[Mark]) -> Mapping[Mark, tuple[int, ...]] | None:
 
 def carries(pid: int, mark: Mark) -> bool:
     """Whether a process is alive and carries a mark; a process that cannot be looked at does not count."""
-    value = hard_limit(pid)
-    fields = None if value is None else parse(value)
-    return bool(mark and fields) and fields[: len(mark)] == mark and not process.gone(pid, 0)  # type: ignore[index]
+    return _says(hard_limit(pid), mark) and not process.gone(pid, 0)
+
+
+def _says(value: int | None, mark: Mark) -> bool:
+    """Whether a hard limit says a mark, or one that was drawn inside it."""
+    if value is None or not mark:
+        return False
+    low, high = _range(mark)
+    return low <= value <= high
+
+
+def _range(mark: Mark) -> tuple[int, int]:
+    """The lowest and the highest limit of those who carry a mark."""
+    high = limit(mark)
+    return high - (1 << _BITS * (_LEVELS - len(mark))) + 1, high
 
 
 def hard_limit(pid: int) -> int | None:
@@ -178,9 +191,7 @@ def hard_limit(pid: int) -> int | None:
         return resource.prlimit(pid, _LOCKS)[1]
     except ProcessLookupError:
         return None
-    except (
-        OSError
-    ):  # another user's: the system call needs the same user, the file does not, and takes ten times as long
+    except OSError:  # another user's: the file is open to all, but takes ten times as long as the system call
         text = _read(pid)
     if not text:
         return None
@@ -191,11 +202,11 @@ def _read(pid: int) -> bytes:
     """The hard limit as ``/proc`` writes it; empty when it cannot be read."""
     try:
         fd = os.open(f"/proc/{pid}/limits", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except process.UNSEEN:
         return b""
     try:
         text = os.read(fd, 4096)
-    except OSError:
+    except process.UNSEEN:
         return b""
     finally:
         os.close(fd)

@@ -2,15 +2,14 @@
 
 A lease is ``v2.<id>.<vendor>.<extent>.<pid>.<starttime>.<mark>.<nonce>``: whoever counts what is taken needs nothing
 but names. Ids belong to their vendors, so the ledger names a device ``vendor/id``. A physical part is the same whoever
-drives it: it goes by its path, and the vendor is left out. It is left out by older versions, too: such a lease takes
-the devices with its id, of whichever vendor. The extent is a number of units, in 1/10000 of the device; where the
+drives it: it goes by its path, and the vendor is left out. Of a lease that another version wrote, id and vendor are
+read, and the whole device counts as held. The extent is a number of units, in 1/10000 of the device; where the
 device has slots, a hyphen and these slots follow, as a bit mask in hexadecimal digits. No units are held of a device by
 who holds a part of it that is a device of its own, and then the device itself is nobody's. The mark is the one that all
 carry which was started with the lease, as 16 hexadecimal digits of :func:`anyaccel.ledger.mark.limit`, zeros for none;
 a process id of 0 says that no process matters but those that carry the mark. Of a lease that ends in time, ``.e`` and
 the time stand before the nonce, in milliseconds since the boot as hexadecimal digits; after them, where it was given to
-somebody who passed others, ``b`` and when that was. ``v1`` is the same without vendor, slots
-and mark, as version 0.1 writes it. A ticket of a waiter is
+somebody who passed others, ``b`` and when that was. A ticket of a waiter is
 ``t1.<rank>.<number>.<pid>.<starttime>.<nonce>.<wanted>``, in which the numbers have leading zeros, so that the order of
 the names is the order of service. What is being made is hidden: ``.<pid>.<starttime>.<nonce>``. A nonce starts with the
 tag of the boot, so that files that outlived a boot say so.
@@ -24,12 +23,12 @@ import os
 import re
 import zlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import NamedTuple
 
 from anyaccel.ledger import mark as marks
-from anyaccel.ledger.process import me
+from anyaccel.ledger.process import UNSEEN, me
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.model.extent import ANY_SLOTS, DIVIDED, Extent
 
@@ -49,15 +48,10 @@ _PLAIN = re.compile(r"[0-9A-Za-z:@+_-]")
 _OWNER, _NONCE = r"(?P<pid>[0-9]{1,10})\.(?P<start>[0-9]{1,20})", r"(?P<boot>[0-9a-f]{8})(?P<id>[0-9a-f]{12})"
 _UNITS, _SLOTS = r"(?P<units>[0-9]{1,5})", r"(-(?P<slots>[0-9a-f]{1,8}))?"
 _TERM = r"(\.e(?P<until>[0-9a-f]{1,10})(b(?P<passed>[0-9a-f]{1,10}))?)?"
-_LEASES = {
-    "v1": re.compile(
-        rf"v1\.(?P<device>[^.]+)(?P<vendor>)\.{_UNITS}(?P<slots>)\.{_OWNER}\.{_NONCE}(?P<mark>)(?P<until>)(?P<passed>)"
-    ),
-    "v2": re.compile(
-        rf"v2\.(?P<device>[^.]+)(\.{_VENDOR})?\.{_UNITS}{_SLOTS}\.{_OWNER}\.(?P<mark>[0-9a-f]{{16}}){_TERM}\.{_NONCE}"
-    ),
-}
-_ANY_LEASE = re.compile(r"v[0-9]+\.(?P<device>[^.]+)(\..*)?")
+_LEASE = re.compile(
+    rf"v2\.(?P<device>[^.]+)(\.{_VENDOR})?\.{_UNITS}{_SLOTS}\.{_OWNER}\.(?P<mark>[0-9a-f]{{16}}){_TERM}\.{_NONCE}"
+)
+_ANY_LEASE = re.compile(rf"v[0-9]+\.(?P<device>[^.]+)(\.{_VENDOR})?(\..*)?")
 _TICKET = re.compile(
     rf"t1\.(?P<rank>[0-9]{{7}})\.(?P<number>[0-9]{{16}})\.{_OWNER}\.{_NONCE}\.(?P<wanted>[0-9A-Za-z_+-]*)"
 )
@@ -84,7 +78,7 @@ class LeaseName(NamedTuple):
 
     Attributes:
         name: The name.
-        device: Name of the device in the ledger, ``vendor/id``; the id alone where the file's name says no vendor.
+        device: Name of the device in the ledger, ``vendor/id``; of a physical part its path.
         extent: How much of it is held, and where; all of it where the rest is not understood.
         pid: Process that took the lease; 0 where it is not understood, or only those matter that carry the mark.
         start: Start time of that process, in ticks since the boot; 0 when unknown.
@@ -92,7 +86,6 @@ class LeaseName(NamedTuple):
         id: Identity of the lease, the same for all devices of one request.
         mark: Mark of all that was started with the lease; empty where there is none.
         understood: Whether this version knows what the name says.
-        vendor: Key of the device's vendor; empty where the file's name says none.
         period: When it ends.
     """
 
@@ -105,13 +98,7 @@ class LeaseName(NamedTuple):
     id: str = ""
     mark: marks.Mark = ()
     understood: bool = False
-    vendor: str = ""
     period: Period = ENDLESS
-
-    def means(self, devices: frozenset[str]) -> frozenset[str]:
-        """Which of some devices, by name, it is a lease of: all with its id where the file's name says no vendor."""
-        own = frozenset((self.device,)) & devices
-        return own if self.vendor else own | by_id(devices).get(self.device, own)
 
 
 class TicketName(NamedTuple):
@@ -144,7 +131,7 @@ def boot() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             tag = file.read(8)
-    except OSError:
+    except UNSEEN:
         return "0" * 8
     return tag if re.fullmatch("[0-9a-f]{8}", tag) else "0" * 8
 
@@ -170,23 +157,12 @@ def device_name(vendor: str, device: str, scope: str = "") -> str:
     return f"{of_vendor}{scope}{hashlib.sha256(own.encode()).hexdigest()}"
 
 
-@lru_cache(maxsize=4096)
 def vendor_and_id(name: str) -> tuple[str, str]:
-    """Read the name of a device in the ledger: its vendor, empty where it says none, and by what older versions go."""
+    """Read the name of a device in the ledger: its vendor and id, or nothing and the path of a physical part."""
     match = _OF_VENDOR.fullmatch(name)
     return (match["vendor"], match["id"]) if match else ("", name)
 
 
-@lru_cache(maxsize=64)
-def by_id(devices: frozenset[str]) -> Mapping[str, frozenset[str]]:
-    """The names of some devices, by what older versions call them: ids alone, which several vendors may use."""
-    found: dict[str, set[str]] = {}
-    for name in devices:
-        found.setdefault(vendor_and_id(name)[1], set()).add(name)
-    return {own: frozenset(names) for own, names in found.items()}
-
-
-@lru_cache(maxsize=4096)
 def encode(device: str, room: int = _ESCAPED_LENGTH) -> str:
     """Write a device id as a part of a file name, reversibly: letters, digits and ``:@+-_`` stay as they are.
 
@@ -239,13 +215,19 @@ def lease_name(  # noqa: PLR0917 -- in the order of the name
 ) -> str:
     """Name a lease of this process, or of the one whose process id and start time are given."""
     pid, start = owner or me()
-    vendor, own = vendor_and_id(device)
-    named = f"{encode(own, _room(vendor))}.{vendor}" if vendor else encode(own)
     slots = "" if extent.divided or extent.slots == ANY_SLOTS else f"-{extent.slots:x}"
     term = "" if period.until is None else f".e{period.until:x}"
     if period.until is not None and period.passed is not None:
         term += f"b{period.passed:x}"
-    return f"v2.{named}.{extent.units}{slots}.{pid}.{start}.{marks.limit(mark) if mark else 0:016x}{term}.{nonce}"
+    marked = marks.limit(mark) if mark else 0
+    return f"v2.{_named(device)}.{extent.units}{slots}.{pid}.{start}.{marked:016x}{term}.{nonce}"
+
+
+@lru_cache(maxsize=4096)
+def _named(device: str) -> str:
+    """How the name of a lease says its device."""
+    vendor, own = vendor_and_id(device)
+    return f"{encode(own, _room(vendor))}.{vendor}" if vendor else encode(own)
 
 
 def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[str]) -> str:
@@ -277,20 +259,16 @@ def _ticket_prefix(priority: int) -> str:
 @lru_cache(maxsize=8192)
 def parse_lease(name: str) -> LeaseName | None:
     """Read a lease's name; None when it is none, or says of which device in no way that we know."""
-    version = _LEASES.get(name[:2])
-    match = version.fullmatch(name) if version else None
-    if match is None:
-        return _not_understood(name)
-    vendor = match["vendor"] or ""
-    device = decode(match["device"], _room(vendor))
-    if device is None:
-        return _not_understood(name)
-    named = f"{vendor}/{device}" if vendor else device
-    value = int(match["mark"] or "0", 16)
+    match = _LEASE.fullmatch(name)
+    named = _device_of(match)
+    if match is None or named is None:
+        other = _device_of(_ANY_LEASE.fullmatch(name))
+        return None if other is None else LeaseName(name=name, device=other)
+    value = int(match["mark"], 16)
     mark = marks.parse(value) or None if value else ()
-    extent = None if mark is None else _read_extent(match["units"], match["slots"] or "", version="v" + name[1])
+    extent = None if mark is None else _read_extent(match["units"], match["slots"] or "")
     if mark is None or extent is None:
-        return LeaseName(name=name, device=named, vendor=vendor)
+        return LeaseName(name=name, device=named)
     return LeaseName(
         name=name,
         device=named,
@@ -301,22 +279,23 @@ def parse_lease(name: str) -> LeaseName | None:
         id=match["id"],
         mark=mark,
         understood=True,
-        vendor=vendor,
         period=Period(*(int(each, 16) if each else None for each in (match["until"], match["passed"]))),
     )
 
 
-def _not_understood(name: str) -> LeaseName | None:
-    """Read of which device a lease is that another version wrote: its id, of whichever vendor."""
-    match = _ANY_LEASE.fullmatch(name)
-    device = decode(match["device"]) if match else None
-    return None if device is None else LeaseName(name=name, device=device)
+def _device_of(match: re.Match[str] | None) -> str | None:
+    """Name of the device whose id and vendor a lease's name says; None where it says no id that we can read."""
+    if match is None:
+        return None
+    vendor = match["vendor"] or ""
+    device = decode(match["device"], _room(vendor))
+    return f"{vendor}/{device}" if vendor and device is not None else device
 
 
-def _read_extent(units: str, slots: str, *, version: str) -> Extent | None:
+def _read_extent(units: str, slots: str) -> Extent | None:
     """How much of a device a lease's name says is held; None where that cannot be."""
     number, mask = int(units), int(slots, 16) if slots else ANY_SLOTS
-    if not number and not slots and version != "v1":
+    if not number and not slots:
         return DIVIDED
     return Extent(number, mask) if mask and 0 < number <= UNITS_PER_DEVICE else None
 
@@ -355,12 +334,6 @@ def parse_hidden(name: str) -> tuple[int, int, str] | None:
 def hashes(candidates: frozenset[str]) -> frozenset[int]:
     """The devices of a request as the numbers that tickets compare."""
     return frozenset(zlib.crc32(device.encode()) for device in candidates)
-
-
-@lru_cache(maxsize=256)
-def rival_hashes(candidates: frozenset[str]) -> frozenset[int]:
-    """The same with the numbers by which tickets of older versions, which name no vendor, mean these devices."""
-    return hashes(frozenset(name for device in candidates for name in (device, vendor_and_id(device)[1])))
 
 
 def listed_in_name(candidates: frozenset[str]) -> bool:

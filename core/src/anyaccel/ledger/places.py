@@ -7,11 +7,12 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from anyaccel.errors import StateDirectoryError
 from anyaccel.ledger.names import hidden_name
+from anyaccel.ledger.process import UNSEEN
 from anyaccel.ledger.usernamespace import outside, unmapped
-from anyaccel.model import Value
 
 VARIABLE = "ANYACCEL_STATE_DIR"
 MACHINE_WIDE = "/run/anyaccel"
@@ -25,7 +26,7 @@ OPENING = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PRIVATE_PLACES = 10
 
 
-class Place(Value):
+class Place(NamedTuple):
     """Where a state directory may be.
 
     Attributes:
@@ -53,11 +54,11 @@ def places(environ: Mapping[str, str]) -> tuple[list[Place], Callable[[], Iterab
     if chosen:
         if not os.path.isabs(chosen):
             raise StateDirectoryError(f"{VARIABLE} must be an absolute path (got {chosen!r})")
-        return [Place(path=chosen.rstrip("/") or "/", mode=MODE_PRIVATE)], tuple
+        return [Place(chosen.rstrip("/") or "/", MODE_PRIVATE)], tuple
     if os.geteuid() == 0 and os.access(os.path.dirname(MACHINE_WIDE), os.W_OK):
-        return [Place(path=MACHINE_WIDE, mode=MODE_SHARED)], private_directories
-    own = [Place(path=path, mode=MODE_PRIVATE, gone_around=True) for path in private_places(outside(os.geteuid()))]
-    return [Place(path=MACHINE_WIDE, mode=None), *own], tuple
+        return [Place(MACHINE_WIDE, MODE_SHARED)], private_directories
+    own = [Place(path, MODE_PRIVATE, gone_around=True) for path in private_places(outside(os.geteuid()))]
+    return [Place(MACHINE_WIDE, None), *own], tuple
 
 
 def private_places(uid: int) -> list[str]:
@@ -76,7 +77,7 @@ def private_directories() -> Iterator[str]:
     """Directories of single users, as far as they can be seen; none that another user made."""
     candidates = []
     for parent in (PRIVATE, "/run/user"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(*UNSEEN):
             names = [name for name in os.listdir(parent) if parent != PRIVATE or name.startswith("anyaccel-")]
             candidates += [f"{parent}/{name}" + "/anyaccel" * (parent != PRIVATE) for name in names]
     for path in candidates:
@@ -87,7 +88,7 @@ def private_directories() -> Iterator[str]:
 
 
 def check(descriptor: int, found: os.stat_result, path: str) -> None:
-    """Make sure that a directory is fit to keep leases, but for whether it keeps locks.
+    """Make sure that nobody can take leases in a directory away but their owners and root.
 
     Args:
         descriptor: The directory.
@@ -97,8 +98,6 @@ def check(descriptor: int, found: os.stat_result, path: str) -> None:
     Raises:
         StateDirectoryError: When it is not; says why.
     """
-    from anyaccel.ledger.filesystem import network_type
-
     if found.st_uid not in (0, os.geteuid()) and not _made_outside(path, descriptor, found):
         raise _foreign(path, found.st_uid)
     if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
@@ -107,6 +106,16 @@ def check(descriptor: int, found: os.stat_result, path: str) -> None:
             f"(mode {stat.S_IMODE(found.st_mode):04o}) and not sticky",
             hint=f"'chmod 1777 {path}'",
         )
+
+
+def refuse_network(descriptor: int, path: str) -> None:
+    """Make sure that a directory is on a file system of this machine.
+
+    Raises:
+        StateDirectoryError: When it is on a network's.
+    """
+    from anyaccel.ledger.filesystem import network_type
+
     if network := network_type(descriptor):
         raise StateDirectoryError(
             f"the state directory {path} is on a network file system ({network}), where locks of other "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 
 _SET_PARENT_DEATH_SIGNAL = 1
@@ -15,6 +16,12 @@ _EXITING = 0x4
 """PF_EXITING of the flags in ``/proc/PID/stat``, in all versions of the kernel."""
 
 _ME: tuple[int, int] | None = None
+
+UNSEEN = (FileNotFoundError, ProcessLookupError, PermissionError)
+"""What the kernel answers of what is not there, has ended, or is closed to us. Anything else is no answer: who takes it
+for one gives out what is held."""
+SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Errors that say nothing of what was asked for: the one who asks has no descriptor left, or the kernel no memory."""
 
 
 def exists(pid: int) -> bool:
@@ -34,7 +41,7 @@ def me() -> tuple[int, int]:
     """Process id and start time of this process."""
     global _ME  # noqa: PLW0603 -- asked for by every lease, and reading /proc is dear
     pid = os.getpid()
-    if _ME is None or _ME[0] != pid:
+    if _ME is None or _ME[0] != pid or not _ME[1]:
         _ME = (pid, start_time(pid) or 0)
     return _ME
 
@@ -44,8 +51,13 @@ def start_time(pid: int) -> int | None:
 
     The number is the same for all who ask, also in a time namespace, where the kernel shifts what it says.
     """
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return int(fields[19]) - _ahead("boottime") * os.sysconf("SC_CLK_TCK") // 10**9 if fields else None
+
+
+def started_at(pid: int, start: int) -> bool:
+    """Whether there is a process of this id that was started then."""
+    return start_time(pid) == start
 
 
 def monotonic_ns() -> int:
@@ -60,13 +72,13 @@ def boot_seconds() -> float:
 
 def state(pid: int) -> str:
     """Letter of a process's state: ``R``, ``S``, ``D``, ``T`` for stopped, ``Z`` ...; empty when unknown."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return fields[0] if fields else ""
 
 
 def ending(pid: int) -> bool:
     """Whether a process has begun to leave the kernel, or is gone: it runs no program any more."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return not fields or bool(int(fields[6]) & _EXITING)
 
 
@@ -94,9 +106,9 @@ def gone(pid: int, start: int) -> bool:
         descriptor = os.pidfd_open(pid)
     except (ProcessLookupError, OverflowError):
         return True
-    except OSError:  # forbidden, or the number is that of a thread
+    except OSError:  # forbidden, the number is that of a thread, or no descriptor is to be had
         found = start_time(pid)
-        return found is None or bool(start and found != start)
+        return not exists(pid) or bool(start and found is not None and found != start)
     try:
         found = start_time(pid)
         return bool(start and found is not None and found != start) or ended(descriptor)
@@ -109,6 +121,32 @@ def ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def send(pid: int, number: int, still: Callable[[], bool]) -> bool:
+    """Send a signal to a process, and not to one that was given its id since it was looked at.
+
+    Args:
+        pid: Its id.
+        number: The signal.
+        still: Asked once no other process can get the id: whether it is the process that was meant.
+
+    Returns:
+        Whether it was sent.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if not still():
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+    except OSError:  # it has ended, or has become another user's
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def lock_owner(file: os.stat_result) -> int | None:
@@ -164,22 +202,29 @@ def user(pid: int) -> int | None:
         return None
 
 
-def has_lock(pid: int | str, descriptor: int | str) -> bool:
-    """Whether a descriptor of a process carries an exclusive lock: ``/proc/PID/fdinfo`` lists those of its open file.
+def has_lock(pid: int | str, descriptor: int | str, *, shared: bool = False) -> bool:
+    """Whether a descriptor of a process carries a lock: ``/proc/PID/fdinfo`` lists those of its open file.
 
     A descriptor that was opened to look at a file has none, or a shared one for a moment.
+
+    Args:
+        pid: The process.
+        descriptor: The descriptor.
+        shared: Whether a shared lock counts, too.
     """
+    kinds = ({"FLOCK", "WRITE"}, {"FLOCK", "READ"})[: 1 + shared]
     try:
         with open(f"/proc/{pid}/fdinfo/{descriptor}", encoding="ascii") as info:
-            return any(line.startswith("lock:") and {"FLOCK", "WRITE"} <= set(line.split()) for line in info)
-    except OSError:
+            locks = [set(line.split()) for line in info if line.startswith("lock:")]
+    except UNSEEN:
         return False
+    return any(kind <= lock for kind in kinds for lock in locks)
 
 
 def is_ancestor(pid: int, start: int) -> bool:
     """Whether a process is one that this process descends from."""
     current = os.getpid()
-    while current > 1 and (fields := _stat(current)):
+    while current > 1 and (fields := stat_fields(current)):
         current = int(fields[1])
         if current == pid:
             return start_time(pid) == start
@@ -206,7 +251,7 @@ def open_files(files: set[tuple[int, int]], pid: int | None = None) -> Iterator[
     for each in pids if files else ():
         try:
             numbers = descriptors(each)
-        except OSError:
+        except UNSEEN:
             continue
         for descriptor in numbers:
             try:
@@ -236,7 +281,7 @@ def _ahead(clock: str) -> int:
     return 0
 
 
-def _stat(pid: int) -> list[str]:
+def stat_fields(pid: int) -> list[str]:
     """Fields of ``/proc/<pid>/stat`` from the third on; the second may contain anything."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

@@ -33,7 +33,7 @@ class LeaseRecord(Value):
 
     Attributes:
         id: Identity of the lease, the same for all of its devices; empty where it is not understood.
-        device: Name of the device in the ledger, ``vendor/id``; the id alone, and where the lease says no vendor.
+        device: Name of the device in the ledger, ``vendor/id``; of a physical part its path.
         units: Units of it that are held, in 1/10000; 0 where a part of it is held that is a device of its own.
         slots: Which of its slots are held; empty for all of them, and where nobody says which.
         state: ``held``; ``quarantined`` when its holder keeps it although nobody uses it any more; ``leaving`` when its
@@ -146,22 +146,23 @@ def add_reason(body: bytes, reason: str) -> bytes:
         body: What is written in it: by anything that carries the lease, so it may be no JSON.
         reason: Why, for people to read.
     """
+    words = read_object(body) | {"quarantined": clean(reason)}
+    return json.dumps(words, ensure_ascii=False).encode(errors="replace")
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Read a JSON object that somebody has written; empty for anything else."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
-        found = None
-    words = found if isinstance(found, dict) else {}
-    return json.dumps({**words, "aside": clean(reason)}, ensure_ascii=False).encode(errors="replace")
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def read_words(body: bytes) -> dict[str, Any]:
     """Read what :func:`write_body` wrote, or what somebody made up: short printable texts, whatever it says."""
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
-        found = None
-    words = found if isinstance(found, dict) else {}
-    texts = {key: clean(words.get(key)) for key in ("request", "note", "command", "aside")}
+    words = read_object(body)
+    texts = {key: clean(words.get(key)) for key in ("request", "note", "command", "quarantined")}
     arrived = words.get("arrived")
     return {
         **texts,
@@ -173,11 +174,8 @@ def read_words(body: bytes) -> dict[str, Any]:
 
 def read_locks(body: bytes) -> tuple[str, ...]:
     """Read which inodes the holder of a lease has locked beside its file."""
-    try:
-        found = json.loads(body)
-        return tuple(path for path in found["locks"] if isinstance(path, str))
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return ()
+    locks = read_object(body).get("locks")
+    return tuple(path for path in locks if isinstance(path, str)) if isinstance(locks, list) else ()
 
 
 def clean(value: object) -> str:
@@ -214,7 +212,7 @@ def describe(directory: int, lease: LeaseName, state: Life, carriers: tuple[int,
     elif not lease.understood:
         kind, reason = "unknown", f"{lease.name!r} is locked and was not written by this version: all of it counts"
     words = read_words(read_body(directory, lease.name))
-    quarantined = words.pop("aside")
+    quarantined = words.pop("quarantined")
     if state is Life.HELD and quarantined and not reason:
         kind, reason = "quarantined", quarantined
     del words["arrived"]

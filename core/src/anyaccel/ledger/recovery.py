@@ -30,7 +30,7 @@ class _Carrier(NamedTuple):
     Attributes:
         lease: What the file's name says.
         pid: The process.
-        start: Its start time.
+        start: Its start time; 0 when unknown.
         path: Where the file can be opened, whether it is deleted or not.
     """
 
@@ -113,7 +113,7 @@ def _carriers(places: dict[tuple[str, int], bool]) -> Iterator[_Carrier]:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             descriptors = process.descriptors(pid)
-        except OSError:  # it has ended, or is another user's
+        except process.UNSEEN:  # it has ended, or is another user's
             continue
         for descriptor in descriptors:
             path = f"/proc/{pid}/fd/{descriptor}"
@@ -126,9 +126,8 @@ def _carriers(places: dict[tuple[str, int], bool]) -> Iterator[_Carrier]:
             if there_too is None or not (there_too or target.endswith(_DELETED)):
                 continue
             lease = parse_lease(name)
-            start = process.start_time(int(pid))
-            if lease and lease.understood and start is not None and process.has_lock(pid, descriptor):
-                yield _Carrier(lease, int(pid), start, path)
+            if lease and lease.understood and process.has_lock(pid, descriptor):
+                yield _Carrier(lease, int(pid), process.start_time(int(pid)) or 0, path)
 
 
 def _make_for(directory: int, carrier: _Carrier) -> None:
@@ -139,11 +138,11 @@ def _make_for(directory: int, carrier: _Carrier) -> None:
         if (carrier.pid, carrier.start) != (lease.pid, lease.start):
             owner = os.stat(f"/proc/{carrier.pid}").st_uid
             name = name.replace(f".{lease.pid}.{lease.start}.", f".{carrier.pid}.{carrier.start}.", 1)
-        if os.geteuid() != 0 and stat.S_ISREG(found.st_mode):
-            with open(carrier.path, "rb", opener=_without_blocking) as file:
-                body = file.read(BODY_LIMIT)
-    except OSError:  # it has just ended
+    except process.UNSEEN:  # it has just ended
         return
+    if os.geteuid() != 0 and stat.S_ISREG(found.st_mode):
+        with contextlib.suppress(OSError), open(carrier.path, "rb", opener=_without_blocking) as file:
+            body = file.read(BODY_LIMIT)
     _make(directory, name, found, owner, body)
 
 

@@ -8,11 +8,11 @@ what.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
 from anyaccel.ledger import process
@@ -27,11 +27,10 @@ from anyaccel.ledger.names import (
     listed_in_name,
     new_nonce,
     parse_ticket,
-    rival_hashes,
     ticket_name,
     ticket_suffix,
 )
-from anyaccel.ledger.record import TicketRecord, owner, read_words, write_body
+from anyaccel.ledger.record import TicketRecord, owner, read_object, read_words, write_body
 from anyaccel.ledger.turns import (
     BODY_LIMIT,
     Turns,
@@ -41,7 +40,6 @@ from anyaccel.ledger.turns import (
     ticket_words,
     waiting_of,
 )
-from anyaccel.model import Value
 from anyaccel.policy import forecast
 
 TYPE_CHECKING = False
@@ -54,12 +52,25 @@ _PER_PLACE = 0.05
 _CANCEL_LOOK = 0.02
 
 
+_files: set[LockedFile] = set()
+"""Files of the tickets of this process."""
+
+
+def _close_in_child() -> None:
+    """Leave the line to the parent: a copy of its locks would keep its places when it has ended."""
+    while _files:
+        _files.pop().close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
 def interval(place: int) -> float:
     """Seconds after which somebody looks again though nothing happened; ``place`` others are ahead."""
     return max(_LOOKS_EVERY, _PER_PLACE * place)
 
 
-class Standing(Value):
+class Standing(NamedTuple):
     """Where a request stands among those that compete with it.
 
     Attributes:
@@ -72,35 +83,37 @@ class Standing(Value):
 
     place: int
     before: str | None
-    passed: frozenset[str]
-    over: tuple[str, ...]
+    passed: frozenset[str] = frozenset()
+    over: tuple[str, ...] = ()
     passes: bool = False
+
+
+FIRST = Standing(0, None)
+"""Where somebody stands where nobody is in line."""
 
 
 class Line:
     """The waiting line, as one request sees it.
 
     Args:
-        candidates: Ids of the devices that could serve the request.
-        priority: The higher, the earlier.
-        turns: What the machine's rules say.
+        turns: What the machine's rules say about the request.
     """
 
-    def __init__(self, candidates: frozenset[str], priority: int, turns: Turns) -> None:
-        self._candidates = candidates
+    def __init__(self, turns: Turns) -> None:
+        self._candidates = turns.want.candidates
         self._turns = turns
-        self._behind = behind_tickets(priority)
-        self._suffix = ticket_suffix(candidates) if listed_in_name(candidates) else "\0"
         self._in_bodies: dict[str, frozenset[int] | None] = {}
 
     def rivals(self, directory: int, listing: Listing, own: str | None) -> Iterator[str]:
         """Names of the tickets ahead that compete for a device, first to be served first."""
         plain = self._turns.policy.plain
+        behind = own or behind_tickets(self._turns.priority)
+        suffix = ticket_suffix(self._candidates) if listed_in_name(self._candidates) else "\0"
         for name in listing.tickets if plain else self._turns.ahead(directory, listing, own):
-            if plain and name >= (own or self._behind):
+            if plain and name >= behind:
                 return
             # Most want what we want, and their names need not be read then.
-            if name.endswith(self._suffix) or self._competes(directory, name):
+            if name.endswith(suffix) or self._competes(directory, name):
                 yield name
 
     def stand(self, directory: int, listing: Listing, own: str | None) -> Standing:
@@ -143,7 +156,7 @@ class Line:
             if name not in self._in_bodies:
                 self._in_bodies[name] = _read_wanted(directory, name)
             wanted = self._in_bodies[name]
-        return wanted is None or not rival_hashes(self._candidates).isdisjoint(wanted)
+        return wanted is None or not hashes(self._candidates).isdisjoint(wanted)
 
 
 class Ticket:
@@ -162,39 +175,37 @@ class Ticket:
         self.name = ""
         self._file = LockedFile(state.path)
         self._owner = os.getpid()
+        _files.add(self._file)
 
-    def publish(  # noqa: PLR0917 -- what the ticket says, in this order
-        self, directory: int, priority: int, want: Want, since: float, note: str, number: int | None = None
-    ) -> int:
+    def publish(self, directory: int, turns: Turns, note: str, number: int | None = None) -> int:
         """Get in line.
 
         Args:
             directory: Descriptor of the state directory, locked: numbers are given in order.
-            priority: The higher, the earlier.
-            want: What is wanted.
-            since: When the request came, in seconds since the boot.
+            turns: The request, and since when.
             note: What for.
             number: The place that the request had before; None for the last one.
 
         Returns:
             The place.
         """
-        candidates = want.candidates
-        more: dict[str, Any] = {"arrived": process.monotonic_ns(), **ticket_words(want, since)}
+        want, candidates = turns.want, turns.want.candidates
+        more: dict[str, Any] = {"arrived": process.monotonic_ns(), **ticket_words(want, turns.since)}
         if not listed_in_name(candidates):
             more["wanted"] = sorted(hashes(candidates))
         self._file.make(directory, write_body(want.request, note, **more))
         self.stamp()
         if number is None:
             number = 1 + last_number(os.listdir(directory))
-        self._file.rename(directory, ticket_name(priority, number, new_nonce(), candidates))
+        self._file.rename(directory, ticket_name(turns.priority, number, new_nonce(), candidates))
         self.name = self._file.name
         return number
 
     def stamp(self) -> None:
         """Show that we are here and look for devices."""
         now = process.monotonic_ns()
-        os.utime(self._file.fd, ns=(now, now))
+        if self._owner == os.getpid():
+            os.utime(self._file.fd, ns=(now, now))
 
     @property
     def cancelled(self) -> bool:
@@ -210,8 +221,7 @@ class Ticket:
         """Leave the line. A copy in a forked child leaves it to its parent."""
         if self._owner == os.getpid():
             self._file.discard()
-        else:
-            self._file.close()
+            _files.discard(self._file)
 
 
 def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:
@@ -250,21 +260,8 @@ def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:
 def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
     """Have somebody who waits leave the line: its call for devices fails, its process goes on.
 
-    A ticket is cancelled by making its file read-only, which the kernel lets only its owner and root do. No process is
-    signalled.
-
-    Args:
-        state: The state directory.
-        ticket_id: Identity of the ticket.
-        seconds: Time for the one who waits to notice.
-
-    Returns:
-        The process that waited, as its ticket says.
-
-    Raises:
-        LeaseNotFoundError: When nobody waits with this ticket.
-        LeasePermissionError: When it belongs to another user.
-        LedgerError: When it is not noticed in time: its process is stopped, or of an older version.
+    See :meth:`anyaccel.ledger.Ledger.cancel`. A ticket is cancelled by making its file read-only, which the kernel lets
+    only its owner and root do. No process is signalled.
     """
     directory = state.open()
     try:
@@ -325,6 +322,13 @@ def newcomer_starts(directory: int, listing: Listing, want: Want) -> Iterator[fl
         yield since_1970(start)
 
 
+def newcomers_place(directory: int, listing: Listing, want: Want, priority: int) -> Iterator[int]:
+    """How many must be waited for by somebody who came now, if any."""
+    standing = Line(Turns(want, priority, lenient_rules())).stand(directory, listing, None)
+    if standing.before is not None:
+        yield standing.place
+
+
 def wanted_by_others(directory: int, listing: Listing, devices: frozenset[str]) -> frozenset[str]:
     """Those of some devices for which a process that is not this one waits."""
     found: set[str] = set()
@@ -334,8 +338,7 @@ def wanted_by_others(directory: int, listing: Listing, devices: frozenset[str]) 
         if ticket.pid == os.getpid():
             continue
         wanted = ticket.wanted if ticket.wanted is not None else _read_wanted(directory, ticket.name)
-        numbers = {device: rival_hashes(frozenset({device})) for device in devices - found}
-        more = {device for device, number in numbers.items() if wanted is None or not number.isdisjoint(wanted)}
+        more = {each for each in devices - found if wanted is None or not wanted.isdisjoint(hashes(frozenset({each})))}
         if more and look(directory, ticket.name)[0] is not Life.OVER:
             found |= more
     return frozenset(found)
@@ -350,7 +353,6 @@ def _silent(found: os.stat_result, now: int, position: int) -> bool:
 def _read_wanted(directory: int, name: str) -> frozenset[int] | None:
     """What a ticket wants that could not list it in its name; None when it does not say, which means everything."""
     try:
-        wanted = json.loads(read_body(directory, name, BODY_LIMIT))["wanted"]
-        return frozenset(int(each) for each in wanted)
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):  # overflow: "1e999" is infinite
+        return frozenset(map(int, read_object(read_body(directory, name, BODY_LIMIT))["wanted"]))
+    except (ValueError, TypeError, KeyError, OverflowError):  # overflow: "1e999" is infinite
         return None

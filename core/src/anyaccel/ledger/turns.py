@@ -7,12 +7,11 @@ says in its body - since when and how long, how much - decides about order only.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 import zlib
 from collections.abc import Collection, Iterable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from anyaccel import configuration
 from anyaccel.configuration import Configuration
@@ -22,6 +21,7 @@ from anyaccel.ledger.lease import Want
 from anyaccel.ledger.listing import Listing
 from anyaccel.ledger.lockfile import read_body
 from anyaccel.ledger.names import TicketName, hashes, parse_ticket
+from anyaccel.ledger.record import read_object
 from anyaccel.ledger.usernamespace import outside
 from anyaccel.model import UNITS_PER_DEVICE, replace
 from anyaccel.policy import PLAIN, Holding, Need, Policy, Waiting
@@ -46,8 +46,6 @@ def rules() -> Policy:
     """
     global _known  # noqa: PLW0603 -- asked for by everybody who takes devices
     found = configuration.machine()
-    if not found.found:
-        return PLAIN
     if found is not _known[0]:
         _known = found, Policy.of(found)
     return _known[1]
@@ -69,6 +67,8 @@ def permitted(want: Want, priority: int, policy: Policy) -> Want:
     Raises:
         LimitError: When the user may not have it.
     """
+    if policy.plain:
+        return want
     limits = policy.limits_of(own_user())
     units = sum(need.count * need.units for need in want.needs)
     if limits.devices is not None and units > limits.devices * UNITS_PER_DEVICE:
@@ -96,34 +96,40 @@ class Turns:
         want: What is wanted.
         priority: The higher, the earlier.
         policy: The rules.
+        since: When it came, in seconds since the boot; now when None.
 
     Attributes:
+        want: What is wanted.
+        priority: The higher, the earlier.
         policy: The rules; they may change.
-        own: The request as the rules see it.
+        since: When it came, in seconds since the boot.
     """
 
-    def __init__(self, want: Want, priority: int, policy: Policy) -> None:
+    def __init__(self, want: Want, priority: int, policy: Policy, since: float | None = None) -> None:
         self.policy = policy
-        self.own = Waiting(
+        self.since = process.boot_seconds() if since is None else since
+        self.want = want
+        self.priority = priority
+
+    @cached_property
+    def own(self) -> Waiting:
+        """The request as the rules see it."""
+        want = self.want
+        return Waiting(
             key=None,
             number=_LAST,
-            since=process.boot_seconds(),
-            priority=priority,
+            since=self.since,
+            priority=self.priority,
             user=own_user(),
             seconds=want.seconds,
-            needs=tuple(replace(need, among=frozenset(hashes(_texts(need.among)))) for need in want.needs),
+            needs=tuple(replace(need, among=hashes(_texts(need.among))) for need in want.needs),
             wants=hashes(want.candidates),
         )
 
     @property
     def watches_all(self) -> bool:
         """Whether leases matter to it wherever it stands in line: it may pass, or the order depends on them."""
-        return not self.policy.plain or self.own.seconds is not None
-
-    @property
-    def since(self) -> float:
-        """When it came, in seconds since the boot."""
-        return self.own.since
+        return not self.policy.plain or self.want.seconds is not None
 
     def ahead(self, directory: int, listing: Listing, own: str | None) -> list[str]:
         """Names of all tickets ahead, in the order of service, without those that wait for a limit of their user's."""
@@ -139,7 +145,7 @@ class Turns:
 
     def may_pass(self, directory: int, listing: Listing, ahead: Sequence[str]) -> bool:
         """Whether it may be served before those ahead who want one of the same devices."""
-        if self.own.seconds is None:
+        if self.want.seconds is None:
             return False
         found = [waiting_of(directory, name) for name in ahead]
         waiting = [each for each in found if each]
@@ -203,11 +209,7 @@ _owners: dict[tuple[int, str], int] = {}
 
 
 def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
-    try:
-        words = json.loads(body)
-    except (ValueError, RecursionError):
-        words = {}
-    words = words if isinstance(words, dict) else {}
+    words = read_object(body)
     listed = words.get("wanted")
     wants = ticket.wanted
     if wants is None and isinstance(listed, list):

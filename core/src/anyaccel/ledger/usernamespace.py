@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+from anyaccel.ledger.process import UNSEEN
+
 _ALL = 1 << 32
 
 
@@ -34,7 +36,7 @@ def _map() -> tuple[tuple[int, int, int], ...]:
     try:
         with open("/proc/self/uid_map", encoding="ascii") as file:
             found = [tuple(map(int, line.split())) for line in file]
-    except (OSError, ValueError):
+    except (*UNSEEN, ValueError):
         found = []
     return tuple((first, second, count) for first, second, count in found) or ((0, 0, _ALL - 1),)
 

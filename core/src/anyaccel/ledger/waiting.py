@@ -13,18 +13,17 @@ import os
 import select
 import time
 from collections.abc import Callable
+from functools import cached_property
 
 from anyaccel.ledger import tickets
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.inotify import Watch
-from anyaccel.ledger.lease import Place, Want
+from anyaccel.ledger.lease import Place
 from anyaccel.ledger.listing import Listing
 from anyaccel.ledger.lockfile import Life, look
 from anyaccel.ledger.names import parse_lease
 from anyaccel.ledger.tickets import Standing, Ticket
 from anyaccel.ledger.turns import Turns
-from anyaccel.model import replace
-from anyaccel.policy import Policy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ _WITHOUT_WATCH = 0.02
 _WITHOUT_WATCH_PER_PLACE = 0.004
 _WATCHING = 64  # of those who want the same devices; a user has 128 watches in all by default
 _SECOND_LOOK = 0.001
-_REMEMBERED = 1000
 
 _behind: dict[str, set[int]] = {}
 """Tickets of this process, and the event descriptors of those of its threads that wait for one of them to go. A name is
@@ -65,15 +63,13 @@ class Waiter:
 
     Args:
         state: The state directory.
-        want: What is wanted.
-        priority: The higher, the earlier.
+        turns: What the rules say about the request.
         note: What it is for.
         deadline: Until when to wait, by the monotonic clock; None for as long as it takes.
-        policy: The rules of the machine.
         kept: The place that the request had before, or None.
 
     Attributes:
-        turns: What the rules say about the request.
+        ticket: Our place in line; None when there is none.
         place: How many are ahead, as far as is known.
         refused: Whether the ledger was locked by somebody else for too long.
     """
@@ -81,46 +77,32 @@ class Waiter:
     def __init__(
         self,
         state: StateDirectory,
-        want: Want,
+        turns: Turns,
         *,
-        priority: int,
         note: str,
         deadline: float | None,
-        policy: Policy,
         kept: Place | None = None,
     ) -> None:
         self.place = 0
         self.refused = False
         self._state = state
-        self._want = want
-        self._priority = priority
         self._note = note
         self._deadline = deadline
         self._began = self._looked = time.monotonic()
         self._before: str | None = None
-        self.turns = Turns(want, priority, policy)
+        self._turns = turns
         self._kept = kept
-        if kept is not None and kept.since is not None:
-            self.turns.own = replace(self.turns.own, since=kept.since)
-        self._line = tickets.Line(want.candidates, priority, self.turns)
         self._news = False
-        self._ticket: Ticket | None = None
+        self.ticket: Ticket | None = None
         self._watch: Watch | None = None
         self._event = -1
         self._followed: list[str] = []
         self._leaving: list[int] = []
-        self._removed: set[str] = set()
         self._again = False
 
-    @property
-    def waits(self) -> bool:
-        """Whether there is a place in line."""
-        return self._ticket is not None
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether somebody who may has cancelled our ticket."""
-        return self._ticket is not None and self._ticket.cancelled
+    @cached_property
+    def _line(self) -> tickets.Line:
+        return tickets.Line(self._turns)
 
     @property
     def _follows(self) -> bool:
@@ -129,16 +111,16 @@ class Waiter:
 
     def follows(self) -> bool:
         """Whether a thread of this process is still ahead of us: then the directory need not even be opened."""
-        if self._ticket is None or self._news or not self._follows:
+        if self.ticket is None or self._news or not self._follows:
             return False
         if time.monotonic() - self._looked > max(_FOLLOWER_LOOKS_EVERY, _FOLLOWER_INTERVALS * self._interval):
             return False
-        self._ticket.stamp()
+        self.ticket.stamp()
         return True
 
     def still_behind(self, directory: int) -> bool:
         """Whether the one ahead of us is still there: a cheap look, in place of most of the real ones."""
-        if self._ticket is None or self._before is None:
+        if self.ticket is None or self._before is None:
             return False
         if self._news:
             self._news = False
@@ -147,27 +129,27 @@ class Waiter:
             return False
         if look(directory, self._before)[0] is Life.OVER:
             return False
-        self._ticket.stamp()
+        self.ticket.stamp()
         if self._before in self._followed or (self._watch is not None and self._before not in _behind):
             return True
-        own = self._ticket.name
+        own = self.ticket.name
         self.place = min(self.place, sum("t1." <= name < own for name in os.listdir(directory)))
         return not self._aim(directory)
 
     def stand(self, directory: int, listing: Listing) -> Standing:
         """Find out where we stand, and show that we look."""
-        if self._ticket and self._ticket.name not in listing.tickets:  # somebody emptied the directory
-            self._leave()
+        if self.ticket and self.ticket.name not in listing.tickets:  # somebody emptied the directory
+            self._leave(self.ticket)
         self._looked = time.monotonic()
-        standing = self._line.stand(directory, listing, self._own)
+        standing = self._line.stand(directory, listing, self._own) if listing.tickets else tickets.FIRST
         self.place, self._before = standing.place, standing.before
-        if self._ticket:
-            self._ticket.stamp()
+        if self.ticket:
+            self.ticket.stamp()
         return standing
 
     def in_front(self, directory: int, listing: Listing, standing: Standing) -> bool:
         """Whether nobody came in front of us since we found where we stand."""
-        return self._line.in_front(directory, listing, self._own, standing)
+        return not listing.tickets or self._line.in_front(directory, listing, self._own, standing)
 
     def enter(self, directory: int, lock: Callable[[int], bool], *, at_once: bool) -> bool:
         """Get a place in line and watch what we wait for, once the wait is worth it.
@@ -180,35 +162,34 @@ class Waiter:
         Returns:
             Whether to look again at once, since we did not watch before.
         """
-        if self._ticket is None:
+        if self.ticket is None:
             if not at_once and self._kept is None and time.monotonic() - self._began < IMPATIENT_SECONDS:
                 return False
             self._make_ticket(directory, lock)
-        return self._ticket is not None and self._aim(directory)
+        return self.ticket is not None and self._aim(directory)
 
     def _make_ticket(self, directory: int, lock: Callable[[int], bool]) -> None:
         if not lock(directory):
             return
-        self._ticket = Ticket(self._state)
+        ticket = self.ticket = Ticket(self._state)
         try:
             if not self._state.replaced(directory):
-                want = self._want
                 number = None if self._kept is None else self._kept.number
-                number = self._ticket.publish(directory, self._priority, want, self.turns.since, self._note, number)
+                number = ticket.publish(directory, self._turns, self._note, number)
                 if self._kept is not None:
-                    self._kept.number, self._kept.since = number, self.turns.since
+                    self._kept.number, self._kept.since = number, self._turns.since
         except FileNotFoundError:  # somebody who cannot see this process took it for debris
             self._again = True
         finally:
             self._state.unlock(directory)
-            if self._ticket.name:
-                _behind[self._ticket.name] = set()
+            if ticket.name:
+                _behind[ticket.name] = set()
             else:
-                self._leave()
+                self._leave(ticket)
 
     def _aim(self, directory: int) -> bool:
         """Watch whoever is ahead, or the directory; whether something may have happened before we did."""
-        before = None if self.turns.watches_all else self._before
+        before = None if self._turns.watches_all else self._before
         if before and self._follow(before):
             self._stop_watching()
             return look(directory, before)[0] is Life.OVER
@@ -277,25 +258,21 @@ class Waiter:
             return True
         worth = False
         for name, removed in self._watch.events():
-            if name and name.startswith("t1.") and removed and self.turns.watches_all:
+            if name and name.startswith("t1.") and removed and self._turns.watches_all:
                 worth = self._news = True
                 continue
             lease = parse_lease(name) if name else None
-            if name and (lease is None or name in self._removed or not lease.means(self._want.candidates)):
+            if name and (lease is None or lease.device not in self._turns.want.candidates):
                 continue
             worth = True
-            self._news = self.turns.watches_all
-            if removed:
-                self._removed.add(name)  # its holder is going to close it next
-            else:
+            self._news = self._turns.watches_all
+            if not removed:
                 self._again = True
-        if len(self._removed) > _REMEMBERED:
-            self._removed.clear()
         return worth
 
     def pause(self) -> float:
         """Seconds after which to look again whatever happens."""
-        if self._ticket is None:  # nothing wakes us: at random, so that rivals do not march in step
+        if self.ticket is None:  # nothing wakes us: at random, so that rivals do not march in step
             import random
 
             pause = random.uniform(0.0002, 0.001) if self._before is None else IMPATIENT_SECONDS  # noqa: S311
@@ -332,7 +309,8 @@ class Waiter:
 
     def close(self) -> None:
         """Leave the line."""
-        self._leave()
+        if self.ticket:
+            self._leave(self.ticket)
         if self._event >= 0:
             event, self._event = self._event, -1
             if any(event in events for events in tuple(_behind.values())):  # also of one who had it before us
@@ -347,17 +325,16 @@ class Waiter:
             self._watch.close()
             self._watch = None
 
-    def _leave(self) -> None:
-        if self._ticket:
-            name = self._ticket.name
-            self._ticket.drop()
-            self._ticket = None
-            for event in tuple(_behind.get(name, ())):
-                os.eventfd_write(event, 1)
-            _behind.pop(name, None)
-            with contextlib.suppress(IndexError):
-                while not _behind:
-                    os.close(_idle.pop())
+    def _leave(self, ticket: Ticket) -> None:
+        """Give our place in line up."""
+        ticket.drop()
+        self.ticket = None
+        for event in tuple(_behind.get(ticket.name, ())):
+            os.eventfd_write(event, 1)
+        _behind.pop(ticket.name, None)
+        with contextlib.suppress(IndexError):
+            while not _behind:
+                os.close(_idle.pop())
 
     @property
     def _interval(self) -> float:
@@ -368,4 +345,4 @@ class Waiter:
 
     @property
     def _own(self) -> str | None:
-        return self._ticket.name if self._ticket else None
+        return self.ticket.name if self.ticket else None

@@ -1,7 +1,7 @@
 """The values that travel through anyaccel: frozen, keyword-only, without behavior on the machine."""
 
 from anyaccel.model._value import Value, field, replace
-from anyaccel.model.allocation import AGREEMENT, Allocation, EnvContext, EnvEdits, Grant, Share
+from anyaccel.model.allocation import AGREEMENT, Allocation, EnvContext, EnvEdits, Gang, Grant, Share
 from anyaccel.model.device import (
     UNITS_PER_DEVICE,
     Detected,
@@ -41,6 +41,7 @@ __all__ = [
     "Extent",
     "Finding",
     "Fractional",
+    "Gang",
     "Grant",
     "Health",
     "Inventory",

@@ -165,7 +165,7 @@ class Value(metaclass=_ValueType):
         return _make, (type(self), {name: getattr(self, name) for name in self._fields})
 
     def __replace__(self, **changes: object) -> Self:
-        return type(self)(**{**{name: getattr(self, name) for name in self._fields}, **changes})
+        return replace(self, **changes)
 
 
 def _make(kind: type[V], content: Mapping[str, Any]) -> V:
@@ -179,7 +179,10 @@ def replace(value: V, **changes: Any) -> V:
     Raises:
         TypeError: When it has no field of such a name.
     """
-    return value.__replace__(**changes)
+    for name in value._fields:
+        if name not in changes:
+            changes[name] = getattr(value, name)
+    return type(value)(**changes)
 
 
 def fields(kind: type[Value]) -> dict[str, Any]:

@@ -92,6 +92,8 @@ class Allocation(Value):
         machine: Name of the machine that the devices are on, where a scheduler has several; else empty.
         processors: The processors that are nearest to the devices, on which the holder runs; empty where it was not
             bound to any.
+        host_memory_bytes: Bytes of the host's memory to which the kernel holds the holder; None where no limit was
+            asked for.
     """
 
     id: str
@@ -101,11 +103,32 @@ class Allocation(Value):
     gaps: tuple[str, ...] = ()
     machine: str = ""
     processors: tuple[int, ...] = ()
+    host_memory_bytes: int | None = None
+
+    def __repr__(self) -> str:
+        parts = [
+            share.device.id + ("" if share.whole else f":{share.units / UNITS_PER_DEVICE:g}") for share in self.shares
+        ]
+        return f"<{type(self).__name__} {self.id or 'of nothing'}: {', '.join(parts) or 'CPU'}>"
+
+    def _repr_html_(self) -> str:
+        """Show what is held in a notebook."""
+        from anyaccel.model.html import share_table
+
+        return share_table(f"{self.request} as {self.id or 'nothing'}", self.shares)
+
+    @property
+    def members(self) -> tuple[Allocation, ...]:
+        """What was given on each machine: this allocation alone, unless it is a :class:`Gang`."""
+        return (self,)
 
     @property
     def shares(self) -> tuple[Share, ...]:
         """All shares, term by term."""
-        return tuple([share for grant in self.grants for share in grant.shares])
+        found: list[Share] = []
+        for grant in self.grants:
+            found += grant.shares
+        return tuple(found)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -116,15 +139,52 @@ class Allocation(Value):
     def by_device(self) -> dict[str, Share]:
         """What is held of each device, by id, in the order of the request."""
         held: dict[str, Share] = {}
-        for share in self.shares:
-            known = held.get(share.device.id)
-            held[share.device.id] = share if known is None else known.with_other(share)
+        for grant in self.grants:
+            for share in grant.shares:
+                known = held.get(share.device.id)
+                held[share.device.id] = share if known is None else known.with_other(share)
         return held
 
     @property
     def cpu(self) -> bool:
         """Whether the request fell back to the CPU."""
         return not self.grants
+
+
+class Gang(Allocation):
+    """What a request got that was served on several machines at once.
+
+    Attributes:
+        gang: What it got on each, in the order of the machines; each says its machine. The gang's own grants are none.
+    """
+
+    gang: tuple[Allocation, ...] = ()
+
+    @property
+    def members(self) -> tuple[Allocation, ...]:
+        """What was given on each machine, by rank."""
+        return self.gang
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """All shares, member by member."""
+        return tuple([share for member in self.gang for share in member.shares])
+
+    @property
+    def by_device(self) -> dict[str, Share]:
+        """Nothing that could be said: ids of devices are those of one machine.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            f"allocation {self.id} ({self.request}) is a gang on {len(self.gang)} machines; ask each of its members"
+        )
+
+    @property
+    def cpu(self) -> bool:
+        """False: a request that falls back to the CPU does so once."""
+        return False
 
 
 class EnvContext(Value):
@@ -153,6 +213,8 @@ class EnvEdits(Value):
             also when it does not cooperate; empty when nothing but agreement does.
         compute_by: The same for its part of the compute units.
         limited_by: Frameworks whose own caps on memory these edits set.
+        memory_regions: By id of a device, whole or shared, what the kernel's cgroup controller ``dmem`` calls its
+            memory, such as ``drm/0000:03:00.0/vram``. The launcher limits a share there where the kernel lets it.
     """
 
     set: Mapping[str, str] = field(default_factory=dict)
@@ -160,3 +222,4 @@ class EnvEdits(Value):
     memory_by: str = ""
     compute_by: str = ""
     limited_by: tuple[str, ...] = ()
+    memory_regions: Mapping[str, str] = field(default_factory=dict)

@@ -120,6 +120,11 @@ class Device(Value):
         return f"{self.vendor}/{self.index}"
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names that it goes by, with others: its resource, its vendor, and its accelerator-type tags."""
+        return tuple(filter(None, (self.resource, self.vendor, *self.tags)))
+
+    @property
     def type(self) -> str:
         """The canonical accelerator type: the first tag, or the model where there is none."""
         return self.tags[0] if self.tags else self.model

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from types import UnionType
 
 from anyaccel.model._value import REQUIRED, Value, fields
-from anyaccel.model.allocation import Allocation
+from anyaccel.model.allocation import Allocation, Gang
+from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE, Device
 from anyaccel.model.inventory import Inventory
 from anyaccel.model.labels import label_faults
 from anyaccel.model.request import Request
 from anyaccel.model.wire import decode, encode, hints
+from anyaccel.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,14 +23,21 @@ if TYPE_CHECKING:
 KINDS: dict[str, type[Value]] = {
     "anyaccel.inventory/1": Inventory,
     "anyaccel.request/1": Request,
+    "anyaccel.gang/1": Gang,
     "anyaccel.allocation/1": Allocation,
 }
 """What a document can hold, by the name of its schema. Within a version, fields are added and never removed."""
 
 
 def to_json(value: Inventory | Request | Allocation) -> dict[str, Any]:
-    """Turn a value into a document that ``json.dumps`` takes. Fields that have their default are left out."""
-    name = next(name for name, kind in KINDS.items() if isinstance(value, kind))
+    """Turn a value into a document that ``json.dumps`` takes. Fields that have their default are left out.
+
+    Raises:
+        TypeError: When there is no document of such a value.
+    """
+    name = next((name for name, kind in KINDS.items() if isinstance(value, kind)), None)
+    if name is None:
+        raise TypeError(f"a document holds an Inventory, a Request or an Allocation (got a {type(value).__name__})")
     return {"schema": name, **encode(value)}
 
 
@@ -51,10 +61,40 @@ def from_json(document: Any) -> Inventory | Request | Allocation:
         raise ValueError(f"the schema of a document must be one of {', '.join(KINDS)} (got {name!r:.100})")
     found = decode(kind, {key: content for key, content in document.items() if key != "schema"})
     assert isinstance(found, Inventory | Request | Allocation)  # noqa: S101 -- KINDS has no others
-    wrong = list(label_faults(() if isinstance(found, Request) else found.devices))
+    wrong = list(_faults(found))
     if wrong:
         raise ValueError("; ".join(wrong))
     return found
+
+
+def _faults(found: Inventory | Request | Allocation) -> Iterator[str]:
+    """What is wrong with a value whose fields are of the kinds that they must be."""
+    devices = () if isinstance(found, Request) else found.devices
+    yield from label_faults(devices)
+    for device in devices:
+        if not 0 <= device.units <= UNITS_PER_DEVICE:
+            yield f"Device.units of {shown(device.id)} must be from 0 to {UNITS_PER_DEVICE} (got {device.units})"
+        if not 1 <= device.slots <= MOST_SLOTS or UNITS_PER_DEVICE % device.slots:
+            yield (
+                f"Device.slots of {shown(device.id)} must be a divisor of {UNITS_PER_DEVICE} up to {MOST_SLOTS}"
+                f" (got {device.slots})"
+            )
+        yield from _slot_faults(f"Device.own_slots of {shown(device.id)}", device.own_slots, device)
+    if isinstance(found, Allocation):
+        for share in found.shares:
+            name = shown(share.device.id)
+            if not 0 <= share.units <= UNITS_PER_DEVICE:
+                yield f"Share.units of {name} must be from 0 to {UNITS_PER_DEVICE} (got {share.units})"
+            yield from _slot_faults(f"Share.slots of {name}", share.slots, share.device)
+    else:
+        for name, count in Counter(device.id for device in devices).items():
+            if count > 1:
+                yield f"Device.id must be unique in an inventory (got {shown(name)} {count} times)"
+
+
+def _slot_faults(what: str, slots: tuple[int, ...], device: Device) -> Iterator[str]:
+    if any(not 0 <= slot < device.slots for slot in slots):
+        yield f"{what} must be some of its {device.slots} slots (got {slots!r:.60})"
 
 
 def schema() -> dict[str, Any]:
@@ -76,7 +116,10 @@ def _describe(annotation: Any, definitions: dict[str, Any]) -> dict[str, Any]:  
     if isinstance(annotation, UnionType):
         return {"anyOf": [_describe(option, definitions) for option in arguments]}
     if origin in (tuple, frozenset):
-        return {"type": "array", "items": _describe(arguments[0], definitions)}
+        described: dict[str, Any] = {"type": "array", "items": _describe(arguments[0], definitions)}
+        if origin is tuple and arguments[-1] is not Ellipsis:
+            described |= {"minItems": len(arguments), "maxItems": len(arguments)}
+        return described
     if origin is not None and issubclass(origin, Mapping):
         return {"type": "object", "additionalProperties": _describe(arguments[1], definitions)}
     if origin is not None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 ANY_SLOTS = -1
 """Every slot may be meant: those of a whole device, and of a share whose position nobody knows."""
+_MOST_DIGITS = 6
 
 
 if TYPE_CHECKING:
@@ -65,15 +66,37 @@ def slot_mask(slots: Iterable[int]) -> int:
 
 def slot_numbers(mask: int) -> tuple[int, ...]:
     """The slots of a bit mask in ascending order; nothing of :data:`ANY_SLOTS`."""
-    return tuple(slot for slot in range(max(0, mask).bit_length()) if mask >> slot & 1)
+    if mask <= 0:
+        return ()
+    return tuple(slot for slot in range(mask.bit_length()) if mask >> slot & 1)
 
 
 def format_slots(slots: Iterable[int]) -> str:
-    """Write slots for people: ``0-3``, ``0-1,6``; empty for none."""
-    runs: list[list[int]] = []
-    for slot in sorted(slots):
-        if runs and runs[-1][-1] == slot - 1:
-            runs[-1][1:] = [slot]
+    """Write numbers, such as those of slots, for people: ``0-3``, ``0-1,6``; empty for none."""
+    return ",".join(map(format_row, rows_of(slots)))
+
+
+def read_row(text: str) -> tuple[int, int] | None:
+    """The first and the last number of a row as :func:`format_row` writes it; None where the text is none."""
+    first, dash, last = text.partition("-")
+    last = last if dash else first
+    if not all(each.isascii() and each.isdecimal() and len(each) <= _MOST_DIGITS for each in (first, last)):
+        return None
+    return int(first), int(last)
+
+
+def format_row(row: tuple[int, int]) -> str:
+    """Write the first and the last number of a row: ``0-3``, ``6``."""
+    first, last = row
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def rows_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The rows that numbers form, each as its first and its last one, in order."""
+    rows: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if rows and rows[-1][1] == number - 1:
+            rows[-1] = rows[-1][0], number
         else:
-            runs.append([slot])
-    return ",".join("-".join(map(str, run)) for run in runs)
+            rows.append((number, number))
+    return rows

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from anyaccel.model.device import Device
-from anyaccel.text import printable
-
-_GIB = 1 << 30
+from anyaccel.model.allocation import Share
+from anyaccel.model.device import UNITS_PER_DEVICE, Device
+from anyaccel.text import memory, printable
 
 
 def html_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -24,13 +23,22 @@ def html_table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[str
 def device_table(caption: str, devices: Iterable[Device]) -> str:
     """Write a table of devices in HTML."""
     rows = [
-        (
-            device.name,
-            device.type,
-            "-" if device.memory_bytes is None else f"{device.memory_bytes / _GIB:.1f} GiB",
-            device.health.value,
-            device.id,
-        )
-        for device in devices
+        (device.name, device.type, memory(device.memory_bytes), device.health.value, device.id) for device in devices
     ]
     return html_table(caption, ("device", "type", "memory", "health", "id"), rows)
+
+
+def share_table(caption: str, shares: Iterable[Share]) -> str:
+    """Write a table of what is held of devices in HTML."""
+    rows = [
+        (
+            share.device.name,
+            share.device.type,
+            f"{share.units / UNITS_PER_DEVICE:g}",
+            memory(share.device.memory_bytes if share.whole else share.memory_bytes),
+            share.enforced_by,
+            share.device.id,
+        )
+        for share in shares
+    ]
+    return html_table(caption, ("device", "type", "share", "memory", "enforced", "id"), rows)

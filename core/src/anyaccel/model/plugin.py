@@ -48,17 +48,16 @@ class PluginInfo(Value):
 
     def refusal(self, term: Term, devices: Sequence[Device]) -> str | None:
         """Say why one job cannot have so much of the vendor's devices; None when it can."""
-        numbers = _listed(self.counts)
-        if term.fraction and self.exclusive:
-            whole = f": {numbers}" if numbers else ""
+        if self.exclusive and term.fraction:
+            whole = f": {_listed(self.counts)}" if self.counts else ""
             return (
                 f"one {self.resource} cannot be divided or shared: {self.exclusive}; ask for a whole number of devices"
                 f"{whole}"
             )
         if self.counts and devices and len(devices) not in self.counts:
             return (
-                f"one job can use {numbers} {self.resource}s of a machine (got {len(devices)}); ask for one of these"
-                " numbers"
+                f"one job can use {_listed(self.counts)} {self.resource}s of a machine (got {len(devices)});"
+                " ask for one of these numbers"
             )
         return None
 

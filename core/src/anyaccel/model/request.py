@@ -41,10 +41,14 @@ class Term(Value):
         return self.units < UNITS_PER_DEVICE
 
     def __str__(self) -> str:
-        signs = "".join(name + value for name, value in self.filters if not name.isalpha())
-        options = [f"{name}={value}" for name, value in self.filters if name.isalpha()]
-        options += [name for name in ("linked", "mixed") if getattr(self, name)]
-        return ",".join([f"{'|'.join(self.names)}{signs}:{format_units(self.units)}", *options])
+        signs = options = ""
+        for name, value in self.filters:
+            if name.isalpha():
+                options += f",{name}={value}"
+            else:
+                signs += name + value
+        options += ",linked" * self.linked + ",mixed" * self.mixed
+        return f"{'|'.join(self.names)}{signs}:{format_units(self.units)}{options}"
 
 
 class Request(Value):
@@ -59,5 +63,5 @@ class Request(Value):
     else_cpu: bool = False
 
     def __str__(self) -> str:
-        text = " ".join(str(term) for term in self.terms)
+        text = " ".join(map(str, self.terms))
         return f"{text},else=cpu" if self.else_cpu else text

@@ -13,12 +13,12 @@ from enum import Enum
 from functools import cache
 from types import GenericAlias, UnionType
 
-from anyaccel.model._value import Value, fields
+from anyaccel.model._value import REQUIRED, Value, fields
 from anyaccel.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from typing import Any, TypeVar
 
     Builder = Callable[[Any], Any]
@@ -40,21 +40,35 @@ _defaults = cache(fields)
 
 def encode(value: Any) -> Any:
     """Turn a value into JSON data. Fields that have their default are left out."""
+    if isinstance(value, (tuple, list)):
+        return [content if type(content) in _AS_THEY_ARE else encode(content) for content in value]
+    found = plain(value)
+    if isinstance(found, dict):
+        for name, content in found.items():
+            if type(content) not in _AS_THEY_ARE:
+                found[name] = encode(content)
+    return found
+
+
+def plain(value: Any, without: Collection[str] = ()) -> Any:
+    """Turn a value into what JSON has, as :func:`encode` does, but not what it holds: a ``default`` for :mod:`json`.
+
+    Args:
+        value: The value.
+        without: Names of fields that are left out, too.
+    """
     if isinstance(value, Value):
-        return {
-            name: content if type(content) in _AS_THEY_ARE else encode(content)
-            for name, default in _defaults(type(value)).items()
-            if (content := getattr(value, name)) != default
-        }
+        found = {}
+        for name, default in _defaults(type(value)).items():
+            content = getattr(value, name)
+            if (default is REQUIRED or content != default) and name not in without:
+                found[name] = content
+        return found
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
-        return {str(key): encode(content) for key, content in value.items()}
-    if isinstance(value, frozenset):
-        return sorted(value)
-    if isinstance(value, (tuple, list)):
-        return [encode(content) for content in value]
-    return value
+        return {str(key): content for key, content in value.items()}
+    return sorted(value) if isinstance(value, frozenset) else value
 
 
 def decode(kind: type[T], data: Any, where: str = "") -> T:
@@ -89,13 +103,31 @@ def faults(value: Any, kind: Any, where: str) -> Iterator[str]:
     if _satisfies(kind)(value):
         return
     if isinstance(kind, UnionType):
-        if all(next(faults(value, option, where), None) for option in _arguments(kind)):
-            yield _mismatch(value, kind, where)
+        found = {option: list(faults(value, option, where)) for option in _arguments(kind)}
+        if all(found.values()):
+            meant = [option for option in found if isinstance(value, (dict, Value)) and _is_value(option)]
+            yield from found[meant[0]] if meant else [_mismatch(value, kind, where)]
     elif not _fits(value, kind):
-        yield _mismatch(value, kind, where)
+        wrong = list(_wrong_fields(value, kind, where)) if isinstance(value, dict) and _is_value(kind) else []
+        yield from wrong or [_mismatch(value, kind, where)]
     else:
         for content, content_kind, place in _parts(value, kind, where):
             yield from faults(content, content_kind, place)
+
+
+def _is_value(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Value)
+
+
+def _wrong_fields(data: Mapping[Any, Any], kind: type[Value], where: str) -> Iterator[str]:
+    """Name the fields of data that a class of values has not, and those that it needs and data lacks."""
+    known = fields(kind)
+    for name in data:
+        if name not in known:
+            yield f"{where} must have no field {shown(name)}: {kind.__name__} has {', '.join(known)}"
+    for name, default in known.items():
+        if default is REQUIRED and name not in data:
+            yield f"{where} must have the field {name!r}"
 
 
 @cache
@@ -110,6 +142,8 @@ def _satisfies(kind: Any) -> Check:  # noqa: PLR0911 - one for each kind of anno
         return lambda value: type(value) is kind and _is_usual(value)
     if origin in (tuple, frozenset):
         inside = _satisfies(arguments[0])
+        if origin is tuple and arguments[-1] is not Ellipsis:
+            return lambda value: _fits(value, kind) and all(map(inside, value))
         return lambda value: isinstance(value, origin) and all(map(inside, value))
     if origin is not None:
         key, content = _satisfies(arguments[0]), _satisfies(arguments[-1])
@@ -158,6 +192,8 @@ def _fits(value: Any, kind: Any) -> bool:
         return value in _arguments(kind)
     if kind in (int, float) and (isinstance(value, bool) or not _is_usual(value)):
         return False
+    if origin is tuple and isinstance(value, tuple) and _arguments(kind)[-1] is not Ellipsis:
+        return len(value) == len(_arguments(kind))
     accepted = (int, float) if kind is float else origin or kind
     return isinstance(value, accepted)
 

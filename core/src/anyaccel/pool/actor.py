@@ -10,11 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from anyaccel.errors import BrokenWorkerError, WorkerError
-from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options, name_of, settle_call
+from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options, name_of
 from anyaccel.pool.channel import Kind, Message
 from anyaccel.pool.forkserver.client import Gone
 from anyaccel.pool.payload import dumps
-from anyaccel.pool.process import MOST_QUEUED_BYTES, QUICK_SECONDS, Held, Owner, WorkerProcess
+from anyaccel.pool.process import Held, Owner, WorkerProcess
 from anyaccel.pool.reactor import reactor
 
 if TYPE_CHECKING:
@@ -34,13 +34,8 @@ class ActorWorker(Protocol):
     ending: bool
 
     @property
-    def idle(self) -> bool:
-        """Whether it runs nothing."""
-        raise NotImplementedError
-
-    @property
     def free(self) -> bool:
-        """Whether it takes one more call of a method; called with the lock held."""
+        """Whether it runs one more call of a method at once; called with the lock held."""
         raise NotImplementedError
 
     @property
@@ -48,22 +43,15 @@ class ActorWorker(Protocol):
         """Calls that it was given and has not answered."""
         raise NotImplementedError
 
-    def takes_ahead(self, call: Call) -> bool:
-        """Whether a call may wait with it, behind one that runs; called with the lock held."""
+    def takes(self, call: Call, *, ahead: bool) -> bool:
+        """Whether it takes a call, to run it or to let it stand behind another one; called with the lock held."""
         raise NotImplementedError
-
-    def withdraw(self) -> Call | None:
-        """Take back the first call that waits with it; called with the lock held."""
-        raise NotImplementedError
-
-    def on_cancel(self, call: Call) -> None:
-        """A call was cancelled that may wait with it."""
 
     def add(self, call: Call) -> None:
         """Say that it has a call; called with the lock held."""
 
-    def run(self, call: Call) -> None:
-        """Send it a call that it has."""
+    def pull(self) -> None:
+        """Give it the calls that wait, as many as it takes."""
 
     def finish(self) -> None:
         """Let it end by itself."""
@@ -78,6 +66,7 @@ class Callee:
     Attributes:
         name: Name of its class.
         options: How its calls are to be run.
+        kept: The same for its processes, which run calls of nobody else.
         queue: Calls of its methods that wait.
         closing: Whether it gets no more calls.
         death: Why it can run no call any more, or None.
@@ -86,6 +75,7 @@ class Callee:
     def __init__(self, core: Engine, name: str, options: Options) -> None:
         self.name = name
         self.options = options
+        self.kept = options.kept()
         self.queue: deque[Call] = deque()
         self.closing = False
         self.death: WorkerError | None = None
@@ -99,7 +89,7 @@ class Callee:
     @property
     def plain(self) -> bool:
         """Whether answers are read as plain data."""
-        return self._core.preparation.plain
+        return self._core.setting.preparation.plain
 
     def call(self, method: Method, args: Any, kwargs: Any) -> CallFuture:
         """Call a method once those that came before have begun, and there is room for it.
@@ -107,7 +97,7 @@ class Callee:
         Raises:
             RuntimeError: When it was closed.
         """
-        call = self.prepare(method if isinstance(method, str) else name_of(method))
+        call = self.prepare(name_of(method, args))
         try:
             body = dumps((method, args, kwargs))
             call.body = body.frozen() if self.options.retries else body
@@ -127,22 +117,24 @@ class Callee:
         """Let a call be run once those that came before have begun, and there is room for it.
 
         Raises:
-            RuntimeError: When it was closed.
+            RuntimeError: When it was closed, or this is a fork of the process that it belongs to.
         """
+        if self._core.foreign:
+            self._core.check_open()
+        member = None
         with self._core.lock:
             death = self.death
             if death is None and self.closing:
                 raise RuntimeError(f"the actor {self.name} was closed and takes no more calls")
-            member = None if death is not None or self.queue else self._vacancy()
-            if member is not None:
-                member.add(call)
-            elif death is None:
+            if death is None:
                 self.queue.append(call)
-        if member is not None:
-            member.run(call)
-        elif death is not None:
+                member = self._vacancy()
+        if death is not None:
             call.fail(self._obituary(death))
-        else:
+            return
+        if member is not None:
+            member.pull()
+        if call.worker is None:
             self._core.keep(call)
 
     def _vacancy(self) -> ActorWorker | None:
@@ -178,7 +170,8 @@ class Callee:
             call.fail(self._obituary(death))
 
     def _on_cancel(self, call: Call) -> None:
-        """A call was cancelled that had not begun: it is passed over."""
+        """A call was cancelled that had not begun: it is passed over, or taken back."""
+        self._core.on_cancel(call)
 
 
 class ActorState(Callee):
@@ -207,10 +200,12 @@ class ActorState(Callee):
 
     def close(self) -> None:
         """Take no more calls; end when those that wait have been run."""
+        if self._core.foreign:
+            return
         with self._core.lock:
             self.closing = True
             member = self.member
-            idle = member is not None and member.idle and not self.queue and not member.ending
+            idle = member is not None and not (member.outstanding or self.queue or member.ending)
         if idle and member is not None:
             member.finish()
 
@@ -220,6 +215,8 @@ class ActorState(Callee):
         Args:
             grace: Seconds between asking its process to end and killing it.
         """
+        if self._core.foreign:
+            return
         with self._core.lock:
             self.closing = True
             member = self.member
@@ -229,20 +226,28 @@ class ActorState(Callee):
         else:
             member.stop(grace)
 
-    def following(self) -> list[Call]:
-        """Give its worker the next calls, as many as it has room for; called with the lock held."""
-        found: list[Call] = []
-        member = self.member
-        while self.queue and member is not None and (member.free or member.takes_ahead(self.queue[0])):
+    def next_for(self, member: ActorWorker | WorkerProcess, *, ahead: bool) -> Call | None:
+        """Give its worker the next call that waits, if it takes that."""
+        if not self.queue:
+            return None
+        with self._core.lock:
+            while self.queue and not self.queue[0].undecided():  # cancelled
+                self.queue.popleft()
+            if not self.queue or not member.takes(self.queue[0], ahead=ahead):
+                return None
             call = self.queue.popleft()
-            if not call.future.done():
-                member.add(call)
-                found.append(call)
-        return found
+            member.add(call)
+        return call
 
-    def regain(self, calls: list[Call]) -> list[Call]:  # noqa: ARG002
-        """Take back calls that its worker has died of, where another one may run them; called with the lock held."""
-        return []
+    def put_back(self, _: object, calls: list[Call]) -> None:
+        """Let calls wait again, in front of the others."""
+        with self._core.lock:
+            self.queue.extendleft(reversed(calls))
+
+    def rest(self, _: object) -> None:
+        """Its worker has nothing to do."""
+        if self.closing:
+            self.close()
 
     def die(self, death: WorkerError) -> None:
         """No call will be run any more."""
@@ -264,11 +269,9 @@ class ActorState(Callee):
             self.bury(death)
 
     def _on_cancel(self, call: Call) -> None:
+        super()._on_cancel(call)
         if call is self.construction:
-            self._core.on_cancel(call)
             self.bury(BrokenWorkerError("its construction was cancelled"))
-        elif self.member is not None:
-            self.member.on_cancel(call)
 
 
 class ActorProcess(WorkerProcess):
@@ -276,146 +279,76 @@ class ActorProcess(WorkerProcess):
 
     __slots__ = ("_state",)
 
-    def __init__(self, owner: Owner, options: Options, held: Held | None, call: Call | None) -> None:
-        super().__init__(owner, Options.of(needs=options.needs, max_calls=0), held, call)
-        assert call is not None  # noqa: S101 - it makes the object
-        assert call.actor is not None  # noqa: S101
-        self._state: ActorState = call.actor
-        self._state.member = self
-
-    @property
-    def idle(self) -> bool:
-        """Whether it runs nothing."""
-        return self.call is None
+    def __init__(self, owner: Owner, state: ActorState, held: Held | None, call: Call) -> None:
+        super().__init__(owner, state, state.kept, held, call)
+        self._state = state
+        state.member = self
 
     @property
     def free(self) -> bool:
-        """Whether it takes one more call of a method; called with the lock held."""
-        if self.call is None:
+        """Whether it runs one more call of a method at once; called with the lock held."""
+        if self.ending or self.call is None:
             return not self.ending
-        made = self.call.kind != Kind.CONSTRUCT
-        return made and not self.ending and 1 + len(self.queued) < self._state.options.concurrency
+        return self.call.kind != Kind.CONSTRUCT and 1 + len(self.queued) < self.options.concurrency
 
     @property
     def busies_processor(self) -> bool:
         """Not: it may live for ever, and is idle for most of that."""
         return False
 
+    def takes(self, call: Call, *, ahead: bool) -> bool:
+        """Whether it takes a call; called with the lock held."""
+        if self.call is not None and (self.call.kind == Kind.CONSTRUCT or self.options.concurrency > 1):
+            return self.free
+        return super().takes(call, ahead=ahead)
+
+    def runs(self, call: Call) -> bool:
+        """Whether it runs a call at once, as it does where several may run."""
+        return call is self.call or self.options.concurrency > 1
+
+    def pull(self) -> None:
+        """Give it the calls that wait, as many as it takes."""
+        self.owner.feed(self, idle=True)
+
     def leave(self) -> None:
         """The pool takes no more calls."""
         self._state.close()
 
-    def takes_ahead(self, call: Call) -> bool:
-        """Whether a call may stand in its channel: where it answers quickly, that saves waking up for each.
+    def answered(self, message: Message) -> Call | None:
+        """The call that it has answered. Where it could not make the object, it is about to end."""
+        call = super().answered(message)
+        self.ending = self.ending or (call is self._state.construction and message.kind == Kind.ERROR)
+        return call
 
-        Nothing is decided by that: what it has not taken out can be taken back, to be cancelled or run by others.
-        """
-        if self.call is None or self.call.kind != Kind.METHOD or self.ending or self._state.options.concurrency > 1:
-            return False
-        body = call.body
-        small = body is not None and not body.buffers and len(body.data) <= MOST_QUEUED_BYTES
-        plain = call.options.timeout is None and call.log is None and self.owner.logs is None
-        return small and plain and len(self.queued) < self.room
-
-    def take_back(self) -> Call | None:
-        """None: its calls are none of the pool's."""
-        return None
-
-    def withdraw(self) -> Call | None:
-        """Take back the first call that it has not begun with, and leave it one; called with the lock held."""
-        return super().take_back() if self.queued else None
-
-    def on_cancel(self, call: Call) -> None:
-        """A call was cancelled that may stand in its channel: take it back, and let the others stand there again."""
-        with self.feeding:
-            with self.owner.lock:
-                taken: list[Call] = []
-                while call in self.outstanding and (each := super().take_back()) is not None:
-                    taken.append(each)
-                self._put_back(taken)
-                following = self._state.following()
-            self._give(following)
-
-    def _put_back(self, calls: list[Call]) -> None:
-        """Let calls wait again, before others; called with the lock held."""
-        self._state.queue.extendleft(reversed([call for call in calls if not call.future.done()]))
-
-    def _give(self, calls: list[Call]) -> None:
-        """Send calls that it was given."""
-        for call in calls:
-            if call is self.call or self._state.options.concurrency > 1:
-                self.run(call)
-            else:
-                self.queue(call)
-
-    def queue(self, call: Call) -> None:
-        """Send it a call that is to stand in its channel, and can be cancelled until it is the next."""
-        body = call.body
-        if body is not None:
-            call.future.allocation = self.allocation
-            self.calls += 1
-            if not self._send(call.kind, body, number=call.number):
-                self.unsent.add(call.number)
-
-    def drop(self, call: Call) -> None:
-        """Forget a call that it was given, and say that it runs the next; called with the lock held."""
-        super().drop(call)
-        if self.call is not None:
-            self.call.worker = self
-
-    def on_message(self, message: Message) -> None:
-        """It has answered: give it the next call, then hand over what it said."""
-        if message.kind not in (Kind.RESULT, Kind.ERROR) or not self.expects(message):
-            super().on_message(message)
-            return
-        made = True
-        with self.feeding:
-            with self.owner.lock:
-                call = self.answered(message.number)
-                if call is not None and call.kind == Kind.CONSTRUCT:
-                    made = message.kind == Kind.RESULT
-                    self.pace = 2 * QUICK_SECONDS  # nothing is known of its methods
-                following = self._state.following() if made and call is not None else []
-            self._give(following)
-        if call is None:
-            self.on_unasked(message.number)
-            return
-        settle_call(call, message, plain=self.owner.preparation.plain)
-        if not made:
+    def settle(self, call: Call, message: Message) -> None:
+        """Give a call the outcome that it sent."""
+        super().settle(call, message)
+        if call is self._state.construction and message.kind == Kind.ERROR:
             self._state.bury(BrokenWorkerError("it could not be made"))  # where its future has not said why
-            self.expect_end()
-        elif self._state.closing:
-            self._state.close()
 
-    def on_gone(self, gone: Gone) -> None:
-        """It has left the kernel, and its state with it."""
-        call = self.call
-        death = self.death(gone, call.name if call is not None else f"the actor {self._state.name}")
+    def on_stuck(self, reason: str) -> None:
+        """It ignores SIGKILL: others may run its calls, it will not."""
+        super().on_stuck(reason)
+        self._state.bury(self.death(Gone(reason=reason), f"the actor {self._state.name}"))
+
+    def not_begun(self, gone: Gone) -> list[Call]:
+        """The calls that it never began with: the construction alone, of an object that another process can make."""
+        construction = self._state.construction
+        name = f"the actor {self._state.name}" if self.call is None else self.call.name
+        found = super().not_begun(gone)
+        if construction in found and not self.stopped:
+            return [construction]
+        death = self.death(gone, name)
         if self._state.closing and gone.status == 0:
             death = BrokenWorkerError("it was closed", exit_status=0)
-        self._state.die(death)  # before anybody hears of it and calls again
-        if call is not None and call.kind == Kind.METHOD:
-            with self.owner.lock:
-                self._part_with_calls(died=gone.forked and not self.stopped)
+        self._state.death = self._state.death or death  # before anybody hears of it and calls again
+        return [call for call in found if call is not construction]
+
+    def on_gone(self, gone: Gone) -> None:
+        """It has left the kernel, and its state with it, unless it never had any and is made again."""
         super().on_gone(gone)
-        self._state.bury(death)
-
-    def _part_with_calls(self, *, died: bool) -> None:
-        """Let calls wait again that it has not begun with, and those that others may run; the lock is held.
-
-        Args:
-            died: Whether nobody has ended it.
-        """
-        unbegun = []
-        while (call := super().take_back()) is not None:
-            unbegun.append(call)
-        for call in self.outstanding:
-            if call.number in self.unsent:
-                self.drop(call)
-                unbegun.append(call)
-        self._put_back(unbegun)
-        for call in self._state.regain(self.outstanding) if died else ():
-            self.drop(call)
+        if self._state.death is not None:
+            self._state.bury(self._state.death)
 
 
 class Actor:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from anyaccel.errors import BrokenWorkerError, WorkerError
 from anyaccel.pool.actor import Actor, ActorState, ActorWorker, Callee
 from anyaccel.pool.call import AwaitableFuture, Call, Options
-from anyaccel.pool.channel import Kind
 from anyaccel.pool.payload import Pickled, call_each_method
 from anyaccel.pool.results import Results, check_batch, run_all
 
@@ -66,6 +65,8 @@ class Group(Callee):
 
     def close(self) -> None:
         """Take no more calls; end when those that wait have been run."""
+        if self._core.foreign:
+            return
         with self._core.lock:
             self.closing = True
             states = tuple(self._states)
@@ -74,6 +75,8 @@ class Group(Callee):
 
     def stop(self, grace: float) -> None:
         """End all now."""
+        if self._core.foreign:
+            return
         with self._core.lock:
             self.closing = True
             self._size = 0
@@ -95,19 +98,9 @@ class Group(Callee):
         if self.death is not None:
             self._fail_waiting(self.death)
 
-    @property
-    def workers(self) -> list[ActorWorker]:
-        """The workers that there are; called with the lock held."""
-        return [state.member for state in self._states if state.member is not None]
-
-    def _on_cancel(self, call: Call) -> None:
-        with self._core.lock:
-            workers = [worker for worker in self.workers if call in worker.outstanding]
-        for worker in workers:
-            worker.on_cancel(call)
-
     def _vacancy(self) -> ActorWorker | None:
-        free = [member for member in self.workers if member.free]
+        workers = (state.member for state in self._states)
+        free = [member for member in workers if member is not None and member.free]
         return min(free, key=lambda member: len(member.outstanding), default=None)
 
     def _replace(self) -> None:
@@ -142,6 +135,7 @@ class _Member(ActorState):
 
     def __init__(self, group: Group) -> None:
         super().__init__(group._core, group.name, group.options)  # noqa: SLF001 - its part
+        self.kept = group.kept
         self.queue = group.queue
         self.closing = group.closing
         self._group = group
@@ -157,27 +151,6 @@ class _Member(ActorState):
             return BrokenWorkerError("its construction was cancelled")
         return self.ready.exception() if self.ready.done() else None
 
-    def following(self) -> list[Call]:
-        """The next calls; where none wait, one that stands behind a call that another one runs."""
-        found, member = super().following(), self.member
-        if found or member is None or not member.free:
-            return found
-        for other in self._group.workers:
-            while other is not member and (call := other.withdraw()) is not None:
-                if not call.future.done():
-                    member.add(call)
-                    return [call]
-        return found
-
-    def regain(self, calls: list[Call]) -> list[Call]:
-        """Let others run calls that its worker has died of, as often as they may be; called with the lock held."""
-        again = [call for call in calls if call.kind == Kind.METHOD and call.has_tries]
-        for call in reversed(again):
-            call.tries += 1
-            call.worker = None
-            self.queue.appendleft(call)
-        return again
-
     def _fail_waiting(self, death: WorkerError) -> None:
         """The calls are for all of them."""
         self._group.on_buried(self, death)
@@ -192,6 +165,15 @@ class Actors(Actor):
 
     Attributes:
         ready: Future of the process ids of all of them.
+
+    Examples:
+        >>> class Model:
+        ...     def score(self, x):
+        ...         return 2 * x
+        >>> with anyaccel.Pool("GPU:1", machine="sim:H100:2") as pool:
+        ...     models = pool.actors(Model, 2)
+        ...     print(list(models.map("score", [1, 2, 3])))
+        [2, 4, 6]
     """
 
     def map(

@@ -25,10 +25,12 @@ from anyaccel.errors import (
     NeverFitsError,
     StateDirectoryError,
 )
+from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.hold import Scope, why
 from anyaccel.launcher.launch import KnownNames, local_scheduler, validate
 from anyaccel.launcher.usage import Usage
+from anyaccel.launcher.use import in_use
 from anyaccel.ledger import Ledger, Want
 from anyaccel.ledger import mark as marks
 from anyaccel.model import ANY_SLOTS, NOTHING, Allocation, Extent, Grant, Inventory, Request
@@ -58,15 +60,15 @@ class Asked:
         request: The request.
         nothing: Whether no device can ever serve it, and it takes the CPU instead.
         ids: Ids of the devices that could serve it, and of their parts: two requests compete where these meet.
-        choose: Chooses among what is left.
         want: What to ask the ledger for.
     """
 
     def __init__(self, broker: Broker, request: Request, *, confined: bool) -> None:
         choice = broker.choice(request)
         self.request = choice.request
-        self.choose = choice.choose
-        self.nothing = choice.choose({}) is None
+        self._choice = choice
+        self._chosen: tuple[Mapping[str, Extent], tuple[Grant, ...] | None] = ({}, choice.choose({}))
+        self.nothing = self._chosen[1] is None
         if self.nothing:
             broker.check(request)
         candidates = () if self.nothing else choice.candidates
@@ -81,14 +83,24 @@ class Asked:
             mark=marks.draw,
         )
 
+    def choose(self, taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
+        """Choose among what is left, or None; what was chosen last is chosen again as long as the same is taken."""
+        before, grants = self._chosen
+        if before != taken:
+            grants = self._choice.choose(taken)
+            self._chosen = dict(taken), grants
+        return grants
+
 
 class Line:
     """Calls of one pool and one kind that wait, in order.
 
     Attributes:
+        key: What calls have in common that wait in it.
         owner: The pool.
         options: How they are to be run.
         asked: What their request means; None where they need no device.
+        why: Says what they wait for; None where they need no device.
         actor: Whether they make actors.
         calls: The calls, of which some may have been cancelled.
         trying: Whether somebody asks the ledger for the first one just now.
@@ -98,10 +110,22 @@ class Line:
     """
 
     __slots__ = (
-        "actor", "asked", "calls", "cancel", "options", "others", "owner", "refused", "standing", "timer", "trying",
+        "actor", "asked", "calls", "cancel", "key", "options", "others", "owner", "refused", "standing", "timer",
+        "trying", "why",
     )  # fmt: skip
 
-    def __init__(self, owner: Owner, options: Options, asked: Asked | None, *, actor: bool) -> None:
+    def __init__(
+        self,
+        key: object,
+        owner: Owner,
+        options: Options,
+        asked: Asked | None,
+        why: Callable[[], Verdict] | None,
+        *,
+        actor: bool,
+    ) -> None:
+        self.key = key
+        self.why = why
         self.owner = owner
         self.options = options
         self.asked = asked
@@ -126,9 +150,10 @@ class Line:
 
     def head(self) -> Call | None:
         """The first one that is still wanted."""
-        while self.calls and self.calls[0].future.done():  # cancelled
-            self.calls.popleft()
-        return self.calls[0] if self.calls else None
+        calls = self.calls
+        while calls and not calls[0].undecided():  # cancelled
+            calls.popleft()
+        return calls[0] if calls else None
 
 
 class Broker:
@@ -163,6 +188,8 @@ class Broker:
             weakref.finalize(self, _forsake, path).atexit = False
         self.ledger = Ledger.open(self._environ)
         self.scope = Scope.of(inventory, self._environ)
+        used = in_use()
+        self._used = None if used is None else used.lease
         self._choice = choice
         self._note = note
         self._lock = lock()
@@ -209,16 +236,20 @@ class Broker:
             UnknownNameError, NeverFitsError: When its request can never be served.
             RuntimeError: When the pool takes no more calls.
         """
-        asked = None if call.options.needs is None else self._asked_for(call.options, confined=owner.confined)
+        asked = self._asked_for(call.options, confined=owner.confined)
+        key = _key(owner, call)
         with self._lock:
             owner.check_open()
-            line = self._lines.get(_key(owner, call))
-            member = self._take_idle(owner, call.options.reuse) if line is None else None
-            if member is not None:
-                member.call = call
-                return member
-            crowded = line is not None and line.head() is not None  # then there is nothing for this one either
-            self._line(owner, call, asked).calls.append(call)
+            line = self._lines.get(key)
+            if line is None:
+                member = self._take_idle(owner, call.options.alike)
+                if member is not None:
+                    member.call = call
+                    return member
+                line = self._line(key, owner, call, asked)
+            crowded = line.head() is not None  # then there is nothing for this one either
+            line.calls.append(call)
+            call.waits = line.why
         if not crowded:
             self.serve()
         return None
@@ -227,11 +258,12 @@ class Broker:
         """Let calls of one kind wait again, in front of their like."""
         if not calls:
             return
-        asked = None
-        if calls[0].options.needs is not None:
-            asked = self._asked_for(calls[0].options, confined=owner.confined)
+        asked = self._asked_for(calls[0].options, confined=owner.confined)
         with self._lock:
-            self._line(owner, calls[0], asked).calls.extendleft(reversed(calls))
+            line = self._line(_key(owner, calls[0]), owner, calls[0], asked)
+            line.calls.extendleft(reversed(calls))
+            for call in calls:
+                call.waits = line.why
 
     def forget(self, owner: Owner, call: Call) -> None:
         """A call was cancelled: if it was the last of its line, nobody waits there any more."""
@@ -245,20 +277,19 @@ class Broker:
         lines = [line for line in self._lines.values() if line.owner is owner]
         return [call for line in lines for call in line.calls if not call.future.done()]
 
-    def next_for(self, member: WorkerProcess, *, ahead: bool = False) -> Call | None:
-        """Give a process the next call of its kind that waits, unless that would overtake somebody.
+    def next_for(self, member: WorkerProcess, *, ahead: bool) -> Call | None:
+        """Give a process the next call of its kind that waits, if it takes that and it would overtake nobody.
 
         Args:
             member: The process.
-            ahead: Whether the call is to stand behind the one that the process runs.
+            ahead: Whether the call is to stand behind one that the process runs.
         """
-        key = (id(member.owner), member.options.reuse, False)
-        line = self._lines.get(key)
-        if line is None or (member.held is not None and not line.ids.isdisjoint(self._wanted_elsewhere())):
+        key = (id(member.owner), member.options.alike, False)
+        if key not in self._lines or (member.held is not None and not member.ids.isdisjoint(self._wanted_elsewhere())):
             return None
         with self._lock:
             line = self._lines.get(key)
-            call = None if line is None else line.head()
+            call = None if line is None or not member.owner.feeds else line.head()
             if line is None or call is None or not member.takes(call, ahead=ahead) or self._overtakes(line):
                 return None
             self._pop(line)
@@ -267,7 +298,7 @@ class Broker:
 
     def serve(self) -> None:
         """Start whatever can be started now."""
-        while True:
+        while self._lines:
             with self._lock:
                 step = self._next()
             if step is None:
@@ -280,7 +311,7 @@ class Broker:
         crowded: set[Owner] = set()
         for line in self._ordered():
             owner, call = line.owner, line.calls[0]
-            idle = None if self._overtakes(line) else self._take_idle(owner, line.options.reuse)
+            idle = None if self._overtakes(line) else self._take_idle(owner, line.options.alike)
             if idle is not None:
                 idle.call = self._pop(line)
                 return partial(idle.run, call)
@@ -289,7 +320,7 @@ class Broker:
                     return useless.finish
                 crowded.add(owner)
                 continue
-            if owner in crowded and owner.max_workers is not None:
+            if owner in crowded and owner.setting.max_workers is not None:
                 continue
             if line.asked is None:
                 return partial(owner.join(self._pop(line), None).launch, call)
@@ -300,28 +331,30 @@ class Broker:
             wanted |= line.ids
             if not (blocked or line.trying or line.standing or line.refused == self._changes):
                 line.trying = True
-                return partial(self._try, line, line.asked, call, self._changes)
+                return partial(self._try, line, line.asked, self._changes)
         return None
 
     def _has_room(self, line: Line) -> bool:
         """Whether the pool of a line may have one more process for it; called with the lock held."""
         owner = line.owner
-        if owner.max_workers is not None:
+        if owner.setting.max_workers is not None:
             others = (other for other in self._lines.values() if other.owner is owner and other is not line)
-            return len(owner.members) + sum(other.admitted for other in others) < owner.max_workers
+            return len(owner.members) + sum(other.admitted for other in others) < owner.setting.max_workers
         if line.asked is not None or line.actor:
             return True
         return sum(member.busies_processor for member in owner.members) < PROCESSORS
 
     def _overtakes(self, line: Line) -> bool:
         """Whether a call of another line comes before and competes for the same; called with the lock held."""
+        if len(self._lines) == 1:
+            return False
         number = line.calls[0].number
         for other in self._lines.values():
             first = other.head() if other is not line else None
             if first is None or first.number > number:
                 continue
             roomy = self._has_room(other)
-            alike = line.owner.max_workers is not None or (line.asked is None and other.asked is None)
+            alike = line.owner.setting.max_workers is not None or (line.asked is None and other.asked is None)
             if (not roomy and other.owner is line.owner and alike) or (roomy and not other.ids.isdisjoint(line.ids)):
                 return True
         return False
@@ -331,13 +364,12 @@ class Broker:
         lines = [line for line in self._lines.values() if line.head() is not None]
         return iter(sorted(lines, key=lambda line: line.calls[0].number) if len(lines) > 1 else lines)
 
-    def _line(self, owner: Owner, call: Call, asked: Asked | None) -> Line:
-        key = _key(owner, call)
+    def _line(self, key: object, owner: Owner, call: Call, asked: Asked | None) -> Line:
+        """The line of calls that are alike; called with the lock held."""
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line(owner, call.options, asked, actor=call.actor is not None)
-        if asked is not None:
-            call.waits = partial(self._why, asked.request)
+            why = None if asked is None else partial(self._why, asked.request)
+            line = self._lines[key] = Line(key, owner, call.options, asked, why, actor=call.actor is not None)
         return line
 
     def _pop(self, line: Line) -> Call:
@@ -352,9 +384,8 @@ class Broker:
 
     def _drop(self, line: Line) -> None:
         """Forget an empty line; called with the lock held."""
-        key = next((key for key, each in self._lines.items() if each is line), None)
-        if key is not None:
-            del self._lines[key]
+        if self._lines.get(line.key) is line:
+            del self._lines[line.key]
         if line.timer is not None:
             line.timer.cancel()
             line.timer = None
@@ -364,8 +395,10 @@ class Broker:
     def _why(self, request: Request) -> Verdict:
         return why(request, inventory=self.inventory, environ=self._environ)
 
-    def _asked_for(self, options: Options, *, confined: bool) -> Asked:
-        assert options.needs is not None  # noqa: S101 - others ask for nothing
+    def _asked_for(self, options: Options, *, confined: bool) -> Asked | None:
+        """What the request of some calls means; None where they have none."""
+        if options.needs is None:
+            return None
         found = self._asked.get((options.alike, confined))
         if found is None:
             if len(self._asked) >= MOST_ASKED:
@@ -375,28 +408,22 @@ class Broker:
 
     # Devices
 
-    def _try(self, line: Line, asked: Asked, call: Call, changes: int) -> None:
+    def _try(self, line: Line, asked: Asked, changes: int) -> None:
         """Ask for devices for the first call of a line, without waiting for them."""
-        held: Held | None = None
-        failure: AnyaccelError | None = None
-        own = self._held()
-        before = self.scope.taken(own)
-        grants = asked.choose(before)
+        found = None
+        fits = asked.choose(self.scope.taken(self._held())) is not None  # else the ledger need not be asked
         try:
-            if grants is not None:
-                held = self._acquire(line, asked, call.name, wait=0, guess=(before, grants))
-        except AnyaccelError as error:
-            failure = error
+            found = self._acquire(line, asked, wait=0) if fits else None
         finally:
             with self._lock:
                 line.trying = False
-                if held is None:
+                if not isinstance(found, Held):
                     line.refused = changes
-        if held is not None or failure is not None:
-            self._hand_over(line, held, failure)
+        if found is not None:
+            self._hand_over(line, found)
             return
         self._make_way(line, asked)
-        if grants is not None:
+        if fits:
             self._stand(line)
         else:  # an idle process of ours may take the call by then
             with self._lock:
@@ -413,25 +440,20 @@ class Broker:
             line.standing = True
         try:
             line.cancel = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            threading.Thread(
-                target=self._wait, args=(line, line.asked, call), name="anyaccel lease", daemon=True
-            ).start()
+            threading.Thread(target=self._wait, args=(line, line.asked), name="anyaccel lease", daemon=True).start()
         except (OSError, RuntimeError) as error:  # no descriptor or no thread is left
             self._rise(line)
-            self._hand_over(line, None, LedgerError(f"{line.asked.request} cannot wait for its devices: {error}"))
+            self._hand_over(line, LedgerError(f"{line.asked.request} cannot wait for its devices: {error}"))
 
-    def _wait(self, line: Line, asked: Asked, call: Call) -> None:
-        held: Held | None = None
-        failure: AnyaccelError | None = None
+    def _wait(self, line: Line, asked: Asked) -> None:
         try:
-            held = self._acquire(line, asked, call.name, wait=None)
-        except LeaseCancelledError:
-            pass
-        except AnyaccelError as error:
-            failure = error
+            found = self._acquire(line, asked, wait=None)
         finally:
             self._rise(line)
-        self._hand_over(line, held, failure)
+        if found is None:
+            self.serve()
+        else:
+            self._hand_over(line, found)
 
     def _rise(self, line: Line) -> None:
         with self._lock:
@@ -440,51 +462,43 @@ class Broker:
         if cancel is not None:
             os.close(cancel)
 
-    def _hand_over(self, line: Line, held: Held | None, failure: AnyaccelError | None) -> None:
+    def _hand_over(self, line: Line, found: Held | AnyaccelError) -> None:
         """Give the first call of a line its devices, or tell it why there will be none."""
         member = None
+        held = found if isinstance(found, Held) else None
         with self._lock:
             call = line.head()
-            if call is not None and held is not None and self._overtakes(line):
-                call = None
-            elif call is not None and (held is not None or failure is not None):
+            if call is not None and not (held is not None and self._overtakes(line)):
                 self._pop(line)
                 member = line.owner.join(call, held) if held is not None else None
         if call is not None and member is not None:
             member.launch(call)
         elif held is not None:
             held.release()
-        elif call is not None and failure is not None:
-            call.fail(failure)
+        elif call is not None and isinstance(found, AnyaccelError):
+            call.fail(found)
             line.owner.settle()
             reactor().call_soon(self.serve)  # not from here: a thousand may follow
             return
         self.serve()
 
-    def _acquire(
-        self,
-        line: Line,
-        asked: Asked,
-        name: str,
-        *,
-        wait: float | None,
-        guess: tuple[Mapping[str, Extent], tuple[Grant, ...]] | None = None,
-    ) -> Held | None:
-        """Get devices from the ledger; None when they are not free now and we shall not wait.
+    def _acquire(self, line: Line, asked: Asked, *, wait: float | None) -> Held | AnyaccelError | None:
+        """Get devices from the ledger for the first call of a line.
 
         Args:
-            line: Who asks.
+            line: The line.
             asked: What is asked for.
-            name: Name of the call.
             wait: 0, or None to wait for as long as it takes or until the line is dropped.
-            guess: What was chosen already, and given what.
+
+        Returns:
+            The devices; why there will be none; or None when they are not free now, or nobody wants them any more.
         """
         chosen: tuple[Grant, ...] = ()
 
         def choose(taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
             nonlocal chosen
             left = self.scope.taken(taken)
-            grants = guess[1] if guess is not None and guess[0] == left else asked.choose(left)
+            grants = asked.choose(left)
             if grants is None:
                 own = self._held()
                 line.others = {key: _without(extent, own.get(key, NOTHING)) for key, extent in taken.items()}
@@ -495,13 +509,22 @@ class Broker:
             return self.scope.to_ledger(grants)
 
         began = time.monotonic()
-        note, cancel = f"{name}{self._note}", None if wait is not None else line.cancel
+        with self._lock:
+            call = line.head()
+        if call is None:
+            return None
+        if self._used is not None and self._used.released:
+            return LedgerError(
+                "this process has given back what it used when this pool was made, and others may have it by now; use"
+                " a pool inside of the 'with' statement of anyaccel.use(), or make a new one"
+            )
+        note, cancel = f"{call.name}{self._note}", None if wait is not None else line.cancel
         try:
             lease = self.ledger.acquire(asked.want, choose, wait=wait, note=note, cancel=cancel)
-        except DevicesBusyError:
-            if wait is None:
-                raise
+        except LeaseCancelledError:
             return None
+        except AnyaccelError as error:
+            return None if wait == 0 and isinstance(error, DevicesBusyError) else error
         allocation = Allocation(id=lease.id, request=asked.request, grants=chosen)
         with self._lock:
             for key, extent in lease.devices.items():
@@ -509,7 +532,7 @@ class Broker:
         usage = None
         if not self.private:
             waited = time.monotonic() - began
-            usage = Usage(lease.id, allocation.shares, str(allocation.request), note, waited=waited)
+            usage = Usage(allocation.id, allocation.shares, asked.want.request, note, waited=waited)
         return Held(allocation, lease, self._released, private=self.private, usage=usage)
 
     def _released(self, devices: Mapping[str, Extent]) -> None:
@@ -536,31 +559,27 @@ class Broker:
         if member.held is not None and not member.ids.isdisjoint(self._wanted_elsewhere()):
             member.finish()
             return
-        wanted: list[Line] = []
         with self._lock:
-            member.rested = time.monotonic()
+            if member.ending:  # it has gone meanwhile
+                return
             self._idle.append(member)
-            if member.held is not None:
-                rivals = (line for line in self._ordered() if line.asked is not None and self._has_room(line))
-                wanted = [line for line in rivals if not line.ids.isdisjoint(member.ids)][:1]
-                watch, self._looking = not self._looking, True
-                if watch:
-                    self._look_later()
-        for line in wanted:
-            if line.asked is not None:
+            if member.held is not None and not self._looking:
+                self._looking = True
+                self._look_later()
+            rivals: list[Line] = []
+            if member.held is not None and self._lines:
+                rivals = [line for line in self._ordered() if line.asked is not None and self._has_room(line)]
+        for line in rivals:
+            if line.asked is not None and not line.ids.isdisjoint(member.ids):
                 self._make_way(line, line.asked)
+                break
         if self._lines:
             self.serve()
 
-    def take_idle(self, owner: Owner, reuse: object) -> WorkerProcess | None:
+    def take_idle(self, owner: Owner, alike: int) -> WorkerProcess | None:
         """An idle process for calls of a kind: the one used last, so that the others get old enough to go."""
         with self._lock:
-            return self._take_idle(owner, reuse)
-
-    @property
-    def busy(self) -> bool:
-        """Whether calls wait."""
-        return bool(self._lines)
+            return self._take_idle(owner, alike)
 
     @property
     def idles(self) -> bool:
@@ -572,11 +591,11 @@ class Broker:
         if member in self._idle:
             self._idle.remove(member)
 
-    def _take_idle(self, owner: Owner, reuse: object) -> WorkerProcess | None:
-        if reuse is not None:
-            for place in range(len(self._idle) - 1, -1, -1):
-                if self._idle[place].owner is owner and self._idle[place].options.reuse == reuse:
-                    return self._idle.pop(place)
+    def _take_idle(self, owner: Owner, alike: int) -> WorkerProcess | None:
+        for place in range(len(self._idle) - 1, -1, -1):
+            member = self._idle[place]
+            if member.owner is owner and member.options.alike == alike and not member.ending:
+                return self._idle.pop(place)
         return None
 
     def _evictable(self, line: Line) -> WorkerProcess | None:
@@ -585,7 +604,7 @@ class Broker:
         if any(member.ending for member in owner.members):
             return None
         for member in self._idle:
-            if member.owner is owner and (owner.max_workers is not None or member.busies_processor):
+            if member.owner is owner and (owner.setting.max_workers is not None or member.busies_processor):
                 self._idle.remove(member)
                 return member
         return None
@@ -622,7 +641,7 @@ class Broker:
         elsewhere = self._wanted_elsewhere()
         with self._lock:
             holders = [member for member in self._idle if member.held is not None]
-            unused = [member for member in holders if member.rested + member.owner.idle <= now]
+            unused = [member for member in holders if member.heard + member.owner.setting.idle <= now]
             wanted = [member for member in holders if not member.ids.isdisjoint(elsewhere)]
             # One by one at first: nobody knows how many of them the others need.
             self._patience = 2 * self._patience if wanted else 1
@@ -635,13 +654,12 @@ class Broker:
 
     def _look_later(self) -> None:
         """Come back when the first idle process gets too old, and as often as others have to be asked."""
-        when = min(member.rested + member.owner.idle for member in self._idle if member.held is not None)
+        when = min(member.heard + member.owner.setting.idle for member in self._idle if member.held is not None)
         reactor().call_at(when if self.private else min(when, time.monotonic() + LOOK_SECONDS), self._look)
 
     def _wanted_elsewhere(self) -> frozenset[str]:
         """Devices, with those that they are parts of and their parts, for which other processes wait; of late."""
-        now = time.monotonic()
-        if not self.private and now - self._looked > LOOK_SECONDS:
+        if not self.private and (now := time.monotonic()) - self._looked > LOOK_SECONDS:
             self._looked = now
             ids = self.scope.ids
             keys: frozenset[str] = frozenset()
@@ -672,7 +690,7 @@ def lock() -> threading.Lock:
 
 
 def broker_of(machine: str | Machine | None, declare: Mapping[str, int] | None, *, shared: bool) -> Broker:
-    """The broker of a machine: the same for all pools that live at the same time.
+    """The broker of a machine: the same for all pools that live at the same time, and inside of the same lease.
 
     Args:
         machine: The machine; see :func:`anyaccel.detect`.
@@ -683,8 +701,9 @@ def broker_of(machine: str | Machine | None, declare: Mapping[str, int] | None, 
         MachineError: When it names no machine.
         StateDirectoryError: When leases are to be shared, and there is no directory for them that can be trusted.
     """
-    where = machine if isinstance(machine, Machine) else parse_machine(machine)
-    key = (where.text, tuple(sorted((declare or {}).items())), shared, os.environ.get("ANYACCEL_STATE_DIR"))
+    where = parse_machine(machine)
+    around = os.environ.get("ANYACCEL_STATE_DIR"), os.environ.get(LEASE_VARIABLE)
+    key = (where.text, tuple(sorted((declare or {}).items())), shared, *around)
     with _opening:
         found = _known.get(key)
         if found is None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import _thread
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from concurrent.futures._base import PENDING
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from anyaccel.errors import RemoteError, UsageError, WorkerError
-from anyaccel.model import Allocation, Request, Value
+from anyaccel.model import Allocation, Request, Value, replace
 from anyaccel.pool.channel import Kind, Message
-from anyaccel.pool.payload import Function, Pickled, loads
+from anyaccel.pool.payload import Function, Pickled, call_each, call_each_method, loads
 
 if TYPE_CHECKING:
     from anyaccel.pool.reactor import Timer
@@ -27,6 +29,8 @@ AHEAD = 16
 """Items that a stream may be ahead of whoever takes them, where nothing else is said."""
 
 _numbers = count(1)
+_first = 0
+"""Calls of lower numbers are those of the process that this one was forked from."""
 _kinds: dict[tuple[Request | None, int], int] = {}
 _kind_numbers = count(1)
 
@@ -47,7 +51,7 @@ class Options(Value):
         retries: Times that a call is run again when its worker or its machine has died.
         concurrency: Methods of an actor that may run at the same time.
         ahead: Items that a stream may be ahead of whoever takes them.
-        alike: Calls for which this is equal ask for the same, and wait in one line.
+        alike: Calls for which this is equal ask for the same, wait in one line and share processes.
     """
 
     needs: Request | None
@@ -58,10 +62,9 @@ class Options(Value):
     ahead: int
     alike: int
 
-    @property
-    def reuse(self) -> int | None:
-        """Calls for which this is equal may share a process; None when each has its own."""
-        return None if self.max_calls == 1 else self.alike
+    def kept(self) -> Options:
+        """The same for processes that are kept for calls that nobody else's processes run: those of an actor."""
+        return replace(self, max_calls=0, alike=next(_kind_numbers))
 
     @classmethod
     def of(
@@ -116,29 +119,16 @@ class Runner(Protocol):
         """Somebody waits for its next answer in this thread, for so many seconds at most."""
 
 
-class _Condition(threading.Condition):
-    """A condition that is three objects and not eight: it finds the methods of its lock when they are called."""
+class _Condition(_thread.RLock, threading.Condition):  # type: ignore[misc]  # final for type checkers alone
+    """A condition that is its own lock: it is made and locked without a line of Python."""
 
     def __init__(self) -> None:
-        self._lock: Any = threading.RLock()
         self._waiters: deque[Any] = deque()
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        taken: bool = self._lock.acquire(blocking, timeout)
-        return taken
-
-    def release(self) -> None:
-        self._lock.release()
-
-    def _release_save(self) -> Any:
-        return self._lock._release_save()  # noqa: SLF001 - as the class above does
-
-    def _acquire_restore(self, state: Any) -> None:
-        self._lock._acquire_restore(state)  # noqa: SLF001
-
-    def _is_owned(self) -> bool:
-        owned: bool = self._lock._is_owned()  # noqa: SLF001
-        return owned
+    def notify_all(self) -> None:
+        """Wake all who wait, who mostly are none."""
+        if self._waiters:
+            super().notify_all()
 
 
 class AwaitableFuture(Future[T]):
@@ -161,6 +151,9 @@ class CallFuture(AwaitableFuture[Any]):
         log: File that its output went to, where logs were asked for; None otherwise.
     """
 
+    allocation: Allocation | None = None
+    log: str | None = None
+
     def __init__(self, call: Call) -> None:
         # As the base class has it, but for the condition, which is most of what a future costs.
         self._condition = _Condition()
@@ -170,13 +163,11 @@ class CallFuture(AwaitableFuture[Any]):
         self._waiters: list[Any] = []
         self._done_callbacks: list[Callable[[Future[Any]], object]] = []
         self._call: Call | None = call  # until it is over: so nothing is left for the garbage collector
-        self.allocation: Allocation | None = None
-        self.log: str | None = None
 
     def cancel(self) -> bool:
-        """Cancel the call, whether it waits or runs; False when it is over."""
+        """Cancel the call, whether it waits or runs; False when it is over, and in a fork of the process it is of."""
         call = self._call
-        if call is None or (call.kind == Kind.METHOD and self.running()) or not call.decide():
+        if call is None or call.foreign or (call.kind == Kind.METHOD and self.running()) or not call.decide():
             return self.cancelled()
         super().cancel()
         self.set_running_or_notify_cancel()
@@ -189,6 +180,7 @@ class CallFuture(AwaitableFuture[Any]):
         Raises:
             TimeoutError: When that takes longer than ``timeout`` seconds; the call goes on.
             CancelledError: When it was cancelled.
+            RuntimeError: When this is a fork of the process that made the call.
             Exception: What it raised, or why it was not run to its end.
         """
         return super().result(self._attend(timeout))
@@ -199,6 +191,7 @@ class CallFuture(AwaitableFuture[Any]):
         Raises:
             TimeoutError: When that takes longer than ``timeout`` seconds; the call goes on.
             CancelledError: When it was cancelled.
+            RuntimeError: When this is a fork of the process that made the call.
         """
         return super().exception(self._attend(timeout))
 
@@ -206,7 +199,9 @@ class CallFuture(AwaitableFuture[Any]):
         """Take the answer in this thread if it is the next to come; returns what is left of the time."""
         call = self._call
         worker = None if call is None else call.worker
-        if call is None or worker is None or not call.undecided():
+        if call is not None and call.foreign:
+            raise RuntimeError(f"the answer to {call.name} goes to the process that this one was forked from")
+        if call is None or worker is None:
             return timeout
         if timeout is None:
             worker.attend(call.undecided)
@@ -236,7 +231,7 @@ class Call:
 
     __slots__ = (
         "_open", "actor", "body", "function", "future", "kind", "log", "name", "number", "on_cancel", "options",
-        "relay", "timer", "tries", "waits", "worker",
+        "relay", "sent", "timer", "tries", "waits", "worker",
     )  # fmt: skip
 
     def __init__(self, name: str, options: Options, on_cancel: Callable[[Call], None]) -> None:
@@ -250,12 +245,18 @@ class Call:
         self.actor: Any = None  # what it makes, where it makes an actor
         self.waits: Callable[[], Verdict] | None = None  # says what devices it waits for
         self.worker: Runner | None = None
+        self.sent = False  # to a process, which may have begun with it
         self.log: str | None = None  # file for its output; None for where the pool's goes
         self.relay: Callable[[Message], None] | None = None  # wants the answer as it is
         self.tries = 0
         self.timer: Timer | None = None
         self._open = [True]  # whoever takes it out decides: that is one step, and takes no lock
         self.future = CallFuture(self)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether we are a fork of the process that made it: its channel is not ours to read, write or shut down."""
+        return self.number < _first
 
     def decide(self) -> bool:
         """Decide its outcome; True for the first who does."""
@@ -267,13 +268,20 @@ class Call:
 
     @property
     def may_be_retried(self) -> bool:
-        """Whether it is to be run again, by any worker, when its worker has died."""
-        return self.kind == Kind.CALL and self.has_tries
-
-    @property
-    def has_tries(self) -> bool:
-        """Whether it has been run less often than it may be, and is still wanted."""
+        """Whether it is to be run again when its worker has died: less often than it may be, and still wanted."""
         return self.tries < self.options.retries and self.undecided()
+
+    def retry(self) -> None:
+        """Say that it is to be run again, by whichever worker."""
+        self.tries += 1
+        self.withdraw()
+
+    def withdraw(self) -> None:
+        """No worker has it any more."""
+        if self.timer is not None:  # its time begins anew
+            self.timer.cancel()
+        self.worker = None
+        self.sent = False
 
     def undecided(self) -> bool:
         """Whether its outcome is open."""
@@ -338,10 +346,10 @@ def settle_call(call: Call, message: Message, *, plain: bool) -> None:
 
 
 def _settle_plainly(call: Call, message: Message) -> None:
-    from anyaccel.pool.plain import read_plain
+    from anyaccel.pool import plain
 
     try:
-        value = read_plain(message.data, message.buffers)
+        value = plain.loads(message.data, message.buffers)
     except Exception as error:  # noqa: BLE001 - memory may be short, too
         call.fail(
             RemoteError(
@@ -361,27 +369,39 @@ def exception_in(message: Message, *, plain: bool) -> BaseException:
         message: The answer.
         plain: Whether only exceptions of Python and of ours are made again; others are told by their text.
     """
-    from anyaccel.pool.plain import read_plain
-
+    if plain:
+        from anyaccel.pool.plain import loads as read
+    else:
+        read = loads
     try:
-        body, summary, text = read_plain(message.data, message.buffers)
+        body, summary, text = read(message.data, message.buffers)
         described = isinstance(body, bytes) and isinstance(summary, str) and isinstance(text, str)
-    except Exception as problem:  # noqa: BLE001 - it is handed over, with its reason
+    except (Exception, SystemExit) as problem:  # noqa: BLE001 - it is handed over, with its reason
         return UnreadableError(f"an exception that cannot be read: {problem}")
     if not described:
         return UnreadableError("an exception that cannot be read: it has no text")
-    error: object = summary
+    made = None
     if body:
         try:
-            error = read_plain(body) if plain else loads(body)
+            made = read(body)
         except (Exception, SystemExit) as problem:  # noqa: BLE001 - it is handed over, with its reason
             if not plain:
-                error = f"an exception that cannot be unpickled here: {type(problem).__name__}: {problem}"
-    shown = error if isinstance(error, BaseException) else RemoteError(str(error))
+                summary = f"an exception that cannot be unpickled here: {type(problem).__name__}: {problem}"
+    shown = made if isinstance(made, BaseException) else RemoteError(summary)
     shown.__cause__ = RemoteTraceback(text)
     return shown
 
 
-def name_of(function: Any) -> str:
-    """What to call a function in messages."""
-    return getattr(function, "__qualname__", None) or type(function).__name__
+def name_of(function: Any, args: Sequence[Any] = ()) -> str:
+    """What to call a function in messages; where it calls another one several times, that."""
+    if function is call_each or function is call_each_method:
+        function = args[0]
+    return function if isinstance(function, str) else getattr(function, "__qualname__", None) or type(function).__name__
+
+
+def _disown() -> None:
+    global _first  # noqa: PLW0603 - there is one process
+    _first = next(_numbers)
+
+
+os.register_at_fork(after_in_child=_disown)

@@ -25,8 +25,6 @@ MOST_INLINE = 1 << 16
 MOST_DESCRIPTORS = 250
 """The kernel passes at most 253 in one packet."""
 
-"""Set in everything that a fork server started, to a value that is that server's alone."""
-
 SPAWN = struct.Struct("=Q?")
 """Number of the worker, and whether it is forked ahead, before anybody waits for it."""
 HOLD = struct.Struct("=Qd")
@@ -147,6 +145,9 @@ def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
             size, ancillary, got, _ = channel.recvmsg_into((buffer,), _ANCILLARY, flags)
         except ConnectionResetError:  # it ended without reading all; what it said before is still there
             size, ancillary, got, _ = channel.recvmsg_into((buffer,), _ANCILLARY, flags)
+        if size >= _HEAD.size and buffer[1] == _INLINE and not ancillary and not got & _CUT:
+            kind, _, number = _HEAD.unpack_from(buffer)
+            return Message(kind, bytes(memoryview(buffer)[_HEAD.size : size]), [], [], number)
         packet = bytes(memoryview(buffer)[:size])
     finally:
         _buffers.append(buffer)
@@ -154,9 +155,6 @@ def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
         if not _hung_up(channel):
             raise ValueError("an empty message")
         return None
-    if not ancillary and not got & _CUT and size >= _HEAD.size and packet[1] == _INLINE:
-        kind, _, number = _HEAD.unpack_from(packet)
-        return Message(kind, memoryview(packet)[_HEAD.size :], [], [], number)
     descriptors = array("i")
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -219,6 +217,8 @@ def _close(descriptors: Sequence[int]) -> None:
         os.close(descriptor)
 
 
+LONGEST_SECONDS = 86_400.0
+"""Of one wait: the kernel takes no more than some weeks. Who waits looks again after it."""
 SPIN_SECONDS = 0.000_2
 """How long to stay awake at most, and how long the last wait may have been."""
 SLEEPS = 8
@@ -272,4 +272,4 @@ class Spin:
 def _sleep(channel: socket.socket, seconds: float) -> None:
     poll = select.poll()
     poll.register(channel, select.POLLIN)
-    poll.poll(max(0.0, seconds) * 1000)
+    poll.poll(min(max(0.0, seconds), LONGEST_SECONDS) * 1000)

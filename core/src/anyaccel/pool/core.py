@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anyaccel.errors import AnyaccelError, TaskTimeoutError, UsageError
 from anyaccel.launcher.sandbox import confines
@@ -22,13 +22,10 @@ from anyaccel.pool.call import (
     Options,
     UnreadableError,
     exception_in,
-    settle_call,
 )
 from anyaccel.pool.channel import Kind, Message
-from anyaccel.pool.engine import Engine
+from anyaccel.pool.engine import Engine, Setting
 from anyaccel.pool.forkserver.client import ForkServer, Gone
-from anyaccel.pool.launching import Preparation
-from anyaccel.pool.logs import Logs
 from anyaccel.pool.payload import Pickled, dumps, dumps_call
 from anyaccel.pool.process import QUICK_SECONDS, Held, WorkerProcess, hands_over
 from anyaccel.pool.quarantine import can_tell, release_when_free
@@ -37,22 +34,14 @@ from anyaccel.pool.reactor import reactor
 if TYPE_CHECKING:
     from anyaccel.pool.gang import GangFuture
 
-_FEEDING_SECONDS = 1.0
-"""To send a worker some calls takes microseconds, unless a callback of the user's comes in between."""
-
 
 class Core(Engine):
     """The calls of one pool on this machine; see :class:`~anyaccel.pool.engine.Engine`.
 
     Args:
         broker: Gives the machine and its devices; called once, when they are needed first.
-        preparation: What all workers have in common.
-        preload: Modules that the fork server imports.
-        max_workers: Processes at the same time, or None: then the devices set the limit, and the processors do for
-            calls that need none.
-        grace: Seconds between asking a process to end and killing it.
-        idle: Seconds after which an unused process gives its devices back.
-        logs: Where the output of each call goes, or None for where ours goes.
+        setting: What all calls have in common. Where it sets no limit to the processes, the devices do, and the
+            processors do for calls that need none.
 
     Attributes:
         lock: Held over every look at what follows, and over nothing that takes time or runs code of others.
@@ -65,27 +54,16 @@ class Core(Engine):
         drained: Set when it is closed and nothing is left.
 
     Raises:
-        EnforcementError: When workers must be confined and the kernel cannot.
+        EnforcementError: When workers must be confined, or held to memory, and the kernel cannot.
     """
 
-    def __init__(
-        self,
-        broker: Callable[[], Broker],
-        preparation: Preparation,
-        *,
-        preload: tuple[str, ...],
-        max_workers: int | None,
-        grace: float,
-        idle: float,
-        logs: Logs | None,
-    ) -> None:
-        self.confined = confines(preparation.enforce)
-        self.preparation = preparation
-        self.preload = preload
-        self.max_workers = max_workers
-        self.grace = grace
-        self.idle = idle
-        self.logs = logs
+    def __init__(self, broker: Callable[[], Broker], setting: Setting) -> None:
+        self.confined = confines(setting.preparation.enforce)
+        if setting.preparation.memory is not None:
+            from anyaccel.launcher.limits import check
+
+            check(direct=True)
+        self.setting = setting
         self.lock = lock()
         self.members: set[WorkerProcess] = set()
         self.closed = False
@@ -99,6 +77,7 @@ class Core(Engine):
         self._servers: set[ForkServer] = set()
         self._quarantined: dict[int, tuple[Allocation, str]] = {}
         self._looked = 0.0
+        self._watches = False
 
     @property
     def broker(self) -> Broker:
@@ -143,14 +122,18 @@ class Core(Engine):
             raise
         return future
 
-    def enter(self, call: Call, work: object) -> None:
+    def enter(self, call: Call, work: Pickled | tuple[Any, ...]) -> None:
         """Give a call to an idle process, or let it wait for one."""
+        if self.foreign:  # a thread of our parent may have held the lock
+            self.check_open()
         broker = self.broker  # it may not be there, which is told before anything else
         try:
-            if isinstance(work, tuple) and not isinstance(work, Pickled) and call.kind == Kind.CALL:
+            if isinstance(work, Pickled):
+                body = work
+            elif call.kind == Kind.CALL:
                 body, call.function = dumps_call(*work)
             else:
-                body = work if isinstance(work, Pickled) else dumps(work)
+                body = dumps(work)
             call.body = body.frozen() if call.options.retries else body
         except Exception as error:  # noqa: BLE001 - it belongs to the future, as other executors do it
             self.check_open()
@@ -165,12 +148,15 @@ class Core(Engine):
             return
         if member is not None:
             member.run(call)
-        else:
+        elif call.worker is None:
             self.keep(call)
 
     def join(self, call: Call, held: Held | None) -> WorkerProcess:
         """Make the process that will run a call first; called with the lock held."""
-        member = (WorkerProcess if call.actor is None else ActorProcess)(self, call.options, held, call)
+        if call.actor is None:
+            member = WorkerProcess(self, self.broker, call.options, held, call)
+        else:
+            member = ActorProcess(self, call.actor, held, call)
         self.members.add(member)
         return member
 
@@ -181,7 +167,7 @@ class Core(Engine):
         call = None
         try:
             with self.lock:
-                call = member.answered(message.number)
+                call = member.answered(message)
                 idle = member.call is None
             if call is None:
                 member.on_unasked(message.number)
@@ -189,12 +175,9 @@ class Core(Engine):
             if member.ending:
                 if idle:
                     member.expect_end()
-            elif not idle:
-                self.feed(member)
-            elif not self.go_on(member):
+            elif not self.feed(member, idle=idle) and idle:
                 self._rest(member)
-            if call is not None:
-                settle_call(call, message, plain=self.preparation.plain)
+            member.settle(call, message)
         except BaseException as error:
             # We may be in the thread of a user who has pressed Ctrl-C: leave nothing half done.
             member.stop(0)
@@ -205,13 +188,13 @@ class Core(Engine):
     def on_broken(self, member: WorkerProcess, message: Message) -> None:
         """A worker could not be set up."""
         member.fault = "it could not be set up"  # first: whatever else it says, another thread may be about to hear
-        error = exception_in(message, plain=self.preparation.plain)
+        error = exception_in(message, plain=self.setting.preparation.plain)
         if isinstance(error, UnreadableError):
             member.fault = f"it sent what is no answer ({error})"
             member.refuse(member.fault)
             return
         call = member.call
-        if self.preparation.staged:
+        if self.setting.preparation.staged:
             self.break_off(error)
         elif call is not None:  # it has no environment or directory, which the next one may have
             call.fail(error)
@@ -223,24 +206,23 @@ class Core(Engine):
         with self.lock:
             self.members.discard(member)
             self.broker.discard(member)
-            again = member.not_begun()
+            again = member.not_begun(gone)
             begun = [call for call in member.outstanding if call not in again]
             member.call = None
             member.queued.clear()
             held, member.held = member.held, None
-            if held is not None and again and not begun:  # it was unused, or never there
-                fresh = self.join(again[0], held)
-                held = None
+            if again and not begun and not member.proven:  # it was not used, and another one takes its place
+                fresh, held = self.join(again[0], held), None
         if fresh is not None:
-            fresh.launch(again.pop(0))
+            fresh.launch(again.pop(0), ahead=False)
+        retried = [call for call in begun if gone.forked and not member.stopped and call.may_be_retried]
         for call in begun:
-            if gone.forked and not member.stopped and call.may_be_retried:
-                call.tries += 1
-                call.worker = None
-                again.insert(0, call)
+            if call in retried:
+                call.retry()
             else:
                 call.fail(member.death(gone, call.name))
-        self.broker.put_back(self, again)  # first, or others that came later would be given the devices
+        # First, or others that came later would be given the devices.
+        member.source.put_back(self, [*retried, *again])
         if held is not None:
             self.give_back(held, gone)
         self.broker.serve()
@@ -262,21 +244,24 @@ class Core(Engine):
                 return
             member.ending = True
         call.fail(TaskTimeoutError(f"{call.name} took longer than its timeout of {call.options.timeout:g} s"))
-        member.stop(self.grace, answer=False)
+        member.stop(self.setting.grace, answer=False)
 
     def on_cancel(self, call: Call) -> None:
         """A call was cancelled: if it runs, end its process."""
         with self.lock:
-            ahead = next((member for member in self.members if call in member.queued), None)
-        if ahead is not None and self.recall(ahead) and not self.go_on(ahead):
-            self._rest(ahead)
+            method = call.kind == Kind.METHOD
+            ahead = next((each for each in self.members if call in (each.outstanding if method else each.queued)), None)
+        if ahead is not None:
+            self._take_back(ahead)
         with self.lock:
             member = next((member for member in self.members if member.call is call), None)
+            if method:  # of an object that others use
+                member = None
             if member is not None:
                 member.ending = True
             call.body = None
         if member is not None:
-            member.stop(self.grace, answer=False)
+            member.stop(self.setting.grace, answer=False)
         self.broker.forget(self, call)
         self.broker.serve()
         self.settle()
@@ -285,82 +270,105 @@ class Core(Engine):
     #
     # A process that answers quickly is given some calls before it asks: between two calls it need not wait for us
     # then, nor we for the kernel to wake it. Nothing is decided by that. What it has not taken out of its channel can
-    # be taken back at the other end, and the kernel gives each message to one of the two alone.
+    # be taken back at the other end, and the kernel gives each message to one of the two alone. There is one rule:
+    # calls wait again with all others when their worker takes long, or when somebody else has nothing to do.
 
-    def go_on(self, member: WorkerProcess) -> bool:
-        """Give an idle worker the next call of its kind, unless that would overtake somebody."""
-        if not self.broker.busy and not any(peer.queued for peer in tuple(self.members)):
+    def feed(self, member: WorkerProcess, *, idle: bool) -> bool:
+        """Give a process the calls that it takes: to run at once, and to stand behind one that it runs.
+
+        Args:
+            member: The process.
+            idle: Whether it runs nothing, as the caller alone knows, who keeps it for later calls if it is given none.
+
+        Returns:
+            Whether it was given any.
+        """
+        urgent = idle or member.options.concurrency > 1  # else there is work in line, and more answers will come
+        if (not urgent and 2 * len(member.queued) >= member.room) or not member.feeding.acquire(blocking=urgent):
             return False
-        with member.feeding:
-            call = self._steal(member, silent=True) or self.broker.next_for(member) or self._steal(member)
-            if call is not None:
-                member.run(call)
-        if call is not None:
-            self.feed(member)
-        return call is not None
-
-    def feed(self, member: WorkerProcess) -> None:
-        """Let calls stand behind the one that a worker runs, so that it need not wait for us between the two."""
-        room = member.room
-        if len(member.queued) >= -(-room // 2) or member.ending or self.logs is not None:
-            return
-        if not member.feeding.acquire(blocking=False):
-            return  # somebody else does
-        fed = False
+        given = 0
         try:
-            while len(member.queued) < room:
-                call = self._steal(member, silent=True, ahead=True) or self.broker.next_for(member, ahead=True)
-                if call is None:
-                    break
-                member.queue(call)
-                fed = True
+            while (call := self._next_for(member, ahead=not idle or given > 0)) is not None:
+                given += 1
+                member.give(call)
         finally:
             member.feeding.release()
-        if fed and self.broker.idles:  # somebody has become idle meanwhile, and must not be while calls stand in line
-            idle = self.broker.take_idle(self, member.options.reuse)
-            if idle is not None and not self.go_on(idle):
-                self._rest(idle)
+        if given > idle:
+            self._watch_later()
+            if self.broker.idles:  # nobody is to be idle while calls stand in line
+                other = self.broker.take_idle(self, member.options.alike)
+                if other is not None and not self.feed(other, idle=True):
+                    self._rest(other)
+        return given > 0
+
+    def _watch(self) -> None:
+        """Let calls wait again that stand behind one that takes long: there may be room for another process."""
+        self._watches = False  # before the look: who sends calls ahead looks the other way round
+        late = time.monotonic() - QUICK_SECONDS
+        with self.lock:
+            members = [member for member in self.members if member.queued and member.source is self._broker]
+        for member in members:
+            if member.heard < late:
+                self._take_back(member)
+        self.broker.serve()
+        if members:
+            self._watch_later()
+
+    def _take_back(self, member: WorkerProcess) -> None:
+        """Let all calls wait again, in their order, that a process was given and has not begun with."""
+        with member.feeding:  # what was chosen has been sent by then, and nothing later is before these wait again
+            idle = self.recall(member)
+        if idle and not self.feed(member, idle=True):
+            self._rest(member)
+
+    def _watch_later(self) -> None:
+        if not self._watches:
+            self._watches = True
+            reactor().call_later(2 * QUICK_SECONDS, self._watch)
+
+    def _next_for(self, member: WorkerProcess, *, ahead: bool) -> Call | None:
+        """The next call that a process takes; others give back to the line what they have not begun with."""
+        now = member.heard
+        if now - self._looked > QUICK_SECONDS:
+            self._looked = now
+            for peer in self._peers(member):
+                if now - peer.heard > QUICK_SECONDS:
+                    self.recall(peer, but_one=True)
+        call = member.source.next_for(member, ahead=ahead)
+        if call is None and not ahead and (peers := self._peers(member)):
+            for peer in peers:
+                self.recall(peer, but_one=True)
+            call = member.source.next_for(member, ahead=ahead)
+        return call
+
+    def _peers(self, member: WorkerProcess) -> list[WorkerProcess]:
+        """Other processes for the same calls, behind whose calls some stand in line."""
+        alike = member.options.alike
+        with self.lock:
+            return [peer for peer in self.members if peer.queued and peer is not member and peer.options.alike == alike]
 
     def _rest(self, member: WorkerProcess) -> None:
         """Keep an idle process for later calls, unless the pool is at its end."""
-        self.broker.rest(member)
-        self.settle()
+        member.source.rest(member)
+        if self.closed:
+            self.settle()
 
-    def _steal(self, member: WorkerProcess, *, silent: bool = False, ahead: bool = False) -> Call | None:
-        """Give a worker a call that stands behind one that another worker runs.
+    def recall(self, member: WorkerProcess, *, but_one: bool = False) -> bool:
+        """Let calls wait again that a process was given and has not begun with.
 
         Args:
-            member: The worker.
-            silent: Whether only to do so where the other one takes long.
-            ahead: Whether the call is to stand in line again.
-        """
-        now = time.monotonic()
-        if silent and now - self._looked < QUICK_SECONDS:
-            return None
-        with self.lock:
-            self._looked = now if silent else self._looked
-            for peer in self.members if self.feeds else ():
-                if not peer.queued or peer is member or peer.options.reuse != member.options.reuse:
-                    continue
-                if (silent and now - peer.heard < QUICK_SECONDS) or (ahead and member.call is None):
-                    continue
-                while peer.queued and (call := peer.take_back()) is not None:
-                    if not call.future.done():
-                        member.add(call)
-                        return call
-        return None
+            member: The process.
+            but_one: Whether to leave it at least one call.
 
-    def recall(self, member: WorkerProcess) -> bool:
-        """Let calls wait again that a process was given and has not begun with; returns whether it is idle now."""
+        Returns:
+            Whether it is idle now.
+        """
         taken: list[Call] = []
         with self.lock:
-            while member.queued or taken:
-                call = member.take_back()
-                if call is None:
-                    break
+            while (member.queued or (taken and not but_one)) and (call := member.take_back()) is not None:
                 taken.append(call)
             idle = member.call is None and bool(taken) and not member.ending
-        self.broker.put_back(self, [call for call in taken if not call.future.done()])
+        member.source.put_back(self, [call for call in taken if not call.future.done()])
         return idle
 
     # Devices that are given back
@@ -412,11 +420,11 @@ class Core(Engine):
         """Cancel what nobody has begun with."""
         with self.lock:
             self.feeds = False  # or what is taken back might be sent again
-            members = list(self.members)
+            members = [member for member in self.members if member.source is self._broker]
         try:
             for member in members:
-                if member.feeding.acquire(timeout=_FEEDING_SECONDS):  # whoever sends it something now has done so
-                    member.feeding.release()
+                with member.feeding:  # whoever sends it something now has done so
+                    pass
                 self.recall(member)
             waiting: list[Call] = []
             if self._broker is not None:
@@ -440,7 +448,7 @@ class Core(Engine):
             if call.actor is not None:
                 call.actor.close()
         for member in members:
-            if not waiting or isinstance(member, ActorProcess):
+            if not waiting or member.source is not self._broker:
                 member.leave()
         if not members and not waiting:
             with self.lock:
@@ -474,4 +482,4 @@ class Core(Engine):
             unfinished = [*self.broker.waiting(self), *running]
         for call in unfinished:
             call.fail(error)
-        self.stop(self.grace)
+        self.stop(self.setting.grace)

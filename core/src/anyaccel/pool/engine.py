@@ -15,6 +15,7 @@ from anyaccel.model import Allocation, Request, Value
 from anyaccel.pool.call import BrokenPoolError, Call, CallFuture, Options, name_of
 from anyaccel.pool.launching import Preparation
 from anyaccel.pool.logs import Logs
+from anyaccel.pool.payload import Pickled
 from anyaccel.probe.machine import Machine
 from anyaccel.vendors.entry_points import entry_points
 
@@ -74,20 +75,18 @@ class Engine(Protocol):
     Attributes:
         lock: Held over every look at what calls wait and run.
         members: What runs calls, or is about to.
-        grace: Seconds between asking a process to end and killing it.
+        setting: What all calls have in common.
         foreign: Whether we are a fork of the process that the pool belongs to.
         closed: Whether no more calls are taken.
         broken: Why no call can be run, or None.
-        preparation: What its workers have in common.
     """
 
     lock: threading.Lock
     members: set[Any]
-    grace: float
+    setting: Setting
     foreign: bool
     closed: bool
     broken: BrokenPoolError | None
-    preparation: Preparation
 
     def check(self, request: Request) -> None:
         """Raise the error of a request that can never be served."""
@@ -103,15 +102,15 @@ class Engine(Protocol):
 
     def submit(self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any) -> CallFuture:
         """Let a call be run as soon as there is a worker and, where it needs them, devices for it."""
-        call = Call(name_of(function), options, self.on_cancel)
+        call = Call(name_of(function, args), options, self.on_cancel)
         self.enter(call, (function, args, kwargs))
         return call.future
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
         """Let a pickled call be run on each of several machines at once."""
 
-    def enter(self, call: Call, work: object) -> None:
-        """The same for a call that has a future already."""
+    def enter(self, call: Call, work: Pickled | tuple[Any, ...]) -> None:
+        """The same for a call that has a future already, and whose work may be pickled already."""
 
     def keep(self, call: Call) -> None:
         """Let a call that has to wait not see what becomes of its arguments."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
@@ -11,11 +12,11 @@ from typing import Any, Literal
 from anyaccel.errors import WorkerStartError
 from anyaccel.launcher.bind import Bind
 from anyaccel.launcher.caps import FRACTION_VARIABLE
-from anyaccel.launcher.environment import worker_environment
+from anyaccel.launcher.environment import WorkerEnvironment, worker_environment
 from anyaccel.launcher.sandbox import Enforce, available, sandbox_for
 from anyaccel.ledger.mark import Mark
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
-from anyaccel.pool.payload import Pickled, dumps, dumps_whole
+from anyaccel.pool.payload import PROTOCOL, Pickled, dumps_whole
 
 CPU = Allocation(id="cpu", request=Request(terms=()), grants=())
 """What a worker holds that asked for no device."""
@@ -31,9 +32,10 @@ class Preparation(Value):
         sandbox: Pickled call that confines the process further, or None.
         initializer: Pickled call that prepares it for the user's functions, or None.
         warmup: Pickled call for the first use of the devices, in workers that hold some, or None.
-        plain: Whether their answers are read as plain data.
-        cap: Whether PyTorch is capped at their share of memory as well.
+        plain: Whether they send, and their caller reads, plain data alone.
+        cap: Whether PyTorch and TensorFlow are capped at their share of memory as well.
         bind: Whether they run on the processors that are nearest to their devices; None for whole devices.
+        memory: Bytes of the host's memory that the kernel leaves each of them; None for no limit.
     """
 
     unallocated: Literal["hide", "inherit"] = "hide"
@@ -45,11 +47,12 @@ class Preparation(Value):
     plain: bool = False
     cap: bool = True
     bind: Bind = None
+    memory: int | None = None
 
     @property
     def staged(self) -> bool:
         """Whether a worker may say that it could not be prepared, of which it says the end."""
-        return bool(self.enforce) or any(each is not None for each in (self.sandbox, self.initializer, self.warmup))
+        return bool(self.enforce or self.sandbox or self.initializer or self.warmup)
 
     def setup(
         self,
@@ -61,7 +64,7 @@ class Preparation(Value):
         environ: Mapping[str, str],
         path: list[str],
         ready: bool,
-    ) -> tuple[Allocation, Pickled]:
+    ) -> tuple[WorkerEnvironment, Pickled]:
         """Make the first message to a worker.
 
         Args:
@@ -74,10 +77,10 @@ class Preparation(Value):
             ready: Whether it is to say when it is about to run code of the user.
 
         Returns:
-            What it holds, with what enforces that; and the message.
+            Its environment, which says what it holds, with what enforces that, and its cgroup; and the message.
 
         Raises:
-            EnforcementError: When it must be confined and the kernel cannot.
+            EnforcementError: When it must be confined, or held to memory, and the kernel cannot.
             EnvConflictError, PluginError: When the environment or the sandbox cannot be made.
             WorkerStartError: When there is no working directory.
         """
@@ -88,6 +91,10 @@ class Preparation(Value):
             allocation = replace(allocation, gaps=(f"the worker is not confined to its devices: {available()}",))
         how: dict[str, Any] = {"unallocated": self.unallocated, "mask": self.mask, "cap": self.cap, "bind": self.bind}
         made = worker_environment(allocation, inventory, lease=lease, **how)
+        if self.memory is not None or made.regions:
+            from anyaccel.launcher.limits import limited
+
+            made = limited(made, self.memory, direct=True)
         try:
             directory = os.getcwd()
         except OSError as error:
@@ -102,14 +109,16 @@ class Preparation(Value):
             "path": None if sys.path == path else list(sys.path),
             "cap": self.cap and FRACTION_VARIABLE in made.values,
             "processors": made.allocation.processors,
+            "group": None if made.group is None else made.group.path,
             "ready": ready,
             "staged": self.staged,
+            "plain": self.plain,
             "confine": None if sandbox is None else pickled_call(sandbox.apply),
             "sandbox": self.sandbox,
             "initializer": self.initializer,
             "warmup": self._warmup_on(allocation),
         }
-        return made.allocation, dumps(message)
+        return made, Pickled(pickle.dumps(message, PROTOCOL), [])
 
     def _warmup_on(self, allocation: Allocation) -> tuple[bytes, str] | None:
         """The warm-up, and what to call the devices in messages; None where there is nothing to warm up."""
@@ -130,19 +139,12 @@ def outputs(log: str | None = None) -> Iterator[tuple[int, int]]:
     Raises:
         OSError: When the file cannot be made.
     """
-    if log is not None:
-        opened = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        yield from _closing(opened, (opened, opened))
-        return
-    null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    yield from _closing(null, (1 if _is_open(1) else null, 2 if _is_open(2) else null))
-
-
-def _closing(descriptor: int, pair: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    made = os.O_CREAT | os.O_APPEND if log else 0
+    opened = os.open(log or os.devnull, os.O_WRONLY | os.O_CLOEXEC | made, 0o666)
     try:
-        yield pair
+        yield (opened, opened) if log else (1 if _is_open(1) else opened, 2 if _is_open(2) else opened)
     finally:
-        os.close(descriptor)
+        os.close(opened)
 
 
 def _is_open(descriptor: int) -> bool:

@@ -14,7 +14,7 @@ import struct
 import sys
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ SCRIPT = b"__main__"
 MOST_NAMED = 1 << 20
 """A function of more bytes, with the globals that it uses, goes along with each of its calls."""
 
-_ATOMS = frozenset((bool, int, float, complex, str, bytes, type(None), type(Ellipsis)))
+_ATOMS: frozenset[type] = frozenset((bool, int, float, complex, str, bytes, type(None), type(Ellipsis)))
 
 BEFORE_USERS = {
     __name__, "anyaccel.pool.forkserver.child", "anyaccel.pool.forkserver.together", "anyaccel.pool.stream",
@@ -41,10 +41,7 @@ MAKES_FUNCTION = ("cloudpickle.cloudpickle", "_make_function")
 MAKES_CLASS = b"_make_skeleton"
 """In names of what it calls to make a class. A process has one of each class, which the last one to come changes."""
 
-CONSTANT = (
-    bool, int, float, complex, str, bytes, type(None), type, types.ModuleType, types.FunctionType,
-    types.BuiltinFunctionType,
-)  # fmt: skip
+CONSTANT = (*_ATOMS, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 """Types of globals that change by assignment only."""
 
 
@@ -77,14 +74,14 @@ def dumps(value: Any) -> Pickled:
     Raises:
         Exception: What the value's own code raised, or ``pickle.PicklingError`` and its like.
     """
+    if type(value) in _ATOMS:
+        return Pickled(pickle.dumps(value, PROTOCOL), [])
     buffers: list[memoryview] = []
     keep_inside = _keeper(buffers)
     data = _dumps(value, keep_inside)
     if data is None:
-        import cloudpickle  # type: ignore[import-untyped, unused-ignore]
-
         buffers.clear()
-        data = cloudpickle.dumps(value, PROTOCOL, buffer_callback=keep_inside)
+        data = _dumps_by_value(value, keep_inside)
     return Pickled(data, buffers)
 
 
@@ -104,11 +101,7 @@ def _keeper(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
 def dumps_whole(value: Any) -> bytes:
     """The same in one piece, for what is sent more than once."""
     data = _dumps(value, None)
-    if data is None:
-        import cloudpickle  # type: ignore[import-untyped, unused-ignore]
-
-        data = cloudpickle.dumps(value, PROTOCOL)
-    return data
+    return _dumps_by_value(value, None) if data is None else data
 
 
 def dumps_error(error: BaseException, text: str) -> Pickled:
@@ -118,20 +111,24 @@ def dumps_error(error: BaseException, text: str) -> Pickled:
         error: The exception. Where it cannot travel, its text must do.
         text: Its traceback.
     """
-    name = type(error).__name__
-    try:
-        summary = f"{name}: {error}"
-    except Exception:  # noqa: BLE001 - its class decides what its text is
-        summary = name
     try:
         body = _without_registry(error) or dumps_whole(error)
         loads(body)  # an exception's class decides how it is made again, and many get it wrong
     except Exception:  # noqa: BLE001
         body = b""
-    return dumps((body, summary, text))
+    return dumps((body, summary_of(error), text))
 
 
-def describe(error: BaseException) -> Pickled:
+def summary_of(error: BaseException) -> str:
+    """The class and the text of an exception."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception:  # noqa: BLE001 - its class decides what its text is
+        return name
+
+
+def describe(error: BaseException, dumps_error: Callable[[BaseException, str], Pickled]) -> Pickled:
     """An exception of a user's call, and its traceback as text, which begins with the user's code."""
     import traceback
 
@@ -169,7 +166,15 @@ def _dumps(value: Any, keep_inside: Callable[[pickle.PickleBuffer], bool] | None
     return None if SCRIPT in data or _by_value(data) else data
 
 
-def loads(data: bytes | memoryview, buffers: list[memoryview] | None = None) -> Any:
+def _dumps_by_value(value: Any, keep_inside: Callable[[pickle.PickleBuffer], bool] | None) -> bytes:
+    """Pickle, by value, what the other side cannot import."""
+    import cloudpickle  # type: ignore[import-untyped, unused-ignore]
+
+    data: bytes = cloudpickle.dumps(value, PROTOCOL, buffer_callback=keep_inside)
+    return data
+
+
+def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None) -> Any:
     """Make the value again. Large arrays keep using the memory of ``buffers``: nothing is copied."""
     return pickle.loads(data, buffers=buffers or ())  # noqa: S301 - from a process that runs the same user's code
 
@@ -275,14 +280,14 @@ class _Examined:
         """Whether it still is what was pickled."""
         if not self.fixed or len(sys.modules) != self._modules or _registry() != self._registry:
             return False
+        for space, name, value in self._globals:
+            if space.get(name, _MISSING) is not value:
+                return False
+        for function, parts in self._parts:
+            if function.__dict__ or not _identical(parts, _parts(function)):
+                return False
         try:
-            return (
-                all(space.get(name, _MISSING) is value for space, name, value in self._globals)
-                and all(cell.cell_contents is value for cell, value in self._cells)
-                and all(
-                    not function.__dict__ and _identical(parts, _parts(function)) for function, parts in self._parts
-                )
-            )
+            return all(cell.cell_contents is value for cell, value in self._cells) if self._cells else True
         except ValueError:  # a cell is empty by now
             return False
 
@@ -296,15 +301,13 @@ _whole: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
 
 def _named(function: Any) -> Function | None:
     """A function that is sent by value and may be sent once, or None."""
-    if type(function) is not types.FunctionType or function in _whole:
+    if type(function) is not types.FunctionType:
         return None
     examined = _examined.get(id(function))
     if examined is not None and examined.function is function and examined.unchanged():
         return examined.named
-    if _dumps(function, None) is not None:
+    if function in _whole or _dumps(function, None) is not None:
         return None
-    import cloudpickle
-
     examined = _Examined(function)
     if examined.safe:
         size = 0
@@ -314,7 +317,7 @@ def _named(function: Any) -> Function | None:
             size += buffer.raw().nbytes
             return size <= MOST_NAMED
 
-        data = cloudpickle.dumps(function, PROTOCOL, buffer_callback=inside)
+        data = _dumps_by_value(function, inside)
         if max(size, len(data)) <= MOST_NAMED and MAKES_CLASS not in data:
             examined.named = Function(hashlib.blake2b(data, digest_size=16).digest(), data)
     if examined.named is None:
@@ -338,23 +341,28 @@ def _identical(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
     return len(old) == len(new) and all(map(operator.is_, old, new))
 
 
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Code, and that of all functions in it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _codes(each)
+
+
 def _rebinds(code: types.CodeType) -> bool:
     """Whether code may assign to a variable of a function around it: the next call would begin with that."""
     import dis
 
     return any(
-        each.opname in {"STORE_DEREF", "DELETE_DEREF"} and each.argval in code.co_freevars
-        for each in dis.get_instructions(code)
-    ) or any(_rebinds(each) for each in code.co_consts if isinstance(each, types.CodeType))
+        each.opname in {"STORE_DEREF", "DELETE_DEREF"} and each.argval in part.co_freevars
+        for part in _codes(code)
+        for each in dis.get_instructions(part)
+    )
 
 
 def _names(code: types.CodeType) -> set[str]:
     """Names of all globals that code may use."""
-    found = set(code.co_names)
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            found |= _names(each)
-    return found
+    return {name for part in _codes(code) for name in part.co_names}
 
 
 def _fixed(value: Any, todo: list[types.FunctionType]) -> bool:
@@ -491,8 +499,7 @@ def _same(old: object, new: object) -> bool:
 
 def _by_value(data: bytes) -> bool:
     """Whether the pickle names a module that the user asked cloudpickle to send by value."""
-    names = _registry()
-    return bool(names) and any(name.encode() in data for name in names)
+    return any(name.encode() in data for name in _registry())
 
 
 def _registry() -> frozenset[str]:
@@ -579,12 +586,23 @@ def _aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
+class Batch(NamedTuple):
+    """What became of calls that travel together.
+
+    Attributes:
+        results: What those returned that did.
+        failure: What the next one raised, after which none was made; None when all returned.
+    """
+
+    results: list[Any]
+    failure: Exception | None
+
+
 def call_each(function: Callable[..., Any], batch: list[tuple[Any, ...]]) -> Any:
     """Call a function with each of some arguments, in a worker, until a call fails.
 
     Returns:
-        The results, and the failure as :func:`dumps_error` describes it, or None; for an ``async`` function, a
-        coroutine that returns the same.
+        A :class:`Batch`; for an ``async`` function, a coroutine that returns one.
     """
     results: list[Any] = []
     try:
@@ -592,15 +610,28 @@ def call_each(function: Callable[..., Any], batch: list[tuple[Any, ...]]) -> Any
             value = function(*arguments)
             if type(value) is types.CoroutineType:
                 return _await_each(function, value, batch[1:])
+            check_over(value)
             results.append(value)
     except Exception as error:  # noqa: BLE001 - it belongs to one call, and the others have their results
-        return results, describe(error).data
-    return results, None
+        return Batch(results, error)
+    return Batch(results, None)
+
+
+def check_over(value: Any) -> None:
+    """Check what a function has returned.
+
+    Raises:
+        TypeError: When it yields its results instead.
+    """
+    if isinstance(value, (types.GeneratorType, types.AsyncGeneratorType)):
+        name = value.__qualname__
+        value.close() if isinstance(value, types.GeneratorType) else None
+        raise TypeError(f"{name} yields its results one by one; call it with pool.stream({name}, ...)")
 
 
 async def _await_each(
     function: Callable[..., Any], first: types.CoroutineType[Any, Any, Any], batch: list[tuple[Any, ...]]
-) -> tuple[list[Any], bytes | None]:
+) -> Batch:
     """The same for an ``async`` function of which the first call has begun."""
     results = []
     try:
@@ -608,8 +639,8 @@ async def _await_each(
         for arguments in batch:
             results.append(await function(*arguments))  # noqa: PERF401 - those that there are count when one fails
     except Exception as error:  # noqa: BLE001 - as above
-        return results, describe(error).data
-    return results, None
+        return Batch(results, error)
+    return Batch(results, None)
 
 
 def call_each_method(actor: Any, method: str, batch: list[tuple[Any, ...]]) -> Any:

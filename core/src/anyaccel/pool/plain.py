@@ -1,165 +1,299 @@
-"""Read what a worker sends as data: plain values, made here, whatever the worker names.
+"""What a confined worker sends: values of plain types in MessagePack, which run nothing in whoever reads them.
 
-``pickle.loads`` calls what a pickle names, sets attributes of what it made, asks the registry of ``copyreg``, and
-believes counts and positions. This reader takes the same bytes and does none of that. It knows the instructions that
-Python's pickler writes for plain values, and for each type that it allows a function that checks what it was given.
+Numbers of up to 64 bits, texts, bytes and lists are MessagePack's own. A map stands for a value of any other type: its
+one key names the type in :data:`TYPES`, and its value lists what the value is made of. So each type has its own
+constructor here, and nothing that a worker names is looked up elsewhere.
 
-What it makes is bounded. Positions in the memo count up one by one, and lengths are those of the message. Nesting has
-a limit, since Python has none when it computes the hash of a tuple in tuples. A message may refer to one list twice,
-which refers to another one twice, and so on; so what it would be in full has a limit, too. Nothing holds itself.
+A worker may send any bytes. What is made of them grows with the message: MessagePack bounds nesting, lengths are those
+of the message, nothing is referred to twice, and each type bounds what it computes.
 """
 
 from __future__ import annotations
 
 import builtins
 import datetime as dt
+import math
 import re
-import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from importlib import import_module
+from itertools import chain
+from numbers import Rational
+from typing import Any, NamedTuple, cast
+
+import msgpack  # type: ignore[import-untyped, unused-ignore]
 
 from anyaccel import errors
+from anyaccel.pool.payload import LARGE, Pickled, summary_of
+from anyaccel.text import printable
+
+MOST_NESTED = 200
+MOST_REPEATED = 1 << 21
+"""Values in lists, dicts and the like that a value holds more than once: each time they are sent again."""
 
 _SHOWN = 120
 _MOST_BITS = 1 << 16
-_DIGITS = re.compile(r"(-?\d+)(?:/(\d+))?", re.ASCII)
-_DTYPE = re.compile(r"[biufcSUV]\d{1,9}|[Mm]8", re.ASCII)
-_UNIT = re.compile(rb"[A-Za-z]{1,2}|generic")
-_ORDERS = "<>=|"
+"""Of an integer that is computed with to make a value."""
+_MOST_COMPARED = 1 << 10
+"""Bits of a number that is a key and has the hash of another one."""
+_MOST_ALIKE = 100
+"""Keys of the same hash."""
+_ATOMS = frozenset({type(None), bool, int, float, str, bytes})
+_DTYPE = re.compile(r"[<>|][biufcSUVMm]\d{1,9}(\[([1-9]\d{0,8})?[A-Za-z]{1,2}\])?", re.ASCII)
+_ARRAY = "numpy.ndarray"
+_REFUSED = "refused"
+"""Stands for a result that is not made of plain types, and says why."""
+_OBJECTS = "it holds an array of other things than numbers, texts and times"
 
 
 class Refused(ValueError):  # noqa: N818 - it is the reason, and becomes the text of an error
-    """Raised when what a worker sent is not made of plain values; says what is in the way."""
+    """Raised when a value is not made of plain types, or a message is damaged; says what is in the way."""
 
 
-class Name:
-    """What a pickle names: no class or function, and good for nothing but being looked up."""
-
-    __slots__ = ("key",)
-
-    def __init__(self, module: str, name: str) -> None:
-        self.key = module, name
-
-    def __str__(self) -> str:
-        module, _ = self.key
-        if module.partition(".")[0] == "cloudpickle":  # which sends classes of a script by value
-            return "a class or function of a script"
-        return ascii(".".join(self.key))[1:-1][:_SHOWN]
-
-
-class Partial:
-    """Something of which the pickle's next instructions say what it is.
+class Type(NamedTuple):
+    """A plain type.
 
     Attributes:
-        name: What to call it in messages.
-        finish: Makes it, given its state.
-        places: Where in the memo it stands.
+        parts: Says what a value is made of.
+        make: Makes a value of its parts again; it raises whatever is wrong with those.
+        takes: Types of the parts; None where any will do, or where ``make`` looks itself.
     """
 
-    __slots__ = ("finish", "name", "places")
-
-    def __init__(self, name: str, finish: Callable[[Any], Any]) -> None:
-        self.name = name
-        self.finish = finish
-        self.places: list[int] = []
-
-
-class Known:
-    """What is known of a container.
-
-    Attributes:
-        value: The container, which lives as long as its id is used.
-        depth: How deep it is nested.
-        weight: How many values are in it, in what it holds, and so on.
-        raw: Whether something in it is no value, such as the name of a class.
-        placed: Whether something holds it: then nothing more comes into it.
-    """
-
-    __slots__ = ("depth", "placed", "raw", "value", "weight")
-
-    def __init__(self, value: object, depth: int = 1, weight: int = 1, raw: bool = False) -> None:
-        self.value = value
-        self.depth = depth
-        self.weight = weight
-        self.raw = raw
-        self.placed = False
-
-
-class Allowed(NamedTuple):
-    """A type that is allowed.
-
-    Attributes:
-        make: Makes a value.
-        raw: Whether it takes arguments that are no values themselves.
-    """
-
+    parts: Callable[[Any], Iterable[Any]]
     make: Callable[..., Any]
-    raw: bool = False
+    takes: Collection[type] | None = None
 
 
-def restore(error: Exception, state: object) -> None:
+def dumps(value: Any) -> Pickled:
+    """Write a result. One that is not made of plain types is written as the reason why not."""
+    buffers: list[memoryview] = []
+    try:
+        return Pickled(_packed(_Writer(buffers).form(value)), buffers)
+    except Refused as reason:
+        return Pickled(_packed({_REFUSED: [str(reason)]}), [])
+
+
+def dumps_error(error: BaseException, text: str) -> Pickled:
+    """Write an exception and its traceback, as :func:`anyaccel.pool.payload.dumps_error` does."""
+    try:
+        body = _packed(_Writer(None).form(error))
+    except Exception:  # noqa: BLE001 - also what its attributes raise when they are looked at
+        body = b""
+    return dumps((body, summary_of(error), text))
+
+
+def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None) -> Any:
+    """Make a value again. Large arrays keep using the memory of ``buffers``.
+
+    Raises:
+        Refused: When it is not made of plain types, or is damaged.
+    """
+    # A copy: its sender may still write to the memory that it is in.
+    packed, reader = bytes(data), _Reader(buffers or ())
+    try:
+        return msgpack.unpackb(
+            packed, object_pairs_hook=reader.make, max_map_len=1, max_ext_len=0, ext_hook=_never,
+            unicode_errors="surrogatepass",
+        )  # fmt: skip
+    except Refused:
+        raise
+    except Exception as error:
+        raise Refused(f"it is damaged ({type(error).__name__})") from error
+
+
+def _packed(form: Any) -> bytes:
+    return cast("bytes", msgpack.packb(form, default=_large_integer, unicode_errors="surrogatepass"))
+
+
+def _large_integer(value: int) -> dict[str, list[bytes]]:
+    """What stands for an integer of more than 64 bits."""
+    return {"int": [value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)]}
+
+
+class _Writer:
+    """Says with what MessagePack has what a value is.
+
+    Args:
+        buffers: Takes the memory of large arrays; None where all is to be in one piece.
+    """
+
+    def __init__(self, buffers: list[memoryview] | None) -> None:
+        self.buffers = buffers
+        self.names: dict[type, str] = {}
+        self.seen: set[int] = set()
+        self.repeated = 0
+
+    def form(self, value: Any, depth: int = 0) -> Any:
+        """What stands for a value at some depth."""
+        if type(value) in _ATOMS:
+            return value
+        if depth > MOST_NESTED:
+            raise Refused(f"it is nested more than {MOST_NESTED} levels deep, or holds itself")
+        if type(value) is list:
+            return self.forms(value, value, depth)
+        name = self.names.get(type(value))
+        if name is None:
+            name = self.names[type(value)] = _name_of(type(value))
+        if name == _ARRAY:
+            return {name: self.forms(value, self.array_parts(value), depth)}
+        if name not in TYPES:
+            raise Refused(f"it holds {_shown(value)}")
+        return {name: self.forms(value, list(TYPES[name].parts(value)), depth)}
+
+    def forms(self, value: Any, parts: list[Any], depth: int) -> list[Any]:
+        """What stands for the parts of a value."""
+        if id(value) in self.seen:
+            self.repeated += 1 + len(parts)
+            if self.repeated > MOST_REPEATED:
+                raise Refused("it holds the same values again and again")
+        self.seen.add(id(value))
+        return parts if set(map(type, parts)) <= _ATOMS else [self.form(part, depth + 1) for part in parts]
+
+    def array_parts(self, array: Any) -> list[Any]:
+        """Its type, shape and order, whether it may be written to, and its bytes or the number of a buffer."""
+        if array.dtype.hasobject:
+            raise Refused(_OBJECTS)
+        order = "F" if array.flags.fnc else "C"
+        data: Any = memoryview(array.ravel(order).view("u1")) if array.nbytes else b""
+        if self.buffers is None or len(data) < LARGE:
+            data = bytes(data)
+        else:
+            self.buffers.append(data)
+            data = len(self.buffers) - 1
+        return [array.dtype, list(array.shape), order, array.flags.writeable, data]
+
+
+class _Reader:
+    """Makes values again, the innermost first."""
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self.buffers = buffers
+
+    def make(self, pairs: Iterable[tuple[Any, Any]]) -> Any:
+        """The value that a map stands for."""
+        ((name, parts),) = pairs
+        if type(parts) is not list or name not in TYPES:
+            raise Refused(f"it holds {ascii(name)[:_SHOWN]}")
+        _, make, takes = TYPES[name]
+        try:
+            if takes is not None:
+                _check(parts, takes)
+            return self.array(*parts) if name == _ARRAY else make(*parts)
+        except Refused:
+            raise
+        except Exception as error:
+            raise Refused(f"its {name} cannot be made ({type(error).__name__})") from error
+
+    def array(self, kind: Any, shape: Any, order: Any, writeable: Any, data: Any) -> Any:
+        """An array of what :meth:`_Writer.array_parts` says."""
+        memory = self.buffers[data] if type(data) is int else memoryview(bytearray(_is(data, bytes)))
+        return _array(kind, shape, order, memory if writeable else memory.toreadonly())
+
+
+def _name_of(kind: type) -> str:
+    """What a type goes by in :data:`TYPES`, if it is there."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and issubclass(kind, numpy.dtype):
+        return "numpy.dtype"
+    if numpy is not None and issubclass(kind, numpy.generic) and kind.__module__ == "numpy":
+        return "numpy.generic"
+    module = str(kind.__module__).removesuffix("._local")  # where Python 3.13 has the paths of pathlib
+    known = getattr(sys.modules.get(module), kind.__name__, None) is kind
+    return f"{module}.{kind.__name__}".removeprefix("builtins.") if known else ""
+
+
+def _shown(value: Any) -> str:
+    """What to call a value that is not plain: its own name if it is a class or function, or that of its class."""
+    named = value if hasattr(value, "__qualname__") and hasattr(value, "__module__") else type(value)
+    return ascii(f"{named.__module__}.{named.__qualname__}")[1:-1][:_SHOWN]
+
+
+def _never(*_: object) -> Any:
+    raise TypeError
+
+
+def _refuse(reason: str) -> Any:
+    raise Refused(printable(reason[: 2 * _SHOWN]))
+
+
+def _is(value: Any, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError
+    return value
+
+
+def _check(parts: Sequence[Any], types: Collection[type]) -> None:
+    """Refuse parts of other types, and integers that take long to compute with."""
+    for part in parts:
+        if type(part) not in types or (type(part) is int and part.bit_length() > _MOST_BITS):
+            raise TypeError
+
+
+def _imported(module: str, name: str) -> Callable[..., Any]:
+    """A class of a module that is imported when the class is called."""
+
+    def make(*parts: Any) -> Any:
+        return getattr(import_module(module), name)(*parts)
+
+    return make
+
+
+def _folded(kind: Callable[..., Any]) -> Callable[..., Any]:
+    """A type of times, of which ``fold`` is the last part."""
+    return lambda *parts: kind(*parts[:-1], fold=parts[-1])
+
+
+def _fields(*names: str) -> Callable[[Any], list[Any]]:
+    return lambda value: [getattr(value, name) for name in names]
+
+
+def _text(value: Any) -> list[str]:
+    return [str(value)]
+
+
+def _hashable(keys: Sequence[Any]) -> Sequence[Any]:
+    """Refuse keys that are made to take long: those of the same hash are compared with each other."""
+    alike = Counter(map(hash, keys))
+    twins = [] if len(alike) == len(keys) else [key for key in keys if alike[hash(key)] > 1]
+    if len(twins) > 1 and (max(alike.values()) > _MOST_ALIKE or any(map(_takes_long, twins))):
+        raise ValueError
+    return keys
+
+
+def _takes_long(key: Any) -> bool:
+    """Whether a key is a large number, which takes long to compare with a decimal one, or holds some."""
+    if isinstance(key, (tuple, frozenset)):
+        return any(map(_takes_long, key))
+    return isinstance(key, Rational) and int(key.numerator).bit_length() > _MOST_COMPARED
+
+
+def _dict(*parts: Any) -> dict[Any, Any]:
+    return dict(zip(_hashable(parts[::2]), parts[1::2], strict=True))
+
+
+def _exception(kind: type[Exception]) -> Type:
+    def parts(error: Exception) -> Iterable[Any]:
+        made: Any = error.__reduce__()
+        return made[1], *(made[2:] or ({},))
+
+    def make(arguments: tuple[Any, ...], state: dict[str, Any]) -> Exception:
+        error = kind(*arguments)
+        restore(error, state)
+        return error
+
+    return Type(parts, make, {tuple, dict})
+
+
+def restore(error: Exception, state: dict[str, Any]) -> None:
     """Give an exception the notes and plain attributes that it had, but none that its class has."""
-    if not isinstance(state, dict):
-        raise Refused("the attributes of an exception are no dict")
-    notes = state.get("__notes__")
-    for note in notes if isinstance(notes, list) else ():
-        if isinstance(note, str):
-            error.add_note(note)
+    for note in state.get("__notes__", ()):
+        error.add_note(note)
     for name, value in state.items():
-        if not isinstance(name, str):
-            continue
         ours = type(error).__module__ == errors.__name__ and name in {"hint", "exit_status"}
         if ours or (name.isidentifier() and not name.startswith("_") and not hasattr(type(error), name)):
             setattr(error, name, value)
-
-
-def _of(kind: Callable[..., Any], *types: type) -> Callable[..., Any]:
-    """A constructor that takes values of these types only."""
-
-    def make(*arguments: object) -> Any:
-        if not all(type(argument) in types for argument in arguments):
-            raise TypeError
-        return kind(*arguments)
-
-    return make
-
-
-def _fraction(*arguments: Any) -> Any:
-    from fractions import Fraction
-
-    if len(arguments) == 1 and isinstance(arguments[0], str):
-        match = _DIGITS.fullmatch(arguments[0])
-        arguments = tuple(map(int, match.groups("1"))) if match else ()
-    top, bottom = [*arguments]
-    if not (type(top) is int and type(bottom) is int and max(top.bit_length(), bottom.bit_length()) <= _MOST_BITS):
-        raise ValueError
-    return Fraction(top, bottom)
-
-
-def _decimal(text: str) -> Any:
-    from decimal import Decimal
-
-    return _of(Decimal, str)(text)
-
-
-def _path(name: str) -> Callable[..., Any]:
-    def make(*parts: str) -> Any:
-        import pathlib
-
-        return _of(getattr(pathlib, name), str)(*parts)
-
-    return make
-
-
-def _uuid() -> Partial:
-    def finish(state: Mapping[str, Any]) -> Any:
-        import uuid
-
-        number, safety = state["int"], uuid.SafeUUID(state.get("is_safe"))
-        return _of(lambda value: uuid.UUID(int=value, is_safe=safety), int)(number)
-
-    return Partial("uuid.UUID", finish)
 
 
 def _numpy() -> Any:
@@ -169,434 +303,99 @@ def _numpy() -> Any:
     return numpy
 
 
-def _dtype(code: object, *_: object) -> Partial:
-    """A type of numpy's, from what it says about itself: without objects, and never by numpy's own ``__setstate__``."""
-    if not (isinstance(code, str) and _DTYPE.fullmatch(code)):
-        raise Refused("it holds an array of other things than numbers, texts and times")
+def _dtype_parts(kind: Any) -> Iterable[Any]:
+    if kind.subdtype is not None:
+        return kind.subdtype  # type: ignore[no-any-return]
+    if kind.names is None:
+        # Other packages have types of their own, which say to be bytes without a meaning.
+        if not _DTYPE.fullmatch(kind.str) or _numpy().dtype(kind.str) != kind:
+            raise Refused(_OBJECTS)
+        return (kind.str,)
+    return kind.names, [(*kind.fields[name], None)[:3] for name in kind.names], kind.itemsize
 
-    def finish(state: tuple[Any, ...]) -> Any:
-        numpy = _numpy()
-        order, base, names, fields, size = state[1:6]
-        if order not in _ORDERS:
-            raise ValueError
-        if base is not None:
-            return numpy.dtype((_is_dtype(base[0]), base[1]))
-        if names is not None:
-            parts = [fields[name] for name in names]
-            formats = [_is_dtype(part[0]) for part in parts]
-            offsets = [part[1] for part in parts]
-            return numpy.dtype({"names": list(names), "formats": formats, "offsets": offsets, "itemsize": size})
-        unit = ""
-        if code in {"M8", "m8"}:
-            word, count, *_ = state[8][1]
-            if not (_UNIT.fullmatch(word) and type(count) is int):
-                raise ValueError
-            unit = "" if word == b"generic" else f"[{count}{word.decode()}]"
-        return numpy.dtype(f"{order}{code}{unit}")
 
-    return Partial("numpy.dtype", finish)
+def _dtype(first: Any, *more: Any) -> Any:
+    """A type of numpy's: from its name; from another and a shape; or from names, fields and a size."""
+    numpy = _numpy()
+    if not more:
+        if not _DTYPE.fullmatch(first):
+            raise Refused(_OBJECTS)
+        return numpy.dtype(first)
+    if len(more) == 1:
+        return numpy.dtype((_is_dtype(first), _is(more[0], tuple)))
+    fields, size = more
+    kinds, offsets, titles = ([field[place] for field in _is(fields, list)] for place in range(3))
+    _check(titles, {str, type(None)})
+    return numpy.dtype({
+        "names": _is(first, tuple), "formats": list(map(_is_dtype, kinds)), "offsets": offsets, "titles": titles,
+        "itemsize": size,
+    })  # fmt: skip
 
 
 def _is_dtype(value: Any) -> Any:
-    if not isinstance(value, _numpy().dtype) or value.hasobject:
+    if not isinstance(value, _numpy().dtype):
         raise TypeError
     return value
 
 
-def _array(data: Any, dtype: Any, shape: Any, order: Any) -> Any:
+def _scalar_parts(value: Any) -> Iterable[Any]:
+    array = _numpy().asarray(value)
+    return array.dtype, array.tobytes()
+
+
+def _scalar(kind: Any, data: Any) -> Any:
+    return _array(kind, [], "C", _is(data, bytes))[()]
+
+
+def _array(kind: Any, shape: Any, order: Any, data: memoryview | bytes) -> Any:
     """An array that uses the memory of its data."""
-    numpy = _numpy()
-    if type(data) not in {memoryview, bytes, bytearray} or order not in {"C", "F"}:
-        raise TypeError
-    kind = _is_dtype(dtype)
-    if 0 in shape:
-        return numpy.zeros(shape, kind, order=order)  # such an array has no memory
-    return numpy.frombuffer(data, kind).reshape(shape, order=order)
+    array = _numpy().ndarray(_is(shape, list), _is_dtype(kind), data, order=order)
+    if array.nbytes != len(data) or math.prod(array.shape) > sys.maxsize:
+        raise ValueError
+    return array
 
 
-def _array_to_be(kind: object, *_: object) -> Partial:
-    """An array that is no block of memory, such as every second item of another one."""
-    if not isinstance(kind, Name) or kind.key != ("numpy", "ndarray"):
-        raise Refused(f"it holds {kind}")
+_DATE = _fields("year", "month", "day")
+_TIME = _fields("hour", "minute", "second", "microsecond", "tzinfo", "fold")
+_START_STOP_STEP = _fields("start", "stop", "step")
+_CLOCK: set[type] = {int, type(None), dt.timezone}
 
-    def finish(state: tuple[Any, ...]) -> Any:
-        _, shape, dtype, fortran, data = state
-        return _array(bytearray(data), dtype, shape, "F" if fortran else "C")
-
-    return Partial("numpy.ndarray", finish)
-
-
-def _scalar(dtype: Any, data: bytes) -> Any:
-    return _array(data, dtype, (1,), "C")[0]
-
-
-def _never(*_: object) -> Any:
-    raise TypeError
-
-
-_ALLOWED: dict[tuple[str, str], Allowed] = {
-    ("builtins", "complex"): Allowed(_of(complex, int, float)),
-    ("builtins", "range"): Allowed(_of(range, int)),
-    ("builtins", "slice"): Allowed(slice),
-    ("builtins", "bytearray"): Allowed(_of(bytearray, bytes)),
-    ("datetime", "date"): Allowed(_of(dt.date, bytes)),
-    ("datetime", "time"): Allowed(_of(dt.time, bytes, dt.timezone)),
-    ("datetime", "datetime"): Allowed(_of(dt.datetime, bytes, dt.timezone)),
-    ("datetime", "timedelta"): Allowed(_of(dt.timedelta, int)),
-    ("datetime", "timezone"): Allowed(_of(dt.timezone, dt.timedelta, str)),
-    ("decimal", "Decimal"): Allowed(_decimal),
-    ("fractions", "Fraction"): Allowed(_fraction),
-    ("uuid", "UUID"): Allowed(_uuid),
-    ("numpy", "dtype"): Allowed(_dtype),
-    ("numpy", "ndarray"): Allowed(_never),
+TYPES = {
+    "int": Type(_never, lambda data: int.from_bytes(data, "little", signed=True), {bytes}),  # of more than 64 bits
+    "complex": Type(_fields("real", "imag"), complex, {float}),
+    "bytearray": Type(lambda value: [bytes(value)], bytearray, {bytes}),
+    "range": Type(_START_STOP_STEP, range, {int}),
+    "slice": Type(_START_STOP_STEP, slice),
+    "tuple": Type(list, lambda *parts: parts),
+    "dict": Type(lambda value: chain.from_iterable(value.items()), _dict),
+    "set": Type(list, lambda *parts: set(_hashable(parts))),
+    "frozenset": Type(list, lambda *parts: frozenset(_hashable(parts))),
+    "datetime.date": Type(_DATE, dt.date, {int}),
+    "datetime.time": Type(_TIME, _folded(dt.time), _CLOCK),
+    "datetime.datetime": Type(lambda value: _DATE(value) + _TIME(value), _folded(dt.datetime), _CLOCK),
+    "datetime.timedelta": Type(_fields("days", "seconds", "microseconds"), dt.timedelta, {int}),
+    "datetime.timezone": Type(lambda value: value.__getinitargs__(), dt.timezone, {dt.timedelta, str}),
+    "decimal.Decimal": Type(_text, _imported("decimal", "Decimal"), {str}),
+    "fractions.Fraction": Type(_fields("numerator", "denominator"), _imported("fractions", "Fraction"), {int}),
+    "uuid.UUID": Type(
+        lambda value: [value.int, value.is_safe.value],
+        lambda number, safety: uuid.UUID(int=number, is_safe=uuid.SafeUUID(safety)),
+        {int, type(None)},
+    ),
+    "numpy.dtype": Type(_dtype_parts, _dtype),
+    "numpy.generic": Type(_scalar_parts, _scalar),
+    _ARRAY: Type(_never, _never),  # the writer's and the reader's, which have the buffers
+    _REFUSED: Type(_never, _refuse, {str}),
 }
-for _module in ("pathlib", "pathlib._local"):
-    for _kind in ("PurePosixPath", "PureWindowsPath", "PosixPath"):
-        _ALLOWED[_module, _kind] = Allowed(_path(_kind))
-for _core in ("numpy.core", "numpy._core"):  # before numpy 2, and since
-    _ALLOWED[f"{_core}.numeric", "_frombuffer"] = Allowed(_array, raw=True)
-    _ALLOWED[f"{_core}.multiarray", "_reconstruct"] = Allowed(_array_to_be, raw=True)
-    _ALLOWED[f"{_core}.multiarray", "scalar"] = Allowed(_scalar)
-for _home, _base in ((builtins, Exception), (errors, errors.AnyaccelError)):
-    for _class in vars(_home).values():
-        # A placement's verdict and a plug-in's problem are no plain values, so these two travel as text.
-        if (
-            isinstance(_class, type)
-            and issubclass(_class, _base)
-            and not issubclass(_class, (errors.PlacementError, errors.PluginError))
-        ):
-            _ALLOWED[_class.__module__, _class.__name__] = Allowed(_class)
+"""By module and name; those of Python itself by name."""
 
-ALLOWED: Mapping[tuple[str, str], Allowed] = _ALLOWED
-"""By module and name."""
-
-
-MOST_NESTED = 200
-MOST_REPEATED = 1 << 22
-"""Values in a message beyond its bytes, each as often as it occurs; as many may be in keys of dicts and sets."""
-
-_SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes})
-_FILLED = frozenset({list, dict, set})
-_UNFINISHED = frozenset({Name, Partial, memoryview})
-_OPCODES = 256
-
-
-def read_plain(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None) -> Any:
-    """Make a value of plain types again. Large arrays keep using the memory of ``buffers``.
-
-    Args:
-        data: The pickle.
-        buffers: What it refers to.
-
-    Raises:
-        Refused: When it holds something else, or is damaged.
-    """
-    # A copy: its sender may still write to the memory that it is in.
-    return _Reader(bytes(data), buffers or ()).read()
-
-
-class _Reader:
-    """A stack of values, as in ``pickle``, with what is known of containers among them."""
-
-    def __init__(self, data: bytes, buffers: Sequence[memoryview]) -> None:
-        self.data = data
-        self.at = 0
-        self.stack: list[Any] = []
-        self.outer: list[list[Any]] = []
-        self.memo: list[Any] = []
-        self.buffers = iter(buffers)
-        self.known: dict[int, Known] = {}
-        self.hashed = 0
-        self.most = len(data) + MOST_REPEATED
-
-    def read(self) -> Any:
-        data, steps = self.data, _STEPS
-        try:
-            while (code := data[self.at]) != _STOP:
-                self.at += 1
-                steps[code](self)
-            (value,) = self.stack
-        except Refused:
-            raise
-        except (LookupError, ValueError, TypeError, OverflowError, StopIteration, struct.error) as error:
-            raise Refused(f"it is damaged ({type(error).__name__})") from error
-        if self.outer:
-            raise Refused("it is damaged (it ends too early)")
-        self.check_finished((value,))
-        return value
-
-    def take(self, size: int) -> bytes:
-        """The next bytes."""
-        end = self.at + size
-        if size < 0 or end > len(self.data):
-            raise Refused("it is damaged (it ends too early)")
-        chunk = self.data[self.at : end]
-        self.at = end
-        return chunk
-
-    def number(self, layout: struct.Struct) -> Any:
-        """The next number of a fixed layout."""
-        return layout.unpack(self.take(layout.size))[0]
-
-    def since_mark(self) -> list[Any]:
-        """The values since the last mark, which are taken from the stack."""
-        items, self.stack = self.stack, self.outer.pop()
-        return items
-
-    def look(self, items: Sequence[Any]) -> tuple[int, int, bool]:
-        """How deep a container of these is nested, how many values it holds in all, and whether some are no values."""
-        if set(map(type, items)) <= _SCALARS:
-            return 1, 1 + len(items), False
-        depth, weight, raw = 0, 1 + len(items), False
-        for item in items:
-            known = self.known.get(id(item))
-            if known is None and type(item) in _FILLED:
-                known = self.known[id(item)] = Known(item)
-            if known is not None:
-                depth, weight, raw = max(depth, known.depth), weight + known.weight, raw or known.raw
-                known.placed = True
-            else:
-                raw = raw or type(item) in _UNFINISHED
-        if depth >= MOST_NESTED:
-            raise Refused(f"it is nested more than {MOST_NESTED} levels deep")
-        if weight > self.most:
-            raise Refused("it holds the same values again and again")
-        return depth + 1, weight, raw
-
-    def check_finished(self, items: Sequence[Any]) -> None:
-        """Refuse what is no value: a class or function itself, or one that was begun with."""
-        if not self.look(items)[2]:
-            return
-        for item in items:
-            if type(item) is Name:
-                raise Refused(f"it holds {item} itself")
-        raise Refused("it holds something that is no plain value")
-
-    def fixed(self, value: Any, items: Sequence[Any]) -> Any:
-        """A tuple or the like of some items; it may hold what is no value, for whoever makes something of it."""
-        self.known[id(value)] = Known(value, *self.look(items))
-        return value
-
-    def fill(self, container: Any, items: Sequence[Any]) -> None:
-        """Items have been put into a container."""
-        known = self.known.setdefault(id(container), Known(container))
-        self.check_finished(items)
-        if known.placed:
-            raise Refused("it holds itself")
-        depth, weight, _ = self.look(items)
-        known.depth = max(known.depth, depth)
-        known.weight += weight
-
-    def keys(self, keys: Sequence[Any]) -> None:
-        """Allow some values to be hashed."""
-        if set(map(type, keys)) <= _SCALARS:
-            return
-        for key in keys:
-            known = self.known.get(id(key))
-            self.hashed += known.weight if known is not None else 1
-        if self.hashed > self.most:
-            raise Refused("the keys of its dicts and sets hold too much")
-
-    # The instructions of a pickle: see pickletools
-
-    def skip_version(self) -> None:
-        self.at += 1
-
-    def skip_frame(self) -> None:
-        self.at += 8
-
-    def mark(self) -> None:
-        self.outer.append(self.stack)
-        self.stack = []
-
-    def memoize(self) -> None:
-        top = self.stack[-1]
-        if type(top) is Partial:
-            top.places.append(len(self.memo))
-        self.memo.append(top)
-
-    def buffer(self) -> None:
-        self.stack.append(next(self.buffers))
-
-    def buffer_readonly(self) -> None:
-        self.stack[-1] = memoryview(self.stack[-1]).toreadonly()
-
-    def extend(self, items: list[Any]) -> None:
-        target = self.stack[-1]
-        if type(target) is not list:
-            raise Refused("it is damaged (it appends to what is no list)")
-        self.fill(target, items)
-        target.extend(items)
-
-    def set_item(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self.update([key, value])
-
-    def update(self, items: list[Any]) -> None:
-        target, keys = self.stack[-1], items[::2]
-        if type(target) is not dict:
-            raise Refused("it is damaged (it sets an item of what is no dict)")
-        self.fill(target, items)
-        self.keys(keys)
-        target.update(zip(keys, items[1::2], strict=True))
-
-    def add_items(self) -> None:
-        items = self.since_mark()
-        target = self.stack[-1]
-        if type(target) is not set:
-            raise Refused("it is damaged (it adds to what is no set)")
-        self.fill(target, items)
-        self.keys(items)
-        target.update(items)
-
-    def frozen(self) -> None:
-        items = self.since_mark()
-        self.check_finished(items)
-        self.keys(items)
-        self.stack.append(self.fixed(frozenset(items), items))
-
-    def tuple(self) -> None:
-        items = self.since_mark()
-        self.stack.append(self.fixed(tuple(items), items))
-
-    def name(self) -> None:
-        name, module = self.stack.pop(), self.stack.pop()
-        if type(module) is not str or type(name) is not str:
-            raise Refused("it is damaged (a name is no text)")
-        found = Name(module, name)
-        if found.key not in ALLOWED:
-            raise Refused(f"it holds {found}")
-        self.stack.append(found)
-
-    def reduce(self) -> None:
-        arguments, name = self.stack.pop(), self.stack.pop()
-        if type(name) is not Name or type(arguments) is not tuple:
-            raise Refused("it is damaged (it calls what is no class)")
-        allowed = ALLOWED[name.key]
-        if not allowed.raw:
-            self.check_finished(arguments)
-        try:
-            value = allowed.make(*arguments)
-        except Refused:
-            raise
-        except Exception as error:
-            raise Refused(f"its {name} cannot be made ({type(error).__name__})") from error
-        # An array uses what is no value itself, and is one.
-        self.stack.append(value if allowed.raw or type(value) is Partial else self.fixed(value, arguments))
-
-    def build(self) -> None:
-        state, target = self.stack.pop(), self.stack[-1]
-        self.check_finished((state,))
-        if type(target) is Partial:
-            try:
-                value = target.finish(state)
-            except Refused:
-                raise
-            except Exception as error:
-                raise Refused(f"its {target.name} cannot be made ({type(error).__name__})") from error
-            self.stack[-1] = value
-            for place in target.places:
-                self.memo[place] = value
-        elif isinstance(target, Exception):
-            restore(target, state)
-        else:
-            raise Refused("it is damaged (it sets attributes of a plain value)")
-
-
-def _unknown(code: int) -> Callable[[_Reader], None]:
-    def refuse(_: _Reader) -> None:
-        raise Refused(f"it uses the pickle instruction {code:#04x}, which no plain value needs")
-
-    return refuse
-
-
-def _constant(value: Any) -> Callable[[_Reader], None]:
-    return lambda reader: reader.stack.append(value)
-
-
-def _fresh(kind: Callable[[], Any]) -> Callable[[_Reader], None]:
-    return lambda reader: reader.stack.append(kind())
-
-
-def _number(layout: str) -> Callable[[_Reader], None]:
-    packed = struct.Struct(layout)
-    return lambda reader: reader.stack.append(reader.number(packed))
-
-
-def _counted(layout: str, make: Callable[[bytes], Any]) -> Callable[[_Reader], None]:
-    """What a length stands in front of."""
-    packed = struct.Struct(layout)
-    return lambda reader: reader.stack.append(make(reader.take(reader.number(packed))))
-
-
-def _recalled(layout: str) -> Callable[[_Reader], None]:
-    packed = struct.Struct(layout)
-    return lambda reader: reader.stack.append(reader.memo[reader.number(packed)])
-
-
-def _few(count: int) -> Callable[[_Reader], None]:
-    def make(reader: _Reader) -> None:
-        stack = reader.stack
-        if len(stack) < count:
-            raise Refused("it is damaged (a tuple is too short)")
-        items = stack[-count:]
-        stack[-count:] = [reader.fixed(tuple(items), items)]
-
-    return make
-
-
-def _text(data: bytes) -> str:
-    return str(data, "utf-8", "surrogatepass")
-
-
-def _integer(data: bytes) -> int:
-    return int.from_bytes(data, "little", signed=True)
-
-
-_STOP = ord(".")
-_STEPS = [_unknown(code) for code in range(_OPCODES)]
-for _code, _step in {
-    b"\x80": _Reader.skip_version,
-    b"\x95": _Reader.skip_frame,
-    b"N": _constant(None),
-    b"\x88": _constant(True),
-    b"\x89": _constant(False),
-    b"K": _number("<B"),
-    b"M": _number("<H"),
-    b"J": _number("<i"),
-    b"\x8a": _counted("<B", _integer),
-    b"\x8b": _counted("<i", _integer),
-    b"G": _number(">d"),
-    b"\x8c": _counted("<B", _text),
-    b"X": _counted("<I", _text),
-    b"\x8d": _counted("<Q", _text),
-    b"C": _counted("<B", bytes),
-    b"B": _counted("<I", bytes),
-    b"\x8e": _counted("<Q", bytes),
-    b"\x96": _counted("<Q", bytearray),
-    b"(": _Reader.mark,
-    b"\x94": _Reader.memoize,
-    b"h": _recalled("<B"),
-    b"j": _recalled("<I"),
-    b"]": _fresh(list),
-    b"a": lambda reader: reader.extend([reader.stack.pop()]),
-    b"e": lambda reader: reader.extend(reader.since_mark()),
-    b"}": _fresh(dict),
-    b"s": _Reader.set_item,
-    b"u": lambda reader: reader.update(reader.since_mark()),
-    b"\x8f": _fresh(set),
-    b"\x90": _Reader.add_items,
-    b"\x91": _Reader.frozen,
-    b")": _fresh(tuple),
-    b"\x85": _few(1),
-    b"\x86": _few(2),
-    b"\x87": _few(3),
-    b"t": _Reader.tuple,
-    b"\x93": _Reader.name,
-    b"R": _Reader.reduce,
-    b"\x81": _Reader.reduce,
-    b"b": _Reader.build,
-    b"\x97": _Reader.buffer,
-    b"\x98": _Reader.buffer_readonly,
-}.items():
-    _STEPS[_code[0]] = _step
+for _name in ("PurePosixPath", "PureWindowsPath", "PosixPath"):
+    TYPES[f"pathlib.{_name}"] = Type(_text, _imported("pathlib", _name), {str})
+for _class in (*vars(builtins).values(), *vars(errors).values()):
+    # A placement's verdict and a plug-in's problem are no plain values, so these two travel as text.
+    if (
+        isinstance(_class, type)
+        and issubclass(_class, Exception)
+        and not issubclass(_class, (errors.PlacementError, errors.PluginError))
+    ):
+        TYPES[_name_of(_class)] = _exception(_class)

@@ -168,7 +168,7 @@ class Submitter(Executor):
             timeout=timeout,
             progress=progress,
             in_order=in_order,
-            plain=self._core.preparation.plain,
+            plain=self._core.setting.preparation.plain,
         )
 
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Stream:
@@ -191,7 +191,7 @@ class Submitter(Executor):
         """
         state = ActorState(self._core, name_of(fn), replace(self._options, concurrency=1, retries=0))
         self._core.enter(state.construction, (Source, (fn, args, kwargs), {}, 1))
-        return Stream(state, self._core.grace, self)
+        return Stream(state, self._core.setting.grace, self)
 
     def gang(self, hosts: int, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> GangFuture:
         """Run a function on several machines at once: one call on each, none before all have their devices.
@@ -235,7 +235,7 @@ class Submitter(Executor):
         Raises:
             RuntimeError: When the pool was shut down.
         """
-        state = ActorState(self._core, name_of(cls), self._options)
+        state = ActorState(self._core, name_of(cls), replace(self._options, retries=0))
         self._core.enter(state.construction, (cls, args, kwargs, self._options.concurrency))
         return Actor(state)
 
@@ -306,6 +306,12 @@ def check_gang(hosts: object, options: Options) -> None:
         raise UsageError("a gang is not run again when a worker has died; retries must be 0 for it")
 
 
+def _amount(memory: int | str) -> int:
+    from anyaccel.launcher.limits import amount
+
+    return amount(memory)
+
+
 def check_seconds(**seconds: object) -> None:
     """Check arguments that are times.
 
@@ -313,7 +319,7 @@ def check_seconds(**seconds: object) -> None:
         UsageError: When one makes no sense.
     """
     for name, value in seconds.items():
-        if not isinstance(value, (int, float)) or value < 0:
+        if not (isinstance(value, (int, float)) and value >= 0):
             raise UsageError(f"{name} must be a number of seconds, 0 or more (got {value!r:.60})")
 
 
@@ -352,10 +358,13 @@ class Pool(Submitter):
         grace: Seconds between asking a process to end and killing it.
         idle: Seconds after which a process that is kept for later calls gives its devices back.
         logs: Directory for the output of the calls, a file each; None to let it go where that of this process goes.
-        cap: Whether PyTorch is capped at the share of memory of a worker that holds a share of one device, when the
-            worker imports it.
+        cap: Whether PyTorch and TensorFlow are capped at the share of memory of a worker that holds a share of one
+            device, when the worker imports them.
         bind: Whether workers run on the processors that are nearest to their devices, as far as the machine tells; None
             for those of whole devices.
+        memory: How much of the host's memory the kernel leaves each worker, with all that it starts and without swap:
+            bytes, or a text such as ``"8GiB"``. What takes more is killed, and its call fails. A share of a device is
+            held to its memory likewise where the kernel can.
         enforce: Whether the kernel refuses workers, and all that they start, the device nodes of all other devices:
             True to insist, ``"try"`` to do without where the kernel cannot. What is not refused is said by
             ``future.allocation.gaps``, and inside of a call by ``anyaccel.current().gaps``.
@@ -369,7 +378,7 @@ class Pool(Submitter):
 
     Raises:
         UsageError: When an argument makes no sense.
-        EnforcementError: When workers must be confined and the kernel cannot.
+        EnforcementError: When workers must be confined, or held to ``memory``, and the kernel cannot.
         MachineError: When ``machine`` names no machine.
         StateDirectoryError: When there is no directory for leases that can be trusted.
         NeverFitsError: When the machine can never serve ``needs``.
@@ -407,17 +416,21 @@ class Pool(Submitter):
         logs: str | os.PathLike[str] | None = None,
         cap: bool = True,
         bind: bool | None = None,
+        memory: int | str | None = None,
         enforce: Enforce = False,
         sandbox: Callable[[], None] | None = None,
         results: Literal["plain", "pickle"] | None = None,
         shared: bool = True,
     ) -> None:
-        if max_workers is not None and max_workers <= 0:
-            raise ValueError(f"max_workers must be greater than 0 (got {max_workers!r:.60})")
-        if initializer is not None and not callable(initializer):
-            raise TypeError(f"initializer must be a callable (got {initializer!r:.60})")
-        if warmup is not None and not callable(warmup):
-            raise TypeError(f"warmup must be a callable (got {warmup!r:.60})")
+        if max_workers is not None and not is_whole(max_workers, 1):
+            raise ValueError(f"max_workers must be greater than 0, and a whole number (got {max_workers!r:.60})")
+        for name, call in (("initializer", initializer), ("warmup", warmup), ("sandbox", sandbox)):
+            if call is not None and not callable(call):
+                raise TypeError(f"{name} must be a callable (got {call!r:.60})")
+        if unallocated not in ("hide", "inherit"):
+            raise UsageError(f"unallocated must be 'hide' or 'inherit' (got {unallocated!r:.60})")
+        if mask not in ("id", "index"):
+            raise UsageError(f"mask must be 'id' or 'index' (got {mask!r:.60})")
         if enforce not in (True, False, "try"):
             raise UsageError(f"enforce must be True, False or 'try' (got {enforce!r:.60})")
         if results not in ("plain", "pickle", None):
@@ -430,6 +443,7 @@ class Pool(Submitter):
                 mask=mask,
                 cap=cap,
                 bind=bind,
+                memory=None if memory is None else _amount(memory),
                 enforce=enforce,
                 sandbox=pickled_call(sandbox),
                 initializer=pickled_call(initializer, tuple(initargs)),
@@ -469,11 +483,41 @@ class Pool(Submitter):
         """
         return self._core.quarantined()
 
+    def _workers(self) -> list[tuple[str, str, str]]:
+        """What each process runs, how many calls stand behind that, and the devices that it holds."""
+        core = self._core
+        if core.foreign:
+            return []
+        with core.lock:
+            members = [(member.outstanding, member.allocation) for member in core.members if member.begun]
+        return sorted(
+            (
+                calls[0].name if calls else "idle",
+                str(len(calls[1:])),
+                ", ".join(f"{device.name} {device.id}" for device in (allocation.devices if allocation else ()))
+                or "CPU",
+            )
+            for calls, allocation in members
+        )
+
+    def __repr__(self) -> str:
+        core, needs, count = self._core, self._options.needs or "CPU", len(self._workers())
+        state = (
+            "of another process" if core.foreign else "broken" if core.broken else "shut down" if core.closed else ""
+        )
+        return f"<Pool {needs}: {state or f'{count} worker' + 's' * (count != 1)}>"
+
+    def _repr_html_(self) -> str:
+        """Show the workers in a notebook."""
+        from anyaccel.model.html import html_table
+
+        return html_table(repr(self)[1:-1], ("runs", "behind it", "devices"), self._workers())
+
     def __exit__(self, kind: type[BaseException] | None, value: object, traceback: object) -> None:
         """Wait for all calls; after Ctrl-C, stop them, and kill them when it is pressed again."""
         try:
             if kind is not None and issubclass(kind, KeyboardInterrupt):
-                self._core.stop(self._core.grace)
+                self._core.stop(self._core.setting.grace)
             self.shutdown(wait=True)
         except KeyboardInterrupt:
             self._core.stop(0)
@@ -496,7 +540,7 @@ def _finish_all() -> None:
     try:
         for core in list(_cores):
             if interrupted:
-                core.stop(core.grace)
+                core.stop(core.setting.grace)
             core.shutdown(wait=True)
     except KeyboardInterrupt:
         for core in list(_cores):

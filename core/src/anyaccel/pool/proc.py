@@ -9,7 +9,7 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator
 
-from anyaccel.ledger.process import descriptors, prctl
+from anyaccel.ledger.process import descriptors, prctl, send, stat_fields
 
 _SET_CHILD_SUBREAPER = 36
 _HARMLESS_MAJORS = {1, 4, 5, 136, 137, 138, 139, 140, 141, 142, 143}
@@ -70,27 +70,8 @@ def descendants(pid: int) -> Iterator[tuple[int, int]]:
 
 
 def signal_one(pid: int, parent: int, number: signal.Signals) -> bool:
-    """Signal a process that was seen as the child of another, unless it is not any more.
-
-    Between the look and the signal its id may have gone to a stranger, so the process is pinned by a descriptor first
-    and looked at again.
-
-    Returns:
-        Whether there was such a process.
-    """
-    try:
-        pinned = os.pidfd_open(pid)
-    except OSError:
-        return False
-    try:
-        if parent_of(pid) != parent:
-            return False
-        signal.pidfd_send_signal(pinned, number)
-    except OSError:  # it has gone, or has become another user's
-        return False
-    finally:
-        os.close(pinned)
-    return True
+    """Signal a process that was seen as the child of another, unless it is not any more; whether it was."""
+    return send(pid, number, lambda: parent_of(pid) == parent)
 
 
 def signal_all(pids: Iterable[tuple[int, int]], number: signal.Signals = signal.SIGKILL) -> int:
@@ -100,15 +81,8 @@ def signal_all(pids: Iterable[tuple[int, int]], number: signal.Signals = signal.
 
 def parent_of(pid: int) -> int | None:
     """The parent of a process, or None when there is no such process."""
-    fields = status_fields(pid)
+    fields = stat_fields(pid)
     return int(fields[1]) if fields else None
-
-
-def status_fields(pid: int) -> list[str]:
-    """State, parent and so on of a process as ``/proc/PID/stat`` has them after its name; empty when it has gone."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].decode().split()
-    return []
 
 
 def _processes() -> Iterator[int]:

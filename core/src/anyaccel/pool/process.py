@@ -11,24 +11,25 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from anyaccel.errors import BrokenWorkerError, WorkerError, WorkerStartError
 from anyaccel.launcher.usage import Usage
 from anyaccel.ledger import mark as marks
 from anyaccel.model import Allocation, Extent, Inventory
-from anyaccel.pool.call import Call, Options
+from anyaccel.pool.call import Call, Options, settle_call
 from anyaccel.pool.channel import Kind, Message, Spin, receive, send
+from anyaccel.pool.engine import Engine
 from anyaccel.pool.forkserver import client
 from anyaccel.pool.forkserver.client import Gone
-from anyaccel.pool.launching import CPU, Preparation, outputs
-from anyaccel.pool.payload import Pickled, arguments_of
+from anyaccel.pool.launching import CPU, outputs
+from anyaccel.pool.payload import Function, Pickled, arguments_of
 from anyaccel.pool.proc import ending
 from anyaccel.pool.reactor import Timer, reactor
 
 if TYPE_CHECKING:
+    from anyaccel.launcher.start import Group
     from anyaccel.ledger import Lease
-    from anyaccel.pool.logs import Logs
 
 QUICK_SECONDS = 0.005
 """About so much work stands in line in a channel; a worker that does not answer for so long is looked after."""
@@ -38,6 +39,8 @@ MOST_QUEUED, MOST_QUEUED_BYTES = 32, 1 << 12
 
 MOST_KEPT_BYTES = 1 << 24
 """A process keeps functions of so many bytes at most; others go along with each of their calls."""
+
+_ANSWERS = Kind.RESULT, Kind.ERROR
 
 _GONE = {errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN}
 """The other end has been closed, or ours has since the end was noticed."""
@@ -106,45 +109,31 @@ class Held:
                 self._usage.ended(added_up=True)
 
 
-class Owner(Protocol):
-    """The pool of a worker process.
+class Owner(Engine, Protocol):
+    """The pool of a worker process: an engine of this machine.
 
     Attributes:
-        lock: Held over every look at who waits and who runs.
-        preparation: What all its workers have in common.
-        preload: Modules that the fork server imports.
-        max_workers: Processes at the same time, or None.
-        members: Its processes.
-        grace: Seconds between asking a process to end and killing it.
-        idle: Seconds after which an unused process gives its devices back.
+        members: Processes that live, or are about to.
         confined: Whether processes will be confined to their devices.
         feeds: Whether kept processes are given calls that wait.
-        logs: Where the output of each call goes, or None for where ours goes.
     """
 
-    lock: threading.Lock
-    preparation: Preparation
-    preload: tuple[str, ...]
-    max_workers: int | None
     members: set[WorkerProcess]
-    grace: float
-    idle: float
     confined: bool
     feeds: bool
-    logs: Logs | None
 
     @property
     def inventory(self) -> Inventory:  # pyright: ignore[reportReturnType] - a protocol's methods have no body
         """The machine."""
-
-    def check_open(self) -> None:
-        """Raise what keeps a call from being taken."""
 
     def join(self, call: Call, held: Held | None) -> WorkerProcess:  # pyright: ignore[reportReturnType]
         """Make the process that will run a call first; called with the lock held."""
 
     def use(self, server: client.ForkServer, *, ahead: bool) -> None:
         """Say that a process came from a fork server, and whether another one will be needed."""
+
+    def feed(self, member: WorkerProcess, *, idle: bool) -> bool:  # pyright: ignore[reportReturnType]
+        """Give a process the calls that it takes."""
 
     def settle(self) -> None:
         """Once closed and out of work, let the processes go."""
@@ -165,40 +154,57 @@ class Owner(Protocol):
         """A process and all that it started have left the kernel."""
 
 
+class Source(Protocol):
+    """Where the calls of a process come from, and where those go back to that it has not begun with."""
+
+    def next_for(self, member: WorkerProcess, *, ahead: bool) -> Call | None:
+        """Give a process the next call that waits for it, if it takes that."""
+
+    def put_back(self, owner: Owner, calls: list[Call], /) -> None:
+        """Let calls wait again, in front of their like."""
+
+    def rest(self, member: WorkerProcess, /) -> None:
+        """A process has nothing to do."""
+
+
 class WorkerProcess:
     """A worker process of a pool, from the decision to fork it until its devices have gone back.
 
     Attributes:
         owner: The pool.
+        source: Where its calls come from.
         options: How the calls that it runs are to be run.
         held: The devices that it holds, or None for the CPU alone.
-        ids: Ids of these devices.
         allocation: What it holds, with what enforces that once it is known.
         mark: What it and all that it starts carry; empty before it has been told.
         call: The call that it runs, or None.
-        feeding: Held by whoever gives it a call, from the choice to the sending: calls arrive in the order of choice.
+        feeding: Held by whoever gives it calls, from the choice to the sending: calls arrive in the order of choice,
+            and nobody is about to send once it has gone. No code of others runs meanwhile.
         queued: Calls that stand behind that one in its channel: it begins with them without asking.
         pace: Seconds that an answer has taken lately.
         heard: Time of ``time.monotonic()`` of its last answer, or of the first call since it had none.
         calls: Calls that it was given so far.
         ending: Whether it gets no more calls.
         stopped: Whether we have ended it, whatever it was doing.
+        killed: Why the kernel has killed something of it, once it has gone; an empty string where it did not.
         proven: Whether it has answered at all.
-        unsent: Numbers of calls that could not even be sent, since it had gone.
         fault: Why nothing that it says is believed any more, or an empty string.
         last: Number of the call that it has answered last.
         notices: What it has to say before it answers, in order.
-        rested: Time of ``time.monotonic()`` since which it has no call.
+        ids: Ids of the devices that it holds.
+        room: How many calls may stand behind the one that it runs: few that take long, none that take very long.
     """
 
     __slots__ = (
-        "_channel", "_deliveries", "_end", "_gone", "_kept", "_kept_bytes", "_known", "_open", "_reading", "_spin",
-        "_stop", "allocation", "call", "calls", "ending", "fault", "feeding", "heard", "held", "ids", "last", "mark",
-        "notices", "options", "owner", "pace", "proven", "queued", "rested", "stopped", "stuck", "timer", "unsent",
+        "_ahead", "_channel", "_deliveries", "_end", "_gone", "_group", "_kept", "_kept_bytes", "_known", "_open",
+        "_over", "_reading", "_spin", "_stop", "allocation", "call", "calls", "ending", "fault", "feeding", "heard",
+        "held", "ids", "killed", "last", "mark", "notices", "options", "owner", "pace", "proven", "queued", "room",
+        "source", "stopped", "stuck", "timer",
     )  # fmt: skip
 
-    def __init__(self, owner: Owner, options: Options, held: Held | None, call: Call | None) -> None:
+    def __init__(self, owner: Owner, source: Source, options: Options, held: Held | None, call: Call | None) -> None:
         self.owner = owner
+        self.source = source
         self.options = options
         self.held = held
         self.allocation = CPU if held is None else held.allocation
@@ -207,23 +213,25 @@ class WorkerProcess:
         self.call = call
         self.queued: deque[Call] = deque()
         self.pace = float("inf")
+        self.room = 0
         self.feeding = threading.Lock()
         self.heard = 0.0
         self.calls = 0
         self.ending = False
         self.stopped = False
         self.proven = False
-        self.unsent: set[int] = set()
         self.stuck = ""
         self.fault = ""
         self.last = 0
         self.notices: deque[Kind] = deque()
-        self.rested = 0.0
+        self.killed = ""
         self.timer: Timer | None = None
         self._channel: socket.socket | None = None
         self._end: socket.socket | None = None
         self._stop: Callable[[float], None] = lambda _: None
         self._open = False
+        self._over = False
+        self._ahead = True
         self._spin = Spin()
         self._reading = threading.Lock()
         self._deliveries = 0
@@ -231,6 +239,7 @@ class WorkerProcess:
         self._known: set[bytes] = set()  # and of those that it has for sure
         self._kept_bytes = 0
         self._gone: Gone | None = None
+        self._group: Group | None = None
 
     def attach(self, channel: socket.socket, end: socket.socket, stop: Callable[[float], None]) -> None:
         """Say that there is a process, or is about to be.
@@ -263,24 +272,25 @@ class WorkerProcess:
         return self.held is None
 
     @property
-    def room(self) -> int:
-        """How many calls may stand behind the one that it runs: few that take long, none that take very long."""
-        return min(MOST_QUEUED, int(QUICK_SECONDS / max(self.pace, 1e-6)))
-
-    @property
     def outstanding(self) -> list[Call]:
         """Calls that it was given and has not answered, in order."""
         return [*([] if self.call is None else [self.call]), *self.queued]
 
-    def launch(self, call: Call) -> None:
-        """Have it forked, make its environment, and send it its first call."""
-        owner, held = self.owner, self.held
+    def launch(self, call: Call, *, ahead: bool = True) -> None:
+        """Have it forked, make its environment, and send it its first call.
+
+        Args:
+            call: The call.
+            ahead: Whether it may be a process that was forked before anybody needed one.
+        """
+        owner, setting, held = self.owner, self.owner.setting, self.held
+        self._ahead = ahead
         call.future.allocation = self.allocation
         try:
             descriptors = () if held is None else held.descriptors
-            server = client.spawn(self, owner.preload, grace=owner.grace, leases=descriptors)
+            server = client.spawn(self, setting.preload, grace=setting.grace, leases=descriptors, ahead=ahead)
             self.mark = (() if held is None else held.mark) or marks.draw()
-            self.allocation, setup = owner.preparation.setup(
+            made, setup = setting.preparation.setup(
                 self.allocation,
                 owner.inventory,
                 lease="" if held is None else held.lease,
@@ -289,16 +299,18 @@ class WorkerProcess:
                 path=server.path,
                 ready=call.options.timeout is not None,
             )
+            self.allocation, self._group = made.allocation, made.group
             call.future.allocation = self.allocation
             if call.options.timeout is not None:
                 self.notices.append(Kind.READY)
-            if owner.preparation.staged:
+            if setting.preparation.staged:
                 self.notices.append(Kind.PREPARED)
             with outputs() as pair:
                 self._send(Kind.SETUP, setup, (*pair, *descriptors))
-            self._assign(call, fresh=True)
+            with self.feeding:
+                self.give(call, fresh=True)
             if self.stopped:  # when there was no process yet that could have been told
-                self._stop(owner.grace)
+                self._stop(setting.grace)
             owner.use(server, ahead=self.options.max_calls == 1)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             call.fail(error)
@@ -308,31 +320,68 @@ class WorkerProcess:
                 self.stop(0)
 
     def run(self, call: Call) -> None:
-        """Send it another call."""
-        call.future.allocation = self.allocation
-        self.heard = time.monotonic()
-        try:
-            self._assign(call)
-        except OSError as error:
-            call.fail(error)
-            self.stop(0)
+        """Send it a call that it was given while it was idle."""
+        with self.feeding:
+            self.give(call)
 
-    def queue(self, call: Call) -> None:
-        """Send it a call that is to wait in its channel. What does not reach it is found there when it has gone."""
+    def give(self, call: Call, *, fresh: bool = False) -> None:
+        """Send it a call that it was given: to run, or to stand in its channel; called with :attr:`feeding` held.
+
+        Args:
+            call: The call.
+            fresh: Whether nothing says yet that the process is there.
+        """
         body = call.body
-        if body is None:  # cancelled just now, and on its way back
+        if self._over or body is None:  # whoever heard of its end has the call; or it was cancelled just now
             return
         call.future.allocation = self.allocation
-        call.worker = self
+        call.sent = True  # first: from then on, somebody may answer it or take it back
         self.calls += 1
-        if not self._send(Kind.CALL, self._addressed(call, body), number=call.number):
-            self.unsent.add(call.number)
+        self.ending = self.ending or self.calls == self.options.max_calls
+        kind = call.kind
+        if self.runs(call):
+            call.worker = self
+            self.heard = time.monotonic()
+            if self.ending and kind == Kind.CALL:
+                kind = Kind.LAST_CALL
+            if call.tries >= call.options.retries:
+                call.body = None
+            if call.options.timeout is not None and not fresh:  # the time of a fresh one begins when it is there
+                self._start_timer(call)
+        try:
+            if not self._pass(kind, call, body):
+                call.sent = False
+                call.body = body
+        except OSError as error:  # no memory or no descriptor is left
+            reactor().call_soon(partial(call.fail, error))
+            self.stop(0)
 
-    def answered(self, number: int) -> Call | None:
+    def _pass(self, kind: Kind, call: Call, body: Pickled) -> bool:
+        """Send it a call, with the file for its output where it has one; False when it has gone.
+
+        Raises:
+            OSError: When there is no memory or no descriptor left for that.
+        """
+        message = body if call.function is None else self._addressed(call.function, body)
+        logs = self.owner.setting.logs
+        log = call.log if logs is None else call.log or logs.path_for(call.name)
+        if log is None:
+            return self._send(kind, message, number=call.number)
+        call.future.log = log
+        with outputs(log) as pair:
+            return self._send(kind, message, pair, number=call.number)
+
+    def runs(self, call: Call) -> bool:
+        """Whether it runs a call that it was given as soon as it gets it."""
+        return call is self.call
+
+    def answered(self, message: Message) -> Call | None:
         """The call that it has answered, which it does not run any more; called with the pool's lock held."""
+        number = message.number
         now = time.monotonic()
         taken, self.heard = now - self.heard, now
         self.pace = self.pace + (taken - self.pace) / 4 if self.proven else taken
+        self.room = min(MOST_QUEUED, int(QUICK_SECONDS / max(self.pace, 1e-6)))
         self.proven = True
         call = self.call
         if call is None or call.number != number:
@@ -345,18 +394,25 @@ class WorkerProcess:
                 self._known.add(call.function.name)
         return call
 
+    def settle(self, call: Call, message: Message) -> None:
+        """Give a call the outcome that it sent."""
+        settle_call(call, message, plain=self.owner.setting.preparation.plain)
+
     def takes(self, call: Call, *, ahead: bool) -> bool:
-        """Whether a call may be run here, or stand behind one that runs; called with the pool's lock held."""
-        if call.options.reuse != self.options.reuse or not self.owner.feeds:
+        """Whether a call may be run here now, or stand behind one that runs; called with the pool's lock held.
+
+        Args:
+            call: The call.
+            ahead: Whether it may stand behind another one only: somebody else knows that the process is idle.
+        """
+        if self.call is None or self.ending:
+            return not (ahead or self.ending)
+        if len(self.queued) >= self.room or self.options.max_calls:
             return False
-        if not ahead:
-            return True
-        body = call.body
-        function = call.function
+        body, function = call.body, call.function
         size = 0 if function is None or function.name in self._known else len(function.data)
         small = body is not None and not body.buffers and len(body.data) + size <= MOST_QUEUED_BYTES
-        plain = call.options.timeout is None and call.log is None
-        return small and plain and self.call is not None and self.options.max_calls == 0
+        return small and call.options.timeout is None and call.log is None and self.owner.setting.logs is None
 
     def add(self, call: Call) -> None:
         """Say that it has a call; called with the pool's lock held."""
@@ -369,75 +425,59 @@ class WorkerProcess:
         """Forget a call that it was given; called with the pool's lock held."""
         if self.call is call:
             self.call = self.queued.popleft() if self.queued else None
+            if self.call is not None:
+                self.call.worker = self
         else:
             self.queued.remove(call)
 
     def take_back(self) -> Call | None:
         """The first call that it has not begun with, which it never will now; called with the pool's lock held."""
-        message = self._take_back()
+        message = self._withdraw()
         call = next((call for call in self.outstanding if message and call.number == message.number), None)
-        if message is not None and call is not None:
-            self._regain(call, message)
-            self.drop(call)
-        return call
-
-    def not_begun(self) -> list[Call]:
-        """The calls that it never began with, now that it has gone; called with the pool's lock held."""
-        messages: dict[int, Message] = {}
-        while (message := self._take_back()) is not None:
-            for descriptor in message.descriptors:
-                os.close(descriptor)
-            messages[message.number] = message
-        if not self.proven:
-            messages = {}  # it never became a worker, and another one may not either
-        found = []
-        for call in self.outstanding:
-            if call.number in messages:
-                self._regain(call, messages[call.number])
-            elif call.number not in self.unsent:
-                continue
-            call.worker = None
-            found.append(call)
-        return [call for call in found if call.kind != Kind.METHOD and not call.future.done()]
-
-    @staticmethod
-    def _regain(call: Call, message: Message) -> None:
-        call.worker = None
+        if message is None or call is None:
+            return None
         if call.undecided():
             data = bytes(message.data) if call.function is None else arguments_of(message.data)
             call.body = Pickled(data, message.buffers)
+        self.drop(call)
+        call.withdraw()
+        return call
 
-    def _assign(self, call: Call, *, fresh: bool = False) -> None:
-        self.calls += 1
-        self.ending = self.ending or self.calls == self.options.max_calls
-        body = call.body
-        if call.tries >= call.options.retries:
-            call.body = None
-        if body is None:  # cancelled just now, and its worker is being ended
-            return
-        call.worker = self
-        kind = call.kind if not self.ending or call.kind != Kind.CALL else Kind.LAST_CALL
-        if not fresh:  # the time of a fresh one begins when it is there
-            self._start_timer(call)
-        logs = self.owner.logs
-        call.future.log = call.log or (None if logs is None else logs.path_for(call.name))
-        if call.future.log is None:
-            sent = self._send(kind, self._addressed(call, body), number=call.number)
-        else:
-            with outputs(call.future.log) as pair:
-                sent = self._send(kind, self._addressed(call, body), pair, number=call.number)
-        if not sent:
-            self.unsent.add(call.number)
-            call.body = body
+    def _withdraw(self) -> Message | None:
+        """The first message that it has not taken out, and never will: the kernel gives it to one of us alone."""
+        try:
+            message = None if self._end is None else receive(self._end, wait=False)
+        except (OSError, ValueError):  # there is none, or it cannot be understood here, and the worker will say so
+            return None
+        if message is not None:
+            _close(message)
+        return message
 
-    def _addressed(self, call: Call, body: Pickled) -> Pickled:
+    def not_begun(self, gone: Gone) -> list[Call]:
+        """The calls that it never began with, now that it has gone; called with the pool's lock held.
+
+        What was set up and did not become a worker began with all that it was sent: another one may not become one
+        either. The same goes for what was forked when it was needed and took nothing out.
+        """
+        self.ending = True  # somebody may be about to give it a call still, or to let it rest
+        found: list[Call] = []
+        unused = False
+        if gone.forked and self._ahead and not (self.proven or self.stopped):
+            first = self._withdraw()
+            unused = first is not None and first.kind == Kind.SETUP
+        while (self.proven or unused) and (call := self.take_back()) is not None:
+            found.append(call)
+        for call in self.outstanding:
+            if not call.sent:
+                call.withdraw()
+                found.append(call)
+        return [call for call in found if not call.future.done()]
+
+    def _addressed(self, function: Function, body: Pickled) -> Pickled:
         """A call as this process understands it: with the function, or the name of one that it surely has.
 
         It has one once it has answered a call that brought it: what it was sent before may be taken back.
         """
-        function = call.function
-        if function is None:
-            return body
         kept = function.name in self._kept
         if not kept and self.options.max_calls != 1 and self._kept_bytes + len(function.data) <= MOST_KEPT_BYTES:
             self._kept_bytes += len(function.data)
@@ -476,31 +516,23 @@ class WorkerProcess:
 
     def expect_end(self) -> None:
         """Give it so long to end by itself."""
-        grace = self.owner.grace
+        grace = self.owner.setting.grace
         self.timer = reactor().call_later(max(grace, 1.0), partial(self.stop, grace))
 
     def on_message(self, message: Message) -> None:
-        """It has answered, or is ready to begin."""
-        if not self.expects(message):
-            if not self.fault:
-                self.refuse(f"it sent what is no answer (a message of the kind {message.kind})")
-        elif message.kind == Kind.BROKEN:
+        """It has said something: an answer, a notice that is due, or what no worker that keeps to the rules says."""
+        kind = message.kind
+        if self.fault:
+            return
+        if kind in _ANSWERS and not self.notices:
+            self.owner.on_answer(self, message)
+        elif kind == Kind.BROKEN and (self.notices if self.owner.setting.preparation.staged else not self.proven):
             self.owner.on_broken(self, message)
-        elif message.kind in (Kind.READY, Kind.PREPARED):
+        elif self.notices and kind == self.notices[0]:
             if self.notices.popleft() == Kind.READY:
                 self._start_timer(self.call)
         else:
-            self.owner.on_answer(self, message)
-
-    def expects(self, message: Message) -> bool:
-        """Whether a worker that keeps to the rules may say this now."""
-        if self.fault:
-            return False
-        if message.kind in (Kind.RESULT, Kind.ERROR):
-            return not self.notices
-        if message.kind == Kind.BROKEN:
-            return bool(self.notices) if self.owner.preparation.staged else not self.proven
-        return bool(self.notices) and self.notices[0] == message.kind
+            self.refuse(f"it sent what is no answer (a message of the kind {kind})")
 
     def on_unasked(self, number: int) -> None:
         """It has answered a call that it does not run. The last one a second time costs nothing: others may run."""
@@ -522,6 +554,10 @@ class WorkerProcess:
         """It has left the kernel."""
         if self.timer is not None:
             self.timer.cancel()
+        if self._group is not None:
+            from anyaccel.launcher.limits import remove
+
+            self.killed = remove(self._group)
         self.owner.on_gone(self, gone)
 
     def death(self, gone: Gone, name: str) -> WorkerError:
@@ -531,7 +567,7 @@ class WorkerProcess:
         who = f"the worker (process {gone.pid}) that ran {name}" if gone.pid else f"the worker that ran {name}"
         if self.fault:
             return BrokenWorkerError(f"{who} was ended: {self.fault}", exit_status=gone.status)
-        notes = "; ".join(filter(None, (gone.reason, self.stuck)))
+        notes = "; ".join(filter(None, (gone.reason, self.stuck, self.killed)))
         text = f"{who} {ending(gone.status)} before it answered" + (f": {notes}" if notes else "")
         return BrokenWorkerError(text, exit_status=gone.status)
 
@@ -577,13 +613,13 @@ class WorkerProcess:
             channel = self._channel
             if channel is None or not self._open or self._deliveries or not pending():
                 return
-            descriptor = channel.fileno()
-            reactor().borrow(descriptor)
+            descriptor, loop = channel.fileno(), reactor()
+            loop.borrow(descriptor)
             try:
                 message = self._receive(partial(self._spin.receive, channel, seconds))
             finally:
                 if self._open:
-                    reactor().give_back(descriptor)
+                    loop.give_back(descriptor)
             self._deliveries += message is not None
         finally:
             self._reading.release()
@@ -625,15 +661,6 @@ class WorkerProcess:
             raise
         return True
 
-    def _take_back(self) -> Message | None:
-        """Take back the first message that it has not taken out, or None: the kernel gives it to one of us alone."""
-        if self._end is None:
-            return None
-        try:
-            return receive(self._end, wait=False)
-        except (OSError, ValueError):  # there is none, or it cannot be understood here, and the worker will say so
-            return None
-
     def _interrupt(self) -> None:
         """Let nobody wait for its answer any more."""
         if self._channel is not None:
@@ -656,6 +683,8 @@ class WorkerProcess:
                 self._hand_over_end(gone)
 
     def _hand_over_end(self, gone: Gone) -> None:
+        with self.feeding:  # whoever was sending it something has done so, and nobody will any more
+            self._over = True
         self.on_gone(gone)
         if self._end is not None:
             self._end.close()
@@ -664,7 +693,9 @@ class WorkerProcess:
         if not self._open or self._channel is None:
             return None
         try:
-            message = _checked(receive(self._channel, wait=False) if take is None else take())
+            message = receive(self._channel, wait=False) if take is None else take()
+            if message is not None and message.descriptors:
+                _refuse(message)
         except BlockingIOError:
             if not last:
                 return None
@@ -691,14 +722,17 @@ def hands_over() -> bool:
     return getattr(_thread, "hands_over", False)
 
 
-def _checked(message: Message | None) -> Message | None:
-    """A message of a worker, which passes no descriptors along.
+def _refuse(message: Message) -> NoReturn:
+    """Close the descriptors that a message of a worker passes along.
 
     Raises:
-        ValueError: When it does.
+        ValueError: Since no worker that keeps to the rules does.
     """
-    if message is None or not message.descriptors:
-        return message
+    _close(message)
+    raise ValueError("it passes descriptors along")
+
+
+def _close(message: Message) -> None:
+    """Close the descriptors that a message has passed along."""
     for descriptor in message.descriptors:
         os.close(descriptor)
-    raise ValueError("it passes descriptors along")

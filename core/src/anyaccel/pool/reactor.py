@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 
+from anyaccel.pool.channel import LONGEST_SECONDS
+
 Handler = Callable[[], None]
 
 _CROWD = 1024
@@ -89,9 +91,10 @@ class Reactor:
                     self._poll.unregister(descriptor)
 
     def call_soon(self, call: Handler) -> None:
-        """Do something in the thread of the reactor. Takes no lock, so a finalizer may use it."""
-        self._soon.append(call)
-        os.eventfd_write(self._wake, 1)
+        """Do something in the thread of the reactor. Takes no lock, so a finalizer may use it, also in a fork."""
+        if self._wake >= 0:
+            self._soon.append(call)
+            os.eventfd_write(self._wake, 1)
 
     def call_at(self, when: float, call: Handler) -> Timer:
         """Do something in the thread of the reactor at a time of ``time.monotonic()``."""
@@ -115,6 +118,7 @@ class Reactor:
         """Forget everything: we are a fork, and the thread is the parent's."""
         self._poll.close()
         os.close(self._wake)
+        self._wake = -1  # a finalizer may know us still, and the number may soon be that of another file
 
     def _run(self) -> None:
         while True:
@@ -147,7 +151,9 @@ class Reactor:
         with self._lock:
             while self._timers and self._timers[0][2].call is None:
                 heapq.heappop(self._timers)
-            return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+            if not self._timers:
+                return None
+            return min(max(0.0, self._timers[0][0] - time.monotonic()), LONGEST_SECONDS)
 
     def _ring(self) -> None:
         now = time.monotonic()
@@ -173,10 +179,11 @@ _starting = threading.Lock()
 
 def reactor() -> Reactor:
     """The reactor of this process."""
-    with _starting:
-        if not _current:
-            _current.append(Reactor())
-        return _current[0]
+    if not _current:
+        with _starting:
+            if not _current:
+                _current.append(Reactor())
+    return _current[0]
 
 
 def _forget() -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Self
 
-from anyaccel.pool.call import AwaitableFuture, CallFuture, exception_in
+from anyaccel.pool.call import AwaitableFuture, CallFuture, exception_in, is_whole
 from anyaccel.pool.channel import Kind, Message
 from anyaccel.pool.progress import Counter, Tell, shown
 from anyaccel.pool.reactor import reactor
@@ -200,7 +200,7 @@ def run_all(
     """
     parts = list(batches(arguments, batch))
     counter = None
-    if progress and (tell := progress if callable(progress) else shown(sum(map(len, parts)))):
+    if progress and parts and (tell := progress if callable(progress) else shown(sum(map(len, parts)))):
         counter = Counter(sum(map(len, parts)), tell)
     calls: list[CallFuture] = []
     try:
@@ -210,6 +210,9 @@ def run_all(
                 calls[-1].add_done_callback(partial(_count, counter, len(part), batch > 1))
     except BaseException:
         cancel(calls)
+        if counter is not None:  # those that were not made: what shows progress ends when all are over
+            lost = sum(map(len, parts[len(calls) :]))
+            counter.count(lost, lost)
         raise
     return MapResults(calls, timeout, batched=batch > 1, in_order=in_order, plain=plain)
 
@@ -221,15 +224,15 @@ def batches(arguments: Iterable[Arguments], size: int) -> Iterator[list[Argument
         yield part
 
 
-def check_batch(**sizes: int) -> None:
+def check_batch(**sizes: object) -> None:
     """Check how many calls are to travel together.
 
     Raises:
         ValueError: When it makes no sense.
     """
     for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be 1 or more (got {size!r:.60})")
+        if not is_whole(size, 1):
+            raise ValueError(f"{name} must be a whole number, 1 or more (got {size!r:.60})")
 
 
 def _count(counter: Counter, calls: int, batched: bool, done: Future[Any]) -> None:

@@ -26,15 +26,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from anyaccel.interpreter import CONTROL
-from anyaccel.probe.protocol import ANSWER, BEGUN, CHUNK, HEADER, IDLE_SECONDS, PACKET_LIMIT, PRINTED_LIMIT, TRACE
+from anyaccel.probe.protocol import ANSWER, BEGUN, CHUNK, DESCRIPTOR, HEADER, IDLE_SECONDS, PACKET_LIMIT, PRINTED_LIMIT
 
 REAP_SECONDS = 0.5
 """How long a killed process is waited for: one that is stuck in the kernel ignores even SIGKILL."""
 
+TRACE = signal.SIGUSR2
+"""Signal by which a process prints where it is."""
 TRACE_SECONDS = 0.5
-
-DESCRIPTOR = struct.Struct("i")
-"""A descriptor that comes with a packet."""
 
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36
 

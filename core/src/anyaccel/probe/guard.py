@@ -6,23 +6,25 @@ for each :class:`GuardedProcess` and kills what that leaves behind.
 
 from __future__ import annotations
 
+import _socket
 import atexit
 import contextlib
 import json
 import os
-import re
 import select
-import signal
-import socket
-import threading
 import time
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from _thread import RLock, allocate_lock
+from _weakrefset import WeakSet
+from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Any, NamedTuple, Self
 
+from anyaccel.model import Value
 from anyaccel.probe import ahead
-from anyaccel.probe.protocol import ANSWER, BEGUN, CALL, CHUNK, HEADER, IDLE_SECONDS, PACKET_LIMIT
+from anyaccel.probe.protocol import ANSWER, BEGUN, CALL, CHUNK, DESCRIPTOR, HEADER, IDLE_SECONDS, PACKET_LIMIT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Self
 
 START_SECONDS = 20.0
 """Time that processes may take to start beside their calls, on a machine under load."""
@@ -31,10 +33,8 @@ ANSWER_LIMIT = 8 << 20
 END_SECONDS = 1.0
 """How long an ended process is waited for, to hear how it ended."""
 
-_FRAME = re.compile(r'File "([^"\n]+)", line (\d+) in (\S+)')
 
-
-class Outcome(NamedTuple):
+class Outcome(Value):
     """What came out of one guarded call.
 
     Attributes:
@@ -60,25 +60,25 @@ class Guard:
         OSError: When no interpreter can be started.
     """
 
-    def __init__(self, preload: Sequence[str]) -> None:
-        self._lock = threading.RLock()
+    def __init__(self, preload: tuple[str, ...]) -> None:
+        self._lock = RLock()
         self._numbers = count(1)
         self._said: dict[int, dict[str, Any]] = {}
         self._told: dict[int, str] = {}
         self._interpreter = ahead.take(*preload)
-        self._control = socket.socket(fileno=self._interpreter.control)
+        self._control = _socket.socket(fileno=self._interpreter.control)
 
-    def fork(self) -> tuple[int, socket.socket]:
+    def fork(self) -> tuple[int, _socket.socket]:
         """Have a process forked; its number, and the socket on which it answers calls.
 
         Raises:
             OSError: When the interpreter has ended.
         """
-        ours, theirs = socket.socketpair()
-        with theirs, self._lock:
+        ours, theirs = _socket.socketpair()
+        with contextlib.closing(theirs), self._lock:
             number = next(self._numbers)
             try:
-                self._send({"start": number}, [theirs.fileno()])
+                self._send({"start": number}, theirs.fileno())
             except OSError:
                 ours.close()
                 raise
@@ -121,11 +121,12 @@ class Guard:
 
     def forget(self) -> None:
         """Leave it alone: we are a fork of the process that it belongs to."""
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._control.close()
 
-    def _send(self, message: Mapping[str, int], descriptors: Sequence[int] = ()) -> None:
-        socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+    def _send(self, message: Mapping[str, int], descriptor: int | None = None) -> None:
+        carried = [] if descriptor is None else [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, DESCRIPTOR.pack(descriptor))]
+        self._control.sendmsg([json.dumps(message).encode()], carried)
 
     def _say(self, message: Mapping[str, int]) -> None:
         with contextlib.suppress(OSError):  # it has ended, and all that it forked with it
@@ -153,7 +154,8 @@ class Guard:
 class GuardedProcess:
     """A process for guarded calls, which keeps its state from one call to the next.
 
-    The first call starts it, and so does the next one after its end. One call runs at a time: other threads wait.
+    The first call starts it, and so does the next one after its end. One call runs at a time: whoever calls enters the
+    process before, and other threads wait.
 
     Args:
         preload: Names of modules that its interpreter imports.
@@ -167,9 +169,9 @@ class GuardedProcess:
         self.fresh = False
         self._preload = preload
         self._guard: Guard | None = None
-        self._lock = threading.RLock()
+        self._lock = RLock()
         self._number = 0
-        self._calls: socket.socket | None = None
+        self._calls: _socket.socket | None = None
         self._used = 0.0
         _processes.add(self)
 
@@ -185,19 +187,8 @@ class GuardedProcess:
         """Whether it was started and has not ended, as far as is known, nor been idle so long that it is about to."""
         return self._calls is not None and time.monotonic() - self._used < IDLE_SECONDS - 10
 
-    def call(self, function: str, payload: Any, seconds: float, *, limit: int = ANSWER_LIMIT) -> Outcome:
-        """Call a function in the process.
-
-        Args:
-            function: ``module:name``.
-            payload: JSON data that it is called with.
-            seconds: Time that it may take.
-            limit: Bytes that its answer may have.
-        """
-        return call_all({self: (function, payload)}, seconds, limit=limit)[self]
-
     def start(self) -> None:
-        """Start it unless it lives. Called, like the next four, with the process entered.
+        """Start it unless it lives. Called, like the next five, by who has entered it, or alone has it.
 
         Raises:
             OSError: When no process can be started.
@@ -209,7 +200,7 @@ class GuardedProcess:
         try:
             self._number, self._calls = self._guard.fork()
         except OSError:  # the interpreter was idle for long, or somebody has killed it
-            _drop(self._guard)
+            drop(self._guard)
             self._guard = guard(*self._preload)
             self._number, self._calls = self._guard.fork()
         self._used = time.monotonic()
@@ -226,7 +217,7 @@ class GuardedProcess:
         self._used = time.monotonic()
         data = HEADER.pack(CALL, len(data)) + data
         try:  # nearly always there is room for all of it, and nothing to wait for
-            sent = self._calls.send(data, socket.MSG_DONTWAIT)
+            sent = self._calls.send(data, _socket.MSG_DONTWAIT)
         except BlockingIOError:
             sent = 0
         if sent < len(data):
@@ -273,7 +264,7 @@ class GuardedProcess:
 
     def unlock(self) -> None:
         """Make the lock anew: we are a fork, and another thread of the parent may have held it."""
-        self._lock = threading.RLock()
+        self._lock = RLock()
 
 
 def call_all(
@@ -281,45 +272,40 @@ def call_all(
     seconds: float,
     *,
     limit: int = ANSWER_LIMIT,
-    enough: Callable[[Mapping[GuardedProcess, Outcome]], float | None] | None = None,
+    enough: Callable[[], float | None] = lambda: None,
     came: Callable[[GuardedProcess, Outcome], object] = lambda *_: None,
 ) -> dict[GuardedProcess, Outcome]:
-    """Call functions in several processes at once.
+    """Call functions in several processes at once, which the caller has entered, or alone has.
 
     Args:
         calls: By process, the function as ``module:name`` and the JSON data that it is called with.
         seconds: Time that each may take, from when it begins.
         limit: Bytes that an answer may have.
-        came: Called with each outcome when it is in, before others may use the process.
-        enough: Told what has come in, after each answer; returns seconds after which the others are given up, or None
-            when all of the time is theirs.
+        came: Called with each outcome when it is in.
+        enough: Called after that; returns seconds after which the others are given up, or None when all of the time is
+            theirs.
 
     Returns:
         One outcome per process.
     """
     outcomes: dict[GuardedProcess, Outcome] = {}
-    with contextlib.ExitStack() as rest:
-        held = {process: contextlib.ExitStack() for process in sorted(calls, key=id)}  # in one order for all threads
-        for process, entered in held.items():
-            rest.enter_context(entered).enter_context(process)
-        exchange = _Exchange(calls, seconds, limit)
-        try:
-            more = exchange.begin()
-            while True:
-                outcomes |= more
-                for process, outcome in more.items():
-                    came(process, outcome)
-                    held[process].close()  # others need not wait for those that are slow
-                if not exchange.waiting:
-                    break
-                if enough is not None and (patience := enough(outcomes)) is not None:
-                    exchange.give_up_after(patience)
-                more = exchange.step()
-        except BaseException:
-            for process in calls:  # an answer that comes yet must not be taken for that of the next call
-                if process not in outcomes:
-                    process.close()
-            raise
+    exchange = _Exchange(calls, seconds, limit)
+    try:
+        more = exchange.begin()
+        while True:
+            outcomes |= more
+            for process, outcome in more.items():
+                came(process, outcome)
+            if not exchange.waiting:
+                break
+            if (patience := enough()) is not None:
+                exchange.give_up_after(patience)
+            more = exchange.step()
+    except BaseException:
+        for process in calls:  # an answer that comes yet must not be taken for that of the next call
+            if process not in outcomes:
+                process.close()
+        raise
     return outcomes
 
 
@@ -445,6 +431,8 @@ def _died(process: GuardedProcess) -> Outcome:
 
 
 def _signal(number: int) -> str:
+    import signal
+
     try:
         return signal.Signals(number).name
     except ValueError:  # of real time
@@ -453,13 +441,15 @@ def _signal(number: int) -> str:
 
 def _line(printed: str) -> str:
     """Where a process was, by the traceback that it printed last; empty when it printed none."""
+    import re
+
     for thread in reversed(printed.split("most recent call first")):
-        if "forkserver.py" in thread and (found := _FRAME.search(thread)):
+        if "forkserver.py" in thread and (found := re.search(r'File "([^"\n]+)", line (\d+) in (\S+)', thread)):
             return f"{found[1]}:{found[2]} in {found[3]}"
     return ""
 
 
-def _readable(control: socket.socket, seconds: float) -> bool:
+def _readable(control: _socket.socket, seconds: float) -> bool:
     poll = select.poll()
     poll.register(control, select.POLLIN)
     return bool(poll.poll(max(0.0, seconds) * 1000))
@@ -468,8 +458,8 @@ def _readable(control: socket.socket, seconds: float) -> bool:
 _guards: dict[tuple[str, ...], Guard] = {}
 at_exit: list[object] = []
 """What this module has registered to be called at exit: at most one function."""
-_processes: weakref.WeakSet[GuardedProcess] = weakref.WeakSet()
-_lock = threading.Lock()
+_processes: WeakSet[GuardedProcess] = WeakSet()
+_lock = allocate_lock()
 
 
 def guard(*preload: str) -> Guard:
@@ -489,12 +479,12 @@ def guard(*preload: str) -> Guard:
         return _guards[preload]
 
 
-def _drop(dead: Guard) -> None:
-    """Use an interpreter no more."""
+def drop(used: Guard) -> None:
+    """End an interpreter, and use it no more."""
     with _lock:
-        for preload in [preload for preload, each in _guards.items() if each is dead]:
+        for preload in [preload for preload, each in _guards.items() if each is used]:
             del _guards[preload]
-    dead.close()
+    used.close()
 
 
 def close_all(*, wait: bool = True) -> None:
@@ -523,7 +513,7 @@ def _end() -> None:
 
 def _forget_all() -> None:
     global _lock  # noqa: PLW0603 - another thread of the parent may have held it
-    _lock = threading.Lock()
+    _lock = allocate_lock()
     for process in list(_processes):
         process.unlock()
         process.forget()

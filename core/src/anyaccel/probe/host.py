@@ -7,7 +7,6 @@ import errno
 import glob
 import os
 import re
-import signal
 import stat
 from collections.abc import Callable, Mapping, Sequence
 
@@ -47,6 +46,8 @@ class HostFacts:
             return None
 
     def glob(self, pattern: str) -> list[str]:
+        if not glob.has_magic(pattern):
+            return [pattern] if self.exists(pattern) else []
         found = glob.glob(glob.escape(self._prefix) + pattern)
         return sorted((path[len(self._prefix) :] for path in found), key=natural)
 
@@ -85,6 +86,7 @@ class HostFacts:
 
     def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:
         import shutil
+        import signal
         import subprocess
 
         program = shutil.which(argv[0], path=self.environ.get("PATH", os.defpath))

@@ -14,10 +14,16 @@ import posixpath
 import re
 import stat
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from anyaccel.errors import MachineError
 from anyaccel.text import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Check = Callable[[Any], str]
+    """Says what a value must be, or nothing when it is that."""
 
 SCHEMA = "anyaccel.recording/1"
 FILE_NAME = "machine.json"
@@ -41,7 +47,6 @@ _KINDS = (
     (stat.S_ISCHR, "a character device"),
     (stat.S_ISBLK, "a block device"),
 )
-
 
 KEPT = 8
 """Recordings that are kept in memory."""
@@ -178,10 +183,6 @@ def _check_depth(value: Any) -> None:
         if not level:
             return
     raise RecursionError
-
-
-Check = Callable[[Any], str]
-"""Says what a value must be, or nothing when it is that."""
 
 
 def _faults(recording: dict[str, Any]) -> Iterator[str]:

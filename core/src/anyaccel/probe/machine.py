@@ -9,6 +9,10 @@ from anyaccel.errors import MachineError
 from anyaccel.model import Value
 from anyaccel.probe import HOST, MACHINE_VARIABLE
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.probe.context import Facts
+
 SIMULATION = "sim:"
 MOST_SIMULATED = 65_536
 
@@ -43,19 +47,36 @@ class Machine(Value):
         """Whether the machine's devices are made up."""
         return bool(self.products)
 
+    def facts(self, environ: Mapping[str, str]) -> Facts:
+        """What shows the machine: its recording, with the environment that was recorded, or this host with ours.
 
-def parse_machine(text: str | None = None, environ: Mapping[str, str] | None = None) -> Machine:
+        Raises:
+            MachineError: When the recording cannot be read.
+        """
+        if self.recording is None:
+            from anyaccel.probe.host import HostFacts
+
+            return HostFacts(environ)
+        from anyaccel.probe.loading import load
+        from anyaccel.probe.recording import RecordedFacts
+
+        return RecordedFacts(load(self.recording))
+
+
+def parse_machine(machine: str | Machine | None = None, environ: Mapping[str, str] | None = None) -> Machine:
     """Understand the name of a machine.
 
     Args:
-        text: ``host``, ``sim:H100:8,TPU-V4:4``, or a directory that ``anyaccel record`` wrote; when None, what the
-            variable ``ANYACCEL_MACHINE`` says, or the host.
+        machine: ``host``, ``sim:H100:8,TPU-V4:4``, or a directory that ``anyaccel record`` wrote; when None, what the
+            variable ``ANYACCEL_MACHINE`` says, or the host. A machine is returned as it is.
         environ: The environment; that of this process when None.
 
     Raises:
         MachineError: When it names no machine, or a recording that is damaged.
     """
-    text = text or (os.environ if environ is None else environ).get(MACHINE_VARIABLE) or HOST
+    if isinstance(machine, Machine):
+        return machine
+    text = machine or (os.environ if environ is None else environ).get(MACHINE_VARIABLE) or HOST
     if text == HOST:
         return Machine()
     if text.startswith(SIMULATION):

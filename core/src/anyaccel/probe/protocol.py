@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import struct
 
 HEADER = struct.Struct("=BQ")
@@ -16,5 +15,5 @@ PRINTED_LIMIT = 8192
 """Bytes of what a process prints that are kept: the last ones."""
 PACKET_LIMIT = 1 << 17
 """Bytes that a packet on the control socket may have."""
-TRACE = signal.SIGUSR2
-"""Signal by which a process prints where it is."""
+DESCRIPTOR = struct.Struct("i")
+"""A descriptor that comes with a packet."""

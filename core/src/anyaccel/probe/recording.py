@@ -20,17 +20,21 @@ What is not in it does not exist on the recorded machine. :mod:`anyaccel.probe.l
 from __future__ import annotations
 
 import errno
+import fnmatch
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from anyaccel.errors import CommandTimeoutError, QueryError
 from anyaccel.probe.context import CommandResult, DeviceNode, Facts, Json
 from anyaccel.probe.host import natural
 from anyaccel.probe.loading import SCHEMA, plain
 
-Entry = dict[str, Any]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    Entry = dict[str, Any]
 
 
 class RecordedFacts:
@@ -151,11 +155,7 @@ def _matcher(pattern: str) -> Callable[[str], object]:
     if not any(special in before + after for special in "*?["):
         least = len(before) + len(after)
         return lambda name: len(name) >= least and name.startswith(before) and name.endswith(after)
-    expression = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
-    expression = re.sub(
-        r"\\\[(!?)(.*?)\\\]", lambda m: f"[{'^' if m[1] else ''}{m[2].replace(chr(92), '')}]", expression
-    )
-    return re.compile(expression + r"\Z", re.DOTALL).match
+    return re.compile(fnmatch.translate(pattern)).match
 
 
 class Recorder:

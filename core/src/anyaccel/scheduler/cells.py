@@ -7,8 +7,10 @@ is ever wrong about a set, whatever was asked before: answers depend on the ques
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from itertools import islice
+from operator import or_
 from threading import Lock
 from typing import TypeVar
 
@@ -26,6 +28,11 @@ def bits(mask: int) -> Iterator[int]:
         low = mask & -mask
         yield low.bit_length() - 1
         mask ^= low
+
+
+def union(masks: Iterable[int]) -> int:
+    """The positions that are in one of some masks."""
+    return reduce(or_, masks, 0)
 
 
 class Cells:
@@ -57,7 +64,7 @@ class Cells:
             if rank < len(neighborhoods):
                 by_rank[rank] |= mask
         self._reach = [
-            mask | _union(level[low] for level in levels) | _union(
+            mask | union(level[low] for level in levels) | union(
                 near[low] & ranked for near, ranked in zip(neighborhoods, by_rank, strict=True)
             )
             for mask, low in zip(cells, lows, strict=True)
@@ -182,10 +189,3 @@ def _move(table: dict[K, int], cell: int, old: K | None, new: K | None) -> None:
             del table[old]
     if new is not None:
         table[new] = table.get(new, 0) | bit
-
-
-def _union(masks: Iterator[int]) -> int:
-    whole = 0
-    for mask in masks:
-        whole |= mask
-    return whole

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from anyaccel.model import (
@@ -21,7 +21,8 @@ from anyaccel.model import (
     slot_numbers,
 )
 from anyaccel.policy import Need
-from anyaccel.scheduler.placement import Layout, Occupancy, Spot, Validate, Wanted, choose_slots, place, want
+from anyaccel.scheduler.cells import bits, union
+from anyaccel.scheduler.placement import Layout, Occupancy, Spot, Validate, Wanted, choose_slots, needs, place, want
 
 
 class Choice:
@@ -53,21 +54,13 @@ class Choice:
     @cached_property
     def candidates(self) -> tuple[Device, ...]:
         """Every device that could serve a term of the request."""
-        mask = 0
-        for wanted in self._wanted:
-            mask |= wanted.mask
-        return tuple(device for position, device in enumerate(self._layout.devices) if mask >> position & 1)
+        mask = union(each.mask for each in self._wanted)
+        return tuple(self._layout.devices[position] for position in bits(mask))
 
     @cached_property
     def needs(self) -> tuple[Need, ...]:
         """How much each term needs, of which devices by their ids."""
-        return tuple(
-            Need(count=each.term.count, units=each.units, among=frozenset(self._ids(each.mask)))
-            for each in self._wanted
-        )
-
-    def _ids(self, mask: int) -> Iterator[str]:
-        return (device.id for position, device in enumerate(self._layout.devices) if mask >> position & 1)
+        return needs(self._wanted, lambda position: self._layout.devices[position].id)
 
     def choose(self, taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
         """Choose devices among what is left.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from anyaccel.model import UNITS_PER_DEVICE, Request, Value
+from anyaccel.model import UNITS_PER_DEVICE, Value
 from anyaccel.scheduler.cells import bits
 from anyaccel.scheduler.placement import Layout
+from anyaccel.scheduler.plan import Plan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,12 +19,12 @@ class Demand(Value):
 
     Attributes:
         name: The resource, vendor or accelerator type that was asked for, or several that will do, joined by ``|``.
-        resource: Resource under which these devices are counted; empty when no device of this machine goes by the
+        resource: Resource under which these devices are counted; empty when no device that is here goes by the
             name, or devices of several resources do.
-        units: Quantity in 1/10000 of a device, over all requests.
+        units: Quantity in 1/10000 of a device, over all requests and all members of gangs.
         largest: Quantity that a single term asks for, the largest of them.
         requests: Number of requests.
-        infeasible: Whether this machine can never serve them.
+        infeasible: Whether they can never be served.
     """
 
     name: str
@@ -41,18 +42,20 @@ class Demand(Value):
         return Decimal(self.units) / UNITS_PER_DEVICE
 
 
-def summarize(layout: Layout, requests: Iterable[Request], *, infeasible: bool) -> tuple[Demand, ...]:
+def summarize(layouts: Sequence[Layout], plans: Iterable[Plan], *, infeasible: bool) -> tuple[Demand, ...]:
     """Add up requests by the names that they ask for, in the order in which these first occur."""
     quantities: dict[str, list[int]] = {}
+    largest: dict[str, int] = {}
     asking: dict[str, int] = {}
     resources: dict[str, str] = {}
-    for request in requests:
+    for plan in plans:
         names = set()
-        for term in request.terms:
-            name = "|".join(layout.names.spelled(each) for each in term.names)
-            found = {layout.devices[position].resource for position in bits(layout.named(term))}
+        for term in plan.request.terms:
+            name = "|".join(layouts[0].names.spelled(each) if layouts else each for each in term.names)
+            found = {layout.devices[at].resource for layout in layouts for at in bits(layout.named(term))}
             resources[name] = found.pop() if len(found) == 1 else ""
-            quantities.setdefault(name, []).append(term.units)
+            quantities.setdefault(name, []).append(plan.hosts * term.units)
+            largest[name] = max(largest.get(name, 0), term.units)
             names.add(name)
         for name in names:
             asking[name] = asking.get(name, 0) + 1
@@ -61,7 +64,7 @@ def summarize(layout: Layout, requests: Iterable[Request], *, infeasible: bool) 
             name=name,
             resource=resources[name],
             units=sum(units),
-            largest=max(units),
+            largest=largest[name],
             requests=asking[name],
             infeasible=infeasible,
         )

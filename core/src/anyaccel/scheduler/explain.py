@@ -3,60 +3,88 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
-from anyaccel.model import UNITS_PER_DEVICE, Device, Request, Term, Value, VendorState, format_units
-from anyaccel.scheduler.cells import bits
+from anyaccel.model import UNITS_PER_DEVICE, Device, Request, Term, VendorState, format_units, replace
+from anyaccel.scheduler.books import Books
+from anyaccel.scheduler.cells import bits, union
 from anyaccel.scheduler.nearest import nearest
-from anyaccel.scheduler.placement import Layout, Occupancy, Validate, Wanted, place, vetoed, want
+from anyaccel.scheduler.placement import Layout, Occupancy, Wanted, place, vetoed, want
+from anyaccel.scheduler.plan import Plan
 from anyaccel.scheduler.reasons import Reason, ReasonCode, Verdict
 from anyaccel.scheduler.serving import rules
 from anyaccel.text import listed
 
+_TOLD = 4
+"""Machines whose reasons are told one by one."""
 
-class Scene(Value):
-    """What a verdict is about.
 
-    Attributes:
-        layout: The machine.
-        free: What is free on it now.
-        validate: The vendors' rules.
-        holders: Ids of the allocations that hold a device, by position, with what to call them.
+def judge(plan: Plan, machines: Sequence[Books], ahead: Mapping[str, str]) -> Verdict:
+    """Say why a request is not served now, or never; of several machines, the first ones are told one by one.
+
+    Args:
+        plan: The request. What could be served now if nobody waited was looked for before.
+        machines: The machines, by their numbers.
         ahead: Tickets that came first and want the same devices, with what to call them.
     """
+    able = [machines[number] for number in bits(plan.machines)]
+    refusing = able if ahead else [machines[number] for number in bits(plan.machines & ~plan.open)]
+    reasons: list[Reason] = []
+    if ahead and plan.ever_fits:
+        reasons.append(_waiting_behind(plan, machines, ahead))
+    if plan.hosts > 1 and machines and not (ahead and plan.ever_fits):
+        message = (
+            f"at most {plan.open.bit_count()} of {len(able)} machines can serve it now, and it is to be on {plan.hosts}"
+            if plan.ever_fits
+            else f"{len(able)} of {len(machines)} machines can ever serve it, and it is to be on {plan.hosts}"
+        )
+        reasons.append(Reason(code=ReasonCode.HOSTS, message=message))
+    if not machines:
+        reasons.append(Reason(code=ReasonCode.NOT_ENOUGH, message="there is no machine"))
+    told = refusing if plan.ever_fits else [books for books in machines if books not in able]
+    verdicts = [_judge(books, plan.request) for books in told[:_TOLD]]
+    for books, verdict in zip(told, verdicts, strict=False):
+        where = f"{books.machine}: " if books.machine else ""
+        reasons += [replace(each, message=where + each.message) for each in verdict.reasons]
+    if reasons and len(told) > _TOLD:
+        more = len(told) - _TOLD
+        message = f"{reasons[-1].message}; {more} more machine{'s' if more > 1 else ''} likewise"
+        reasons[-1] = replace(reasons[-1], message=message)
+    ways_out = [way for verdict in verdicts for way in verdict.ways_out]
+    if able and not plan.ever_fits:
+        ways_out.append(f"ask for {len(able)} host{'s' if len(able) > 1 else ''}")
+    alone = verdicts if plan.hosts == 1 else []  # what is near on one machine is not what is near on several
+    return Verdict(
+        request=plan.request,
+        fits_now=False,
+        ever_fits=plan.ever_fits,
+        reasons=tuple(reasons),
+        nearest=None if plan.ever_fits else next((each.nearest for each in alone if each.nearest), None),
+        nearest_now=None if ahead else next((each.nearest_now for each in alone if each.nearest_now), None),
+        ways_out=tuple(dict.fromkeys(ways_out)),
+    )
 
-    layout: Layout
-    free: Occupancy
-    validate: Validate | None
-    holders: Callable[[int], Mapping[str, str]]
-    ahead: Mapping[str, str]
 
-
-def judge(scene: Scene, request: Request) -> Verdict:
-    """Say whether a request fits, why not, and what near to it would.
-
-    Raises:
-        UnknownNameError: When nothing goes by one of its names.
-    """
-    layout = scene.layout
+def _judge(books: Books, request: Request) -> Verdict:
+    """Say whether a machine would serve a request if nobody waited, why not, and what near to it would."""
+    layout = books.layout
     empty = Occupancy(layout)
     wanted = [want(layout, term) for term in request.terms]
-    ever = place(layout, empty, wanted, scene.validate) is not None
-    now = ever and not scene.ahead and place(layout, scene.free, wanted, scene.validate) is not None
-    if now:
+    ever = place(layout, empty, wanted, books.validate) is not None
+    if ever and place(layout, books.occupancy, wanted, books.validate) is not None:
         return Verdict(request=request, fits_now=True, ever_fits=True)
     if ever:
-        reasons = list(_reasons_now(scene, wanted))
+        reasons = list(_reasons_now(books, wanted))
     else:
-        reasons = list(_rivals(scene, request)) or list(_reasons_ever(scene, wanted, empty))
+        reasons = list(_rivals(books, request)) or list(_reasons_ever(books, wanted, empty))
     return Verdict(
         request=request,
         fits_now=False,
         ever_fits=ever,
         reasons=tuple(reasons),
-        nearest=None if ever else nearest(layout, empty, request, scene.validate),
-        nearest_now=None if scene.ahead else nearest(layout, scene.free, request, scene.validate),
+        nearest=None if ever else nearest(layout, empty, request, books.validate),
+        nearest_now=nearest(layout, books.occupancy, request, books.validate),
         ways_out=_remedies(layout, reasons),
     )
 
@@ -76,13 +104,13 @@ def _remedies(layout: Layout, reasons: Iterable[Reason]) -> tuple[str, ...]:
     )
 
 
-def _rivals(scene: Scene, request: Request) -> Iterator[Reason]:
+def _rivals(books: Books, request: Request) -> Iterator[Reason]:
     """Which vendors no worker gets devices of together, where that alone is in the way."""
-    layout = scene.layout
+    layout = books.layout
     if not layout.rivals:
         return
     twin = layout.without_rivals()
-    placed = place(twin, Occupancy(twin), [want(twin, term) for term in request.terms], scene.validate)
+    placed = place(twin, Occupancy(twin), [want(twin, term) for term in request.terms], books.validate)
     devices = [layout.devices[spot.position] for spots in placed or () for spot in spots]
     for one, other in combinations(dict.fromkeys(device.vendor for device in devices), 2):
         variable = layout.inventory.apart(one).get(other)
@@ -95,21 +123,21 @@ def _rivals(scene: Scene, request: Request) -> Iterator[Reason]:
             )
 
 
-def _reasons_ever(scene: Scene, wanted: Sequence[Wanted], empty: Occupancy) -> Iterator[Reason]:
+def _reasons_ever(books: Books, wanted: Sequence[Wanted], empty: Occupancy) -> Iterator[Reason]:
     """Why a request could not be served even if nothing were held."""
-    alone = [each for each in wanted if place(scene.layout, empty, [each], scene.validate) is None]
+    alone = [each for each in wanted if place(books.layout, empty, [each], books.validate) is None]
     for each in alone:
         yield from (
-            _shortage(scene, each.term) if each.mask.bit_count() < each.term.count else _form(scene, each, empty.whole)
+            _shortage(books, each.term) if each.mask.bit_count() < each.term.count else _form(books, each, empty.whole)
         )
     if not alone:
-        have = _inventory(scene.layout, _union(wanted))
+        have = _inventory(books.layout, _devices(wanted))
         yield Reason(code=ReasonCode.TOGETHER, message=f"each term fits alone; together they need more than {have}")
 
 
-def _shortage(scene: Scene, term: Term) -> Iterator[Reason]:
+def _shortage(books: Books, term: Term) -> Iterator[Reason]:
     """Why there are not enough devices for a term: how many there are, and what disqualifies which."""
-    layout = scene.layout
+    layout = books.layout
     named = layout.named(term)
     label = _label(layout, term)
     have = _inventory(layout, named, label) if named else f"no {label}" + _instead(layout)
@@ -122,21 +150,21 @@ def _shortage(scene: Scene, term: Term) -> Iterator[Reason]:
         left = [device for device in left if rule.passes(device)]
         message = rule.said(failing) if failing or rule.counts else ""
         if message and rule.code is ReasonCode.NOT_FRACTIONAL:
-            message += _with_rule(scene, term, failing[0])
+            message += _with_rule(books, term, failing[0])
         if message:
             ids = tuple(device.id for device in failing)
             yield Reason(code=rule.code, message=message, term=term, devices=ids, filter=rule.filter)
 
 
-def _with_rule(scene: Scene, term: Term, device: Device) -> str:
+def _with_rule(books: Books, term: Term, device: Device) -> str:
     """What the vendor's rule says about a device, in parentheses; empty when it says nothing."""
-    said = vetoed(scene.layout, term, [scene.layout.positions[device.id]], scene.validate)
+    said = vetoed(books.layout, term, [books.layout.positions[device.id]], books.validate)
     return f" ({said})" if said else ""
 
 
-def _form(scene: Scene, wanted: Wanted, whole: int) -> Iterator[Reason]:
+def _form(books: Books, wanted: Wanted, whole: int) -> Iterator[Reason]:
     """Why enough devices are not the right ones: of several types, not linked, or refused by the vendor."""
-    layout, term = scene.layout, wanted.term
+    layout, term = books.layout, wanted.term
     groups = [group & whole for groups in wanted.choices for group in groups]
     alike = [group for group in groups if group.bit_count() >= term.count]
     large = [group for each in alike for group in layout.apart(each) if group.bit_count() >= term.count]
@@ -165,17 +193,17 @@ def _form(scene: Scene, wanted: Wanted, whole: int) -> Iterator[Reason]:
             devices=_ids(layout, wanted.mask & whole),
         )
     else:
-        yield from _vetoes(scene, term, large)
+        yield from _vetoes(books, term, large)
 
 
-def _vetoes(scene: Scene, term: Term, groups: Iterable[int]) -> Iterator[Reason]:
+def _vetoes(books: Books, term: Term, groups: Iterable[int]) -> Iterator[Reason]:
     quoted = set()
     for group in groups:
-        chosen = tuple(bits(scene.layout.topology.best_set(group, term.count, linked=term.linked)))
-        text = vetoed(scene.layout, term, chosen, scene.validate)
+        chosen = tuple(bits(books.layout.topology.best_set(group, term.count, linked=term.linked)))
+        text = vetoed(books.layout, term, chosen, books.validate)
         if text and text not in quoted:
             quoted.add(text)
-            ids = tuple(scene.layout.devices[position].id for position in chosen)
+            ids = tuple(books.layout.devices[position].id for position in chosen)
             yield Reason(code=ReasonCode.VENDOR_RULE, message=text.rstrip("."), term=term, devices=ids)
 
 
@@ -190,8 +218,9 @@ def _failed_vendors(layout: Layout, term: Term) -> Iterator[Reason]:
             yield Reason(code=ReasonCode.VENDOR_FAILED, message=message, term=term)
 
 
-def waiting_behind(ahead: Mapping[str, str], devices: tuple[str, ...] = ()) -> Reason:
-    """Who came first and wants the same devices: ids of tickets, with what to call them."""
+def _waiting_behind(plan: Plan, machines: Sequence[Books], ahead: Mapping[str, str]) -> Reason:
+    """Who came first; the devices are told where all of them are of one machine, since ids are unique on one only."""
+    devices = _ids(machines[0].layout, _devices(plan.wanted[0])) if len(machines) == 1 else ()
     return Reason(
         code=ReasonCode.WAITING_BEHIND,
         message=f"waiting for the same devices in front: {listed(list(ahead.values()))}",
@@ -200,29 +229,27 @@ def waiting_behind(ahead: Mapping[str, str], devices: tuple[str, ...] = ()) -> R
     )
 
 
-def _reasons_now(scene: Scene, wanted: Sequence[Wanted]) -> Iterator[Reason]:
+def _reasons_now(books: Books, wanted: Sequence[Wanted]) -> Iterator[Reason]:
     """Why a request that fits the machine is not served now."""
-    layout, free = scene.layout, scene.free
-    if scene.ahead:
-        yield waiting_behind(scene.ahead, _ids(layout, _union(wanted)))
-    alone = [each for each in wanted if place(layout, free, [each], scene.validate) is None]
+    layout, free = books.layout, books.occupancy
+    alone = [each for each in wanted if place(layout, free, [each], books.validate) is None]
     for each in alone:
         if each.term.fraction or (each.mask & free.whole).bit_count() < each.term.count:
-            yield _taken(scene, [each])
+            yield _taken(books, [each])
         else:
-            yield from _form(scene, each, free.whole)
-            yield _taken(scene, [each])
-    if not alone and place(layout, free, wanted, scene.validate) is None:
-        yield _taken(scene, wanted)
+            yield from _form(books, each, free.whole)
+            yield _taken(books, [each])
+    if not alone and place(layout, free, wanted, books.validate) is None:
+        yield _taken(books, wanted)
 
 
-def _taken(scene: Scene, wanted: Sequence[Wanted]) -> Reason:
+def _taken(books: Books, wanted: Sequence[Wanted]) -> Reason:
     """Who holds the devices that terms want."""
-    layout, free = scene.layout, scene.free
-    mask = _union(wanted)
+    layout, free = books.layout, books.occupancy
+    mask = _devices(wanted)
     term = wanted[0].term if len(wanted) == 1 else None
     held = [position for position in bits(mask) if free.units[position] < UNITS_PER_DEVICE]
-    names = {key: text for position in held for key, text in scene.holders(position).items()}
+    names = {key: text for position in held for key, text in books.describe_holders(position).items()}
     label = _label(layout, term) if term else "devices"
     total = mask.bit_count()
     if term and term.fraction:
@@ -237,11 +264,8 @@ def _taken(scene: Scene, wanted: Sequence[Wanted]) -> Reason:
     return Reason(code=ReasonCode.TAKEN, message=start + by, term=term, devices=ids, holders=tuple(names))
 
 
-def _union(wanted: Sequence[Wanted]) -> int:
-    mask = 0
-    for each in wanted:
-        mask |= each.mask
-    return mask
+def _devices(wanted: Iterable[Wanted]) -> int:
+    return union(each.mask for each in wanted)
 
 
 def _ids(layout: Layout, mask: int) -> tuple[str, ...]:

@@ -8,27 +8,21 @@ request, exports, engines and the command line's help go by the table, so nothin
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, Term, format_units, replace
+from anyaccel.model.extent import format_row, read_row, rows_of
 from anyaccel.model.labels import MOST_LABELS, read_label, write_label, write_labels
 from anyaccel.scheduler.names import goes_by
-from anyaccel.text import listed, shown
+from anyaccel.text import listed, shown, size
 
 T = TypeVar("T")
 
 _MOST_DIGITS = 6
-_ROW = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
 _ID = re.compile(r"[!-+\--~]{1,128}")  # no comma, which ends it
-_SIZE = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,4}))?([A-Za-z]*)")
 _NUMBERS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}")
 _VERSIONS = re.compile(rf"({_NUMBERS.pattern})(?:(\+)|-({_NUMBERS.pattern}))?")
-_BYTES = {"B": 1} | {
-    prefix + suffix: base**power
-    for power, prefix in enumerate("KMGT", start=1)
-    for suffix, base in (("B", 1000), ("IB", 1024), ("", 1024))
-}
 
 
 class Asked(NamedTuple, Generic[T]):
@@ -120,18 +114,10 @@ class _Memory(Filter[int]):
 
     def read(self, text: str) -> int:
         """Parse an amount of memory; a part of a byte counts as one."""
-        match = _SIZE.fullmatch(text)
-        unit = _BYTES.get(match[3].upper()) if match else None
-        if match is None or unit is None:
-            raise ValueError(
-                f"'mem' must be a number with a unit of B, KB, KiB, MB, MiB, GB, GiB, TB, TiB (got {shown(text)})"
-            )
-        rest = match[2] or ""
-        number, parts = int(match[1] + rest), int("1" + "0" * len(rest))
-        if not number:
-            raise ValueError(f"'mem' must be more than 0 (got {shown(text)}); leave it out")
-        size: int = -(-number * unit // parts)
-        return size
+        try:
+            return size(text)
+        except ValueError as error:
+            raise ValueError(f"'mem' {error}") from None
 
     def write(self, wanted: int) -> str:
         return format_memory(wanted)
@@ -155,12 +141,12 @@ class _Memory(Filter[int]):
         """The smallest shares that have so much, then less memory."""
         term = asked.term
         sizes = sorted({device.memory_bytes or 0 for device in devices} - {0}, reverse=True)
-        for size in sizes:
-            units = -(-asked.wanted * UNITS_PER_DEVICE // size)
+        for most in sizes:
+            units = -(-asked.wanted * UNITS_PER_DEVICE // most)
             if term.units < units < UNITS_PER_DEVICE:
                 yield replace(term, units=units)
-        for size in sizes:
-            share = size * min(term.units, UNITS_PER_DEVICE) // UNITS_PER_DEVICE
+        for most in sizes:
+            share = most * min(term.units, UNITS_PER_DEVICE) // UNITS_PER_DEVICE
             if 0 < share < asked.wanted:
                 yield with_filter(term, self.name, format_memory(share))
 
@@ -389,17 +375,15 @@ class _Index(Filter[tuple[int, int]]):
     portable = False
 
     def read(self, text: str) -> tuple[int, int]:
-        match = _ROW.fullmatch(text)
-        if match is None:
+        row = read_row(text)
+        if row is None:
             raise ValueError(f"what stands behind '/' must be an index or a row of them, 3 or 0-3 (got {shown(text)})")
-        row = int(match[1]), int(match[2] or match[1])
         if row[0] > row[1]:
             raise ValueError(f"a row of devices must go from less to more (got {shown(text)})")
         return row
 
     def write(self, wanted: tuple[int, int]) -> str:
-        first, last = wanted
-        return str(first) if first == last else f"{first}-{last}"
+        return format_row(wanted)
 
     def count(self, wanted: tuple[int, int]) -> int:
         first, last = wanted
@@ -416,17 +400,17 @@ class _Index(Filter[tuple[int, int]]):
         first, last = asked.wanted
         name = asked.term.names[0]
         there = {device.index for device in asked.inventory.devices if goes_by(device, (name,))}
-        missing = self._rows(set(range(first, last + 1)) - there)
+        missing = rows_of(set(range(first, last + 1)) - there)
         if not missing:
             count = self.count(asked.wanted)
             return f"{name}/{self.write(asked.wanted)} is {count} of them" if count < asked.term.count else ""
-        return f"there is no {self._named(name, missing)}, there is {self._named(name, self._rows(there))}"
+        return f"there is no {self._named(name, missing)}, there is {self._named(name, rows_of(there))}"
 
     def near(self, asked: Asked[tuple[int, int]], devices: Sequence[Device]) -> Iterator[Term]:
         """Those of the row that are there, then other single devices."""
         first, last = asked.wanted
         term, there = asked.term, {device.index for device in devices}
-        inside = self._rows(each for each in there if first <= each <= last)
+        inside = rows_of(each for each in there if first <= each <= last)
         others = sorted(there, key=lambda index: (max(first - index, index - last, 0), -index))
         for row in (*sorted(inside, key=self.count, reverse=True), *((index, index) for index in others)):
             units = min(term.units, self.count(row) * UNITS_PER_DEVICE)
@@ -434,17 +418,6 @@ class _Index(Filter[tuple[int, int]]):
 
     def _named(self, name: str, rows: Sequence[tuple[int, int]]) -> str:
         return listed([f"{name}/{self.write(row)}" for row in rows])
-
-    @staticmethod
-    def _rows(indexes: Iterable[int]) -> list[tuple[int, int]]:
-        """Indexes as rows, in order."""
-        rows: list[tuple[int, int]] = []
-        for index in sorted(indexes):
-            if rows and rows[-1][1] == index - 1:
-                rows[-1] = rows[-1][0], index
-            else:
-                rows.append((index, index))
-        return rows
 
 
 _ENTRIES: tuple[Filter[Any], ...] = (_Index(), _Memory(), _Driver(), _NumaNode(), _Labels(), _Id())

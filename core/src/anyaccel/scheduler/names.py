@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from anyaccel.errors import UnknownNameError
 from anyaccel.model import Device, Inventory
 
 
-def names_of(device: Device) -> tuple[str, ...]:
-    """The names that a device goes by."""
-    return tuple(filter(None, (device.resource, device.vendor, *device.tags)))
-
-
 def goes_by(device: Device, names: Iterable[str]) -> bool:
     """Whether a device goes by one of some names."""
-    own = {name.lower() for name in names_of(device)}
+    own = {name.lower() for name in device.names}
     return any(name.lower() in own for name in names)
+
+
+class Known:
+    """Names that are known though no machine has them: looked for once, when one of the machines wants to know."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = names
+        self._found: tuple[str, ...] | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        if self._found is None:
+            self._found = tuple(self._names)
+        return iter(self._found)
 
 
 class Names:
@@ -33,7 +41,7 @@ class Names:
         self._spelled: dict[str, str] = {}
         self._known: Iterable[str] = known
         for position, device in enumerate(inventory.devices):
-            for name in names_of(device):
+            for name in device.names:
                 self._devices[name.lower()] = self._devices.get(name.lower(), 0) | 1 << position
                 self._spelled.setdefault(name.lower(), name)
         for report in inventory.vendors:
@@ -53,6 +61,10 @@ class Names:
             raise UnknownNameError(self._unknown(name))
         return self._devices.get(key, 0)
 
+    def __iter__(self) -> Iterator[str]:
+        """The names that are known, as far as they were looked at."""
+        return iter(self._spelled.values())
+
     def learn(self, names: Iterable[str]) -> None:
         """Know some more names, of devices that are elsewhere."""
         for name in filter(None, names):
@@ -60,7 +72,7 @@ class Names:
 
     def keep(self, other: Names) -> None:
         """Know what another one knew or could find out: a name stays one when its last device is lost."""
-        self.learn(other._spelled.values())
+        self.learn(other)
         self._known = other._known
 
     def spelled(self, name: str) -> str:

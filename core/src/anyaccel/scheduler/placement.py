@@ -9,18 +9,19 @@ it. The search is bounded by ``PLACEMENTS``, some tens of milliseconds at worst;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from copy import copy
-from functools import reduce
-from operator import or_
 from typing import NamedTuple
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Extent, Inventory, Share, Term, Value, parts_of, slot_mask
-from anyaccel.scheduler.cells import bits
+from anyaccel.policy import Need
+from anyaccel.scheduler.cells import bits, union
 from anyaccel.scheduler.filters import counted
 from anyaccel.scheduler.names import Names
 from anyaccel.scheduler.serving import rules
 from anyaccel.scheduler.topology import Topology, first
+from anyaccel.text import shown
 
 PLACEMENTS = 2_000
 """Tentative placements of terms after which a request counts as impossible to place."""
@@ -35,12 +36,18 @@ class Layout:
     Args:
         inventory: The machine.
         known: Names that are known though nothing on this machine goes by them.
+
+    Raises:
+        ValueError: When two devices have one id.
     """
 
     def __init__(self, inventory: Inventory, known: Iterable[str] = ()) -> None:
         self.inventory = inventory
         self.devices = inventory.devices
         self.positions = {device.id: position for position, device in enumerate(self.devices)}
+        if len(self.positions) < len(self.devices):
+            name, count = Counter(device.id for device in self.devices).most_common(1)[0]
+            raise ValueError(f"devices of a machine must have ids of their own (got {shown(name)} {count} times)")
         self.names = Names(inventory, known)
         self.topology = Topology(self.devices)
         self.usable = self.mask(lambda device: device.usable)
@@ -82,7 +89,7 @@ class Layout:
     def _rivals(self, vendor: str) -> int:
         """The devices of which a worker that has some of this vendor's gets none."""
         others = self.inventory.apart(vendor) if len(self.vendors) > 1 else ()
-        return reduce(or_, (self.vendors.get(other, 0) for other in others), 0)
+        return union(self.vendors.get(other, 0) for other in others)
 
     def without_rivals(self) -> Layout:
         """The same machine, were there no variable that two vendors obey."""
@@ -102,24 +109,18 @@ class Layout:
         """The devices that are out of the question for who has some already."""
         if not self.rivals:
             return 0
-        return reduce(or_, (self.rivals.get(self.devices[spot.position].vendor, 0) for spot in spots), 0)
+        return union(self.rivals.get(self.devices[spot.position].vendor, 0) for spot in spots)
 
     def apart(self, mask: int) -> tuple[int, ...]:
         """Devices of which none is a part of another one: those that are no parts, and those that have none."""
         wholes = slot_mask(whole for whole, parts in self.parts.items() if mask >> whole & 1 and mask & parts)
         if not wholes:
             return (mask,)
-        parts = 0
-        for whole in bits(wholes):
-            parts |= self.parts[whole]
-        return mask & ~parts, mask & ~wholes
+        return mask & ~union(self.parts[whole] for whole in bits(wholes)), mask & ~wholes
 
     def named(self, term: Term) -> int:
         """The devices that a term's names mean, whatever state they are in."""
-        mask = 0
-        for name in term.names:
-            mask |= self.names.devices(name)
-        return mask
+        return union(self.names.devices(name) for name in term.names)
 
     def serving(self, term: Term) -> int:
         """The devices that serve a term when nothing is held."""
@@ -300,6 +301,18 @@ def want(layout: Layout, term: Term) -> Wanted:
     if term.count > 1 and (term.mixed or counted(term)):
         choices.append(layout.compatible(together))
     return Wanted(term=term, units=min(term.units, UNITS_PER_DEVICE), choices=tuple(choices), mask=together)
+
+
+def needs(wanted: Iterable[Wanted], name: Callable[[int], Hashable]) -> tuple[Need, ...]:
+    """What terms need, as the policy sees it.
+
+    Args:
+        wanted: The terms.
+        name: What the policy calls the device at a position.
+    """
+    return tuple(
+        Need(count=each.term.count, units=each.units, among=frozenset(map(name, bits(each.mask)))) for each in wanted
+    )
 
 
 def place(

@@ -12,6 +12,8 @@ class ReasonCode(Enum):
 
     NOT_ENOUGH = "not-enough"
     """There are fewer such devices on the machine than are asked for."""
+    HOSTS = "hosts"
+    """Fewer machines can serve it than it is to be on."""
     VENDOR_FAILED = "vendor-failed"
     """A vendor's devices could not be detected, so nobody knows what is there."""
     HIDDEN = "hidden"

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterable
 
 from anyaccel.errors import NotFreeError
-from anyaccel.model import Allocation, Request, Value
+from anyaccel.model import Allocation, Request
 from anyaccel.policy import Waiting
-from anyaccel.scheduler.placement import Wanted
+from anyaccel.scheduler.plan import Plan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import asyncio
+    import logging
 
     from anyaccel.scheduler.reasons import Verdict
-
-
-class Plan(Value):
-    """A request in the terms of one machine.
-
-    Attributes:
-        request: The request.
-        wanted: Its terms.
-        mask: All devices that could serve it, and their parts, as a bit mask: requests whose masks overlap are rivals.
-        ever_fits: Whether it would be served if nothing were held.
-    """
-
-    request: Request
-    wanted: tuple[Wanted, ...]
-    mask: int
-    ever_fits: bool
 
 
 class Ticket:
@@ -40,7 +24,7 @@ class Ticket:
     raises :class:`asyncio.CancelledError` there, as a task does. Who stops to wait so does not cancel the ticket.
 
     Attributes:
-        plan: The request in the terms of the machine.
+        plan: The request in the terms of the machines.
         waiting: The request as the policy sees it.
         number: Position in the order of arrival.
         priority: The higher, the earlier.
@@ -49,11 +33,13 @@ class Ticket:
         allocation: What the request got, or None as long as it waits.
         cancelled: Whether it was withdrawn.
         error: Why it will have no allocation, where waiting for it failed: then ``await`` raises this; else None.
+        unwanted: Takes the allocation back when it comes and the loop on which somebody waited for it is closed; or
+            None.
     """
 
     __slots__ = (
         "_awaiting", "_cancel", "_place", "_why", "allocation", "cancelled", "error", "note", "number", "on_placed",
-        "plan", "priority", "waiting",
+        "plan", "priority", "unwanted", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -67,7 +53,7 @@ class Ticket:
         note: str,
         on_placed: Callable[[Ticket], None] | None,
     ) -> None:
-        self._awaiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
+        self._awaiting: dict[asyncio.Future[None], None] = {}
         self._cancel = cancel
         self._why = why
         self._place = place
@@ -80,6 +66,7 @@ class Ticket:
         self.allocation: Allocation | None = None
         self.cancelled = False
         self.error: Exception | None = None
+        self.unwanted: Callable[[Allocation], None] | None = None
 
     @property
     def id(self) -> str:
@@ -104,11 +91,13 @@ class Ticket:
         import asyncio
 
         while not self._settled():
-            loop = asyncio.get_running_loop()
-            future: asyncio.Future[None] = loop.create_future()
-            self._awaiting.append((loop, future))
-            if not self._settled():  # else nobody may be left who wakes it
-                yield from future
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._awaiting[future] = None
+            try:
+                if not self._settled():  # else nobody may be left who wakes it
+                    yield from future
+            finally:
+                del self._awaiting[future]
         if self.error is not None:
             raise self.error
         if self.allocation is None:
@@ -120,12 +109,12 @@ class Ticket:
 
     def wake(self) -> None:
         """Wake the tasks that await the ticket, since it was placed or cancelled. Any thread may call it."""
-        while self._awaiting:
+        for future in tuple(self._awaiting):
             try:
-                loop, future = self._awaiting.popleft()
-                loop.call_soon_threadsafe(_finish, future)
-            except (IndexError, RuntimeError):  # another thread was faster; the loop is closed
-                continue
+                future.get_loop().call_soon_threadsafe(_finish, future)
+            except RuntimeError:  # the loop is closed
+                if self.allocation is not None and self.unwanted is not None:
+                    self.unwanted(self.allocation)
 
     @property
     def place(self) -> int:
@@ -150,18 +139,19 @@ class Ticket:
 
 
 def notify(tickets: Iterable[Ticket]) -> None:
-    """Tell those who were placed. Call it without a lock: what they do is up to them."""
+    """Tell those who were placed, or failed. Call it without a lock: what they do is up to them."""
     for ticket in tickets:
         ticket.wake()
         on_placed = ticket.on_placed
         if on_placed is None:
             continue
+        if ticket.error is not None:
+            _log().error("%r waits no more: %s", ticket, ticket.error)
+            continue
         try:
             on_placed(ticket)
-        except Exception:  # the thread that made room is not to blame, and the others are to be told
-            import logging
-
-            logging.getLogger("anyaccel").exception("on_placed of %r failed", ticket)
+        except Exception:  # noqa: BLE001 -- the thread that made room is not to blame, and the others are to be told
+            _log().exception("on_placed of %r failed", ticket)
 
 
 async def settled(ticket: Ticket, release: Callable[[Allocation], None], seconds: float | None) -> Allocation:
@@ -177,17 +167,21 @@ async def settled(ticket: Ticket, release: Callable[[Allocation], None], seconds
     """
     import asyncio
 
+    ticket.unwanted = release
     try:
-        async with asyncio.timeout(seconds):
-            return await ticket
-    except TimeoutError:
-        verdict = ticket.why()
-        if not ticket.cancel() and ticket.allocation is not None:
-            return ticket.allocation
-        raise NotFreeError(
-            f"not free within {seconds:g} s: {verdict.message}", verdict=verdict, hint=verdict.hint
-        ) from None
-    except asyncio.CancelledError:
+        try:
+            async with asyncio.timeout(seconds):
+                return await ticket
+        except TimeoutError:
+            verdict = ticket.why()
+            if not ticket.cancel() and ticket.allocation is not None:
+                return ticket.allocation
+            raise NotFreeError(
+                f"not free within {max(0, seconds or 0):g} s: {verdict.message}", verdict=verdict, hint=verdict.hint
+            ) from None
+    except GeneratorExit:  # its loop is closed; the collector runs wherever it likes, also where the lock is held
+        raise
+    except BaseException:
         if not ticket.cancel() and ticket.allocation is not None:
             release(ticket.allocation)
         raise
@@ -196,3 +190,9 @@ async def settled(ticket: Ticket, release: Callable[[Allocation], None], seconds
 def _finish(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _log() -> logging.Logger:
+    import logging
+
+    return logging.getLogger("anyaccel")

@@ -7,10 +7,10 @@ cells instead of devices is what keeps large machines cheap.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import combinations, islice
 
-from anyaccel.model import Device
+from anyaccel.model import Device, slot_mask
 from anyaccel.scheduler.cells import Cells, bits
 
 EXACT_UP_TO = 16
@@ -30,7 +30,7 @@ _PCI_GAP = 16
 
 def first(mask: int, count: int) -> int:
     """The lowest ``count`` positions of a mask, as a mask."""
-    return sum(1 << position for position in islice(bits(mask), count))
+    return slot_mask(islice(bits(mask), count))
 
 
 class Topology:
@@ -112,8 +112,8 @@ class Topology:
         yield best
         positions = list(bits(free))
         runs = (positions[start : start + count] for start in range(min(SETS, len(positions) - count + 1)))
-        windows = sorted((_mask(run) for run in runs), key=lambda chosen: self.value(chosen, free), reverse=True)
-        others = (_mask(chosen) for chosen in combinations(positions, count))
+        windows = sorted((slot_mask(run) for run in runs), key=lambda chosen: self.value(chosen, free), reverse=True)
+        others = (slot_mask(chosen) for chosen in combinations(positions, count))
         seen = {best}
         for chosen in (*windows, *islice(others, SETS)):
             if chosen not in seen and len(seen) < SETS and (not linked or self.all_linked(chosen)):
@@ -195,13 +195,6 @@ class Topology:
             if around & allowed:
                 return around & allowed
         return allowed
-
-
-def _mask(positions: Iterable[int]) -> int:
-    mask = 0
-    for position in positions:
-        mask |= 1 << position
-    return mask
 
 
 def _link_levels(devices: Sequence[Device]) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from anyaccel.errors import AnyaccelError
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.hold import Hold, acquire
+from anyaccel.launcher.use import refuse_if_loaded
 from anyaccel.model import Device, Inventory, Request, Term
 from anyaccel.scheduler import parse_request
 
@@ -17,9 +18,10 @@ def hold_devices(wanted: str | None) -> Hold:
 
     Raises:
         RequestError, UnknownNameError: When the request is wrong.
-        AnyaccelError: When there are no such devices, or others hold them.
+        AnyaccelError: When there are no such devices, others hold them, or a runtime is loaded that would not see them.
     """
     inventory = detect()
+    refuse_if_loaded(inventory)
     request = parse_request(wanted) if wanted else _any_device(inventory)
     return acquire(request, inventory=inventory, wait=0, note="pytest")
 

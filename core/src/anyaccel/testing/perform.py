@@ -13,7 +13,8 @@ from typing import Any
 
 from anyaccel.errors import PluginError
 from anyaccel.model.wire import decode
-from anyaccel.probe.protocol import PRINTED_LIMIT, TRACE
+from anyaccel.probe.forkserver import TRACE
+from anyaccel.probe.protocol import PRINTED_LIMIT
 from anyaccel.testing.check import Check, CheckFailed, NotApplicable, State, demand
 from anyaccel.testing.subject import PRODUCTS, Subject, TestedMachine
 from anyaccel.testing.table import CHECKS

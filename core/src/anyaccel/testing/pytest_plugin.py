@@ -40,7 +40,7 @@ def accel(request: pytest.FixtureRequest) -> Iterator[Allocation]:
     They are held as by ``anyaccel run``: with pytest-xdist every worker gets others, and nobody else on the machine
     gets them. A test that uses the fixture is skipped where none are free, with the reason, or fails with
     ``--accel-required``. Masks only count until a vendor's runtime starts: use the fixture, or one that uses it, before
-    the first call into such a runtime.
+    the first call into such a runtime. A runtime that is loaded by then is a reason to skip, too.
     """
     from anyaccel.errors import AnyaccelError, UsageError
     from anyaccel.testing.holding import hold_devices

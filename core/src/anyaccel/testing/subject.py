@@ -167,3 +167,11 @@ class TestedMachine:
         """The devices, in the order of their indexes; empty when there are none."""
         found = self.detected
         return tuple(sorted(found.devices, key=lambda device: device.index)) if found else ()
+
+    @property
+    def known_devices(self) -> tuple[Device, ...]:
+        """The devices; nothing where detection fails, too, which other checks report."""
+        try:
+            return self.devices
+        except NotApplicable:
+            return ()

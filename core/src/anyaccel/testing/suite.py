@@ -10,18 +10,20 @@ from typing import Any
 from anyaccel.errors import UsageError
 from anyaccel.model import replace
 from anyaccel.model.wire import encode
-from anyaccel.probe.guard import GuardedProcess, Outcome, call_all
+from anyaccel.probe.guard import GuardedProcess, Outcome, call_all, drop, guard
 from anyaccel.probe.loading import FILE_NAME, load, read_json
 from anyaccel.probe.machine import Machine
 from anyaccel.testing.check import Check, Result, State
 from anyaccel.testing.subject import HOST, LIVE, PRODUCTS
 from anyaccel.testing.table import CHECKS
 from anyaccel.text import shown
-from anyaccel.vendors import DEADLINE_SECONDS
+from anyaccel.vendors import DEADLINE_SECONDS, PRELOAD
 from anyaccel.vendors.discovery import Source, installed
 from anyaccel.vendors.process import ask
 
 PERFORM = "anyaccel.testing.perform"
+NEEDED = (PERFORM, *PRELOAD)
+"""What the processes of the checks import, once for all of them."""
 SECONDS = 100.0
 SECONDS_TO_RECORD = 30.0
 LOADS = "C01"
@@ -171,11 +173,13 @@ def _run(
 ) -> list[Result]:
     performed = {check.id: check for check in chosen if check.id != NEEDS_PYTEST}
     shared = {"source": encode(source), "recordings": list(recordings.values()), "live": live, "timeout": timeout}
-    processes = {GuardedProcess(PERFORM): key for key in performed}
+    processes = {GuardedProcess(*NEEDED): key for key in performed}
     calls = {process: (f"{PERFORM}:perform", {**shared, "check": key}) for process, key in processes.items()}
     outcomes = {processes[process]: outcome for process, outcome in call_all(calls, seconds).items()}
     for process in processes:
         process.close()
+    if processes:
+        drop(guard(*NEEDED))  # the next checks may be those of a plug-in on another path
     slow = SLOW in outcomes and any(answer["state"] == "failed" for answer in outcomes[SLOW].value or ())
     deadly = next((key for key in (LOADS, DETECTS) if key in outcomes and outcomes[key].fault), None)
     results: list[Result] = []

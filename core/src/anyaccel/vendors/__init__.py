@@ -14,6 +14,8 @@ DEADLINE_SECONDS = 10.0
 """Time for a hook that touches the machine."""
 TASKS = "anyaccel.vendors.tasks"
 """The module that runs in a vendor's process; named, since nobody else must import it."""
+PRELOAD = (TASKS, "anyaccel.kit")
+"""What is imported once for the processes of all vendors: that module, and what most plug-ins import."""
 
 
 def begin() -> None:
@@ -22,11 +24,11 @@ def begin() -> None:
         if "anyaccel.probe.guard" in sys.modules:
             from anyaccel.probe.guard import guard
 
-            guard(TASKS)
+            guard(*PRELOAD)
         else:
             from anyaccel.probe import ahead
 
-            ahead.begin(TASKS)
+            ahead.begin(*PRELOAD)
     except OSError:  # whoever asks says why
         return
 

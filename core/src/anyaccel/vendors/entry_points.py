@@ -59,9 +59,9 @@ def _distributions() -> Iterator[str]:
         except OSError:
             continue
         for child in children:
-            stem, suffix = os.path.splitext(child)
-            if suffix.lower() not in (".dist-info", ".egg-info"):
+            if not child.lower().endswith((".dist-info", ".egg-info")):
                 continue
+            stem, suffix = os.path.splitext(child)
             name = _normalized(stem.partition("-")[0])
             if not name or not suffix.islower():
                 raise _NotUnderstoodError
@@ -106,7 +106,7 @@ def _name_and_version(directory: str) -> tuple[str, str]:
 
 def _text(path: str) -> str:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", buffering=0) as file:
             return file.read().decode(errors="replace")
     except OSError:
         return ""

@@ -44,6 +44,16 @@ REQUIRED = ("anyaccel_info", "anyaccel_detect", "anyaccel_fractional", "anyaccel
 Check = Callable[[Any], Iterator[str]]
 
 
+class _Manager(pluggy.PluginManager):
+    """Looks for hooks among what has a hook's name: to look at every attribute took longer than to import a plug-in."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
+        return super().parse_hookimpl_opts(plugin, name) if name.startswith(PREFIX) else None
+
+    def parse_hookspec_opts(self, module_or_class: ModuleType | type, name: str) -> pluggy.HookspecOpts | None:
+        return super().parse_hookspec_opts(module_or_class, name) if name.startswith(PREFIX) else None
+
+
 class VendorPlugin:
     """A plug-in that has been imported, registered and asked who it is.
 
@@ -66,7 +76,7 @@ class VendorPlugin:
             PluginError: When it cannot be imported or does not keep the contract.
         """
         self.source = source
-        self._manager = pluggy.PluginManager("anyaccel")
+        self._manager = _Manager("anyaccel")
         self._manager.add_hookspecs(hookspecs)
         self._register(self._import() if plugin is None else plugin)
         self.info: PluginInfo = self._call("anyaccel_info", lambda value: contract.info_faults(value, source.vendor))

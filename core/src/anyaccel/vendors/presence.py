@@ -15,6 +15,7 @@ file, a file that is not understood, a machine whose PCI functions cannot be lis
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -51,13 +52,28 @@ class Presence(Value):
     variables: tuple[str, ...] = ()
 
 
-def presence(source: Source) -> Presence | None:
+def presence(source: Source, folders: Mapping[str, Sequence[str]] | None = None) -> Presence | None:
     """Read by what a vendor is recognised; None when its plug-in does not say.
+
+    Args:
+        source: The plug-in.
+        folders: Directories in which packages may be, by name, where they have been looked for already.
 
     Raises:
         ValueError: When the file is not understood; names every fault.
     """
-    path = file_of(source)
+    name = _package(source)
+    for folder in (folders or {}).get(name, ()):
+        if (known := _beside(f"{folder}/{FILE_NAME}")) is not None:
+            return known
+    return _beside(_file_of(name))
+
+
+def _package(source: Source) -> str:
+    return source.target.partition(":")[0].partition(".")[0]
+
+
+def _beside(path: str) -> Presence | None:
     try:
         status = os.stat(path)
     except OSError:
@@ -88,9 +104,8 @@ def _read(path: str, _: int) -> Presence | None:
     )
 
 
-def file_of(source: Source) -> str:
-    """Where a plug-in's presence file is, if it has one; empty when its package is not found."""
-    name = source.target.partition(":")[0].partition(".")[0]
+def _file_of(name: str) -> str:
+    """Where the presence file of a package is, if it has one; empty when the package is not found."""
     for finder in sys.meta_path:
         spec = finder.find_spec(name, None)
         if spec is None:
@@ -99,6 +114,21 @@ def file_of(source: Source) -> str:
             return os.path.join(directory, FILE_NAME)
         return f"{(spec.origin or '').removesuffix('.py')}.{FILE_NAME}"
     return ""
+
+
+def _folders(names: set[str]) -> dict[str, list[str]]:
+    """Directories of the names of packages on the module path.
+
+    Each entry of the path is listed once. A finder would look at every entry once for each package.
+    """
+    found: dict[str, list[str]] = {}
+    path: list[object] = [*sys.path]
+    for entry in path:
+        if isinstance(entry, str):
+            with contextlib.suppress(OSError):
+                for name in names.intersection(os.listdir(entry or ".")):
+                    found.setdefault(name, []).append(f"{entry or '.'}/{name}")
+    return found
 
 
 def possible(sources: Sequence[Source], facts: Facts, environ: Mapping[str, str]) -> dict[str, Presence | None]:
@@ -111,10 +141,11 @@ def possible(sources: Sequence[Source], facts: Facts, environ: Mapping[str, str]
     """
     functions: set[tuple[int, int | None]] | None = None
     asked = False
+    folders = _folders(set(map(_package, sources)))
     found: dict[str, Presence | None] = {}
     for source in sources:
         try:
-            declared = presence(source)
+            declared = presence(source, folders)
         except ValueError:  # the conformance suite tells its author
             declared = None
         if declared is None or any(name in environ for name in declared.variables):

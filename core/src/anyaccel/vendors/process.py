@@ -11,10 +11,9 @@ import contextlib
 import functools
 import os
 import sys
-import threading
 import time
+from _thread import allocate_lock
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
 
 from anyaccel.errors import PluginError
 from anyaccel.model import (
@@ -29,12 +28,13 @@ from anyaccel.model import (
     Product,
     Share,
     Term,
+    Value,
     replace,
 )
 from anyaccel.model.wire import decode, encode
 from anyaccel.probe.guard import ANSWER_LIMIT, GuardedProcess, Outcome, call_all, close_all
 from anyaccel.probe.machine import Machine
-from anyaccel.vendors import DEADLINE_SECONDS, TASKS, contract
+from anyaccel.vendors import DEADLINE_SECONDS, PRELOAD, TASKS, contract
 from anyaccel.vendors.discovery import ALLOW_VARIABLE, DENY_VARIABLE, Source, installed, problem_of
 
 ANSWER_SECONDS = 5.0
@@ -44,8 +44,14 @@ SIMULATION_LIMIT = 256 << 20
 MOST_DEATHS = 2
 _MOST_EDITS = 64
 
-T = TypeVar("T")
 Answers = dict[str, tuple[Source, Outcome]]
+Enough = Callable[[Mapping[str, Outcome]], "float | None"]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
 
 
 class VendorProcess:
@@ -63,7 +69,7 @@ class VendorProcess:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.process = GuardedProcess(TASKS)
+        self.process = GuardedProcess(*PRELOAD)
         path: list[object] = [*sys.path]
         self._path = [entry for entry in path if isinstance(entry, str)]
         self._starts = 0
@@ -180,7 +186,7 @@ class VendorProcess:
         new = {each.raw_id: each for each in devices if self._known.get(each.raw_id) is not each}
         unknown = {name: device for name, device in new.items() if self._known.get(name) != device}
         if unknown:
-            full["introduce"] = [encode(_raw(device)) for device in unknown.values()]
+            full["introduce"] = [encode(unqualified(device)) for device in unknown.values()]
         self._known |= new
         return full
 
@@ -242,7 +248,7 @@ def call_vendors(  # noqa: C901 - who waits, who has answered and who is tried a
     seconds: float,
     *,
     limit: int = ANSWER_LIMIT,
-    enough: Callable[[Mapping[GuardedProcess, Outcome]], float | None] | None = None,
+    enough: Enough | None = None,
 ) -> dict[VendorProcess, Outcome]:
     """Call a function in the processes of several vendors at once.
 
@@ -251,21 +257,22 @@ def call_vendors(  # noqa: C901 - who waits, who has answered and who is tried a
             payload names by id.
         seconds: Time that each may take.
         limit: Bytes that an answer may have.
-        enough: As of :func:`anyaccel.probe.guard.call_all`.
+        enough: Told what has come in, by vendor, after each answer; returns seconds after which the others are given
+            up, or None when all of the time is theirs.
     """
     began = time.monotonic()
     outcomes: dict[VendorProcess, Outcome] = {}
     owners = {vendor.process: vendor for vendor in calls}
     with contextlib.ExitStack() as rest:
         held = {vendor: contextlib.ExitStack() for vendor in sorted(calls, key=lambda vendor: id(vendor.process))}
-        for vendor, entered in held.items():
+        for vendor, entered in held.items():  # in one order for all threads
             rest.enter_context(entered).enter_context(vendor.process)
         waiting = set(calls)
 
         def done(vendor: VendorProcess, outcome: Outcome) -> None:
             outcomes[vendor] = outcome
             waiting.discard(vendor)
-            held[vendor].close()
+            held[vendor].close()  # others need not wait for those that are slow
 
         def came(process: GuardedProcess, outcome: Outcome) -> None:
             vendor = owners[process]
@@ -274,10 +281,9 @@ def call_vendors(  # noqa: C901 - who waits, who has answered and who is tried a
             if not vendor.may_try_again(calls[vendor][0], outcome):
                 done(vendor, outcome)
 
-        def all_enough(_: object) -> float | None:
-            return enough and enough(
-                {vendor.process: each for vendor, each in outcomes.items() if vendor not in waiting}
-            )
+        def patience() -> float | None:
+            came_in = {vendor.source.vendor: each for vendor, each in outcomes.items() if vendor not in waiting}
+            return enough(came_in) if enough else None
 
         for vendor, (task, *_) in calls.items():
             if (refusal := vendor.refusal(task)) is not None:
@@ -294,7 +300,7 @@ def call_vendors(  # noqa: C901 - who waits, who has answered and who is tried a
                         done(vendor, Outcome(fault="died", reason=reason))
                     else:
                         payloads[vendor.process] = (f"{TASKS}:{calls[vendor][0]}", full)
-                call_all(payloads, left, limit=limit, enough=enough and all_enough, came=came)
+                call_all(payloads, left, limit=limit, enough=patience, came=came)
             except BaseException:
                 for vendor in waiting:
                     vendor.process.close()  # it has not heard of what it is told once
@@ -322,7 +328,7 @@ def qualified(device: Device) -> Device:
     return _renamed(device, lambda name: f"{device.vendor}/{name}")
 
 
-def _raw(device: Device) -> Device:
+def unqualified(device: Device) -> Device:
     """The device with ids as its vendor knows them."""
     if device.raw_id == device.id:
         return device
@@ -341,7 +347,7 @@ def _encode_share(share: Share) -> Any:
 
 _vendors: dict[tuple[Source, tuple[str, ...]], VendorProcess] = {}
 _asked: dict[tuple[str, tuple[str, ...]], VendorProcess] = {}
-_lock = threading.Lock()
+_lock = allocate_lock()
 
 
 def process_of(source: Source) -> VendorProcess:
@@ -385,7 +391,7 @@ def ask(
     vendors: Iterable[str] | None = None,
     sources: Sequence[Source] | None = None,
     devices: Mapping[str, Sequence[Device]] | None = None,
-    enough: Callable[[Mapping[GuardedProcess, Outcome]], float | None] | None = None,
+    enough: Enough | None = None,
 ) -> tuple[Answers, list[Problem]]:
     """Run one function of :mod:`anyaccel.vendors.tasks` for every installed plug-in.
 
@@ -397,7 +403,7 @@ def ask(
         vendors: Vendors to ask; all when None.
         sources: The plug-ins of which these are chosen; those that are installed when None.
         devices: Devices that it is about, by vendor.
-        enough: As of :func:`anyaccel.probe.guard.call_all`.
+        enough: As of :func:`call_vendors`.
 
     Returns:
         Outcomes by vendor, and the problems that kept a plug-in from being asked.
@@ -423,18 +429,59 @@ def ask(
     return {each.source.vendor: (each.source, outcomes[each]) for each in chosen}, problems
 
 
-def close() -> None:
-    """End the processes of all vendors. The next call starts them again."""
-    close_all()
+class Known(Value):
+    """What a plug-in knows without a machine.
+
+    Attributes:
+        info: What it says about itself.
+        products: Its products.
+    """
+
+    info: PluginInfo
+    products: tuple[Product, ...]
+
+
+def known() -> tuple[list[Known], list[Problem]]:
+    """Ask the installed plug-ins what they know without a machine; also the problems of those that cannot say."""
+    answers, problems = ask("products", Machine())
+    found = []
+    for source, outcome in answers.values():
+        problem = problem_in(source, outcome, "anyaccel_products")
+        if problem is None:
+            try:
+                each = decode(Known, {"info": outcome.value.get("info"), "products": outcome.value.get("value")})
+                faults = [*contract.info_faults(each.info, source.vendor)]
+            except ValueError as error:
+                faults = [str(error)]
+            if not faults:
+                found.append(each)
+                continue
+            problem = problem_of(source, ProblemKind.CONTRACT, f"{'; '.join(faults)}.", "anyaccel_products")
+        problems.append(problem)
+    return found, problems
+
+
+def close(*, interpreter: bool = True) -> None:
+    """End the processes of all vendors. The next call starts them again.
+
+    Args:
+        interpreter: Whether what forks them ends as well, which knows no plug-in and takes longest to start.
+    """
     _find.cache_clear()
     with _lock:
+        ended = list(_vendors.values())
         _vendors.clear()
         _asked.clear()
+    if interpreter:
+        close_all()
+        return
+    for vendor in ended:
+        vendor.process.close()
 
 
 def _renew_lock() -> None:
     global _lock  # noqa: PLW0603 - another thread of the parent may have held it
-    _lock = threading.Lock()
+    _lock = allocate_lock()
 
 
 os.register_at_fork(after_in_child=_renew_lock)

@@ -60,56 +60,35 @@ def simulate(vendor: str, wanted: Sequence[tuple[Product, int] | Cards]) -> Dete
         vendor: Key of the vendor.
         wanted: Products with the number of devices of each, in the order of the devices' indexes.
     """
-    devices: list[Device] = []
     machine = [item if isinstance(item, Cards) else Cards(*item) for item in wanted]
     total = sum(cards.devices for cards in machine)
+    devices: list[Device] = []
     for cards in machine:
-        if cards.part is not None:
-            devices += _divided(vendor, cards.product, cards.part, cards.number, first=len(devices), total=total)
-            continue
-        product, count, _ = cards
-        first = len(devices)
-        ids = [_device_id(vendor, product, first + position) for position in range(count)]
-        size = max(product.counts, default=1)
-        for position, device_id in enumerate(ids):
-            index = first + position
-            start = position - position % size
-            peers = (peer for peer in ids[start : start + size] if peer != device_id)
-            devices.append(
-                Device(
-                    id=device_id,
-                    index=index,
-                    model=product.model,
-                    memory_bytes=product.memory_bytes,
-                    pci_bus_id=_pci_address(vendor, index),
-                    numa_node=index * NUMA_NODES // total,
-                    links=dict.fromkeys(peers, product.link) if product.link else {},
-                    nodes=tuple(template.format(index=index) for template in product.node_templates),
-                    health=Health.HEALTHY,
-                    attributes=product.attributes,
-                    slots=product.slots,
-                )
-            )
+        devices += _cards(vendor, cards, first=len(devices), total=total)
     return Detected(devices=tuple(devices))
 
 
-def _divided(vendor: str, product: Product, part: Product, count: int, *, first: int, total: int) -> Iterator[Device]:
-    """Make up the parts of some devices: all of one device are at its PCI address, and none is linked."""
-    size = product.parts[part.name]
-    for number in range(count * size):
-        index, start = first + number, first + number - number % size
+def _cards(vendor: str, cards: Cards, *, first: int, total: int) -> Iterator[Device]:
+    """Make up devices of one product; the parts of one device are at its PCI address, and none is linked."""
+    product, made = cards.product, cards.part or cards.product
+    linked = max(product.counts, default=1) if product.link and not cards.part else 1
+    parts = product.parts[made.name] if cards.part else 1
+    ids = [_device_id(vendor, made, first + number) for number in range(cards.devices)]
+    for number, device_id in enumerate(ids):
+        index, whole, group = first + number, first + number - number % parts, number - number % linked
         yield Device(
-            id=_device_id(vendor, part, index),
+            id=device_id,
             index=index,
-            model=part.model,
-            memory_bytes=part.memory_bytes,
-            pci_bus_id=_pci_address(vendor, start),
+            model=made.model,
+            memory_bytes=made.memory_bytes,
+            pci_bus_id=_pci_address(vendor, whole),
             numa_node=index * NUMA_NODES // total,
-            parent=_device_id(vendor, product, total + start),  # no listed device has this index
-            nodes=tuple(template.format(index=index) for template in part.node_templates),
+            parent=_device_id(vendor, product, total + whole) if cards.part else None,  # an index that no device has
+            links={peer: product.link for peer in ids[group : group + linked] if peer != device_id},
+            nodes=tuple(template.format(index=index) for template in made.node_templates),
             health=Health.HEALTHY,
-            attributes=part.attributes,
-            slots=part.slots,
+            attributes=made.attributes,
+            slots=made.slots,
         )
 
 

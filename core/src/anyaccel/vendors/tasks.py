@@ -31,11 +31,9 @@ from anyaccel.model import (
     replace,
 )
 from anyaccel.model.wire import decode, encode, prepare
-from anyaccel.probe.context import Facts, ProbeContext
-from anyaccel.probe.host import HostFacts
-from anyaccel.probe.loading import load
+from anyaccel.probe.context import ProbeContext
 from anyaccel.probe.machine import Machine
-from anyaccel.probe.recording import RecordedFacts, Recorder
+from anyaccel.probe.recording import Recorder
 from anyaccel.vendors.contract import RECORDED
 from anyaccel.vendors.discovery import Source
 from anyaccel.vendors.plugin import VendorPlugin
@@ -128,11 +126,6 @@ def diagnose(payload: Payload) -> dict[str, Any]:
     return _guard(payload, lambda loaded: {"findings": encode(loaded.plugin.diagnose(_context(payload)))})
 
 
-def describe(payload: Payload) -> dict[str, Any]:
-    """Ask what it knows without a machine: ``{"info", "hooks", "products"}``."""
-    return _guard(payload, lambda loaded: {"products": encode(loaded.plugin.products())})
-
-
 def record(payload: Payload) -> dict[str, Any]:
     """Write down what the hooks ask of the machine: ``{"info", "recording", "detected", "failed"}``."""
     return _guard(payload, lambda loaded: _record(loaded.plugin, payload))
@@ -196,7 +189,7 @@ def _detect(loaded: Loaded, payload: Payload) -> dict[str, Any]:
         answer["products"] = encode(_names(products))
         environ = payload["environ"]
     else:
-        facts = _facts(machine, payload)
+        facts = machine.facts(payload["environ"])
         environ = {**facts.environ, **_own_variables(plugin, payload["environ"])}
         try:
             detected = plugin.detect(ProbeContext(facts, start + payload["seconds"]))
@@ -275,7 +268,7 @@ def _nodes(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
 
 def _record(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
     """Call the hooks that touch the machine, each with its part of the time. Their faults show again in the replay."""
-    facts = _facts(decode(Machine, payload["machine"]), payload)
+    facts = decode(Machine, payload["machine"]).facts(payload["environ"])
     recorder = Recorder(facts)
     recorder.environ.asked.update(_own_variables(plugin, facts.environ))
 
@@ -298,13 +291,8 @@ def _record(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
 
 
 def _context(payload: Payload) -> ProbeContext:
-    return ProbeContext(_facts(decode(Machine, payload["machine"]), payload), time.monotonic() + payload["seconds"])
-
-
-def _facts(machine: Machine, payload: Payload) -> Facts:
-    if machine.recording is None:
-        return HostFacts(payload["environ"])
-    return RecordedFacts(load(machine.recording))
+    facts = decode(Machine, payload["machine"]).facts(payload["environ"])
+    return ProbeContext(facts, time.monotonic() + payload["seconds"])
 
 
 def _own_variables(plugin: VendorPlugin, environ: Mapping[str, str]) -> dict[str, str]:

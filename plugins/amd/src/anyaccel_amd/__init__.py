@@ -35,10 +35,11 @@ from anyaccel.plugin import (
     QueryError,
     Stats,
     Term,
+    VisiblePart,
     replace,
 )
 
-from anyaccel_amd import kfd, masks, sensors, smi
+from anyaccel_amd import kfd, masks, sensors, smi, units
 
 CUDA_VENDOR = 0x10DE
 DISPLAY_VGA, DISPLAY_3D, DISPLAY_OTHER, PROCESSING = 0x0300, 0x0302, 0x0380, 0x1200
@@ -51,7 +52,7 @@ CAPS = (
         "XLA_PYTHON_CLIENT_MEM_FRACTION",
         "fraction",
         rival="XLA_CLIENT_MEM_FRACTION",  # its newer name: JAX refuses to start with both
-        void=("XLA_PYTHON_CLIENT_ALLOCATOR", "platform"),
+        void=("XLA_PYTHON_CLIENT_ALLOCATOR", "platform", "cuda_async", "vmm"),
     ),
     Cap("CuPy", "CUPY_GPU_MEMORY_LIMIT", "bytes"),
 )
@@ -78,9 +79,10 @@ class AMD(Vendor):
         masks.ROCR,
         masks.OPENCL,
         TENSORFLOW_MEMORY,
+        units.MASK,
         *(name for cap in CAPS for name in cap.variables),
     )
-    # Nothing keeps the holders of a GPU apart but themselves. Partitions are devices.
+    # Nothing keeps the holders of a GPU apart but themselves, or masks of its units on wish. Partitions are devices.
     sharing = Fractional.SHARED
     number_remedy = "look for kfd and amdgpu in 'dmesg': ROCm's runtime numbers only GPUs that KFD lists"
     node_missing = "load the driver with 'modprobe amdgpu'"
@@ -90,6 +92,10 @@ class AMD(Vendor):
     )
 
     # What the devices are.
+
+    def fractional(self, device: Device) -> Fractional:
+        """Shares are sets of compute units where that is wanted."""
+        return Fractional.PARTITIONED if device.slots > 1 else super().fractional(device)
 
     def entry(self, device: Device) -> Entry | None:
         """The product of a PCI device id and revision; that of the card for a virtual function."""
@@ -213,6 +219,7 @@ class AMD(Vendor):
             card.memory_bytes = number(ctx, f"{folder}/mem_info_vram_total") or None
         if card.memory_bytes and card.attributes["integrated"]:  # its own memory is a small part of what it may use
             card.memory_bytes += number(ctx, f"{folder}/mem_info_gtt_total") or 0
+        card.slots = units.slots(card.attributes["compute_units"], ctx.environ)
         # The minor is read, never computed: cards reserve minors for their partitions.
         minor = card.attributes["render_minor"]
         card.nodes = (KFD_NODE, f"/dev/dri/renderD{minor}") if minor else (KFD_NODE,)
@@ -292,9 +299,17 @@ class AMD(Vendor):
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
         """Write the mask for HIP and OpenCL, and take away the one below that would count twice.
 
-        Frameworks are capped at a share of the only GPU that they see.
+        Frameworks are capped at a share of the only GPU that they see, and the kernel is told of all shares what it
+        calls their memory: an integrated GPU has most of its own in the host's, which the kernel counts elsewhere.
         """
         edits = masks.edits(self.written(devices), devices, ctx)
+        if any(not share.whole for share in ctx.shares.values()):
+            cards = [device for device in devices if device.pci_bus_id and not device.attributes.get("integrated")]
+            regions = {device.id: f"drm/{device.pci_bus_id}/vram" for device in cards}
+            edits = replace(edits, memory_regions=regions)
+        if mask := units.mask(devices, ctx.shares, relative=bool(edits.set.get(masks.ROCR))):
+            held = all(share.whole or share.slots for share in ctx.shares.values())
+            edits = replace(edits, set={**edits.set, units.MASK: mask}, compute_by=units.HELD if held else "")
         share = ctx.shares.get(devices[0].id) if len(devices) == 1 else None
         if share is None or share.whole:
             return edits
@@ -306,9 +321,13 @@ class AMD(Vendor):
             limited_by=caps.limited_by,
         )
 
-    def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
-        """Say which devices a HIP program sees."""
-        return masks.visible(environ, [device for device in devices if self.maskable(device)])
+    def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str | VisiblePart] | None:
+        """Say which devices, or which slots of them, a HIP program sees."""
+        numbered = [device for device in devices if self.maskable(device)]
+        found = masks.visible(environ, numbered)
+        if found is None and units.MASK in environ and any(device.slots > 1 for device in numbered):
+            found = [device.id for device in numbered]
+        return None if found is None else units.visible(found, environ, numbered)
 
     # How it is now.
 

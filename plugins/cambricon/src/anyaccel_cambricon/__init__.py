@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from anyaccel.kit import Card, Catalog, FaultError, Mask, Measures, Row, Tool, Vendor, pairs, physical_function, text
-from anyaccel.plugin import Device, EnvContext, EnvEdits, Fractional, PciFunction, ProbeContext
+from anyaccel.kit import Card, Catalog, FaultError, Mask, Measures, Row, Tool, Vendor, pairs, text
+from anyaccel.plugin import Device, EnvContext, EnvEdits, Fractional, ProbeContext
 
 PROC = "/proc/driver/cambricon/mlus"
 NODE = "/dev/cambricon_dev"
@@ -39,7 +39,8 @@ class Cambricon(Vendor):
     key, resource, kind, brand = "cambricon", "MLU", "mlu", "Cambricon"
     url = "https://github.com/Cambricon/torch_mlu"
     driver, modules = "cambricon-pci-drv", ("cambricon_drv",)
-    pci_vendors = (0xCABC,)
+    pci_vendors, virtual_functions = (0xCABC,), False
+    control_nodes = ("/dev/cambricon_ctl",)
     catalog = Catalog(__file__)
     mask, variables = _mask("MLU_VISIBLE_DEVICES"), (FIRST.variable,)
     sharing = Fractional.SHARED
@@ -48,17 +49,9 @@ class Cambricon(Vendor):
     node_missing = "load the cambricon_drv module again"
     tool = Tool("cnmon", "/usr/bin/cnmon", package="cnmon, which comes with the driver")
 
-    def functions(self, ctx: ProbeContext) -> list[PciFunction]:
-        """Leave virtual functions to whom the host gives them; inside a virtual machine they are cards."""
-        return [each for each in super().functions(ctx) if physical_function(ctx, each.address) is None]
-
     def bound(self, card: Card) -> bool:
         """A card of which the driver shows a file is its own, whatever the driver is called on the bus."""
-        if card.ctx.exists(f"{PROC}/{card.address}/information"):
-            return True
-        if card.function and card.function.driver is None:  # the module has another name than the driver on the bus
-            card.blame("no driver is bound to it", "install the Cambricon driver and run 'modprobe cambricon_drv'")
-        return card.fault is None and super().bound(card)
+        return card.ctx.exists(f"{PROC}/{card.address}/information") or super().bound(card)
 
     def look(self, card: Card) -> None:
         """Read what the driver says: name, node and serial number, which the dies of a board share."""
@@ -100,11 +93,7 @@ class Cambricon(Vendor):
         if rows is None:
             yield "cnmon is not on the PATH, so memory and compute mode are unknown where the product does not tell"
             return
-        for card in whole:
-            row = rows.get(card.address or "")
-            if row is None:
-                card.blame("cnmon does not show it", self.log_hint)
-                continue
+        for card, row in self.shown(whole, rows):
             card.sound = True
             card.model = card.model or row.text("name") or ""
             card.memory_bytes = (row.count("total") or 0) << 20 or None
@@ -118,18 +107,13 @@ class Cambricon(Vendor):
         """The runtime looks at the mask only where the first variable is not there at all."""
         return EnvEdits(set={self.mask.variable: self.written(devices)}, unset=frozenset({FIRST.variable}))
 
-    def masked(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] | None:
+    def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """Read the variable that wins. UUIDs mean cards that no file tells, so they are refused."""
         mask = FIRST if FIRST.variable in environ else self.mask
         value = environ.get(mask.variable, "")
         if "-" in value and len(value) >= UUIDS:
             raise mask.refusal(value)
-        seen = mask.read(environ, [device for device in devices if self.maskable(device)])
-        return None if seen is None else [device.id for device in seen]
-
-    def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
-        """The control node."""
-        return ("/dev/cambricon_ctl",) if devices else ()
+        return self.masked(environ, devices, mask)
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """Card numbers for Cambricon's container runtime; no value for none is known, so none is written."""
@@ -137,11 +121,7 @@ class Cambricon(Vendor):
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
         """Ask cnmon."""
-        rows = self.rows(ctx)
-        if rows is None:
-            return None
-        own = {device.id: rows.get(device.pci_bus_id or "") for device in devices}
-        return {key: row.measures("used", "busy", "celsius", "watts") for key, row in own.items() if row is not None}
+        return self.measured(self.rows(ctx), devices, "used", "busy", "celsius", "watts")
 
 
 plugin = Cambricon()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from anyaccel.kit import Card, Catalog, FaultError, Mask, Measures, Row, Tool, Vendor, physical_function
-from anyaccel.plugin import Detected, Device, PciFunction, ProbeContext, replace
+from anyaccel.kit import Card, Catalog, FaultError, Mask, Measures, Row, Tool, Vendor
+from anyaccel.plugin import Detected, Device, ProbeContext, replace
 
 FOLDERS = ("enflame", "zixiao")
 """Folders of a PCI function in which the driver shows its device; the second of Tencent's variant."""
@@ -22,7 +22,8 @@ class Enflame(Vendor):
     key, resource, kind, brand = "enflame", "GCU", "gcu", "Enflame"
     url = "https://github.com/EnflameTechnology/gcushare"
     driver = "enflame"
-    pci_vendors = (0x1E36,)
+    pci_vendors, virtual_functions = (0x1E36,), False
+    control_nodes = ("/dev/gcuctl",)
     catalog = Catalog(__file__)
     # The runtime is closed, and how it takes an order, a repetition, an unknown card or an empty value is not public:
     # only a list that leaves no doubt is read, and only such a one is written. No value is known to hide every card:
@@ -31,10 +32,8 @@ class Enflame(Vendor):
         "TOPS_VISIBLE_DEVICES",
         nothing="999",
         empty="error",
-        unknown="error",
-        repeated="error",
+        strict=True,
         blanks=False,
-        ordered=False,
         entries="indexes of efsmi such as '0,1', each once",
     )
     exclusive = "Enflame divides a card into DRS instances alone, which efsmi makes and which are not given out"
@@ -46,10 +45,6 @@ class Enflame(Vendor):
     def log_hint(self) -> str:
         """The name of the kernel module is in no public text."""
         return "look for gcu in 'dmesg'"
-
-    def functions(self, ctx: ProbeContext) -> list[PciFunction]:
-        """Leave virtual functions to whom the host gives them; inside a virtual machine they are cards."""
-        return [each for each in super().functions(ctx) if physical_function(ctx, each.address) is None]
 
     def present(self, ctx: ProbeContext) -> bool:
         """The control node stands for the driver."""
@@ -122,10 +117,6 @@ class Enflame(Vendor):
         found = super().detect(ctx)
         versions = (str(device.attributes.get("driver", "")) for device in found.devices) if found else ()
         return replace(found, driver_version=next(filter(None, versions), "")) if found else None
-
-    def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
-        """The control node."""
-        return ("/dev/gcuctl",) if devices else ()
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """Numbers of nodes for Enflame's container runtime; no value for none is known, so none is written."""

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.kit import (
-    SIGNED,
     Card,
     Catalog,
     FaultError,
@@ -20,7 +19,7 @@ from anyaccel.kit import (
     in_container,
     warn,
 )
-from anyaccel.plugin import Detected, Device, EnvContext, EnvEdits, Finding, Mount, ProbeContext
+from anyaccel.plugin import Detected, Device, EnvContext, EnvEdits, Finding, ProbeContext
 
 LOG = "look for habanalabs in 'dmesg'"
 GAUDINET = "/etc/habanalabs/gaudinet.json"
@@ -31,6 +30,7 @@ CONTAINER_DEVICES = "HABANA_VISIBLE_DEVICES"
 # The runtime has no value for "none" and takes an empty list for all or for an error. Naming a module that does not
 # exist makes it fail to acquire, and the list keeps it from falling back to a free device.
 NO_MODULE = "999"
+SIGNED = r"[+-]?\d+"
 MODULES = Mask(
     "HABANA_VISIBLE_MODULES",
     Numbers(pattern=SIGNED),
@@ -90,6 +90,7 @@ class Gaudi(Vendor):
     )
     node_missing = f"{LOG} where it vanished after a reset"
     state_file = "status"
+    host_paths = (("gaudinet", GAUDINET),)
     # It takes 0.3 to 1 s on a healthy machine, and opens control nodes only, so that it disturbs no running job.
     tool = Tool(
         "hl-smi",
@@ -114,7 +115,6 @@ class Gaudi(Vendor):
                 card.attributes["accel"] = int(minor)
                 card.folders += [path, f"{path}/device", f"/sys/devices/virtual/accel/{name}/device"]
                 break
-        card.attributes["gaudinet"] = GAUDINET if card.ctx.exists(GAUDINET) else None
         told = card.read("module_id")
         if told is not None and told.isdecimal() and told != NO_MODULE:
             card.number = int(told)
@@ -169,24 +169,18 @@ class Gaudi(Vendor):
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """A module id of the process itself narrows the list to that module."""
         listed = self.masked(environ, devices)
-        own = OWN.read(environ, [device for device in devices if self.maskable(device)])
+        own = self.masked(environ, devices, OWN)
         if own is None:
             return listed
         text = environ[OWN.variable]
         if "," in text:
             raise OWN.refusal(text)
-        ids = [device.id for device in own]
-        if listed is not None and not {*ids} <= {*listed}:
+        if listed is not None and not {*own} <= {*listed}:
             reason = (
                 f"{OWN.variable} must be one of {MODULES.variable} (got {text!r} and {environ[MODULES.variable]!r})"
             )
             raise FaultError(reason, f"unset {OWN.variable}")
-        return ids
-
-    def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
-        """The network addresses, where the machine has them."""
-        paths = {str(path) for device in devices if (path := device.attributes.get("gaudinet"))}
-        return [Mount(source=path, target=path) for path in sorted(paths)]
+        return own
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """Node numbers for the container runtime, to which an empty list means all; module ids for what runs inside.
@@ -200,12 +194,7 @@ class Gaudi(Vendor):
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
         """Ask hl-smi. An idle device still uses 512 to 768 MiB, which its firmware and the driver hold."""
-        rows = self.tool.rows(ctx, STATE, *QUERY, key=ADDRESS)
-        if rows is None:
-            return None
-        return {
-            device.id: rows[device.pci_bus_id].measures(*STATE[1:]) for device in devices if device.pci_bus_id in rows
-        }
+        return self.measured(self.tool.rows(ctx, STATE, *QUERY, key=ADDRESS), devices, *STATE[1:])
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
         """A board with a device missing, and variables that do not do what people think."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from anyaccel.kit import PCI_DEVICES, Card, Catalog, FaultError, Mask, Measures, Row, Tool, Vendor, number, text
-from anyaccel.plugin import Device, EnvContext, EnvEdits, Fractional, Mount, ProbeContext, replace
+from anyaccel.plugin import Device, EnvContext, EnvEdits, Fractional, ProbeContext, replace
 
 NODES = "/sys/class/kfd/kfd/topology/nodes"
 KFD, MKFD = "/dev/kfd", "/dev/mkfd"
@@ -23,11 +23,9 @@ def _mask(variable: str) -> Mask:
         variable,
         nothing="-1",
         empty="error",
-        unknown="error",
-        repeated="error",
+        strict=True,
         entries="numbers of DCUs of this machine, each once, such as '0,1', or -1",
         blanks=False,
-        ordered=False,
     )
 
 
@@ -46,18 +44,15 @@ class Hygon(Vendor):
     sharing = Fractional.SHARED
     number_name = "position in KFD"
     number_remedy = "look for kfd and hycu in 'dmesg': the runtime numbers only DCUs that KFD lists"
+    held = "none"  # the runtime opens the nodes of DCUs that it does not use, too
+    host_paths = (("hyhal", HYHAL),)  # the driver's libraries and tools
     tool = Tool(f"{HYHAL}/bin/hy-smi", "hy-smi", package="the DCU driver package")
-
-    def bound(self, card: Card) -> bool:
-        """Whether the driver has a card, under either of its names."""
-        return (card.function is not None and card.function.driver in self.modules) or super().bound(card)
 
     def look(self, card: Card) -> None:
         """Find nodes and memory. A card that hangs or fell off the bus fails to tell how much memory is in use."""
         own = card.drm_nodes()
         card.nodes = (*own, KFD, MKFD) if own else ()
         card.memory_bytes = number(card.ctx, f"{card.folders[0]}/mem_info_vram_total")
-        card.attributes["hyhal"] = HYHAL if card.ctx.exists(HYHAL) else None
         card.read("mem_info_vram_used")
         card.check_node(KFD, missing="load the driver again")
 
@@ -72,10 +67,6 @@ class Hygon(Vendor):
             for card in cards:  # sysfs was seen to name node 0 for cards of every node
                 card.function = card.function and replace(card.function, numa_node=None)
         return cards
-
-    def held_nodes(self, device: Device) -> Sequence[str]:
-        """The runtime opens the nodes of DCUs that it does not use, too, so holders are unknown."""
-        return ()
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
         """Ask hy-smi for products: several have one PCI device id."""
@@ -110,13 +101,7 @@ class Hygon(Vendor):
         rocr = environ.get(ROCR)
         if rocr:
             raise FaultError(f"what {ROCR}={rocr!r} leaves is unconfirmed", f"unset it and set {HIP.variable}")
-        mask = HIP if HIP.variable in environ else CUDA
-        seen = [] if rocr == "" else mask.read(environ, [device for device in devices if self.maskable(device)])
-        return None if seen is None else [device.id for device in seen]
-
-    def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
-        """The driver's libraries and tools."""
-        return [Mount(source=HYHAL, target=HYHAL)] if any(device.attributes.get("hyhal") for device in devices) else []
+        return [] if rocr == "" else self.masked(environ, devices, HIP if HIP.variable in environ else CUDA)
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """Keep the container runtime, whose order is not HIP's, from adding devices: unset may mean all."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from anyaccel.kit import Card, Catalog, FaultError, Mask, Measures, Row, Tool, Vendor, numbered
-from anyaccel.plugin import Device, Fractional, Mount, ProbeContext
+from anyaccel.plugin import Device, Fractional, ProbeContext
 
 COREX = "/usr/local/corex"
 CONTROL = "/dev/itrctl"
@@ -34,16 +34,14 @@ class Iluvatar(Vendor):
     catalog = Catalog(__file__)
     # The runtime is closed. What it does with other lists than ascending numbers is unconfirmed: they are refused.
     mask = Mask(
-        "CUDA_VISIBLE_DEVICES",
-        unknown="error",
-        repeated="error",
-        entries="numbers of GPUs of this machine, each once, such as '0,1'",
-        ordered=False,
+        "CUDA_VISIBLE_DEVICES", strict=True, entries="numbers of GPUs of this machine, each once, such as '0,1'"
     )
     borrowed = (mask.variable,)
     sharing = Fractional.SHARED
     number_name = "number"
     number_remedy = "make 'ixsmi' work: it tells how the runtime numbers the GPUs"
+    held = "none"  # nobody has shown which nodes a process keeps open
+    host_paths = (("corex", COREX),)  # the toolkit: libraries and tools
     # It is in no PATH, and does not find its own library.
     tool = Tool(f"{COREX}/bin/ixsmi", "ixsmi", package="the CoreX toolkit", libraries=f"{COREX}/lib64")
 
@@ -52,7 +50,6 @@ class Iluvatar(Vendor):
         found = card.glob("iluvatar*/iluvatar[0-9]*")
         nodes = [f"/dev/{found[0].rpartition('/')[2]}"] if found else self._only(card.ctx)
         card.nodes = (*nodes, CONTROL) if nodes else ()
-        card.attributes["corex"] = COREX if card.ctx.exists(COREX) else None
         card.check_node(CONTROL, missing="load the iluvatar driver again")
 
     def _only(self, ctx: ProbeContext) -> list[str]:
@@ -67,25 +64,15 @@ class Iluvatar(Vendor):
         elif not numbered(card.ctx, "/dev/iluvatar"):
             card.check_node("/dev/iluvatar0", missing=f"{self.log_hint}, then reload the driver")
 
-    def held_nodes(self, device: Device) -> Sequence[str]:
-        """Nobody has shown which nodes a process keeps open, so holders are unknown."""
-        return ()
-
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
         """Ask ixsmi for the order of several GPUs, and for a product that no PCI id tells."""
-        if len(cards) == 1:
-            cards[0].number = 0
-        if all(card.fault or (card.entry and card.number == 0) for card in cards):
+        if self.settled(cards):
             return
         rows = self._rows(ctx, IDENTITY)
         if rows is None:
             yield "the order or the product of the GPUs is open, and ixsmi is not here to tell"
             return
-        for card in cards:
-            row = rows.get(card.address or "")
-            if row is None:
-                card.blame("ixsmi does not show it", f"{self.log_hint}, then restart the machine")
-                continue
+        for card, row in self.shown(cards, rows):
             mebibytes = row.count("memory.total")
             card.number, card.model = row.count("index"), row.text("name") or ""
             card.memory_bytes = mebibytes << 20 if mebibytes else None
@@ -98,28 +85,19 @@ class Iluvatar(Vendor):
         rows = self.tool.rows(ctx, [field for field in fields if field], *QUERY, key=ADDRESS)
         return None if rows is None else {address[-12:]: row for address, row in rows.items()}
 
-    def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
-        """The toolkit: libraries and tools."""
-        return [Mount(source=COREX, target=COREX)] if any(device.attributes.get("corex") for device in devices) else []
-
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """Tell the container runtime, to which an unset variable means all; inside, it numbers nodes from 0."""
         return {CONTAINER_DEVICES: ",".join(str(device.index) for device in devices) or "void"}
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
         """Ask ixsmi; the name of the power depends on the release, and a name that is not known fails all."""
-        rows = None
         for power in POWER:
             try:
-                rows = self._rows(ctx, (*LOAD, power))
-                break
+                return self.measured(self._rows(ctx, (*LOAD, power)), devices, *LOAD[1:], power)
             except FaultError:
                 if not power:
                     raise
-        if rows is None:
-            return None
-        names = (*LOAD[1:], power)
-        return {each.id: rows[each.pci_bus_id].measures(*names) for each in devices if each.pci_bus_id in rows}
+        return None
 
 
 plugin = Iluvatar()

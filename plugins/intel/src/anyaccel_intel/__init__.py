@@ -42,6 +42,7 @@ from anyaccel.plugin import (
     PciFunction,
     ProbeContext,
     Term,
+    replace,
 )
 
 from anyaccel_intel import level_zero, observation, runtime, selector, xe_link
@@ -77,6 +78,7 @@ class Intel(Vendor):
     catalog = Catalog(__file__)
     mask = Mask(level_zero.MASK, nothing=level_zero.NOTHING)  # the grammar is not the kit's: see level_zero
     variables = (level_zero.HIERARCHY, level_zero.PCI_ORDER, selector.SELECTOR)
+    held = "every"  # either node opens the GPU
     sharing = Fractional.SHARED  # several processes may use one GPU, and nothing limits the memory that each takes
 
     # Which product it is.
@@ -263,8 +265,21 @@ class Intel(Vendor):
     # What a process is told.
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """The mask, what fixes its numbers, and a selector in place of one that would hide what the mask shows."""
-        return level_zero.edits(devices, ctx)
+        """The mask, what fixes its numbers, and a selector in place of one that would hide what the mask shows.
+
+        The kernel's driver ``xe`` counts the memory of each tile as a region of its own. A card with several has no one
+        region, and an integrated GPU has none.
+        """
+        edits = level_zero.edits(devices, ctx)
+        if all(share.whole for share in ctx.shares.values()):
+            return edits
+        regions = {
+            device.id: f"drm/{device.pci_bus_id}/vram{device.attributes.get('tile', 0)}"
+            for device in devices
+            if device.pci_bus_id and not device.attributes.get("integrated")
+            if device.attributes.get("unit") == "tile" or not device.attributes.get("tiles")
+        }
+        return replace(edits, memory_regions=regions)
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """What masks and selectors leave, as the driver and the SYCL runtime read them."""
@@ -299,10 +314,6 @@ class Intel(Vendor):
     def processes(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, tuple[DeviceProcess, ...] | None]:
         """Who holds a GPU, and how much of its memory."""
         return observation.processes(ctx, devices, super().processes(ctx, devices))
-
-    def held_nodes(self, device: Device) -> Sequence[str]:
-        """Both nodes: either opens the GPU."""
-        return device.nodes
 
     def judge(self, device: Device, card: Card | None) -> tuple[Health, Fault]:
         """As files tell, and unhealthy where a sensor says that it is too hot."""

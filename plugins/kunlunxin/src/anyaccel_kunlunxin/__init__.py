@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from anyaccel.kit import Card, Catalog, FaultError, Mask, Measures, Row, Tool, Vendor, numbered, physical_function, text
-from anyaccel.plugin import Device, EnvContext, EnvEdits, PciFunction, ProbeContext
+from anyaccel.kit import Card, Catalog, FaultError, Mask, Measures, Row, Tool, Vendor, numbered, text
+from anyaccel.plugin import Device, ProbeContext
 
 ADDRESS = r"[0-9a-f]{8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 STATES = ("/proc/kunlun/dev{}/state", "/proc/xpu/dev{}/state")
@@ -15,14 +15,7 @@ STATES = ("/proc/kunlun/dev{}/state", "/proc/xpu/dev{}/state")
 
 def _mask(variable: str) -> Mask:
     """How the runtime takes an order, a repetition or an unknown device is not public: such a list is refused."""
-    return Mask(
-        variable,
-        unknown="error",
-        repeated="error",
-        blanks=False,
-        ordered=False,
-        entries="indexes of xpu-smi such as '0,1', each once",
-    )
+    return Mask(variable, strict=True, blanks=False, entries="indexes of xpu-smi such as '0,1', each once")
 
 
 CUDA = _mask("CUDA_VISIBLE_DEVICES")
@@ -34,10 +27,11 @@ class Kunlunxin(Vendor):
 
     key, resource, kind, brand = "kunlunxin", "XPU", "xpu", "Kunlunxin"
     url = "https://github.com/baidu/vLLM-Kunlun"
-    driver, modules = "kunlun", ("kunlun", "xpu_driver")
-    pci_vendors, pci_known = (0x1D22, 0x2057), True
+    modules = ("kunlun", "xpu_driver")
+    pci_vendors, pci_known, virtual_functions = (0x1D22, 0x2057), True, False
+    control_nodes = ("/dev/xpuctrl",)
     catalog = Catalog(__file__)
-    mask, variables, borrowed = _mask("XPU_VISIBLE_DEVICES"), (CUDA.variable,), (CUDA.variable,)
+    mask, alike, borrowed = _mask("XPU_VISIBLE_DEVICES"), (CUDA.variable,), (CUDA.variable,)
     exclusive = "no public text says that several processes may use a Kunlunxin device, or divides one"
     number_name = "xpu-smi index"
     number_remedy = "make 'xpu-smi -m' and 'xpu-smi -q' work"
@@ -45,18 +39,12 @@ class Kunlunxin(Vendor):
     # Another vendor's tool has the same name, so the place comes first; it is asked only where a device is on PCI.
     tool = Tool("/usr/local/xpu/bin/xpu-smi", "xpu-smi", "xpu_smi", package="the XRE, Kunlunxin's driver package")
 
-    def functions(self, ctx: ProbeContext) -> list[PciFunction]:
-        """Leave virtual functions to whom the host gives them; inside a virtual machine they are cards."""
-        return [each for each in super().functions(ctx) if physical_function(ctx, each.address) is None]
-
     def bound(self, card: Card) -> bool:
-        """The name under which the driver is on the bus is in no public text: any but those for virtual machines."""
-        driver = card.function.driver if card.function else None
-        if driver is None or "vfio" in driver or "pci-stub" in driver:
-            return super().bound(card)
-        if card.entry and card.entry.facts.get("double"):
+        """Blame also a card that cannot be given out whatever has it."""
+        bound = super().bound(card)
+        if bound and card.entry and card.entry.facts.get("double"):
             card.blame("it holds two devices, which are not told apart here", "use it without anyaccel")
-        return True
+        return bound
 
     def rows(self, ctx: ProbeContext) -> dict[str, Row] | None:
         """What ``xpu-smi -q`` says, by PCI address; None where it is not installed."""
@@ -87,11 +75,7 @@ class Kunlunxin(Vendor):
             yield "xpu-smi is not on the PATH, so indexes, nodes and memory of the devices are unknown"
             return
         indexes = self.indexes(ctx) if bound else {}
-        for card in bound:
-            row = rows.get(card.address or "")
-            if row is None:
-                card.blame("xpu-smi does not show it", self.log_hint)
-                continue
+        for card, row in self.shown(bound, rows):
             self.place(card, indexes.get(card.address or ""), row.count("Minor Number"))
             card.sound = card.fault is None
             card.model, card.memory_bytes = row.text("Product Name") or "", (row.count("Total") or 0) << 20 or None
@@ -109,20 +93,17 @@ class Kunlunxin(Vendor):
     def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
         """Link each half of a board of eight P800: 0 to 3 and 4 to 7 (topology in PaddlePaddle/FastDeploy#2794)."""
         if [card.number for card in cards if card.model == "P800 OAM"] == [*range(8)]:
-            for card in cards:
-                card.links = {o.id: 1 for o in cards if o is not card and o.index // 4 == card.index // 4}
+            super().connect(ctx, cards)
 
-    def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Both variables, alike: which one counts depends on the software."""
-        return EnvEdits(set=dict.fromkeys((self.mask.variable, CUDA.variable), self.written(devices)))
+    def board(self, card: Card) -> object:
+        """Which half of such a board."""
+        return card.index // 4
 
-    def masked(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] | None:
+    def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """Both variables must say the same; one that hides everything does, whatever the other says."""
-        named = [device for device in devices if self.maskable(device)]
         seen: list[str] | None = None
         for mask in (self.mask, CUDA):
-            found = mask.read(environ, named) if seen != [] else None
-            ids = None if found is None else [device.id for device in found]
+            ids = self.masked(environ, devices, mask) if seen != [] else None
             if seen and ids and seen != ids:
                 own, other = environ[self.mask.variable], environ[CUDA.variable]
                 reason = f"{self.mask.variable} and {CUDA.variable} must say the same (got {own!r} and {other!r})"
@@ -130,21 +111,13 @@ class Kunlunxin(Vendor):
             seen = seen if ids is None else ids
         return seen
 
-    def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
-        """The control node."""
-        return ("/dev/xpuctrl",) if devices else ()
-
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """Indexes for Kunlunxin's container runtime, to which ``none`` means no device."""
         return {"CXPU_VISIBLE_DEVICES": self.mask.write(devices) or "none"}
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
         """Ask xpu-smi."""
-        rows = self.rows(ctx)
-        if rows is None:
-            return None
-        own = {device.id: rows[device.pci_bus_id] for device in devices if device.pci_bus_id in rows}
-        return {key: row.measures("Used", "Xpu", "XPU Current Temp", "Power Draw") for key, row in own.items()}
+        return self.measured(self.rows(ctx), devices, "Used", "Xpu", "XPU Current Temp", "Power Draw")
 
 
 plugin = Kunlunxin()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.kit import Card, Catalog, Mask, Measures, Tool, Vendor
-from anyaccel.plugin import Device, EnvContext, EnvEdits, Fractional, Mount, PciFunction, ProbeContext
+from anyaccel.plugin import Device, EnvContext, EnvEdits, Fractional, PciFunction, ProbeContext
 
 COMPUTE = "/dev/mxcd"
 """The node that every process which computes opens, whichever GPU it uses."""
@@ -17,14 +17,7 @@ SHARED = "MACA_MPS_MODE"
 
 def _mask(variable: str) -> Mask:
     """The runtime is closed. What it does with other lists than ascending numbers is unconfirmed: they are refused."""
-    return Mask(
-        variable,
-        empty="nothing",
-        unknown="error",
-        repeated="error",
-        entries="numbers of GPUs of this machine, each once, such as '0,1'",
-        ordered=False,
-    )
+    return Mask(variable, strict=True, entries="numbers of GPUs of this machine, each once, such as '0,1'")
 
 
 CUDA, MACA = _mask("CUDA_VISIBLE_DEVICES"), _mask("MACA_VISIBLE_DEVICES")
@@ -53,10 +46,13 @@ class MetaX(Vendor):
     url = "https://github.com/MetaX-MACA"
     pci_vendors = (0x9999,)
     catalog = Catalog(__file__)
-    mask, variables, borrowed = CUDA, (MACA.variable, SHARED), (CUDA.variable,)
+    mask, borrowed = CUDA, (CUDA.variable,)
+    alike, variables = (MACA.variable,), (SHARED,)  # which of the two masks wins is unconfirmed
     sharing = Fractional.SHARED
     number_name = "number"
     number_remedy = "make 'mx-smi -L' work: it tells how the runtime numbers the GPUs"
+    held = "none"  # nobody has shown which node of its own a process keeps open
+    host_paths = (("driver_root", DRIVER),)  # the driver's libraries and tools
     tool = Tool(f"{DRIVER}/bin/mx-smi", "mx-smi", package="the MetaX driver package", hung="look at 'dmesg'")
 
     def functions(self, ctx: ProbeContext) -> list[PciFunction]:
@@ -68,18 +64,11 @@ class MetaX(Vendor):
         """Find the nodes: those of DRM are the GPU's own."""
         own = card.drm_nodes()
         card.nodes = (*own, COMPUTE) if own else ()
-        card.attributes["driver_root"] = DRIVER if card.ctx.exists(DRIVER) else None
         card.check_node(COMPUTE, missing="load the metax driver again")
-
-    def held_nodes(self, device: Device) -> Sequence[str]:
-        """Nobody has shown which node of its own a process keeps open, so holders are unknown."""
-        return ()
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
         """Ask mx-smi, which takes seconds, for the order of several GPUs, and for a product that no PCI id tells."""
-        if len(cards) == 1:
-            cards[0].number = 0
-        if all(card.fault or (card.entry and card.number == 0) for card in cards):
+        if self.settled(cards):
             return
         rows = self.tool.scan(ctx, LISTED, "-L")
         if rows is None:
@@ -118,30 +107,20 @@ class MetaX(Vendor):
         card.model = card.entry.model if card.entry else card.model
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Write both names alike, since which one wins is unconfirmed; several processes on one GPU must be allowed."""
-        listed = self.written(devices)
+        """Allow several processes on one GPU where they are to share it."""
+        values = super().env(devices, ctx).set
         parts = any(not share.whole for share in ctx.shares.values())
-        return EnvEdits(set={CUDA.variable: listed, MACA.variable: listed} | ({SHARED: "1"} if parts else {}))
+        return EnvEdits(set={**values, SHARED: "1"} if parts else values)
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """What both variables leave visible; one that hides all needs no other."""
-        named = [device for device in devices if self.maskable(device)]
-        own = MACA.read(environ, named)
-        other = None if own == [] else CUDA.read(environ, named)
-        seen = own if other is None else other if own is None else [device for device in own if device in other]
-        return None if seen is None else [device.id for device in seen]
-
-    def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
-        """The driver's libraries and tools."""
-        return [Mount(source=DRIVER, target=DRIVER)] if any(d.attributes.get("driver_root") for d in devices) else []
+        own = self.masked(environ, devices, MACA)
+        other = None if own == [] else self.masked(environ, devices, CUDA)
+        return own if other is None else other if own is None else [each for each in own if each in other]
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
         """Ask mx-smi. An idle GPU uses 666 to 858 MiB."""
-        rows = self.tool.scan(ctx, TABLE)
-        if rows is None:
-            return None
-        names = ("memory", "busy", "celsius", "watts")
-        return {each.id: rows[each.pci_bus_id].measures(*names) for each in devices if each.pci_bus_id in rows}
+        return self.measured(self.tool.scan(ctx, TABLE), devices, "memory", "busy", "celsius", "watts")
 
 
 plugin = MetaX()

@@ -32,10 +32,8 @@ class Mobilint(Vendor):
         Numbers(),
         nothing="999",  # no value for "none" is published; the list is a filter, and no device has this number
         empty="nothing",  # what it does is not published; only narrowing is safe
-        unknown="error",
-        repeated="error",  # libqbruntime 1.5 logs it as an error
+        strict=True,  # libqbruntime 1.5 logs a repetition as an error
         blanks=False,
-        ordered=False,
         entries="numbers of devices that are here, each once, without blanks, such as '0,1'",
     )
     ray_switch = "RAY_EXPERIMENTAL_NOSET_MBLT_RT_VISIBLE_DEVICES"

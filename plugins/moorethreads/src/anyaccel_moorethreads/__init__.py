@@ -6,14 +6,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from anyaccel.kit import Card, Catalog, Mask, Measures, Tool, Vendor, text, warn
-from anyaccel.plugin import Detected, Device, EnvContext, EnvEdits, Finding, Fractional, ProbeContext
+from anyaccel.plugin import Detected, Device, Finding, Fractional, ProbeContext
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 """Some frameworks copy it to MUSA's variable and back; the runtime does not read it."""
 CONTAINER_DEVICES = "MTHREADS_VISIBLE_DEVICES"
 """Indexes, read by the container runtime alone."""
-FOREIGN = ("vfio-pci", "pci-stub")
-"""Drivers that keep a card for virtual machines. The name of the vendor's own has changed."""
 MEMORY = "/proc/driver/musa/gpu*"
 # 0    MTT S5000            |00000000:2a:00.0    |0%    66641MiB(81920MiB)
 #      Physical      P0     |16x(16x)            |52C   YES
@@ -31,28 +29,21 @@ class MooreThreads(Vendor):
     of the nodes, where their numbers and the PCI addresses ascend together; where they do not, no GPU is given out.
     """
 
-    key, resource, kind, brand, driver = "moorethreads", "GPU", "gpu", "Moore Threads", "mtgpu"
+    key, resource, kind, brand = "moorethreads", "GPU", "gpu", "Moore Threads"
+    modules = ("mtgpu",)  # on the bus, the driver's name has changed
     url = "https://docs.mthreads.com"
     pci_vendors, pci_classes = (0x1ED5,), (0x0300, 0x0302, 0x0380, 0x1200)  # sound has a class of its own
     catalog = Catalog(__file__)
     # The runtime is closed. What it does with other lists than ascending numbers is unconfirmed: they are refused.
     mask = Mask(
-        "MUSA_VISIBLE_DEVICES",
-        unknown="error",
-        repeated="error",
-        entries="numbers of GPUs of this machine, each once, such as '0,1'",
-        ordered=False,
+        "MUSA_VISIBLE_DEVICES", strict=True, entries="numbers of GPUs of this machine, each once, such as '0,1'"
     )
     variables = cleared = (CUDA,)
     sharing = Fractional.SHARED
     number_name = "number"
     number_remedy = "make 'mthreads-gmi' work: it tells how the runtime numbers the GPUs"
+    held = "none"  # nobody has shown which node a process keeps open
     tool = Tool("mthreads-gmi", package="the MUSA driver package", hung="look for mtgpu in 'dmesg'")
-
-    def bound(self, card: Card) -> bool:
-        """Whether the vendor's driver has a card: any but those that keep it for another use."""
-        driver = card.function.driver if card.function else None
-        return driver not in (None, *FOREIGN) or super().bound(card)
 
     def look(self, card: Card) -> None:
         """Find the nodes, whose number is in the directory of the PCI function, and the size of the memory."""
@@ -69,15 +60,9 @@ class MooreThreads(Vendor):
             card.nodes = ()
         super().check_nodes(card)
 
-    def held_nodes(self, device: Device) -> Sequence[str]:
-        """Nobody has shown which node a process keeps open, so holders are unknown."""
-        return ()
-
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
         """Ask mthreads-gmi for the order of several GPUs, and for a product that no PCI id tells."""
-        if len(cards) == 1:
-            cards[0].number = 0
-        if all(card.fault or (card.entry and card.number == 0) for card in cards):
+        if self.settled(cards):
             return
         rows = self.tool.scan(ctx, TABLE)
         if rows is None:
@@ -87,18 +72,10 @@ class MooreThreads(Vendor):
                     card.number = number
             yield "mthreads-gmi is not here to tell the order or the product of the GPUs"
             return
-        for card in cards:
-            row = rows.get(card.address or "")
-            if row is None:
-                card.blame("mthreads-gmi does not show it", f"{self.log_hint}, then restart the machine")
-                continue
+        for card, row in self.shown(cards, rows):
             mebibytes = row.count("total")
             card.number, card.model = row.count("index"), row.text("name") or ""
             card.memory_bytes = card.memory_bytes or (mebibytes << 20 if mebibytes else None)
-
-    def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Write the mask, and take away the one that frameworks would put in its place."""
-        return EnvEdits(set={self.mask.variable: self.written(devices)}, unset=frozenset({CUDA}))
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """Tell the container runtime; inside, GPUs are numbered from 0."""
@@ -111,8 +88,7 @@ class MooreThreads(Vendor):
         """Ask mthreads-gmi, or where it is missing the driver, which knows the memory in use alone."""
         rows = self.tool.scan(ctx, TABLE)
         if rows is not None:
-            names = ("memory", "busy", "celsius")
-            return {each.id: rows[each.pci_bus_id].measures(*names) for each in devices if each.pci_bus_id in rows}
+            return self.measured(rows, devices, "memory", "busy", "celsius")
         nodes = {device.id: device.nodes[0].rpartition("/")[2] for device in devices if device.nodes}
         return {id_: {"memory_used_bytes": _memory(ctx, node)[1]} for id_, node in nodes.items()} or None
 

@@ -69,9 +69,11 @@ def mps_daemon(ctx: ProbeContext) -> dict[str, str | int | None]:
 
     One of another user, or one that has ended, does not answer: then programs would get the whole GPU without a word.
     """
-    pipe = mps.listening(ctx)
-    answer = asked(ctx, f"mps/{pipe}", partial(mps.look, pipe)) if pipe else None
-    return {"mps_pipe": pipe, "mps_protocol": answer and answer["protocol"]}
+    pipes = mps.listening(ctx.environ, ctx.exists)
+    for pipe in pipes:
+        if answer := asked(ctx, f"mps/{pipe}", partial(mps.look, pipe)):
+            return {"mps_pipe": pipe, "mps_protocol": answer["protocol"]}
+    return {"mps_pipe": pipes[0] if pipes else None, "mps_protocol": None}
 
 
 def gpu_cards(

@@ -16,7 +16,7 @@ DRIVER_NOT_LOADED = 9
 DRIVER_ERRORS = {4, DRIVER_NOT_LOADED, 12, 13, 18}
 """NVML errors that say something about the driver and nothing about one GPU."""
 
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F]+:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\S*\): (\d+)")
+_XID = r"NVRM: Xid \(PCI:([0-9a-fA-F]+:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})\S*\): (\d+)"
 
 
 def of_gpu(error: QueryError) -> Fault:
@@ -79,5 +79,5 @@ def gaps(why: Fault, seen: int, hidden: int, *, tegra: bool) -> Iterator[Fault]:
 def xids(log: str) -> list[tuple[str, int, str]]:
     """The XIDs in a kernel log that are a GPU's fault: its PCI address without function, code, advice; each once."""
     advice = {code: entry["advice"] for entry in TABLES.data["xids"] for code in entry["codes"]}
-    found = dict.fromkeys((address.lower(), int(code)) for address, code in _XID.findall(log))
+    found = dict.fromkeys((address.lower(), int(code)) for address, code in re.findall(_XID, log))
     return [(address, code, advice[code]) for address, code in found if code in advice]

@@ -8,13 +8,10 @@ protocol of the daemon that runs.
 
 from __future__ import annotations
 
-import csv
 import os
-import subprocess
-from collections.abc import Iterator, Mapping
-from typing import Any
-
-from anyaccel.plugin import ProbeContext
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any
 
 TOOL = "nvidia-cuda-mps-control"
 PIPE = "CUDA_MPS_PIPE_DIRECTORY"
@@ -26,14 +23,14 @@ ANSWER_SECONDS = 3.0
 def directories(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Where a daemon may listen: the place that is named, else those that are usual, one's own first."""
     if named := environ.get(PIPE):
-        return (named,)
-    runtime = environ.get("XDG_RUNTIME_DIR", "")
+        return (os.path.normpath(named),)  # as recordings write paths
+    runtime = os.path.normpath(environ.get("XDG_RUNTIME_DIR", ""))
     return (*((f"{runtime}/nvidia-mps",) if runtime.startswith("/") else ()), *DIRECTORIES)
 
 
-def listening(ctx: ProbeContext) -> str | None:
-    """The directory in which a daemon seems to listen."""
-    return next((each for each in directories(ctx.environ) if ctx.exists(f"{each}/control")), None)
+def listening(environ: Mapping[str, str], exists: Callable[[str], bool]) -> list[str]:
+    """The directories in which daemons seem to listen."""
+    return [each for each in directories(environ) if exists(f"{each}/control")]
 
 
 def look(pipe: str) -> dict[str, Any]:
@@ -43,36 +40,50 @@ def look(pipe: str) -> dict[str, Any]:
         ``protocol``, 2 or 3, and the process ids of its ``servers`` and ``clients``.
 
     Raises:
-        OSError: When there is no tool, or no daemon answers it in time.
+        OSError: When there is no tool, no daemon answers it in time, or what listens belongs to another user than root.
     """
+    owner = os.stat(f"{pipe}/control").st_uid
+    if owner not in (0, os.geteuid()):
+        raise OSError(f"{pipe}/control belongs to user {owner}, and a daemon serves programs of its own user alone")
     rows = _table(_ask(pipe, "server", "list", "--format=csv", check=False))
     if rows is not None:
         clients = _table(_ask(pipe, "client", "list", "--all", "--format=csv"))
         return {"protocol": 3, "servers": sorted(_pids(rows)), "clients": sorted(_pids(clients or [], but="server"))}
-    servers = _numbers(_ask(pipe, command="get_server_list"))
+    answer = _ask(pipe, command="get_server_list")
+    servers = _numbers(answer)
+    if len(servers) < len(answer.split()):
+        raise OSError(f"{TOOL} answered {' '.join(answer.split())[:200]!r}, which is no list of processes")
     found = {pid for server in servers for pid in _numbers(_ask(pipe, command=f"get_client_list {server}"))}
     return {"protocol": 2, "servers": servers, "clients": sorted(found)}
 
 
-def start(pipe: str, log: str, environ: Mapping[str, str], protocol: int) -> None:
-    """Start a daemon in the background, which serves programs of this user.
+def start(pipe: str, environ: Mapping[str, str], protocol: int) -> None:
+    """Start a daemon in the background, which serves programs of this user, in a directory that is made for it.
 
     Raises:
-        OSError: When there is no tool, or it does not start one.
+        OSError: When there is no tool, it does not start one, or the directory is another user's.
     """
+    log = f"{pipe}/log"
+    for directory in (pipe, log):
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        if os.lstat(directory).st_uid not in (0, os.geteuid()):
+            raise OSError(f"{directory} belongs to another user")
     own = {**environ, PIPE: pipe, LOG: log, "CUDA_MPS_PROTOCOL_VERSION": str(protocol)}
     if protocol == 2:  # noqa: PLR2004 - which all versions speak, also those that do not know the variable
         del own["CUDA_MPS_PROTOCOL_VERSION"]
-    _run([TOOL, "-d"], own)
+    import tempfile
+
+    with tempfile.TemporaryFile(dir=log) as said:  # and no pipe, which the daemon may keep open
+        _run([TOOL, "-d"], own, said=said)
 
 
-def stop(pipe: str) -> None:
-    """End the daemon of a directory, and with it its clients' use of the GPU.
+def stop(pipe: str, protocol: int) -> None:
+    """End the daemon of a directory, which speaks a protocol, and with it its clients' use of the GPU.
 
     Raises:
         OSError: When there is no tool, or no daemon answers it.
     """
-    if look(pipe)["protocol"] == 2:  # noqa: PLR2004
+    if protocol == 2:  # noqa: PLR2004
         _ask(pipe, command="quit")
     else:
         _ask(pipe, "--quit")
@@ -82,36 +93,56 @@ def _ask(pipe: str, *arguments: str, command: str = "", check: bool = True) -> s
     return _run([TOOL, *arguments], {**os.environ, PIPE: pipe}, f"{command}\n" if command else "", check=check)
 
 
-def _run(argv: list[str], environ: Mapping[str, str], text: str = "", *, check: bool = True) -> str:
+def _run(
+    argv: list[str], environ: Mapping[str, str], text: str = "", *, check: bool = True, said: IO[bytes] | None = None
+) -> str:
+    """Run the tool; what it prints, unless that goes into a file."""
+    import subprocess  # which every detection would wait for
+
+    output = subprocess.PIPE if said is None else said
     try:
         done = subprocess.run(
-            argv, env=dict(environ), input=text, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
+            argv,
+            env=dict(environ),
+            input=text.encode(),
+            stdout=output,
+            stderr=output,
+            timeout=ANSWER_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise OSError(f"{TOOL} did not answer within {ANSWER_SECONDS:g} s") from error
     if check and done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())[:200]
-        raise OSError(f"{TOOL} ended with status {done.returncode}: {said or 'it said nothing'}")
-    return done.stdout if not done.returncode else ""
+        if said is not None:
+            said.seek(0)
+        words = (said.read() if said is not None else done.stderr or done.stdout).decode(errors="replace").split()
+        raise OSError(f"{TOOL} ended with status {done.returncode}: {' '.join(words)[:200] or 'it said nothing'}")
+    return (done.stdout or b"").decode(errors="replace") if not done.returncode else ""
 
 
 def _table(text: str) -> list[dict[str, str]] | None:
     """Rows of a table by the names of its columns; None where the text is no table, as in protocol 2."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not lines or lines[0].strip().isdecimal():
+    import csv
+
+    try:
+        names, *rows = [row for row in csv.reader(text.splitlines(), skipinitialspace=True) if row]
+    except (csv.Error, ValueError):
         return None
-    return list(csv.DictReader(lines, skipinitialspace=True))
+    if len(names) == 1 or any(len(row) != len(names) for row in rows):
+        return None
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def _pids(rows: list[dict[str, str]], but: str = "") -> Iterator[int]:
     """Process ids: the first column that is called so, and not that of something else."""
     for row in rows:
         for name, content in row.items():
-            words = (name or "").lower().replace("_", " ").split()
-            if "pid" in words and but not in words and str(content).strip().isdecimal():
-                yield int(content)
+            words = name.lower().replace("_", " ").split()
+            if "pid" in words and but not in words:
+                yield from _numbers(content)
                 break
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(word) for word in text.split() if word.isdecimal()]
+    """Process ids, one to a line."""
+    return [int(line) for line in text.splitlines() if re.fullmatch(r"\s*[0-9]{1,10}\s*", line)]

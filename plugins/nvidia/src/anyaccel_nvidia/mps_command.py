@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import time
+from typing import Any
 
 from anyaccel.cli import output
 from anyaccel.errors import CommandNotRunnableError
@@ -31,55 +33,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    places = mps.directories(os.environ)
-    pipe = next((each for each in places if os.path.exists(f"{each}/control")), "")
-    try:
-        if args.action == "start":
-            return _start(args, pipe, places)
-        if not pipe:
-            output.say(f"no MPS daemon listens in {' or '.join(places)}")
-            return 0 if args.action == "stop" else _tell(args, "", None)
-        if args.action == "stop":
-            mps.stop(pipe)
-            output.say(f"the MPS daemon in {pipe} has been ended")
-            return 0
-        return _tell(args, pipe, mps.look(pipe))
-    except FileNotFoundError as error:
-        raise CommandNotRunnableError(
-            f"{mps.TOOL} is not on PATH; it comes with NVIDIA's driver", hint="install the driver's compute utilities"
-        ) from error
-    except OSError as error:
-        where = pipe or places[0]
-        raise CommandNotRunnableError(f"the MPS daemon in {where} cannot be used: {error}") from error
+    places, pipes = mps.directories(os.environ), mps.listening(os.environ, os.path.exists)
+    if (pipes or args.action == "start") and not shutil.which(mps.TOOL):
+        reason = f"{mps.TOOL} is not on PATH; it comes with NVIDIA's driver"
+        raise CommandNotRunnableError(reason, hint="install the driver's compute utilities")
+    silent = []
+    for pipe in pipes:
+        try:
+            return _use(args, pipe, mps.look(pipe))
+        except OSError as error:  # what an ended daemon has left, or one of another user
+            silent.append(_unusable(pipe, error))
+    if args.action == "start":
+        # CUDA's own place where this user has none
+        return _start(args, places[0] if len(places) != len(mps.DIRECTORIES) else places[-1])
+    if silent:
+        raise silent[0]
+    output.say(f"no MPS daemon listens in {' or '.join(places)}")
+    return 0 if args.action == "stop" else _tell(args, "", None)
 
 
-def _start(args: argparse.Namespace, pipe: str, places: tuple[str, ...]) -> int:
-    if pipe:
-        found = mps.look(pipe)  # a directory that an ended daemon has left answers with an error
+def _use(args: argparse.Namespace, pipe: str, found: dict[str, Any]) -> int:
+    if args.action == "stop":
+        mps.stop(pipe, found["protocol"])
+        output.say(f"the MPS daemon in {pipe} has been ended")
+        return 0
+    if args.action == "start":
         output.say(f"an MPS daemon listens in {pipe} already")
-        return _tell(args, pipe, found)
-    pipe = places[0] if len(places) != len(mps.DIRECTORIES) else places[-1]
-    for directory in (pipe, log := f"{pipe}/log"):
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-    mps.start(pipe, log, os.environ, args.protocol)
+    return _tell(args, pipe, found)
+
+
+def _start(args: argparse.Namespace, pipe: str) -> int:
+    try:
+        mps.start(pipe, os.environ, args.protocol)
+        found = _awaited(pipe)
+    except OSError as error:
+        raise _unusable(pipe, error) from error
+    return _tell(args, pipe, found)
+
+
+def _awaited(pipe: str) -> dict[str, Any]:
+    """What a daemon says that has just been started."""
     until = time.monotonic() + START_SECONDS
     while True:
         try:
-            return _tell(args, pipe, mps.look(pipe))
-        except FileNotFoundError:
-            raise
+            return mps.look(pipe)
         except OSError:
             if time.monotonic() > until:
                 raise
             time.sleep(0.05)
 
 
-def _tell(args: argparse.Namespace, pipe: str, found: dict[str, object] | None) -> int:
+def _unusable(pipe: str, error: OSError) -> CommandNotRunnableError:
+    hint = f"remove {pipe} if its daemon has ended, or name another directory with {mps.PIPE}"
+    return CommandNotRunnableError(f"the MPS daemon in {pipe} cannot be used: {error}", hint=hint)
+
+
+def _tell(args: argparse.Namespace, pipe: str, found: dict[str, Any] | None) -> int:
     if args.json:
         facts = found or {"protocol": None, "servers": [], "clients": []}
         output.print_json("mps/1", {"directory": pipe or None, **facts})
     elif found is not None:
-        clients = found["clients"]
-        names = ", ".join(map(str, clients)) if isinstance(clients, list) and clients else "none"
+        names = ", ".join(map(str, found["clients"])) or "none"
         output.print_line(f"MPS daemon in {pipe}, protocol {found['protocol']}, clients: {names}")
     return 0 if found is not None else 1

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 
 from anyaccel.kit import Cap, Fault, capped
 from anyaccel.plugin import Device, EnvEdits, Share, replace
+
+from .masks import VARIABLE, nvml_index
 
 MPS = "CUDA MPS"
 MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"
@@ -18,7 +21,7 @@ CAPS = (
         "XLA_PYTHON_CLIENT_MEM_FRACTION",
         "fraction",
         rival="XLA_CLIENT_MEM_FRACTION",  # its newer name: JAX refuses to start with both
-        void=("XLA_PYTHON_CLIENT_ALLOCATOR", "platform"),
+        void=("XLA_PYTHON_CLIENT_ALLOCATOR", "platform", "cuda_async", "vmm"),
     ),
     Cap("CuPy", "CUPY_GPU_MEMORY_LIMIT", "bytes"),
     Cap("PaddlePaddle", "FLAGS_gpu_memory_limit_mb", "MiB"),
@@ -65,11 +68,22 @@ def edits(device: Device, share: Share, environ: Mapping[str, str], mask: Mappin
         threads = _number(environ.get(MPS_THREADS), 100) or 100  # a part of what we were given ourselves
         values |= {MPS_PIPE: str(pipe), MPS_THREADS: str(max(1, int(threads * share.units // 10_000)))}
         if share.memory_bytes:
-            values[MPS_MEMORY] = f"0={share.memory_bytes >> 20}M"  # 0: the only GPU that the worker sees
+            most = min([share.memory_bytes, *_pinned(device, environ)])
+            values[MPS_MEMORY] = f"0={most >> 20}M"  # 0: the only GPU that the worker sees
     protocol = device.attributes.get("mps_protocol")
     held = {"memory_by": MPS if protocol and MPS_MEMORY in values else ""}
     # With protocol 3 a percentage of the namespace counts, where it has one, and the worker's does not.
     return replace(caps, set=values, **held, compute_by=MPS if protocol == 2 else "")  # noqa: PLR2004
+
+
+def _pinned(device: Device, environ: Mapping[str, str]) -> Iterator[int]:
+    """What the user's own variable leaves of a GPU, in bytes."""
+    alone = re.fullmatch(r"[^,]+", environ.get(VARIABLE, ""))
+    names = (device.id, "0" if alone else str(nvml_index(device)))
+    for entry in environ.get(MPS_MEMORY, "").split(","):
+        match = re.fullmatch(r"\s*(\S+)=([0-9]{1,9})([GM])B?\s*", entry, re.IGNORECASE)
+        if match and match[1] in names and int(match[2]):
+            yield int(match[2]) << (30 if match[3] in "gG" else 20)
 
 
 def _number(text: str | None, most: float) -> float | None:

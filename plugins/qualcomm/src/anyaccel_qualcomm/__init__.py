@@ -33,10 +33,8 @@ class Qualcomm(Vendor):
         "QAIC_VISIBLE_DEVICES",
         nothing="999",
         empty="error",
-        unknown="error",
-        repeated="error",
+        strict=True,
         blanks=False,
-        ordered=False,
         entries="QIDs such as '0,1', each once",
     )
     sharing = Fractional.SHARED
@@ -120,12 +118,9 @@ class Qualcomm(Vendor):
         card.entry = self.catalog.by_name(card.model) or card.entry
         super().identify(card)
 
-    def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
-        """Link the chips of a board, which sit behind one switch."""
-        for card in cards:
-            board = card.attributes.get("board")
-            same = [other for other in cards if other is not card and board and other.attributes.get("board") == board]
-            card.links = {other.id: 1 for other in same}
+    def board(self, card: Card) -> object:
+        """The chips of a board sit behind one switch."""
+        return card.attributes.get("board")
 
     def container(self, devices: Sequence[Device]) -> ContainerEdits:
         """Add the group that the nodes are open to, for who is not root inside."""

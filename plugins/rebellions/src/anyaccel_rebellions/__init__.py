@@ -7,13 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from anyaccel.kit import PCI_DEVICES, Card, Catalog, FaultError, Mask, Measures, Numbers, Row, Tool, Vendor, warn
-from anyaccel.plugin import Detected, Device, EnvContext, EnvEdits, Finding, PciFunction, ProbeContext, replace
+from anyaccel.plugin import Detected, Device, Finding, PciFunction, ProbeContext, replace
 
 CLASS = "/sys/class/rebellions/rbln"
 DUMMY = "RBLN_DUMMY_DEVICE"
 """``1`` gives a program a device that is made up in the host's memory and computes nothing (torch-rbln)."""
 TOOL = Tool("rbln-smi", "rbln-stat", package="the Rebellions driver package", hung="look in 'dmesg'")
-SAME_CARD = 1
 
 
 def _mask(variable: str) -> Mask:
@@ -27,10 +26,8 @@ def _mask(variable: str) -> Mask:
         Numbers(),
         nothing="99999",
         empty="everything",
-        unknown="error",
-        repeated="error",
+        strict=True,
         blanks=False,
-        ordered=False,
         entries="numbers of chips that are here, each once, without blanks, such as '0,1'",
     )
 
@@ -54,7 +51,7 @@ class Rebellions(Vendor):
     url = "https://docs.rbln.ai"
     pci_vendors = (0x1EFF,)
     catalog = Catalog(__file__)
-    mask, variables = DEVICES, (VISIBLE.variable,)
+    mask, alike = DEVICES, (VISIBLE.variable,)  # a stale one would win
     ray_switch = "RAY_EXPERIMENTAL_NOSET_RBLN_RT_VISIBLE_DEVICES"
     exclusive = "a chip that a process has opened is busy for others, and no way to divide it is published"
     number_name = "position among the chips that may be opened here"
@@ -119,21 +116,13 @@ class Rebellions(Vendor):
             card.number = place
         super().arrange(cards)
 
-    def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
-        """Link the chips of a card; of others only the distance over PCI is known."""
-        for card in cards:
-            near = [other.id for other in cards if other is not card and card.parent and other.parent == card.parent]
-            card.links = dict.fromkeys(near, SAME_CARD)
+    def board(self, card: Card) -> object:
+        """The card of a chip; of other chips only the distance over PCI is known."""
+        return card.parent
 
-    def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Set both variables: which one is read depends on the software, and a stale one would win."""
-        return EnvEdits(set=dict.fromkeys((DEVICES.variable, VISIBLE.variable), self.written(devices)))
-
-    def masked(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] | None:
+    def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """Read the first variable that is not empty."""
-        mask = DEVICES if environ.get(DEVICES.variable) else VISIBLE
-        seen = mask.read(environ, [device for device in devices if self.maskable(device)])
-        return None if seen is None else [device.id for device in seen]
+        return self.masked(environ, devices, DEVICES if environ.get(DEVICES.variable) else VISIBLE)
 
     def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
         """The node of the group, which must be called rsd0 inside: so that of group 0 alone can be passed as it is."""

@@ -77,13 +77,16 @@ class Tenstorrent(Vendor):
         super().arrange(cards)
 
     def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
-        """Link the chips of a board, or of a tray of a Galaxy, which have one serial number."""
+        """Name the board of chips that share one."""
+        super().connect(ctx, cards)
         for card in cards:
-            board = card.attributes.get("board")
-            near = [other.id for other in cards if board and other.attributes.get("board") == board]
-            if len(near) > 1 or (board and card.entry and "chips" in card.entry.facts):
+            board = self.board(card)
+            if card.links or (board and card.entry and "chips" in card.entry.facts):
                 card.parent = f"{self.key}-board-{board}"
-                card.links = {other: 1 for other in near if other != card.id}
+
+    def board(self, card: Card) -> object:
+        """The serial number, one for a board, or a tray of a Galaxy."""
+        return card.attributes.get("board")
 
     def tags(self, device: Device) -> Sequence[str]:
         """Leave out the one card type that is a GPU of another vendor's, too."""

@@ -70,6 +70,7 @@ class Tpu(Vendor):
     entry_attribute = "generation"
     mask = MASKS[0]
     variables = (MASK_NAMES[1], PATHS, *SLICE, *RIVALS)
+    held = "every"  # a chip of two functions has two nodes, and its holder opens both
     counts = (1, 2, 4, 8)  # what forms a rectangle
     exclusive = "a chip is opened by one process at a time and has no partitions"
 
@@ -264,10 +265,6 @@ class Tpu(Vendor):
             state = condition(fault, sound=device.health is Health.HEALTHY)
             found[device.id] = Stats(**state, processes=processes[device.id])
         return found
-
-    def held_nodes(self, device: Device) -> Sequence[str]:
-        """Every node: a chip of two functions has two, and its holder opens both."""
-        return device.nodes
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
         """Variables that contradict each other or the machine, a lock file left behind, small pages."""

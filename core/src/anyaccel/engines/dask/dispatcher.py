@@ -15,12 +15,8 @@ from typing import Any
 from distributed import Scheduler, SchedulerPlugin
 from tornado.ioloop import PeriodicCallback
 
-HOLD = "anyaccel place "
-"""What the resource is called that no worker has; the number of a place follows."""
-PREFIX = "anyaccel-"
-"""How keys of our tasks begin."""
-NODES_TOPIC = "anyaccel nodes"
-"""Of events that say that there is a new node."""
+from anyaccel.engines.dask import HOLD, NODES_TOPIC, PREFIX
+
 _LOOK_MILLISECONDS = 250
 """How often to look for what nothing tells: a worker that runs now, a task of Dask's own that has ended."""
 _JOIN_SECONDS = 30.0

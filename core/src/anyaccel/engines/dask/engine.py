@@ -6,19 +6,20 @@ import asyncio
 import contextlib
 import pickle
 import threading
-import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from anyaccel.engines.remote.cluster import hand_over, last_line, outcome
-from anyaccel.engines.remote.driver import Driver, order_of
+from anyaccel.engines.dask import HOLD, NODES_TOPIC, PREFIX
+from anyaccel.engines.dask.connection import connect
+from anyaccel.engines.remote.cluster import Cluster, Plan, last_line, outcome
+from anyaccel.engines.remote.driver import Driver
 from anyaccel.engines.remote.fitting import fitting, listed
-from anyaccel.engines.remote.messages import Answer, Started
+from anyaccel.engines.remote.messages import Answer, Order, Started
 from anyaccel.errors import UsageError, WorkerStartError
 from anyaccel.launcher.launch import KnownNames, validate
-from anyaccel.model import Inventory, Request, Value, field
+from anyaccel.model import UNITS_PER_DEVICE, Inventory, Request, field
 from anyaccel.pool.call import Options
 from anyaccel.pool.engine import Setting
 from anyaccel.pool.payload import Pickled, loads
@@ -28,8 +29,6 @@ from anyaccel.scheduler.serving import serves
 if TYPE_CHECKING:
     from anyaccel.pool.gang import GangFuture
 
-FRESH_SECONDS = 5.0
-"""How long what was found out about the nodes holds, unless one comes."""
 LARGE = 1 << 20
 """Bytes of arguments from which they do not go through the scheduler."""
 
@@ -44,50 +43,41 @@ def open_engine(setting: Setting) -> Driver:
     return Driver(DaskCluster(setting.address), setting)
 
 
-class Plan(Value):
+class DaskPlan(Plan):
     """What to ask Dask for.
 
     Attributes:
-        request: What the workers are to be given; None for the CPU alone.
         place: Number under which the dispatcher knows where it may run.
         wanted: By digest of a node's inventory, quantities.
     """
 
-    request: Request | None = None
     place: str = ""
     wanted: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
-class DaskCluster:
-    """Dask, as one pool uses it; see :class:`~anyaccel.engines.remote.driver.Cluster`."""
+class DaskCluster(Cluster[DaskPlan]):
+    """Dask, as one pool uses it."""
 
     title = "Dask"
 
     def __init__(self, address: str | None) -> None:
-        from anyaccel.engines.dask.connection import connect
-
+        super().__init__()
         self._connection = connect(address)
         self._client: Any = self._connection.client
-        self._lock = threading.Lock()
         self._closing = threading.Lock()
         self._inventories: dict[str, Inventory] = {}
         self._nodes: list[tuple[str, str]] = []
-        self._plans: dict[Request, Plan] = {}
         self._numbers = count()
-        self._looked = float("-inf")
         self._futures: dict[str, Any] = {}
         self._hosted: dict[str, DaskHost] = {}
         self._closed = False
 
     @property
     def connected(self) -> bool:
-        """Whether this process still belongs to it."""
         return bool(self._client.status == "running")
 
     def open(self, driver: Driver, spec: bytes) -> None:
-        """Begin for a pool."""
         from anyaccel.engines.dask import node
-        from anyaccel.engines.dask.dispatcher import NODES_TOPIC
 
         self._node = node
         self._driver = driver
@@ -96,25 +86,10 @@ class DaskCluster:
         self._client.subscribe_topic(self._topic, self._on_news)
         self._client.subscribe_topic(NODES_TOPIC, self._on_node)
 
-    def check(self, request: Request) -> None:
-        """Raise the error of a request that no node can ever serve."""
-        self.plan(request)
-
-    def plan(self, request: Request) -> Plan:
-        """What to ask Dask for."""
-        with self._lock:
-            if time.monotonic() - self._looked > FRESH_SECONDS:
-                self._look()
-            plan = self._plans.get(request)
-            if plan is None:
-                plan = self._plans[request] = self._find(request)
-            return plan
-
-    def _look(self) -> None:
+    def look(self) -> None:
         """Hear which nodes there are; where they have changed, say anew where calls may run."""
         nodes, more = self._ask("nodes", known=list(self._inventories))
         self._inventories |= {digest: pickle.loads(data) for digest, data in more.items()}  # noqa: S301 - of our node
-        self._looked = time.monotonic()
         if (nodes := sorted(map(tuple, nodes))) == self._nodes:
             return
         self._nodes = nodes
@@ -139,53 +114,36 @@ class DaskCluster:
             found.refuse(request)
         return {digests[number]: quantities for number, quantities in found.served.items()}
 
-    def _find(self, request: Request) -> Plan:
+    def find(self, request: Request) -> DaskPlan:
         wanted = self._quantities(request)
         if not wanted:
-            return Plan()
-        plan = Plan(request=request, place=f"{self._driver.name}/{next(self._numbers)}", wanted=wanted)
+            return DaskPlan()
+        plan = DaskPlan(request=request, place=f"{self._driver.name}/{next(self._numbers)}", wanted=wanted)
         self._ask("place", place=plan.place, wanted=wanted)
         return plan
 
-    def place(self, name: str, options: Options, plan: Plan | None, *, actor: bool) -> tuple[dict[str, Any], bytes]:
-        """What to tell Dask, and what to tell the host."""
-        from anyaccel.engines.dask.dispatcher import HOLD
-
-        request = None if plan is None else plan.request
+    def place(self, order: Order, plan: DaskPlan, *, actor: bool) -> dict[str, Any]:  # noqa: ARG002
         told: dict[str, Any] = {"pure": False, "priority": 1 if actor else 0}
-        if plan is not None and request is not None:
+        if plan.request is not None:
             told["resources"] = {f"{HOLD}{plan.place}": 1}
-        return told, pickle.dumps(order_of(name, options, request))
+        return told
 
-    def run(self, place: tuple[dict[str, Any], bytes], key: str, log: str | None, body: Pickled) -> Any:
-        """Have a call run."""
-        told, order = place
+    def run(self, place: dict[str, Any], order: bytes, key: str, log: str | None, body: Pickled) -> Future[Any]:
         buffers: Any = tuple(map(bytes, body.buffers))
         data: Any = body.data
         if body.size > LARGE:
             data, buffers = self._client.scatter([data, buffers], hash=False)
-        return self._submit(key, told, self._node.run, self._spec, (order, key, log), data, buffers)
+        return self._submit(key, place, self._node.run, self._spec, (order, key, log), data, buffers)
+
+    def host(self, place: dict[str, Any], order: bytes, key: str) -> DaskHost:
+        self._hosted[key] = host = DaskHost(self, key)
+        host.follow(self._submit(key, place, self._node.hold, self._spec, order, key))
+        return host
 
     def _submit(self, key: str, told: dict[str, Any], function: Callable[..., bytes], *arguments: Any) -> Future[Any]:
-        from anyaccel.engines.dask.dispatcher import PREFIX
-
         future = self._client.submit(function, *arguments, key=f"{PREFIX}{key}", **told)
         self._futures[key] = future
         return self._spawn(_value(future))
-
-    def host(self, place: tuple[dict[str, Any], bytes], key: str) -> DaskHost:
-        """Have an actor hosted."""
-        told, order = place
-        self._hosted[key] = host = DaskHost(self, key)
-        host.follow(self._submit(key, told, self._node.hold, self._spec, order, key))
-        return host
-
-    def follow(self, ref: Any, hear: Callable[[Any, BaseException | None], None], wanted: Callable[[], bool]) -> None:
-        """Have a value handed over in the thread of the reactor."""
-        hand_over(ref, hear, wanted)
-
-    def attend(self, ref: Any, pending: Callable[[], bool], seconds: float | None) -> None:
-        """It comes through Dask's thread in any case."""
 
     def cancel(self, key: str, ref: Any) -> None:  # noqa: ARG002
         """End a call: Dask tells its worker, which tells the host."""
@@ -197,7 +155,6 @@ class DaskCluster:
         await self._client.cancel([future], force=True, asynchronous=True)
 
     def recall(self, key: str, ref: Any) -> None:  # noqa: ARG002
-        """End a call unless it runs."""
         future = self._futures.get(key)
         if future is not None:
             self._spawn(self._recall(future))
@@ -207,20 +164,13 @@ class DaskCluster:
             await self._cancel(future)
 
     def recalled(self, error: BaseException) -> bool:
-        """Whether a call has ended because it was recalled."""
-        from concurrent.futures import CancelledError
-
         return isinstance(error, (self._node.RecalledError, CancelledError, asyncio.CancelledError))
 
     def forget(self, key: str, *, left: bool) -> None:  # noqa: ARG002
-        """A call is over."""
         self._futures.pop(key, None)  # the last reference: Dask forgets it, too
         self._hosted.pop(key, None)
 
     def lost(self, error: BaseException) -> str:
-        """Why there is no answer: what failed on the worker, or empty where that has died."""
-        from concurrent.futures import CancelledError
-
         from distributed import KilledWorker
         from distributed.comm.core import CommClosedError
 
@@ -230,7 +180,6 @@ class DaskCluster:
         return last_line(error)
 
     def gang(self, driver: Driver, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:  # noqa: ARG002
-        """Dask has none."""
         raise UsageError(
             f"engine='dask' has no gangs, since Dask reserves nothing on several workers at once (got {hosts} hosts)",
             hint="use engine='ray', or engine='local' for a gang of one",
@@ -245,7 +194,6 @@ class DaskCluster:
         return found[address]
 
     def close(self) -> None:
-        """End the hosts of the pool, and what was made for it alone."""
         with self._closing:
             if self._closed:
                 return
@@ -273,7 +221,7 @@ class DaskCluster:
     def _look_now(self) -> None:
         with self._lock, contextlib.suppress(Exception):  # then it is found out when the next request comes
             if self.connected:
-                self._look()
+                self.look()
 
     def _ask(self, what: str, **arguments: Any) -> Any:
         """Ask the dispatcher.
@@ -293,7 +241,7 @@ class DaskCluster:
 
 
 class DaskHost:
-    """A task that lasts as long as the actor it hosts; see :class:`~anyaccel.engines.remote.driver.RemoteHost`."""
+    """A task that lasts as long as the actor it hosts; see :class:`~anyaccel.engines.remote.cluster.RemoteHost`."""
 
     def __init__(self, cluster: DaskCluster, key: str) -> None:
         self._cluster = cluster
@@ -324,31 +272,21 @@ class DaskHost:
             self._started.set_result(started)
 
     def started(self) -> Any:
-        """Where it is, or why it is not."""
         return self._started
 
     def ended(self) -> Any:
-        """Why it has gone."""
         return self._ended
 
-    def construct(self, log: str | None, data: bytes, *buffers: bytes) -> Any:
-        """Make the object."""
-        return self._cluster.call_actor(self._key, self._address, "construct", log, data, *buffers)
-
     def call(self, method: str, log: str | None, data: bytes, *buffers: bytes) -> Any:
-        """Call a method of the object."""
         return self._cluster.call_actor(self._key, self._address, "call", method, log, data, *buffers)
 
     def close(self) -> None:
-        """Let the object's process end by itself."""
         self._tell("close")
 
     def stop(self, grace: float) -> None:
-        """End the object's process."""
         self._tell("stop", grace)
 
     def kill(self) -> None:
-        """End its task."""
         self._cluster.cancel(self._key, None)
 
     def _tell(self, method: str, *arguments: object) -> None:
@@ -362,8 +300,6 @@ async def _value(future: Any) -> Any:
 
 def _wanted(request: Request, inventory: Inventory) -> dict[str, float] | None:
     """Quantities that a request takes of a machine: of resources, and of types where it may have one type alone."""
-    from anyaccel.engines.dask.node import wanted
-
     grants = Choice(inventory, request, validate, KnownNames()).choose({})
     if grants is None:
         return None
@@ -373,4 +309,5 @@ def _wanted(request: Request, inventory: Inventory) -> dict[str, float] | None:
         for share in grant.shares:
             for name in {share.device.resource, *(types if len(types) == 1 else ())}:
                 units[name] = units.get(name, 0) + share.units
-    return wanted(units)
+    # Sums of powers of two, so that Dask loses nothing where it adds them up.
+    return {name: (own * 2**20 // UNITS_PER_DEVICE) / 2**20 for name, own in units.items()}

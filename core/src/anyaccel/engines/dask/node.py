@@ -9,7 +9,7 @@ import json
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
@@ -18,18 +18,18 @@ from distributed import Worker, WorkerPlugin, get_worker
 from distributed.utils import sync
 from distributed.worker import secede as _secede
 
-from anyaccel.engines.dask.dispatcher import PREFIX
+from anyaccel.engines.dask import PREFIX
 from anyaccel.engines.remote.actor_host import ActorHost
-from anyaccel.engines.remote.host import end_host, host_of, loaded, pickled
+from anyaccel.engines.remote.cluster import alike
+from anyaccel.engines.remote.host import Node, end_host, loaded, pickled
 from anyaccel.engines.remote.host import run as run_call
-from anyaccel.engines.remote.messages import Answer, Order, Spec, Started, failure
+from anyaccel.engines.remote.messages import Answer, Order, Spec, Started
 from anyaccel.inventory.detect import detect
 from anyaccel.ledger.directory import find
-from anyaccel.model import Allocation, Inventory, replace
+from anyaccel.model import Allocation, Inventory
 from anyaccel.model.wire import encode
 from anyaccel.pool.broker import Broker, broker_of
 from anyaccel.pool.call import Options
-from anyaccel.pool.core import Core
 from anyaccel.pool.launching import CPU
 
 T = TypeVar("T")
@@ -80,9 +80,7 @@ async def advertise(worker: Worker) -> Inventory:
 
 def node_inventory() -> Inventory:
     """What is on this machine, as far as this worker may use it."""
-    inventory = detect()
-    reports = tuple(replace(report, seconds=0.0) for report in inventory.vendors)  # they differ each time
-    return replace(inventory, vendors=reports)
+    return alike(detect())
 
 
 def quantities(inventory: Inventory) -> dict[str, float]:
@@ -106,8 +104,8 @@ def machine_name() -> str:
         return f"{file.read().strip()} {find(os.environ).path}"
 
 
-class DaskNode:
-    """What Dask knows of this machine, for one pool; see :class:`~anyaccel.engines.remote.host.Node`."""
+class DaskNode(Node):
+    """What Dask knows of this machine, for one pool."""
 
     def __init__(self, spec: Spec) -> None:
         self.name = name_of(get_worker())
@@ -119,9 +117,6 @@ class DaskNode:
         """That of the machine: of the devices that serve a call, it chooses."""
         return broker_of(None, None, shared=self._shared)
 
-    def refresh(self) -> None:
-        """Dask leaves the environment as it is."""
-
     def options(self, order: Order) -> Options:
         """How workers are to run a call."""
         if order not in self._options:
@@ -131,9 +126,6 @@ class DaskNode:
     def expected(self, options: Options) -> Allocation | None:
         """Nobody knows before it runs."""
         return CPU if options.needs is None else None
-
-    def settle(self, core: Core) -> None:
-        """The next call waits for its devices."""
 
 
 _unwanted: dict[str, threading.Event] = {}
@@ -204,26 +196,21 @@ def run(spec: bytes, call: tuple[bytes, str, str | None], data: bytes, buffers: 
         A pickled :class:`~anyaccel.engines.remote.messages.Answer`.
     """
     order, key, log = call
-    known: Order = loaded(order)
 
     def begun(started: Started) -> None:
         task.tell(started=pickle.dumps(started))
 
-    task = _Task(key, devices=known.request is not None)
+    task = _Task(key, devices=loaded(order).request is not None)
     with task.begun():
-        try:
-            host = host_of(spec, DaskNode)
-        except Exception as error:  # noqa: BLE001 - it is the caller's
-            return pickle.dumps(failure(error))
-        answer = run_call(host, known, log, pickled(data, buffers), ended=task.unwanted.is_set, begun=begun)
-    return pickle.dumps(answer)
+        body = pickled(data, buffers)
+        return pickle.dumps(run_call(spec, DaskNode, order, log, body, ended=task.unwanted.is_set, begun=begun))
 
 
 def hold(spec: bytes, order: bytes, key: str) -> bytes:
     """Host an actor until it has gone: the body of our task. Returns a pickled answer that says why it has."""
     task = _Task(key, devices=True)
     with task.begun():
-        host = ActorHost(partial(host_of, spec, DaskNode), order)
+        host = ActorHost(spec, DaskNode, order)
         _actors[key] = host
         try:
             task.tell(hosted=pickle.dumps(host.started()), worker=task.address)
@@ -262,8 +249,3 @@ async def _in_thread(function: Callable[[], T]) -> T:
 async def dask_setup(worker: Worker) -> None:
     """Advertise the devices of a worker from its start: ``dask worker --preload anyaccel.engines.dask.node``."""
     await advertise(worker)
-
-
-def wanted(grants: Mapping[str, int]) -> dict[str, float]:
-    """Quantities as Dask counts them, which are sums of powers of two, so that adding them up loses nothing."""
-    return {name: (units * 2**20 // 10_000) / 2**20 for name, units in grants.items()}

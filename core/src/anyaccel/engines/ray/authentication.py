@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import pwd
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,8 +46,16 @@ def token_source(environ: Mapping[str, str]) -> str:
                 hint=f"correct it, or unset it to use {DEFAULT_PATH}",
             )
         return named
-    home = environ.get("HOME")
+    home = environ["HOME"] if "HOME" in environ else _home_of_account()
     return DEFAULT_PATH if home and _holds_text(os.path.join(home, DEFAULT_PATH.removeprefix("~/"))) else ""
+
+
+def _home_of_account() -> str:
+    """Where Ray looks without HOME."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,27 +1,23 @@
-"""The nodes of a Ray cluster as the caller sees them: what they are, and whether they can ever serve a request."""
+"""The nodes of a Ray cluster: what they are, whether more may come, and whether they can ever serve a request."""
 
 from __future__ import annotations
 
-import threading
-import time
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from typing import Any
 
-from anyaccel.engines.ray.autoscaler import grows
 from anyaccel.engines.ray.connection import connect, import_ray
 from anyaccel.engines.ray.labels import PREFIX
-from anyaccel.engines.ray.plan import Kind, Plan, find_plan
+from anyaccel.engines.ray.plan import Kind, RayPlan, find_plan
 from anyaccel.engines.remote.cluster import last_line
 from anyaccel.errors import WorkerStartError
-from anyaccel.model import Device, Inventory, PluginInfo, Product, Request
-from anyaccel.model.wire import decode
-from anyaccel.probe.machine import Machine
-from anyaccel.vendors.process import ask
+from anyaccel.model import Device, Inventory, Product, Request
+from anyaccel.vendors.process import known
 
-FRESH_SECONDS = 5.0
-"""How long what was found out about the nodes holds."""
 SURVEY_SECONDS = 60.0
+_STATUS = b"__autoscaling_status"
 _inventories: dict[str, dict[object, Inventory]] = {}
 """By address of the cluster, what is on nodes of each kind: the same for all pools."""
 
@@ -39,33 +35,19 @@ class Nodes:
     def __init__(self, address: str | None) -> None:
         self.ray = import_ray()
         connect(self.ray, address)
-        self._lock = threading.Lock()
         self._inventories = _inventories.setdefault(self.ray.get_runtime_context().gcs_address, {})
-        self._plans: dict[Request, Plan] = {}
-        self._looked = float("-inf")
 
-    def plan(self, request: Request) -> Plan:
+    def find(self, request: Request) -> RayPlan:
         """What to ask Ray for.
 
         Raises:
             UnknownNameError: When no node and no installed plug-in knows one of the names.
             NeverFitsError: When no node can ever serve the request, and none can come.
         """
-        with self._lock:
-            if time.monotonic() - self._looked > FRESH_SECONDS:
-                self._plans.clear()
-                self._looked = time.monotonic()
-            plan = self._plans.get(request)
-            if plan is None:
-                plan = self._plans[request] = self._find(request)
-            return plan
-
-    def _find(self, request: Request) -> Plan:
-        kinds = self.kinds()
-        plan, found = find_plan(request, kinds, known_products, grows=self.grows)
+        plan, found = find_plan(request, self.kinds(), known_products, grows=self.grows)
         if plan is None:
             found.refuse(request)
-        return plan or Plan()
+        return plan or RayPlan()
 
     @property
     def devices(self) -> Iterator[Device]:
@@ -99,10 +81,10 @@ class Nodes:
 
     def _survey(self, nodes: Mapping[object, Mapping[str, Any]]) -> dict[object, Inventory]:
         """Ask one node of each kind what is on it."""
-        from anyaccel.engines.ray import tasks
+        from anyaccel.engines.ray.node import survey
 
         affinity = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        call = self.ray.remote(num_cpus=0, max_retries=1)(tasks.survey)
+        call = self.ray.remote(num_cpus=0, max_retries=1)(survey)
         refs = {
             key: call.options(scheduling_strategy=affinity(node["NodeID"], soft=False)).remote()
             for key, node in nodes.items()
@@ -123,12 +105,8 @@ class Nodes:
 def known_products() -> Mapping[str, Sequence[Product]]:
     """What the installed plug-ins know, by resource."""
     found: dict[str, list[Product]] = {}
-    answers, _ = ask("describe", Machine())
-    for _, outcome in answers.values():
-        if outcome.value and "info" in outcome.value:
-            info = decode(PluginInfo, outcome.value["info"])
-            products = [decode(Product, data) for data in outcome.value.get("products", [])]
-            found.setdefault(info.resource, []).extend(products)
+    for each in known()[0]:
+        found.setdefault(each.info.resource, []).extend(each.products)
     return found
 
 
@@ -143,3 +121,39 @@ def _signature(node: Mapping[str, Any]) -> object:
     resources = {name: count for name, count in node["Resources"].items() if not name.startswith(left_out)}
     own = node["NodeID"] if resources and not labels else ""
     return tuple(sorted(labels.items())), tuple(sorted(resources.items())), own
+
+
+def grows(ray: Any) -> bool:
+    """Whether an autoscaler can add nodes to the cluster that this process is connected to.
+
+    Ray does not say so itself, but what its autoscalers report gives them away; they do so some seconds after the start
+    of the cluster.
+
+    Args:
+        ray: Ray, connected.
+    """
+    try:
+        client = ray._private.worker.global_worker.gcs_client  # noqa: SLF001 - there is no public way
+        return _reports_groups(ray) or _reports_state(client) or _reports_types(client)
+    except Exception:  # noqa: BLE001 - none of it is public; without an answer there is none
+        return False
+
+
+def _reports_groups(ray: Any) -> bool:
+    """Hosted clusters publish the groups of nodes that they may start."""
+    config = ray._private.state.state.get_cluster_config()  # noqa: SLF001
+    return bool(config is not None and config.node_group_configs)
+
+
+def _reports_state(client: Any) -> bool:
+    """The autoscaler of version 2 reports to the head; the watcher of a cluster that does not grow is of version 1."""
+    reply = import_module("ray.core.generated.autoscaler_pb2").GetClusterStatusReply()
+    reply.ParseFromString(client.get_cluster_status())
+    return bool(reply.autoscaling_state.autoscaler_state_version)
+
+
+def _reports_types(client: Any) -> bool:
+    """The autoscaler of version 1 knows the types of nodes; a mere watcher calls each node a type of its own."""
+    report = json.loads(client.internal_kv_get(_STATUS, None) or b"{}").get("autoscaler_report") or {}
+    types = (report.get("node_type_mapping") or {}).items()
+    return any(name not in (node, f"node_{node}") for node, name in types)

@@ -6,10 +6,8 @@ import os
 from typing import Any
 
 from anyaccel.engines.ray.authentication import check_admission, use_token
-from anyaccel.engines.ray.labels import PREDEFINED, UNIT_VARIABLE, node_labels, node_resources, unit_instances
 from anyaccel.engines.remote.cluster import last_line
 from anyaccel.errors import UsageError
-from anyaccel.inventory.detect import detect
 
 _OLDEST = (2, 49)
 
@@ -46,41 +44,43 @@ def connect(ray: Any, address: str | None) -> None:
             )
         return
     address = address or os.environ.get("RAY_ADDRESS") or None
-    quiet = {"logging_level": "WARNING"}
     use_token()
     if address != "local":
         check_admission(address or "auto")
-    if address not in (None, "local"):
         try:
-            ray.init(address=address, **quiet)
+            ray.init(address=address or "auto", logging_level="WARNING")
         except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-            raise UsageError(f"there is no Ray cluster at {address!r}: {last_line(error)}") from error
-        return
-    if address is None:
-        try:
-            ray.init(address="auto", **quiet)
-        except (ConnectionError, ray.exceptions.RayError):
-            pass
+            none_there = isinstance(error, (ConnectionError, ray.exceptions.RayError))
+            if address is not None or not none_there:
+                raise UsageError(f"there is no Ray cluster at {address or 'auto'!r}: {last_line(error)}") from error
         else:
             return
-    inventory = detect()
-    resources = node_resources(inventory.usable)
-    before = os.environ.get(UNIT_VARIABLE)
-    os.environ[UNIT_VARIABLE] = unit_instances({device.resource for device in inventory.usable})
+    _make(ray)
+
+
+def _make(ray: Any) -> None:
+    """Make a cluster of this machine alone."""
+    from anyaccel.engines.ray.start import describe  # processes on nodes do without
+    from anyaccel.inventory.detect import detect
+
+    node = describe(detect())
+    before = {name: os.environ.get(name) for name in node.variables}
+    os.environ.update(node.variables)
     try:
         ray.init(
             address="local",
-            num_gpus=resources.pop(PREDEFINED, 0),
-            resources=resources,
-            labels=node_labels(inventory),
+            num_gpus=node.gpus,
+            resources=dict(node.resources),
+            labels=dict(node.labels),
             include_dashboard=False,
-            **quiet,
+            logging_level="WARNING",
         )
     finally:
-        if before is None:
-            del os.environ[UNIT_VARIABLE]
-        else:
-            os.environ[UNIT_VARIABLE] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _same(address: str, there: str, own: str) -> bool:

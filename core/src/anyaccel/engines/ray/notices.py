@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.ray.connection import import_ray
 from anyaccel.engines.remote.messages import Started
-from anyaccel.pool.reactor import reactor
 
 if TYPE_CHECKING:
     from anyaccel.engines.remote.driver import Driver
@@ -45,31 +45,25 @@ class Watch:
         with self._lock:
             unwatched, self._looking = not self._looking, True
         if unwatched:
-            reactor().call_later(LOOK_SECONDS, self._look_aside)
-
-    def _look_aside(self) -> None:
-        # Not in the thread of the reactor, which others need: this may take a while.
-        threading.Thread(target=self._look, name="anyaccel ray", daemon=True).start()
+            threading.Thread(target=self._look, name="anyaccel ray", daemon=True).start()
 
     def _look(self) -> None:
-        driver, ray = self._driver, self._ray
-        with driver.lock:
-            calls = {member.key: member for member in driver.members}
-        silent = ray.is_initialized() and any(member.started is None for member in calls.values())
-        try:
-            known = (key for key, member in calls.items() if member.started)
-            found = look(f"{driver.name}/", known) if silent else {}
-        except Exception:  # noqa: BLE001 - the cluster is busy, or has gone, of which the calls themselves tell
-            found = {}
-        for key, started in found.items():
-            if key in calls:
-                calls[key].on_started(started)
-        with self._lock:
-            with driver.lock:
-                self._looking = bool(driver.members) and ray.is_initialized()
-            looking = self._looking
-        if looking:
-            reactor().call_later(LOOK_SECONDS, self._look_aside)
+        """Look every now and then, until the pool has no calls."""
+        while True:
+            time.sleep(LOOK_SECONDS)
+            with contextlib.suppress(Exception):  # the cluster is busy, or has gone, of which the calls themselves tell
+                self._look_once()
+            with self._lock, self._driver.lock:
+                if not self._driver.members or not self._ray.is_initialized():
+                    self._looking = False
+                    return
+
+    def _look_once(self) -> None:
+        with self._driver.lock:
+            begun = {member.key: member.begun for member in self._driver.members}
+        if self._ray.is_initialized() and not all(begun.values()):
+            for key, started in look(f"{self._driver.name}/", [key for key in begun if begun[key]]).items():
+                self._driver.on_started(key, started)
 
 
 def leave(key: str, started: Started) -> None:

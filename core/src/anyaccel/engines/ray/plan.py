@@ -14,6 +14,7 @@ from anyaccel.engines.ray.labels import (
     label_value,
     satisfies,
 )
+from anyaccel.engines.remote.cluster import Plan
 from anyaccel.engines.remote.fitting import Fitting, fitting, listed
 from anyaccel.model import (
     UNITS_PER_DEVICE,
@@ -51,25 +52,21 @@ class Kind(Value):
     inventory: Inventory
 
 
-class Plan(Value):
+class RayPlan(Plan):
     """What to ask Ray for.
 
     Attributes:
-        request: What the workers are to be given; None for the CPU alone.
-        terms: For each term, the resource that it is asked as.
         resources: Quantities.
         selector: Values that labels of the node must have.
     """
 
-    request: Request | None = None
-    terms: tuple[str, ...] = ()
     resources: Mapping[str, float] = field(default_factory=dict)
     selector: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_plan(
     request: Request, kinds: Sequence[Kind], products: Products, *, grows: bool
-) -> tuple[Plan | None, Fitting[tuple[str, ...]]]:
+) -> tuple[RayPlan | None, Fitting[tuple[str, ...]]]:
     """Find out what to ask for.
 
     Args:
@@ -86,7 +83,7 @@ def find_plan(
     if not found.served:
         return _plan_ahead(request, products) if grows else None, found
     served = [(terms, kinds[number]) for number, terms in found.served.items()]
-    terms = min((terms for terms, _ in served), key=lambda terms: _preference(request, terms, served))
+    terms, _ = min(served, key=lambda each: _preference(request, *each))
     chosen = [kind for own, kind in served if own == terms]
     return _plan(request, terms, chosen, kinds, products), found
 
@@ -164,7 +161,7 @@ def _shared_obstacle(request: Request, terms: Sequence[str], term: Term, resourc
 
 def _plan(
     request: Request, terms: tuple[str, ...], chosen: Sequence[Kind], kinds: Sequence[Kind], products: Products
-) -> Plan:
+) -> RayPlan:
     wanted: dict[str, float] = _quantities(request, terms)
     selector: dict[str, str] = {}
     for resource in tuple(wanted):
@@ -181,7 +178,7 @@ def _plan(
             selector[name] = among(types) if types else f"!{MIXED}"
         if _lets_in_others(kinds, chosen, wanted, selector):
             selector |= _filter_labels(own, resource, chosen, typed=True)
-    return Plan(request=request, terms=terms, resources=wanted, selector=selector)
+    return RayPlan(request=request, terms=terms, resources=wanted, selector=selector)
 
 
 def _lets_in_others(
@@ -200,7 +197,7 @@ def _filter_labels(terms: Iterable[Term], resource: str, chosen: Sequence[Kind],
     return {name: among(found) for name, found in values.items() if found}
 
 
-def _plan_ahead(request: Request, products: Products) -> Plan | None:
+def _plan_ahead(request: Request, products: Products) -> RayPlan | None:
     """What to ask for where no node is there yet that could serve it; None when no product could either."""
     terms, selector = [], {}
     share: dict[str, float] = {}
@@ -220,7 +217,7 @@ def _plan_ahead(request: Request, products: Products) -> Plan | None:
         else:
             return None
     found = tuple(terms)
-    return Plan(request=request, terms=found, resources=_quantities(request, found) | share, selector=selector)
+    return RayPlan(request=request, terms=found, resources=_quantities(request, found) | share, selector=selector)
 
 
 def _types_ahead(terms: Iterable[Term], resource: str, known: Iterable[str], products: Products) -> Iterable[str]:
@@ -271,21 +268,13 @@ def has(resources: Mapping[str, float], wanted: Mapping[str, float]) -> bool:
     return all(resources.get(resource, 0) >= quantity for resource, quantity in wanted.items())
 
 
-def _preference(
-    request: Request, terms: Sequence[str], served: Sequence[tuple[tuple[str, ...], Kind]]
-) -> tuple[int, ...]:
-    """Which alternative of each term this is: the smallest is the one that was named first."""
-    kind = next(kind for found, kind in served if found == terms)
-    ranks = []
-    for term, resource in zip(request.terms, terms, strict=True):
-        order = [name for name, _ in _by_preference(term, kind.inventory)]
-        names = [i for i, name in enumerate(term.names) if any(goes_by(d, (name,)) for d in _of(kind, resource))]
-        ranks.append(min(names) if names else order.index(resource))
-    return tuple(ranks)
-
-
-def _of(kind: Kind, resource: str) -> list[Device]:
-    return [device for device in kind.inventory.devices if device.resource == resource]
+def _preference(request: Request, terms: Sequence[str], kind: Kind) -> list[int]:
+    """Which alternative of each term these resources of a node are: the smallest is the one that was named first."""
+    devices = by_resource(kind.inventory.usable)
+    return [
+        next(i for i, name in enumerate(term.names) if any(goes_by(each, (name,)) for each in devices[resource]))
+        for term, resource in zip(request.terms, terms, strict=True)
+    ]
 
 
 def _by_resource(term: Term, resource: str) -> bool:

@@ -1,4 +1,4 @@
-"""What ``anyaccel ray start`` found on a node, kept for the processes that Ray starts there.
+"""What is on a node: found and kept by ``anyaccel ray start``, and read by the processes that Ray starts there.
 
 Ray's workers cannot detect it anew: by then Ray may have written masks of its own into their environment. The file is
 named after its content, so that a node that is started again with the same devices leaves one file, not many.
@@ -7,20 +7,26 @@ named after its content, so that a node that is started again with the same devi
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Mapping
 
+from anyaccel.engines.remote.cluster import alike
 from anyaccel.errors import StateDirectoryError, UsageError
-from anyaccel.model import Inventory, replace
+from anyaccel.inventory.detect import detect
+from anyaccel.model import Inventory
 from anyaccel.model.wire import decode, encode
 
 VARIABLE = "ANYACCEL_RAY_NODE"
 SCHEMA = "anyaccel.ray-node/1"
 _LARGEST = 64 << 20
+_RAYS_OWN = re.compile(rb"RAY_|PYTHON|SPT_")
+"""What Ray adds to the environment of its processes for themselves."""
 
 
 def write_snapshot(inventory: Inventory, environ: Mapping[str, str] | None = None) -> str:
@@ -41,8 +47,7 @@ def write_snapshot(inventory: Inventory, environ: Mapping[str, str] | None = Non
     state = find(os.environ if environ is None else environ)
     state.close(state.open(make=True))
     directory = state.path
-    reports = tuple(replace(report, seconds=0.0) for report in inventory.vendors)  # they differ each time
-    content = {"schema": SCHEMA, "inventory": encode(replace(inventory, vendors=reports))}
+    content = {"schema": SCHEMA, "inventory": encode(alike(inventory))}
     data = json.dumps(content, separators=(",", ":"), sort_keys=True).encode()
     path = os.path.join(directory, f"ray-{os.geteuid()}-{hashlib.sha256(data).hexdigest()[:16]}.json")
     temporary = None
@@ -94,3 +99,41 @@ def _refused(path: str, reason: str) -> UsageError:
     return UsageError(
         f"the file {path!r} that {VARIABLE} names {reason}; start the node anew with 'anyaccel ray start'"
     )
+
+
+@functools.cache
+def started_with() -> Mapping[str, str]:
+    """The environment that this process was started with, before Ray wrote masks of its own into it."""
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in _started_with().items()}
+
+
+@functools.cache
+def _started_with() -> dict[bytes, bytes]:
+    with open("/proc/self/environ", "rb") as file:
+        pairs = [pair.partition(b"=") for pair in file.read().split(b"\0") if pair]
+    return {name: value for name, _, value in pairs if name}
+
+
+def restore_environ() -> None:
+    """Undo what Ray has written into the environment for its call: masks, and a number of threads."""
+    # Its data, since a look at each variable through the mapping takes longer than all the rest of a call.
+    before, now = _started_with(), os.environb._data  # type: ignore[attr-defined]  # noqa: SLF001
+    differing = [name for name, value in now.items() if before.get(name) != value]
+    for name in differing:
+        if name not in before and not _RAYS_OWN.match(name):
+            del os.environb[name]
+    for name in (*differing, *(before.keys() - now.keys())):
+        if name in before:
+            os.environb[name] = before[name]
+
+
+@functools.cache
+def node_inventory() -> Inventory:
+    """What is on this node: what ``anyaccel ray start`` found, or what is found now.
+
+    Raises:
+        AnyaccelError: When that cannot be found out.
+    """
+    environ = started_with()
+    path = environ.get(VARIABLE)
+    return read_snapshot(path) if path else detect(environ=environ)

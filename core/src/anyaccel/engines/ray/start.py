@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 
 from anyaccel.engines.ray import authentication, labels
-from anyaccel.engines.ray.slices import slice_labels, slice_resources
 from anyaccel.errors import PluginError, UsageError
 from anyaccel.model import Device, EnvContext, Health, Inventory, Share, Value, replace
 from anyaccel.text import shell_join
@@ -72,7 +71,11 @@ def describe(
         UsageError: When the environment asks for a token of Ray's, and there is none.
     """
     devices = inventory.usable
-    quantities: dict[str, float] = {**labels.node_resources(devices), **slice_resources(devices), **(resources or {})}
+    quantities: dict[str, float] = {
+        **labels.node_resources(devices),
+        **labels.slice_resources(devices),
+        **(resources or {}),
+    }
     gpus = int(quantities.pop(labels.PREDEFINED, 0))
     types = {device.type for device in devices}
     own = {TYPE_LABEL: labels.label_value(types.pop())} if len(types) == 1 else {}
@@ -90,7 +93,7 @@ def describe(
     return Node(
         gpus=gpus,
         resources=quantities,
-        labels={**labels.node_labels(inventory), **own, **slice_labels(devices), **(node_labels or {})},
+        labels={**labels.node_labels(inventory), **own, **labels.slice_labels(devices), **(node_labels or {})},
         variables={**variables, **kept, **masks, **token},
         notes=(*notes, *more),
     )
@@ -100,8 +103,7 @@ def unit_variables(inventory: Inventory) -> dict[str, str]:
     """What makes Ray hand out the machine's devices one by one; nothing where Ray does so by itself."""
     if all(device.resource == labels.PREDEFINED for device in inventory.usable):
         return {}
-    known = {report.resource for report in inventory.vendors if report.resource}
-    return {labels.UNIT_VARIABLE: labels.unit_instances(known | {device.resource for device in inventory.usable})}
+    return {labels.UNIT_VARIABLE: labels.unit_instances(countable(inventory))}
 
 
 def countable(inventory: Inventory) -> set[str]:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from anyaccel.engines.remote.host import POLL_SECONDS, Host, Waiting, enter, pickled, prepare_log
-from anyaccel.engines.remote.messages import Answer, Order, Started, failure
+from anyaccel.engines.remote.host import POLL_SECONDS, Node, Waiting, enter, host_of, pickled, prepare_log
+from anyaccel.engines.remote.messages import Answer, Order, Spec, Started, failure
 from anyaccel.errors import BrokenWorkerError
 from anyaccel.model import replace
 from anyaccel.pool.actor import ActorState
@@ -19,17 +19,18 @@ class ActorHost:
     """Hosts one actor. A thread of the cluster's process waits for each call that runs.
 
     Args:
-        make_host: Gives the host for its pool.
+        spec: A pickled :class:`~anyaccel.engines.remote.messages.Spec`, of its pool.
+        make_node: Makes what the cluster knows of this node, for a pool that is new here.
         order: A pickled :class:`Order`.
     """
 
-    def __init__(self, make_host: Callable[[], Host], order: bytes) -> None:
+    def __init__(self, spec: bytes, make_node: Callable[[Spec], Node], order: bytes) -> None:
         self._order: Order = loads(order)
         self._gone = threading.Event()
         self._death: BaseException = BrokenWorkerError("it was killed before it had been made")
         self._state: ActorState | None = None
         try:
-            self._host = make_host()
+            self._host = host_of(spec, make_node)
             options = self._host.node.options(self._order)
             self._options = replace(options, concurrency=self._order.concurrency)
         except Exception as error:  # noqa: BLE001 - it is the caller's
@@ -42,29 +43,25 @@ class ActorHost:
             return failure(self._death)
         return Started(self._host.node.name, self._host.node.expected(self._options))
 
-    def construct(self, log: str | None, data: bytes, *buffers: bytes) -> Answer:
-        """Make the object."""
-        self._state = state = _State(self._host.core, self._order.name, self._options)
-        state.on_buried = self._bury
-        waiting = Waiting(state.construction)
-        enter(self._host, state.construction, pickled(data, buffers), log)
-        return self._answer(waiting)
-
     def call(self, method: str, log: str | None, data: bytes, *buffers: bytes) -> Answer:
-        """Call a method of the object."""
-        assert self._state is not None  # noqa: S101 - it was made before
-        state, call = self._state, self._state.prepare(method)
-        call.body = pickled(data, buffers)
+        """Call a method of the object; make it, where the method has no name."""
+        if not method:
+            self._state = _State(self._host.core, self._order.name, self._options)
+            self._state.on_buried = self._bury
+        state, body = self._state, pickled(data, buffers)
+        assert state is not None  # noqa: S101 - it was made before
+        call = state.prepare(method) if method else state.construction
         waiting = Waiting(call)
-        prepare_log(call, log)
-        try:
-            state.enter(call)
-        except RuntimeError as error:
-            return failure(error)
-        return self._answer(waiting)
-
-    def _answer(self, waiting: Waiting) -> Answer:
-        return waiting.answer()._replace(started=self._host.notice(waiting.call))
+        if method:
+            call.body = body
+            prepare_log(call, log)
+            try:
+                state.enter(call)
+            except RuntimeError as error:
+                return failure(error)
+        else:
+            enter(self._host, call, body, log)
+        return waiting.answer()._replace(started=self._host.notice(call))
 
     def close(self) -> None:
         """Let the object's process end by itself."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
 from anyaccel.errors import NeverFitsError, UnknownNameError
 from anyaccel.launcher.launch import KnownNames, validate
 from anyaccel.model import Inventory, Request
 from anyaccel.scheduler import Scheduler, Verdict
-from anyaccel.scheduler.names import names_of
+from anyaccel.scheduler.names import Known
 
 T = TypeVar("T")
 
@@ -57,7 +58,8 @@ def fitting(
     """
     served, verdicts, reasons = {}, [], []
     unknown = None
-    known = _Known([inventory for _, inventory in kinds])
+    there = (name for _, inventory in kinds for device in inventory.devices for name in device.names)
+    known = Known(chain(there, KnownNames()))  # each node knows the names of all
     for number, (name, inventory) in enumerate(kinds):
         try:
             verdict = Scheduler(inventory, validate=validate, known=known).why(request)
@@ -81,16 +83,3 @@ def listed(names: Sequence[str]) -> str:
     """Nodes that are alike, in words."""
     first, *others = names
     return f"node {first}" + (f" and {len(others)} like it" if others else "")
-
-
-class _Known:
-    """Names that are known, though perhaps not on each node: those of all nodes, and of the installed plug-ins."""
-
-    def __init__(self, inventories: Iterable[Inventory]) -> None:
-        self._inventories = inventories
-
-    def __iter__(self) -> Iterator[str]:
-        for inventory in self._inventories:
-            for device in inventory.devices:
-                yield from names_of(device)
-        yield from KnownNames()

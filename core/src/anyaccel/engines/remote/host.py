@@ -25,6 +25,7 @@ from anyaccel.pool.broker import Broker
 from anyaccel.pool.call import BrokenPoolError, Call, Options
 from anyaccel.pool.channel import Kind, Message
 from anyaccel.pool.core import Core
+from anyaccel.pool.engine import Setting
 from anyaccel.pool.payload import Pickled, dumps_error, loads
 from anyaccel.pool.reactor import reactor
 
@@ -70,15 +71,8 @@ class Host:
         sys.path += [entry for entry in spec.path if entry not in sys.path and os.path.exists(entry)]
         self.node = node
         self.idle = spec.idle
-        self.core = Core(
-            lambda: node.broker,
-            spec.preparation,
-            preload=spec.preload,
-            max_workers=None,
-            grace=spec.grace,
-            idle=spec.idle,
-            logs=None,
-        )
+        setting = Setting(preparation=spec.preparation, preload=spec.preload, grace=spec.grace, idle=spec.idle)
+        self.core = Core(lambda: node.broker, setting)
         self.used = time.monotonic()
         self._notice: tuple[Allocation | None, bytes] = (None, b"")
 
@@ -172,8 +166,9 @@ def _look(pool: str, host: Host) -> None:
 
 
 def run(
-    host: Host,
-    order: Order,
+    spec: bytes,
+    make_node: Callable[[Spec], Node],
+    order: bytes,
     log: str | None,
     body: Pickled,
     *,
@@ -183,15 +178,17 @@ def run(
     """Run one call, and return what became of it.
 
     Args:
-        host: The host for its pool.
-        order: How.
+        spec: What the calls of its pool have in common: a pickled :class:`Spec`.
+        make_node: Makes what the cluster knows of this node, for a pool that is new here.
+        order: How: a pickled :class:`Order`.
         log: File for its output, or None.
         body: The pickled call.
         ended: Whether nobody wants it any more; asked every now and then.
         begun: Called once when it has run for a while.
     """
     try:
-        call = Call(order.name, host.node.options(order), host.core.on_cancel)
+        host, known = host_of(spec, make_node), loaded(order)
+        call = Call(known.name, host.node.options(known), host.core.on_cancel)
         waiting = Waiting(call)
         enter(host, call, body, log)
     except Exception as error:  # noqa: BLE001 - it is the caller's

@@ -23,7 +23,7 @@ def _cap() -> None:
 
 def _chain() -> None:
     """Run the next ``sitecustomize`` in place of this one."""
-    sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != _HERE]
+    sys.path[:] = [path for path in sys.path if path != _HERE]
     spec = PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
@@ -34,5 +34,5 @@ def _chain() -> None:
 try:
     _cap()
 except Exception as _error:  # noqa: BLE001 - the program goes on, whatever its interpreter is
-    sys.stderr.write(f"anyaccel: PyTorch is not capped: {_error}\n")
+    sys.stderr.write(f"anyaccel: frameworks are not capped: {_error}\n")
 _chain()

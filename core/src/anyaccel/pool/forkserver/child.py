@@ -15,20 +15,18 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from anyaccel.errors import WorkerError
 from anyaccel.ledger import mark as marks
 from anyaccel.pool.channel import Kind, Message, Spin, receive, send
-from anyaccel.pool.payload import Globals, Pickled, Shared, describe, dumps, loads
+from anyaccel.pool.payload import Batch, Globals, Pickled, Shared, check_over, describe, dumps, dumps_error, loads
 
 if TYPE_CHECKING:
     from anyaccel.pool.forkserver.together import Lanes, Loop
 
 OUTPUTS = (1, 2)
-UNFINISHED = (CoroutineType, GeneratorType, AsyncGeneratorType)
-"""What a function returns that has not run yet."""
 
 
 class Terminated(SystemExit):
@@ -80,6 +78,8 @@ class Worker:
         self.loop: Loop | None = None  # from the first coroutine on
         self.exit: SystemExit | None = None  # of a method in a lane
         self.lock = threading.Lock()
+        self.dumps: Callable[[Any], Pickled] = dumps
+        self.dumps_error: Callable[[BaseException, str], Pickled] = dumps_error
 
     def run(self) -> None:
         """Answer one message after the other until the caller has no more."""
@@ -104,7 +104,7 @@ class Worker:
             message = spin.receive(self.channel)
             if message is None:
                 return
-            if message.kind != Kind.SETUP:
+            if message.descriptors and message.kind != Kind.SETUP:
                 _redirect(message.descriptors)
             goes_on = handlers[message.kind](message)
             if not goes_on or message.kind == Kind.LAST_CALL:
@@ -119,6 +119,10 @@ class Worker:
             setup: Mapping[str, Any] = loads(message.data, message.buffers)
             marks.put(setup["mark"])
             _settle(setup)
+            if setup["plain"]:
+                from anyaccel.pool import plain
+
+                self.dumps, self.dumps_error = plain.dumps, plain.dumps_error
             if setup["ready"]:
                 send(self.channel, Kind.READY)
             for stage in ("confine", "sandbox", "initializer"):
@@ -129,7 +133,7 @@ class Worker:
             if setup["staged"]:
                 send(self.channel, Kind.PREPARED)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller should hear of it
-            self._answer(Kind.BROKEN, describe(error))
+            self._answer(Kind.BROKEN, self._describe(error))
             return False
         return True
 
@@ -145,18 +149,18 @@ class Worker:
             raise WorkerError(f"the warm-up on {where} failed: {type(error).__name__}: {error}") from error
 
     def _call(self, message: Message) -> bool:
-        def call(message: Message) -> Any:
-            (function, args, kwargs), entered = self._unpickled(message)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.globals.leave(entered)
+        return self._perform(self._call_function, message)
 
-        return self._perform(call, message)
+    def _call_function(self, message: Message) -> Any:
+        (function, args, kwargs), entered = self._unpickled(message, self.globals.call)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.globals.leave(entered)
 
     def _construct(self, message: Message) -> bool:
         def construct(message: Message) -> int:
-            (kind, args, kwargs, concurrency), self.entered = self._unpickled(message)
+            (kind, args, kwargs, concurrency), self.entered = self._unpickled(message, self.globals.loads)
             self.actor = kind(*args, **kwargs)
             if concurrency > 1:
                 from anyaccel.pool.forkserver.together import Lanes
@@ -175,7 +179,7 @@ class Worker:
     def _call_method(self, message: Message) -> Any:
         with self.lock:
             self.globals.leave(self.entered)
-            (method, args, kwargs), _ = self._unpickled(message)
+            (method, args, kwargs), _ = self._unpickled(message, self.globals.loads)
         if callable(method):
             return method(self.actor, *args, **kwargs)
         return getattr(self.actor, method)(*args, **kwargs)
@@ -191,26 +195,31 @@ class Worker:
         """Answer with what a call returned or raised; False when there is nobody to answer."""
         try:
             value = call(message)
-            if isinstance(value, UNFINISHED):
+            if isinstance(value, CoroutineType):
                 value = self._finish(value)
-            body = dumps(value)
+            check_over(value)
+            if type(value) is Batch:
+                failure = None if value.failure is None else self._describe(value.failure).data
+                value = (value.results, failure)
+            body = self.dumps(value)
             _flush()
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001 - it is the caller's
+            if self.loop is not None and self.loop.ended(error):
+                return False  # the end of the process is what the caller is to hear
             _flush()
-            return self._answer(Kind.ERROR, describe(error), message.number)
+            return self._answer(Kind.ERROR, self._describe(error), message.number)
         try:
             return self._answer(Kind.RESULT, body, message.number)
         except (OSError, MemoryError) as error:  # no memory to put it into
-            return self._answer(Kind.ERROR, describe(error), message.number)
+            return self._answer(Kind.ERROR, self._describe(error), message.number)
+
+    def _describe(self, error: BaseException) -> Pickled:
+        return describe(error, self.dumps_error)
 
     def _finish(self, value: Any) -> Any:
-        """Run what an ``async`` function returned to its end."""
-        if not isinstance(value, CoroutineType):
-            name = value.__qualname__
-            value.close() if isinstance(value, GeneratorType) else None
-            raise TypeError(f"{name} yields its results one by one; call it with pool.stream({name}, ...)")
+        """Run a coroutine to its end."""
         with self.lock:
             if self.loop is None:
                 from anyaccel.pool.forkserver.together import Loop
@@ -218,10 +227,11 @@ class Worker:
                 self.loop = Loop()
         return self.loop.finish(value)
 
-    def _unpickled(self, message: Message) -> tuple[Any, list[Shared]]:
+    def _unpickled(
+        self, message: Message, read: Callable[[bytes | memoryview, list[memoryview]], tuple[Any, list[dict[str, Any]]]]
+    ) -> tuple[Any, list[Shared]]:
         """What is to be called, and with what; and the shared globals that were put in place for it."""
         try:
-            read = self.globals.call if message.kind in (Kind.CALL, Kind.LAST_CALL) else self.globals.loads
             value, spaces = read(message.data, message.buffers)
         except ModuleNotFoundError as error:
             error.add_note(
@@ -240,7 +250,11 @@ class Worker:
 
 
 def _settle(setup: Mapping[str, Any]) -> None:
-    """Take the environment, the directory, the module path and the processors that the caller has chosen."""
+    """Take what the caller has chosen: the cgroup, the environment, the directory, the module path, the processors."""
+    if setup["group"] is not None:
+        from anyaccel.launcher.limits import enter
+
+        enter(setup["group"])
     _apply_environment(setup["set"], setup["unset"])
     os.chdir(setup["directory"])
     if setup["path"] is not None:
@@ -262,8 +276,6 @@ def _apply_environment(changes: Mapping[str, str], unset: list[str]) -> None:
 
 def _redirect(descriptors: list[int]) -> None:
     """Let output go where the caller's goes, or into the file of a log."""
-    if not descriptors:
-        return
     _flush()
     for target, descriptor in zip(OUTPUTS, descriptors, strict=True):
         os.dup2(descriptor, target)
@@ -308,9 +320,11 @@ def _rehearse() -> None:
             "directory": ".",
             "path": None,
             "processors": (),
+            "group": None,
             "cap": False,
             "ready": False,
             "staged": False,
+            "plain": False,
         }
         send(
             ours,

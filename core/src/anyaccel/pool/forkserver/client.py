@@ -10,14 +10,14 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import NamedTuple, Protocol
 
 from anyaccel.errors import WorkerStartError
 from anyaccel.interpreter import Interpreter, start
-from anyaccel.ledger import mark as marks
+from anyaccel.launcher.signals import signal_carriers
 from anyaccel.ledger.mark import Mark
 from anyaccel.pool.channel import GONE, HOLD, NUMBER, SPAWN, STOP, Kind, Message, receive, send
 from anyaccel.pool.proc import ending
@@ -99,21 +99,23 @@ class ForkServer:
         """Process id of the fork server."""
         return self._process.pid
 
-    def spawn(self, child: Child, *, grace: float, leases: Sequence[int] = ()) -> None:
+    def spawn(self, child: Child, *, grace: float, leases: Sequence[int] = (), ahead: bool = True) -> None:
         """Have a worker forked, or take the one that was forked ahead.
 
         Args:
             child: Who gets it.
             grace: Seconds that what it leaves behind has between being asked to end and being killed.
             leases: Descriptors that are kept until it and whatever it started have gone.
+            ahead: Whether it may be the one that was forked ahead.
 
         Raises:
             BrokenPipeError: When the fork server has died.
             OSError: When there are no descriptors left.
         """
         with self._lock:
-            spare, self._spare = self._spare, None
+            spare = self._spare if ahead else None
             if spare is not None:
+                self._spare = None
                 self._children[spare.number] = child
                 child.attach(spare.channel, spare.end, partial(self._stop, spare.number))
         if spare is not None:
@@ -249,31 +251,13 @@ class ForkServer:
         self._sweep(children, Gone(reason=reason))
 
     def _sweep(self, children: dict[int, Child], gone: Gone) -> None:
-        if _kill_carriers({child.mark for child in children.values() if child.mark}):
+        left = signal_carriers([child.mark for child in children.values()], signal.SIGKILL)
+        if left is None or left:
             self._reactor.call_later(SWEEP_SECONDS, partial(self._sweep, children, gone))
             return
         self._control.close()
         for child in children.values():
             child.ended(gone)
-
-
-def _kill_carriers(wanted: Collection[Mark]) -> bool:
-    """Kill every process that carries one of some marks; False when there is none that can be killed."""
-    found = marks.carriers(wanted)
-    if found is None:
-        return True
-    killed = 0
-    for mark, pids in found.items():
-        for pid in pids:
-            with contextlib.suppress(OSError):  # it has gone, or has become another user's
-                pinned = os.pidfd_open(pid)
-                try:
-                    if marks.carries(pid, mark):
-                        signal.pidfd_send_signal(pinned, signal.SIGKILL)
-                        killed += 1
-                finally:
-                    os.close(pinned)
-    return killed > 0
 
 
 class _Spare:
@@ -327,8 +311,12 @@ def fork_server(preload: Sequence[str] = ()) -> ForkServer:
         return found
 
 
-def spawn(child: Child, preload: Sequence[str], *, grace: float, leases: Sequence[int] = ()) -> ForkServer:
+def spawn(
+    child: Child, preload: Sequence[str], *, grace: float, leases: Sequence[int] = (), ahead: bool = True
+) -> ForkServer:
     """Have a worker forked, by a new fork server where the last one has died; returns that.
+
+    See :meth:`ForkServer.spawn` for the arguments.
 
     Raises:
         WorkerStartError: When no fork server can be started, or it cannot be reached.
@@ -336,7 +324,7 @@ def spawn(child: Child, preload: Sequence[str], *, grace: float, leases: Sequenc
     for _ in range(2):
         found = fork_server(preload)
         try:
-            found.spawn(child, grace=grace, leases=leases)
+            found.spawn(child, grace=grace, leases=leases, ahead=ahead)
         except (BrokenPipeError, ConnectionResetError):
             found.alive = False
         except OSError as error:

@@ -27,9 +27,9 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped, unused-ignore]  # noqa: F401 - workers need it, and they should not each load it
 
 from anyaccel.interpreter import CONTROL
-from anyaccel.ledger.process import die_with_parent, set_name
+from anyaccel.ledger.process import die_with_parent, set_name, state, waits_in
 from anyaccel.pool import proc
-from anyaccel.pool.channel import GONE, HOLD, NUMBER, SPAWN, STOP, Kind, receive, send
+from anyaccel.pool.channel import GONE, HOLD, LONGEST_SECONDS, NUMBER, SPAWN, STOP, Kind, receive, send
 from anyaccel.pool.forkserver.child import serve
 
 
@@ -69,12 +69,11 @@ class Family:
 
 def stuck(members: list[tuple[int, int]], seconds: float) -> str:
     """Say which processes ignore SIGKILL, and where they are."""
-    shown = []
-    for pid, _ in members:
-        fields = proc.status_fields(pid)
-        if fields:
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
-                shown.append(f"process {pid} (state {fields[0]}, in {file.read() or 'the kernel'})")
+    shown = [
+        f"process {pid} (state {letter}, in {waits_in(pid) or 'the kernel'})"
+        for pid, _ in members
+        if (letter := state(pid))
+    ]
     return f"{', '.join(shown)} did not end {seconds:g} s after SIGKILL"
 
 
@@ -304,7 +303,7 @@ class Server:
 
     def _patience(self) -> float | None:
         deadlines = [family.deadline for family in self.families.values() if family.deadline is not None]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        return min(max(0.0, min(deadlines) - time.monotonic()), LONGEST_SECONDS) if deadlines else None
 
     def _post(self, kind: Kind, body: bytes) -> None:
         self.outbox.append((kind, body))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from queue import SimpleQueue
 from typing import Any
 
@@ -41,6 +42,7 @@ class Loop:
     """The event loop of this process, in a thread of its own: tasks go on between calls."""
 
     def __init__(self) -> None:
+        self._closing = False
         self._begun = threading.Event()
         self._thread = threading.Thread(target=self._run, name="anyaccel loop", daemon=True)
         self._thread.start()
@@ -48,10 +50,18 @@ class Loop:
 
     def finish(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run a coroutine to its end; returns or raises what it does."""
+        if self._closing:
+            coroutine.close()
+            raise CancelledError
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def ended(self, error: BaseException) -> bool:
+        """Whether :meth:`close` is why a coroutine has no result, but this."""
+        return self._closing and isinstance(error, (CancelledError, RuntimeError))
 
     def close(self) -> None:
         """Cancel all tasks, and return when they have cleaned up."""
+        self._closing = True
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join()
 

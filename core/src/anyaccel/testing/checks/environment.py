@@ -28,7 +28,7 @@ RANDOM_SUBSETS = 24
 HALF = UNITS_PER_DEVICE // 2
 MASKS: tuple[Literal["id", "index"], ...] = ("id", "index")
 STALE = "anyaccel-conformance"
-"""What an outer launcher may have left in a variable."""
+"""A value that no runtime understands: what an outer launcher may have left, or a hook must not read."""
 
 Devices = tuple[Device, ...]
 
@@ -254,9 +254,12 @@ def odd(devices: Devices) -> list[str]:
 def _unexpected(subject: Subject, machine: TestedMachine) -> Iterator[str]:
     devices = machine.devices
     names = subject.plugin.info.env_vars
-    for base in ({}, _shown(subject, devices)):
-        for name in names:
-            for value in odd(devices):
+    values = dict.fromkeys(odd(devices))
+    shown = _shown(subject, devices)
+    for name in names:
+        # Beside the vendor's other variables as well, where it has set any.
+        for base in ({}, shown) if shown.keys() - {name} else ({},):
+            for value in values:
                 reason = _fault(subject, {**base, name: value}, devices)
                 if reason:
                     yield f"anyaccel_visible with {name}={value!r:.60}: {reason}"

@@ -25,7 +25,7 @@ def answering(subject: Subject) -> None:
     hooks = [hook for hook in (STATS, DIAGNOSE) if subject.plugin.implements(hook)]
     if not hooks:
         raise NotApplicable(f"the plug-in has neither {STATS} nor {DIAGNOSE}, which are optional")
-    machines = [machine for machine in subject.machines if _has_devices(machine)]
+    machines = [machine for machine in subject.machines if machine.known_devices]
     if not machines:
         raise NotApplicable("there is no recorded machine with devices to check on")
     demand(_silent(machines, hooks))
@@ -43,13 +43,6 @@ def _silent(machines: list[TestedMachine], hooks: list[str]) -> Iterator[str]:
             )
 
 
-def _has_devices(machine: TestedMachine) -> bool:
-    try:
-        return bool(machine.devices)
-    except NotApplicable:
-        return False
-
-
 def _failure(machine: TestedMachine, hook: str) -> str:
     try:
         _calls(machine)[hook]()
@@ -61,13 +54,9 @@ def _failure(machine: TestedMachine, hook: str) -> str:
 def _calls(machine: TestedMachine) -> dict[str, Callable[[], Any]]:
     """The hooks that touch a machine, by name."""
     plugin = machine.subject.plugin
-
-    def stats() -> Any:
-        return plugin.stats(machine.devices if _has_devices(machine) else (), machine.context())
-
     return {
         DETECT: lambda: plugin.detect(machine.context()),
-        STATS: stats,
+        STATS: lambda: plugin.stats(machine.known_devices, machine.context()),
         DIAGNOSE: lambda: plugin.diagnose(machine.context()),
     }
 

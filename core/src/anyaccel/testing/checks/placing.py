@@ -104,7 +104,7 @@ Simulation = tuple[VendorReport, Devices]
 def _report(source: Source) -> Simulation | None:
     """A vendor's own largest machine; None when its plug-in cannot say."""
     shared = {"load": {"source": encode(source), "path": sys.path}, "environ": {}, "seconds": SECONDS}
-    listed = tasks.describe(shared).get("products")
+    listed = tasks.products(shared).get("value")
     if not listed:
         return None
     machine = Machine(

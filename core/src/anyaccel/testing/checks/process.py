@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -12,16 +13,14 @@ from typing import Any
 from anyaccel.errors import PluginError
 from anyaccel.model import AGREEMENT, Device, EnvContext, ProblemKind, Severity, Share, Term
 from anyaccel.model.wire import encode
-from anyaccel.testing.check import CheckFailed, NotApplicable, demand
-from anyaccel.testing.checks.environment import accepted
+from anyaccel.testing.check import CheckFailed, demand
+from anyaccel.testing.checks.environment import STALE, accepted
 from anyaccel.testing.subject import Subject, TestedMachine
 from anyaccel.testing.watch import Watch, changes, process_state
 
 FORK_SECONDS = 30.0
 END = b"\0"
 MOST_DEVICES = 8
-POISON = "anyaccel-conformance"
-"""A value that no runtime understands, for variables that a hook must not read from the process."""
 
 Answers = dict[str, Any]
 
@@ -34,7 +33,7 @@ def exercise(subject: Subject, machine: TestedMachine, *, replay: bool = True) -
     """
     plugin = subject.plugin
     context = machine.replay if replay else machine.context
-    devices = _devices(machine)
+    devices = machine.known_devices
     calls: dict[str, Callable[[], Any]] = {
         "anyaccel_detect": lambda: plugin.detect(context()),
         "anyaccel_stats": lambda: plugin.stats(devices, context()),
@@ -75,13 +74,6 @@ def _answer(call: Callable[[], Any]) -> Any:
         return encode(call())
     except PluginError as error:
         return error.problem.reason
-
-
-def _devices(machine: TestedMachine) -> tuple[Device, ...]:
-    try:
-        return machine.devices
-    except NotApplicable:
-        return ()
 
 
 def unchanged(subject: Subject, machine: TestedMachine) -> None:
@@ -153,7 +145,7 @@ def only_through_context(subject: Subject) -> None:
     """C22: hooks open, start, connect to and load nothing by themselves, and do not read ``os.environ``."""
     machines = subject.machines or tuple(subject.simulated())
     for machine in machines:  # what we load ourselves does not count
-        _ = _devices(machine), machine.recording
+        _ = machine.known_devices, machine.recording
     watch = Watch(subject.source)
     for machine in machines:
         with watch:
@@ -168,7 +160,7 @@ def only_through_context(subject: Subject) -> None:
 
 
 def _reads_environ(subject: Subject, machine: TestedMachine, before: Answers) -> Iterator[str]:
-    with _environ(dict.fromkeys(subject.plugin.info.env_vars, POISON)):
+    with _environ(dict.fromkeys(subject.plugin.info.env_vars, STALE)):
         after = exercise(subject, machine)
     for name, answer in after.items():
         if answer != before[name]:
@@ -178,19 +170,16 @@ def _reads_environ(subject: Subject, machine: TestedMachine, before: Answers) ->
             )
 
 
-class _environ:  # noqa: N801 - used like a function
+@contextlib.contextmanager
+def _environ(variables: Mapping[str, str]) -> Iterator[None]:
     """Some variables in ``os.environ``, for a while."""
-
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        self._variables = variables
-
-    def __enter__(self) -> None:
-        self._before = dict(os.environ)
-        os.environ.update(self._variables)
-
-    def __exit__(self, *exception: object) -> None:
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
         os.environ.clear()
-        os.environ.update(self._before)
+        os.environ.update(before)
 
 
 def observed(subject: Subject, machine: TestedMachine) -> None:

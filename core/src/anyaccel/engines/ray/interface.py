@@ -15,30 +15,14 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from anyaccel.engines.ray.labels import mask_switch
-from anyaccel.engines.ray.slices import slice_labels, slice_resources
+from anyaccel.engines.ray.labels import mask_switch, slice_labels, slice_resources
 from anyaccel.errors import UnknownNameError
 from anyaccel.inventory.detect import detect
-from anyaccel.model import Device, EnvContext, Fractional, Inventory, Share, Term, VendorState
+from anyaccel.model import Device, EnvContext, Fractional, Inventory, Product, Share, Term, VendorState
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.probe.machine import Machine, parse_machine
 from anyaccel.vendors.process import vendor_process
 from anyaccel.vendors.simulate import simulate
-
-METHODS = (
-    "get_resource_name",
-    "get_visible_accelerator_ids_env_var",
-    "get_current_node_num_accelerators",
-    "get_current_node_accelerator_type",
-    "get_current_node_additional_resources",
-    "validate_resource_request_quantity",
-    "get_current_process_visible_accelerator_ids",
-    "set_current_process_visible_accelerator_ids",
-    "get_ec2_instance_num_accelerators",
-    "get_ec2_instance_accelerator_type",
-    "get_current_node_accelerator_labels",
-)
-"""The methods of Ray's interface."""
 
 _log = logging.getLogger("anyaccel.engines.ray")
 
@@ -60,6 +44,7 @@ def accelerator_manager(vendor: str, machine: str | Machine | None = None) -> ty
     """
     backend = _Backend(vendor, parse_machine(machine) if isinstance(machine, str) else machine)
     members = {name: staticmethod(getattr(backend, name)) for name in METHODS}
+    members["validate_resource_request_quantity"] = staticmethod(cache(backend.validate_resource_request_quantity))
     name = f"{''.join(part.title() for part in vendor.split('_'))}AcceleratorManager"
     doc = f"The devices of {vendor}, as its anyaccel plug-in finds them."
     return type(name, (_base(),), {**members, "__doc__": doc, "__module__": __name__})
@@ -81,7 +66,6 @@ class _Backend:
         self._vendor = vendor
         self._machine = machine
         self._detected: tuple[tuple[str | None, ...], Inventory] | None = None
-        self.validate_resource_request_quantity = cache(self._validate)
 
     def get_resource_name(self) -> str:
         """The resource under which the devices are counted."""
@@ -162,22 +146,15 @@ class _Backend:
 
     def get_ec2_instance_num_accelerators(self, instance_type: str, instances: Mapping[str, Any]) -> int | None:  # noqa: ARG002
         """The number of devices of a cloud instance type; None when the plug-in does not know it."""
-        return next(
-            (
-                product.instance_types[instance_type]
-                for product in self._plugin.products()
-                if instance_type in product.instance_types
-            ),
-            None,
-        )
+        product = self._product_of(instance_type)
+        return None if product is None else product.instance_types[instance_type]
 
     def get_ec2_instance_accelerator_type(self, instance_type: str, instances: Mapping[str, Any]) -> str | None:  # noqa: ARG002
         """The type of the devices of a cloud instance type; None when the plug-in does not know it."""
-        return next(
-            (product.name for product in self._plugin.products() if instance_type in product.instance_types), None
-        )
+        product = self._product_of(instance_type)
+        return None if product is None else product.name
 
-    def _validate(self, quantity: float | Decimal | Fraction) -> tuple[bool, str | None]:
+    def validate_resource_request_quantity(self, quantity: float | Decimal | Fraction) -> tuple[bool, str | None]:
         """Say whether the hardware of this vendor, wherever it is, can serve a quantity; and why not."""
         resource = self.get_resource_name()
         if not 0 <= quantity < float("inf"):
@@ -202,6 +179,9 @@ class _Backend:
             )
         reasons = [self._refusal(devices) for devices in sets]
         return (True, None) if not reasons or None in reasons else (False, reasons[0])
+
+    def _product_of(self, instance_type: str) -> Product | None:
+        return next((each for each in self._plugin.products() if instance_type in each.instance_types), None)
 
     def _imagined(self, count: int) -> list[tuple[Device, ...]]:
         """Sets of so many devices of each product that the plug-in knows, on machines that are large enough."""
@@ -230,3 +210,7 @@ class _Backend:
             if report is not None and report.state is VendorState.FAILED:
                 _log.warning("%s; its devices are not counted", report.problem)
         return tuple(sorted(self._detected[1].of_vendor(self._vendor), key=lambda device: device.index))
+
+
+METHODS = tuple(name for name in vars(_Backend) if not name.startswith("_"))
+"""The methods of Ray's interface."""

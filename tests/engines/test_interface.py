@@ -147,7 +147,7 @@ import importlib.util
 if importlib.util.find_spec("ray"):
     import ray
     import ray._private.accelerators as rays
-    from anyaccel.engines.ray.manager import accelerator_manager
+    from anyaccel.engines.ray.interface import accelerator_manager
 
     found, ours = rays.get_all_accelerator_managers(), accelerator_manager("acme")
     rays.get_all_accelerator_managers = lambda: {*found, ours}

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """A stand-in for the control daemon of MPS and its tool, which speaks what NVIDIA documents of both protocols.
 
 The daemon listens at the Unix socket ``control`` of the pipe directory. The file ``clients`` beside it has the
@@ -39,9 +38,10 @@ def start(protocol):
     if os.fork():
         return 0
     os.setsid()
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):
-        os.dup2(null, descriptor)
+    if "KEEPS_OUTPUT" not in os.environ:
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(null, descriptor)
     with open(os.path.join(PIPE, "nvidia-cuda-mps-control.pid"), "w") as file:
         file.write(str(os.getpid()))
     while True:

@@ -1,8 +1,12 @@
-"""The keeper: a process beside whoever uses devices, which ends that in time and writes down the use.
+"""The monitor: a process beside whoever uses devices, which ends that in time, writes down the use and tidies up.
 
 It is forked by the process that took the devices before that puts the mark on itself, so it carries no mark, and it
 closes every descriptor, those of the lease and the standard streams among them: whatever becomes of it, the lease does
 not depend on it. When it is killed, the command is not ended at its time, and its line of the journal is lost.
+
+Where the devices are a part of an outer lease's, it carries the mark of that one, as all do that were started with it.
+So the outer lease lasts until it has ended, too: a moment longer than the inner one, whose processes carry both marks.
+It ignores SIGTERM: when the outer lease is ended, it ends by itself with the inner one, once that is written down.
 """
 
 from __future__ import annotations
@@ -15,23 +19,24 @@ import sys
 import time
 
 from anyaccel.errors import AnyaccelError
-from anyaccel.launcher.command import GRACE_SECONDS
 from anyaccel.launcher.hold import Hold
 from anyaccel.launcher.sampling import Sampler, sampler
+from anyaccel.launcher.signals import GRACE_SECONDS
 from anyaccel.launcher.usage import Usage, wanted
 from anyaccel.ledger import Ledger, process
 
-NAME = "anyaccel-keeper"
+NAME = "anyaccel-mon"
 """What lists of processes call it."""
 
-_KEPT = 3
+_STATUS = 3
 """Descriptor of the pipe on which a process that stays says how it has ended."""
 _LONGEST_PAUSE = 60.0
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.2, 5.0
+"""Pauses between two looks at a lease of which no process is seen, such as one that is quarantined."""
 
 
-def keep(hold: Hold, program: str = "", *, stays: bool = False) -> None:
-    """Start the keeper of a hold whose devices this process is going to use itself, or the command that it becomes.
+def monitor(hold: Hold, program: str = "", *, stays: bool = False) -> None:
+    """Start the monitor of a hold whose devices this process is going to use itself, or the command that it becomes.
 
     Call it before the mark is on this process, with no other threads. Does nothing where nothing is held, where there
     is nothing to do, or where a process cannot be made.
@@ -46,7 +51,8 @@ def keep(hold: Hold, program: str = "", *, stays: bool = False) -> None:
     until = None if stays else hold.lease.until
     use, own = hold.usage(program), process.me()
     asking = sampler(hold.launch.inventory, hold.allocation.shares, use.fared) if wanted() else None
-    if (asking is None and stays) or (until is None and not wanted()):
+    grouped = hold.launch.environment.group is not None
+    if (asking is None and stays) or (until is None and not wanted() and not grouped):
         if stays:
             hold.noted(use)
         return
@@ -69,6 +75,7 @@ def keep(hold: Hold, program: str = "", *, stays: bool = False) -> None:
         if not os.fork():
             _watch(use, until, own, asking)
             use.ended(_told(status))
+            hold.unlimit()
     except BaseException:  # noqa: BLE001, S110 - there is nobody to tell
         pass
     finally:
@@ -76,13 +83,13 @@ def keep(hold: Hold, program: str = "", *, stays: bool = False) -> None:
 
 
 class _Told:
-    """The use of a process that stays, of which its keeper writes the line."""
+    """The use of a process that stays, of which its monitor writes the line."""
 
     def __init__(self, ending: int) -> None:
         self._ending = ending
 
     def ended(self, status: int | None = None) -> None:
-        """Tell the keeper how it has ended."""
+        """Tell the monitor how it has ended."""
         with contextlib.suppress(OSError):
             os.write(self._ending, b"" if status is None else str(status).encode())
         with contextlib.suppress(OSError):
@@ -98,21 +105,22 @@ def _told(status: int) -> int | None:
         return None
 
 
-def _leave(kept: int) -> int:
+def _leave(status: int) -> int:
     """Belong to no terminal and hold nothing open but one descriptor; returns its new number."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    if kept != _KEPT:
-        os.dup2(kept, _KEPT, inheritable=False)
+    signal.signal(signal.SIGTERM, lambda *_: None)  # programs that it starts hear it, other than what is ignored
+    if status != _STATUS:
+        os.dup2(status, _STATUS, inheritable=False)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
-    os.closerange(_KEPT + 1, _most_descriptors())
+    os.closerange(_STATUS + 1, _most_descriptors())
     os.chdir("/")
     process.set_name(NAME)
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it lasts as long as the process
-    return _KEPT
+    return _STATUS
 
 
 def _most_descriptors() -> int:
@@ -132,7 +140,7 @@ def _watch(use: Usage, until: float | None, holder: tuple[int, int], asking: Sam
     try:
         while True:
             _wait(pid, _LONGEST_PAUSE if pid else pause, until, asking)
-            pause = _LOOK_SECONDS if pid else min(2 * pause, _LONGEST_PAUSE)
+            pause = _LOOK_SECONDS if pid else min(2 * pause, _LONGEST_LOOK_SECONDS)
             if until is not None and process.boot_seconds() >= until:
                 if asking is not None:
                     asking.stop()

@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import anyaccel
 import pytest
+from anyaccel import detect, leases
+from anyaccel.ledger import Ledger
+from waiting import until
 
 MACHINE = ("--machine", "sim:A1:2")
 
@@ -22,13 +24,8 @@ def lines():
     file = Path(os.environ["XDG_STATE_HOME"]) / "anyaccel" / "journal.jsonl"
 
     def lines(count):
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            found = file.read_text().splitlines() if file.exists() else []
-            if len(found) >= count:
-                return [json.loads(line) for line in found]
-            time.sleep(0.05)
-        raise AssertionError(f"the journal has no {count} lines")
+        until(lambda: file.exists() and len(file.read_text().splitlines()) >= count, f"{count} lines in the journal")
+        return [json.loads(line) for line in file.read_text().splitlines()]
 
     return lines
 
@@ -45,7 +42,7 @@ def test_a_run_is_ended_in_time_with_all_that_it_started(anyaccel, lines):
     assert json.loads(anyaccel("status", *MACHINE, "--json").stdout)["devices"][0]["holders"] == []
 
 
-def test_the_keeper_holds_nothing_of_the_callers(anyaccel, lines):
+def test_the_monitor_holds_nothing_of_the_callers(anyaccel, lines):
     """No standard stream and no other descriptor: whoever reads to the end gets there when the command has ended."""
     read, write = os.pipe()
     command = [
@@ -125,3 +122,27 @@ def test_a_user_may_do_without_a_journal(anyaccel, tmp_path):
     with __import__("anyaccel").acquire("APU:1", machine="sim:A1:1"):
         pass
     assert not Path(os.environ["XDG_STATE_HOME"]).exists()
+
+
+INNER = f"{sys.executable} -m anyaccel"
+
+
+def test_what_runs_inside_a_lease_is_written_down_when_that_is_ended(anyaccel, lines):
+    """All that was started with a lease is asked to end with it, monitors of leases inside it among them."""
+    inner = f"{INNER} run APU:1 --note inner -- sh -c 'echo $$; exec sleep 1000'"
+    outer = [sys.executable, "-m", "anyaccel", "run", *MACHINE, "APU:2", "--note", "outer", "--", "sh", "-c", inner]
+    with subprocess.Popen(outer, stdout=subprocess.PIPE, text=True) as run:
+        assert int(run.stdout.readline()) > 0
+        (lease,) = {record.id for record in leases(detect(MACHINE[1]))}
+        assert anyaccel("release", lease).returncode == 0
+    assert sorted(line["note"] for line in lines(2)) == ["inner", "outer"]
+
+
+def test_an_outer_lease_lasts_as_long_as_an_inner_one_and_no_longer(anyaccel, lines):
+    inner = f"{INNER} hold APU:1 --note inner"
+    done = anyaccel("run", *MACHINE, "APU:2", "--note", "outer", "--", "sh", "-c", inner)
+    held = leases(detect(MACHINE[1]))
+    assert {record.note for record in held} == {"outer"}  # the inner one is of its devices, and seen inside only
+    assert anyaccel("release", done.stdout.strip()).returncode == 0
+    assert sorted(line["note"] for line in lines(2)) == ["inner", "outer"]
+    assert Ledger.open().leases() == ()

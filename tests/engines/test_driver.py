@@ -1,0 +1,91 @@
+"""The pool's side of a cluster, by itself: the cluster is one of ours, which does what the test says."""
+
+from concurrent.futures import Future, wait
+
+import pytest
+from anyaccel.engines.remote.actor import RemoteActor
+from anyaccel.engines.remote.cluster import Cluster, Plan
+from anyaccel.engines.remote.driver import Driver
+from anyaccel.engines.remote.messages import Answer, Started
+from anyaccel.pool.actor import ActorState
+from anyaccel.pool.call import Options
+from anyaccel.pool.channel import Kind
+from anyaccel.pool.engine import Setting
+from anyaccel.pool.launching import Preparation
+from anyaccel.pool.payload import dumps
+from waiting import PATIENCE
+
+pytestmark = pytest.mark.timeout(240)
+MANY = 3000
+
+
+class Host:
+    """The host of an actor: it answers every call with the name of its method."""
+
+    def started(self):
+        return answered(Started("here", None))
+
+    def call(self, method, log, data, *buffers):
+        return answered(Answer(Kind.RESULT, dumps(method).data))
+
+    def ended(self):
+        return Future()
+
+
+class OurCluster(Cluster[Plan]):
+    title = "Ours"
+    connected = True
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+        self.gone = False
+
+    def place(self, order, plan, *, actor):
+        return None
+
+    def run(self, place, order, key, log, body):
+        if self.gone:
+            raise ConnectionError("it has gone")
+        self.calls.append(Future())
+        return self.calls[-1]
+
+    def host(self, place, order, key):
+        return Host()
+
+
+def answered(value):
+    future = Future()
+    future.set_result(value)
+    return future
+
+
+def driver_on(cluster, **setting):
+    return Driver(cluster, Setting(preparation=Preparation(), **setting))
+
+
+def test_calls_that_wait_fail_when_the_cluster_has_gone_however_many_they_are():
+    cluster = OurCluster()
+    driver = driver_on(cluster, max_workers=1)
+    futures = [driver.submit(Options.of(), abs, (-1,), {}) for _ in range(MANY)]
+    cluster.gone = True
+    cluster.calls[0].set_exception(ConnectionError("it has gone"))
+    assert not wait(futures, PATIENCE).not_done
+    driver.shutdown(wait=True)
+
+
+def test_a_method_that_is_cancelled_while_it_is_handed_over_leaves_its_actor_alive(monkeypatch):
+    driver = driver_on(OurCluster())
+    state = ActorState(driver, "Echo", Options.of())
+    driver.enter(state.construction, (dict, (), {}, 1))
+    state.ready.result(PATIENCE)
+    run = RemoteActor.run
+
+    def cancel_and_run(actor, call):
+        monkeypatch.setattr(RemoteActor, "run", run)
+        call.future.cancel()
+        run(actor, call)
+
+    monkeypatch.setattr(RemoteActor, "run", cancel_and_run)
+    assert state.call("first", (), {}).cancelled()
+    assert state.call("second", (), {}).result(PATIENCE) == "second"
