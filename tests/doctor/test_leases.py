@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -64,6 +65,17 @@ def start(acme: object, state: Path) -> Iterator[Callable[..., subprocess.Popen[
 def wrong(machine: str = MACHINE) -> list[tuple[str, str]]:
     found = diagnose_leases(aa.detect(machine))
     return [(each.reason, each.remedy) for each in found if each.severity is not Severity.OK]
+
+
+def stop(process: subprocess.Popen[str], state: Path) -> None:
+    """Stop it while it does not hold the ledger's lock: doctor would speak of the lock first, and rightly."""
+    descriptor = os.open(state, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+    finally:
+        os.close(descriptor)
 
 
 def named(state: Path, first: str) -> list[Path]:
@@ -130,8 +142,7 @@ def test_what_a_holder_left_running(start, state):
 def test_a_holder_that_is_stopped(start, state):
     holder = start("--machine", MACHINE, "run", "A1:1", "--", "sleep", "1000")
     until(lambda: aa.leases(aa.detect(MACHINE)), "the lease")
-    os.kill(holder.pid, signal.SIGSTOP)
-    os.waitpid(holder.pid, os.WUNTRACED)
+    stop(holder, state)
     ((message, fix),) = wrong()
     assert f"process {holder.pid} is stopped" in message
     assert fix.startswith(f"it goes on with 'kill -CONT {holder.pid}', or: anyaccel release ")
@@ -158,7 +169,7 @@ def test_who_waits_and_does_not_look(start, state):
     until(lambda: aa.leases(aa.detect(MACHINE)), "the leases")
     waiting = start("--machine", MACHINE, "run", "A1:1", "--", "true")
     until(lambda: named(state, "t1."), "the ticket")
-    os.kill(waiting.pid, signal.SIGSTOP)
+    stop(waiting, state)
     message, fix = until(wrong, "doctor to notice")[0]
     assert message.startswith(f"process {waiting.pid} of ")
     assert message.endswith("and does not look any more")
