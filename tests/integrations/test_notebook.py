@@ -67,7 +67,7 @@ def test_a_kernel_gets_devices_by_a_line(run, acme, monkeypatch):
     assert "%accel release" in shown[3]
     assert shown[5] == "False\n"
     assert "APU:9 can never fit" in shown[6]
-    assert "--wait 60" in shown[7]
+    assert "--wait must be a duration such as 90s" in shown[7]
     assert "Traceback" not in "".join(shown)
 
 
@@ -90,9 +90,9 @@ def test_a_cell_that_is_run_again_changes_nothing(run, acme, monkeypatch):
 def test_a_kernel_that_waits_says_for_whom(run, acme, monkeypatch):
     monkeypatch.setenv("ANYACCEL_MACHINE", "sim:A1:2")
     with anyaccel.acquire("APU:2", note="a training"):
-        shown = run(cells("%load_ext anyaccel", "%accel APU:1 --wait 0.5", "%accel"))
+        shown = run(cells("%load_ext anyaccel", "%accel APU:1 --wait 0.5s", "%accel"))
     text = "".join(shown)
-    assert "anyaccel: waiting, place 1 in line: held by " in text
+    assert "anyaccel: waiting, place 1 in line: acme/0, acme/1 held by " in text
     assert "a training" in text
     assert "does not fit now" in text
     assert "2 devices of" in shown[-1]

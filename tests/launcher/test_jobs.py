@@ -114,6 +114,13 @@ def test_jobs_wait_in_order_and_a_waiting_one_is_cancelled(run):
     assert jobs_.find(third).state == "cancelled"
 
 
+@pytest.mark.parametrize("timeout", [1e9, float("inf"), None])
+def test_a_job_is_waited_for_as_long_as_one_likes(run, timeout):
+    """The kernel waits 24 days at most in one call."""
+    job = jobs_.find(submit(run, "sleep", "0.3"))
+    assert jobs_.wait(job, timeout=timeout).state == "done"
+
+
 def test_a_job_outlives_its_terminal(run):
     """The terminal's end sends SIGHUP to its session, and whatever reads or writes there fails."""
     script = f"{sys.executable} -m anyaccel run --detach A1:1 -- sh -c '{FOREVER}'; kill -HUP -$$ $$"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from anyaccel.ledger import LeaseRecord
 
-_LISTED = 4
-
 
 def add_request(parser: argparse.ArgumentParser) -> None:
     """Let a command take a request."""
@@ -127,7 +125,7 @@ def acquire(
         memory: How much of the host's memory it may take.
         limit: Whether the command will be started in a cgroup of its own where one was made.
     """
-    from anyaccel.launcher.hold import take
+    from anyaccel.launcher.hold import take, waiting
     from anyaccel.launcher.monitor import monitor
     from anyaccel.ledger.mark import of_process
 
@@ -140,7 +138,7 @@ def acquire(
         if not line.used:
             waits()
             line = output.StatusLine()  # where standard error leads now
-        line.show(_waiting(place, holders, inventory))
+        line.show(waiting(place, holders, inventory))
 
     try:
         options: dict[str, Any] = {"confined": confined, "cap": cap, "bind": bind, "memory": memory, "limit": limit}
@@ -182,22 +180,6 @@ def wait_options(args: argparse.Namespace) -> dict[str, Any]:
         "avoid_busy": args.avoid_busy,
         "time": args.time,
     }
-
-
-def _waiting(place: int, holders: tuple[LeaseRecord, ...], inventory: Inventory) -> str:
-    """Say how a wait goes, naming each device once."""
-    from anyaccel.launcher.hold import holder
-
-    names = {device.id: device.name for device in inventory.devices}
-    by_device: dict[str, list[str]] = {}
-    for record in holders:
-        by_device.setdefault(names.get(record.device, record.device), []).append(holder(record))
-    by_holders: dict[str, list[str]] = {}
-    for name, by in sorted(by_device.items()):
-        by_holders.setdefault(" and by ".join(dict.fromkeys(by)), []).append(name)
-    who = "; ".join(f"{', '.join(them)} held by {by}" for by, them in list(by_holders.items())[:_LISTED])
-    more = f"; and {len(by_holders) - _LISTED} more" if len(by_holders) > _LISTED else ""
-    return f"waiting, place {place} in line: {who or 'others came first'}{more}"
 
 
 def survey(args: argparse.Namespace) -> Inventory:

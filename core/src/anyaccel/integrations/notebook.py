@@ -7,15 +7,15 @@ from typing import Any
 
 from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.inventory.detect import detect
-from anyaccel.launcher.hold import holder
+from anyaccel.launcher.hold import waiting
 from anyaccel.launcher.use import in_use, use
-from anyaccel.text import printable
+from anyaccel.text import duration, printable
 
 
 def accel(line: str) -> Any:
     """Hold devices for this kernel.
 
-    %accel GPU:1              hold a device; --wait 60 waits at most a minute
+    %accel GPU:1              hold a device; --wait 1m waits at most a minute
     %accel                    show what the kernel holds, or else what is on the machine
     %accel release            give it back
     """
@@ -39,22 +39,17 @@ def _do(words: list[str]) -> Any:
     wait = None
     if "--wait" in words:
         at = words.index("--wait")
-        wait = _seconds("".join(words[at + 1 : at + 2]))
+        try:
+            wait = duration("".join(words[at + 1 : at + 2]))
+        except ValueError as error:
+            raise UsageError(f"--wait {error}") from None
         words = words[:at] + words[at + 2 :]
     use(words, wait=wait, note="notebook", on_wait=_tell)  # a statement: nothing changes when the cell is run again
     return in_use()
 
 
 def _tell(place: int, holders: tuple[Any, ...]) -> None:
-    who = "; ".join(f"held by {each}" for each in dict.fromkeys(map(holder, holders)))
-    print(printable(f"anyaccel: waiting, place {place} in line: {who or 'others came first'}"))
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"--wait must be followed by seconds, as in '--wait 60' (got {text!r:.60})") from None
+    print(printable(f"anyaccel: {waiting(place, holders, detect())}"))
 
 
 def load_ipython_extension(shell: Any) -> None:

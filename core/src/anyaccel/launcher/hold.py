@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 
 SYSFS_PCI = "/sys/bus/pci/devices"
+_LISTED = 4
 
 
 class Hold:
@@ -783,3 +784,17 @@ def holder(record: LeaseRecord) -> str:
         return f"{record.user}, {record.reason}"
     since = f", for {elapsed(now() - record.since)}" if record.since is not None else ""
     return f"{record.user}, process {record.pid or 'unknown'}{since}" + (f", {words}" if words else "")
+
+
+def waiting(place: int, holders: tuple[LeaseRecord, ...], inventory: Inventory) -> str:
+    """Say how a wait goes, for people, naming each device once and the first holders."""
+    names = {device.id: device.name for device in inventory.devices}
+    by_device: dict[str, list[str]] = {}
+    for record in holders:
+        by_device.setdefault(names.get(record.device, record.device), []).append(holder(record))
+    by_holders: dict[str, list[str]] = {}
+    for name, by in sorted(by_device.items()):
+        by_holders.setdefault(" and by ".join(dict.fromkeys(by)), []).append(name)
+    who = "; ".join(f"{', '.join(them)} held by {by}" for by, them in list(by_holders.items())[:_LISTED])
+    more = f"; and {len(by_holders) - _LISTED} more" if len(by_holders) > _LISTED else ""
+    return f"waiting, place {place} in line: {who or 'others came first'}{more}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -35,6 +36,7 @@ LIVE = ("waiting", "running")
 _RECORD, _LOG = "job.json", "log"
 _LIMIT = 1 << 20
 _TO_END = 10.0
+_DAY = 86_400.0
 _NOT_WRITTEN = {"id": "", "here": True, "path": ""}
 """Attributes that follow from where a record lies and who reads it."""
 
@@ -169,7 +171,10 @@ def wait(job: Job, *, timeout: float | None = None) -> Job:
             if _again(job).live:
                 poll = select.poll()
                 poll.register(supervisor, select.POLLIN)
-                poll.poll(None if timeout is None else timeout * 1000)
+                until = math.inf if timeout is None else time.monotonic() + timeout
+                left = until - time.monotonic()
+                while not poll.poll(min(max(0.0, left), _DAY) * 1000) and left > 0:  # poll() takes 24 days at most
+                    left = until - time.monotonic()
         finally:
             os.close(supervisor)
     return _again(job)
