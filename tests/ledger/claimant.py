@@ -5,6 +5,7 @@ Run as a script, it is the process that forks: it gets the two ends of a claiman
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import random  # noqa: F401 - the ledger does so when it has to try again: too late for a user who may not read root's Python
@@ -16,11 +17,13 @@ import sys
 import threading
 import time
 
-from anyaccel.ledger import Ledger, Want
+from anyaccel.ledger import Ledger, Want, acquisition, tickets
 from anyaccel.model import NOTHING, Extent
 
 PATIENCE = 60.0
 """Seconds after which something that should happen soon, on a machine that does much else, has not happened."""
+SILENCE = 300.0
+"""Seconds after which who waits and does not look is passed here: on a busy machine, 2 may be without a processor."""
 
 
 class ClaimantError(Exception):
@@ -41,6 +44,7 @@ class Claimant:
         self._socket = ours
         self._received = b""
         self.pid = self._read(PATIENCE)
+        self._process = io.FileIO(os.pidfd_open(self.pid))  # its number may be another's once it has ended
 
     def begin(self, code):
         """Let it execute some code, and do not wait for it."""
@@ -64,19 +68,17 @@ class Claimant:
 
     def signal(self, number):
         """Send it a signal."""
-        os.kill(self.pid, number)
+        signal.pidfd_send_signal(self._process.fileno(), number)
 
     def kill(self):
         """Kill it, and wait until it has left the kernel."""
         with contextlib.suppress(ProcessLookupError):
-            descriptor = os.pidfd_open(self.pid)
-            os.kill(self.pid, signal.SIGKILL)
-            select.select([descriptor], [], [], PATIENCE)
-            os.close(descriptor)
+            self.signal(signal.SIGKILL)
+        select.select([self._process], [], [], PATIENCE)
 
     def stop(self):
         """Stop it, and wait until it has."""
-        os.kill(self.pid, signal.SIGSTOP)
+        self.signal(signal.SIGSTOP)
         eventually(lambda: state(self.pid) == "T")
 
     def _read(self, timeout):
@@ -91,7 +93,9 @@ class Claimant:
         return json.loads(line)
 
     def close(self):
-        self.kill()
+        if not self._process.closed:
+            self.kill()
+        self._process.close()
         self._socket.close()
 
 
@@ -115,6 +119,7 @@ def eventually(condition, seconds=PATIENCE):
 
 def serve(connection):
     """Be a claimant."""
+    tickets._PATIENCE, acquisition._LOCK_SECONDS_AT_LAST = SILENCE, PATIENCE
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     space = {"Ledger": Ledger, "Want": Want, "os": os, "time": time, "signal": signal, "asyncio": asyncio}
     space |= {"Extent": Extent, "NOTHING": NOTHING}

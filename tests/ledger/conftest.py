@@ -1,5 +1,6 @@
 """A state directory, and processes that compete for devices in it."""
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -11,9 +12,15 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from anyaccel.ledger import Ledger
+from anyaccel.ledger import Ledger, tickets
 from anyaccel.ledger.names import boot
-from claimant import Claimant, eventually
+from claimant import SILENCE, Claimant, eventually
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Nobody is passed because it got no processor for some seconds, as in claimants."""
+    monkeypatch.setattr(tickets, "_PATIENCE", SILENCE)
 
 
 @pytest.fixture(scope="session")
@@ -66,8 +73,15 @@ def claim(nest, state):
 
 @pytest.fixture
 def in_line(ledger):
-    """Wait until so many wait."""
-    return lambda count: eventually(lambda: len(ledger.tickets()) == count)
+    """Wait until so many wait, and none of them has the ledger locked any more, as each has while it gets in line."""
+
+    def in_line(count):
+        eventually(lambda: len(ledger.tickets()) == count)
+        directory = os.open(ledger.path, os.O_RDONLY)
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        os.close(directory)
+
+    return in_line
 
 
 @pytest.fixture

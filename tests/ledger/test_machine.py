@@ -106,12 +106,11 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def agrees(self):
         expected = sorted((device, units) for _, _, choice in self.held for device, units in choice.items())
-        eventually(lambda: sorted((each.device, each.units) for each in self.ledger.leases()) == expected, 10)
+        eventually(lambda: sorted((each.device, each.units) for each in self.ledger.leases()) == expected)
 
     def teardown(self):
-        for _, child, _ in self.held:
-            if child:
-                os.kill(child, signal.SIGKILL)
+        for child in {child for _, child, _ in self.held if child}:  # one may carry several leases
+            os.kill(child, signal.SIGKILL)
         for claimant in self.all:
             claimant.close()
 

@@ -166,7 +166,7 @@ def test_forgetting_leaves_them_alone(claim, ledger, files):
     assert ledger.forget(record.id) == (child,)
     assert files() == []
     assert rival.do("take('a')") == {"a": 10_000}
-    assert process.state(child) == "S"
+    assert process.state(child) not in ("", "Z")
     os.kill(child, signal.SIGKILL)
 
 
@@ -271,7 +271,10 @@ def test_nothing_is_ended_because_a_name_says_so(shared, ledger, state, locked):
         ledger.release_of(lease_id, grace=0.2, force=True)
     assert str(victim.pid) in str(caught.value) + caught.value.hint
     assert victim.do("1") == 1
-    assert (process.state(attacker.pid) in ("", "Z")) == locked
+    if locked:
+        eventually(lambda: process.state(attacker.pid) in ("", "Z"))  # it has let go a moment before
+    else:
+        assert attacker.do("1") == 1
 
 
 @root
@@ -280,9 +283,10 @@ def test_a_lock_that_was_passed_to_a_process_of_another_user_does_not_end_it(sha
     daemon, attacker = shared(ALICE), shared(BOB)
     attacker.do("take('a')")
     fd = attacker.do("leases[0].fds[0]")
-    daemon.do("import socket; server = socket.socket(socket.AF_UNIX); server.bind('\\0passed'); server.listen()")
+    address = f"\0passed-{daemon.pid}"
+    daemon.do(f"import socket; server = socket.socket(socket.AF_UNIX); server.bind({address!r}); server.listen()")
     attacker.do(
-        "import socket; client = socket.socket(socket.AF_UNIX); client.connect('\\0passed');"
+        f"import socket; client = socket.socket(socket.AF_UNIX); client.connect({address!r});"
         f"socket.send_fds(client, [b'x'], [{fd}])"
     )
     daemon.do("connection, _ = server.accept(); got = socket.recv_fds(connection, 1, 1)[1]")
@@ -290,7 +294,7 @@ def test_a_lock_that_was_passed_to_a_process_of_another_user_does_not_end_it(sha
     with pytest.raises(LedgerError, match=rf"still held by process {daemon.pid} \({ALICE}\), which was not ended"):
         ledger.release_of(record.id, grace=0.2, force=True)
     assert daemon.do("1") == 1
-    assert process.state(attacker.pid) in ("", "Z")
+    eventually(lambda: process.state(attacker.pid) in ("", "Z"))
 
 
 @root

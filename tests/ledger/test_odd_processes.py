@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from anyaccel.ledger import process
-from claimant import ClaimantError, eventually
+from claimant import SILENCE, ClaimantError, eventually
 from claimant import state as state_of
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make namespaces and act as another user")
@@ -47,8 +47,8 @@ def test_clocks_that_jump_in_a_time_namespace(claim, ledger, state):
 def test_a_time_namespace_changes_nobodys_turn(claim, ledger, in_line, state, offset):
     """Stamps and the time of arrival are those of the machine's clock, whoever looks."""
     code = (
-        "import sys; from anyaccel.ledger import Ledger, Want; from anyaccel.model import Extent\n"
-        "ledger = Ledger.open({'ANYACCEL_STATE_DIR': sys.argv[1]})\n"
+        "import sys; from anyaccel.ledger import Ledger, Want, tickets; from anyaccel.model import Extent\n"
+        f"tickets._PATIENCE = {SILENCE}; ledger = Ledger.open({{'ANYACCEL_STATE_DIR': sys.argv[1]}})\n"
         "choose = lambda taken: None if taken.get('a') else {'a': Extent()}\n"
         "lease = ledger.acquire(Want(candidates=frozenset('a'), request='inside'), choose)\n"
         "print([(each.responsive, each.waited < 100) for each in ledger.tickets()], flush=True); input()"

@@ -230,6 +230,7 @@ def test_p5_waiters_are_served_in_the_order_of_their_arrival(claim, ledger, in_l
 
 def test_p5_a_stopped_or_dead_waiter_blocks_nobody(claim, in_line):
     holder, stopped, dead, last = claim(), claim(), claim(), claim()
+    last.do("from anyaccel.ledger import tickets; tickets._PATIENCE = 2")
     holder.do("take('a')")
     for count, waiter in enumerate((stopped, dead, last), 1):
         waiter.begin("take('a', wait=60)")

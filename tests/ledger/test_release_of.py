@@ -28,7 +28,7 @@ def test_so_are_all_that_carry_it_and_nobody_else(claim, ledger):
     lease_id = next(record.id for record in ledger.leases() if record.device == "a")
     assert ledger.release_of(lease_id) == (worker,)
     assert [record.device for record in ledger.leases()] == ["b"]
-    assert state(other) == "S"
+    assert state(other) not in ("", "Z")
     os.kill(other, 9)
 
 
