@@ -67,15 +67,28 @@ def wrong(machine: str = MACHINE) -> list[tuple[str, str]]:
     return [(each.reason, each.remedy) for each in found if each.severity is not Severity.OK]
 
 
-def stop(process: subprocess.Popen[str], state: Path) -> None:
-    """Stop it while it does not hold the ledger's lock: doctor would speak of the lock first, and rightly."""
+@contextlib.contextmanager
+def locked(state: Path) -> Iterator[None]:
+    """Nobody else has the ledger locked meanwhile: doctor would speak of that first, and rightly."""
     descriptor = os.open(state, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.kill(process.pid, signal.SIGSTOP)
-        os.waitpid(process.pid, os.WUNTRACED)
+        yield
     finally:
         os.close(descriptor)
+
+
+def stop(process: subprocess.Popen[str], state: Path) -> None:
+    with locked(state):
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+
+
+def until_held(state: Path) -> None:
+    """Wait for a lease, and until who took it has unlocked the ledger, too."""
+    until(lambda: aa.leases(aa.detect(MACHINE)), "the lease")
+    with locked(state):
+        pass
 
 
 def named(state: Path, first: str) -> list[Path]:
@@ -84,7 +97,7 @@ def named(state: Path, first: str) -> list[Path]:
 
 def test_nothing_is_wrong_with_what_is_in_use(start, state, anyaccel):
     start("--machine", MACHINE, "run", "A1:1", "--", "sleep", "1000")
-    until(lambda: aa.leases(aa.detect(MACHINE)), "the lease")
+    until_held(state)
     done = anyaccel("doctor", "--machine", MACHINE)
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-1].startswith(f"ok    leases are kept in {state} (")
@@ -141,7 +154,7 @@ def test_what_a_holder_left_running(start, state):
 
 def test_a_holder_that_is_stopped(start, state):
     holder = start("--machine", MACHINE, "run", "A1:1", "--", "sleep", "1000")
-    until(lambda: aa.leases(aa.detect(MACHINE)), "the lease")
+    until_held(state)
     stop(holder, state)
     ((message, fix),) = wrong()
     assert f"process {holder.pid} is stopped" in message
@@ -150,10 +163,10 @@ def test_a_holder_that_is_stopped(start, state):
 
 def test_who_waits_for_long_and_for_whom(start, state, anyaccel):
     start("--machine", MACHINE, "run", "A1:2", "--note", "evaluation", "--", "sleep", "1000")
-    until(lambda: aa.leases(aa.detect(MACHINE)), "the leases")
+    until_held(state)
     waiting = start("--machine", MACHINE, "run", "A1:1", "--", "true")
     (ticket,) = until(lambda: named(state, "t1."), "the ticket")
-    assert wrong() == []  # it has waited for a moment only
+    until(lambda: not wrong(), "nothing to be wrong")  # it has waited for a moment only
     words = json.loads(ticket.read_text())
     words["arrived"] -= 7200 * 10**9
     ticket.write_text(json.dumps(words))
@@ -166,7 +179,7 @@ def test_who_waits_for_long_and_for_whom(start, state, anyaccel):
 
 def test_who_waits_and_does_not_look(start, state):
     start("--machine", MACHINE, "run", "A1:2", "--", "sleep", "1000")
-    until(lambda: aa.leases(aa.detect(MACHINE)), "the leases")
+    until_held(state)
     waiting = start("--machine", MACHINE, "run", "A1:1", "--", "true")
     until(lambda: named(state, "t1."), "the ticket")
     stop(waiting, state)
@@ -179,7 +192,7 @@ def test_who_waits_and_does_not_look(start, state):
 def test_a_lease_of_another_version(start, state):
     name = next(iter(aa.detect(MACHINE).devices)).id
     holder = start("--machine", MACHINE, "run", "A1:1", "--", "sleep", "1000")
-    until(lambda: aa.leases(aa.detect(MACHINE)), "the lease")
+    until_held(state)
     (file,) = named(state, "v2.")
     device, vendor = file.name.split(".")[1:3]
     file.rename(file.with_name(f"v9.{device}.{vendor}.new"))
