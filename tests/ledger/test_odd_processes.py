@@ -1,5 +1,7 @@
 """Processes that are not what they look like: in other namespaces, without their first thread, under attack."""
 
+import fcntl
+import io
 import os
 import signal
 import subprocess
@@ -127,3 +129,16 @@ def test_ten_thousand_files_of_somebody_else(claim, ledger, state):
     assert rival.do("take('a', wait=60)", timeout=60) == {"a": 10_000}
     assert [record.pid for record in ledger.leases()] == [rival.pid]
     assert sum(not name.startswith("junk.") for name in os.listdir(state)) < 5
+
+
+def test_who_has_a_lock_is_found_where_the_kernels_table_skips_it(tmp_path, monkeypatch):
+    """As it does in a long one, when other locks are dropped while it is read."""
+    with open(tmp_path / "file", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        found = os.fstat(file.fileno())
+        line = f"1: FLOCK  ADVISORY  WRITE {os.getpid()} {os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+        tables = ["", f"{line}:{found.st_ino} 0 EOF\n"]
+        assert process.lock_owner(found) == os.getpid()
+        monkeypatch.setattr(process, "open", lambda *_, **__: io.StringIO(tables.pop(0)), raising=False)
+        assert process.lock_owner(found) == os.getpid()
+        assert tables == []

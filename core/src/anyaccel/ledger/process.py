@@ -14,6 +14,7 @@ from functools import cache
 _SET_PARENT_DEATH_SIGNAL = 1
 _EXITING = 0x4
 """PF_EXITING of the flags in ``/proc/PID/stat``, in all versions of the kernel."""
+_LOOKS_AT_LOCKS = 5
 
 _ME: tuple[int, int] | None = None
 
@@ -150,15 +151,22 @@ def send(pid: int, number: int, still: Callable[[], bool]) -> bool:
 
 
 def lock_owner(file: os.stat_result) -> int | None:
-    """Process that took the exclusive lock on a file, by the kernel's table of locks; None when none is visible."""
+    """Process that took the exclusive lock on a file, by the kernel's table of locks; None when none is visible.
+
+    The kernel hands out a long table in parts, and skips a lock when others of an earlier part are dropped in between:
+    so who finds none looks again.
+    """
     wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-    try:
-        with open("/proc/locks", encoding="ascii") as table:
-            lines = [line.split() for line in table]
-    except OSError:
-        return None
-    owners = [int(fields[4]) for fields in lines if fields[1] == "FLOCK" and fields[5] == wanted]
-    return next((pid for pid in owners if pid > 0), None)
+    for _ in range(_LOOKS_AT_LOCKS):
+        try:
+            with open("/proc/locks", encoding="ascii") as table:
+                lines = [line.split() for line in table]
+        except OSError:
+            return None
+        owners = [int(fields[4]) for fields in lines if fields[1] == "FLOCK" and fields[5] == wanted]
+        if pid := next((pid for pid in owners if pid > 0), None):
+            return pid
+    return None
 
 
 def die_with_parent(parent: int) -> None:
