@@ -29,6 +29,11 @@ gc.disable()
 anyaccel.ledger.waiting.IMPATIENT_SECONDS = 0  # the looks before a place in line are all alike
 anyaccel.ledger.inotify._libc()  # and what happens in the import system is not ours
 """
+UNDISTURBED = """
+import anyaccel.ledger.tickets
+anyaccel.ledger.tickets.interval = lambda place: 3600
+"""
+"""For the steps that each run has: how often one that waits looks again though nothing happened differs."""
 
 
 class Traced:
@@ -87,7 +92,7 @@ def scene(claim, state, files, tmp_path):
         def run(self, *options):
             """Execute the code; its outcome, or None when the claimant died."""
             claimant = claim()
-            claimant.do(WARM)
+            claimant.do(WARM if options else WARM + UNDISTURBED)
             holder = None
             if self.wait:
                 holder = claim()
