@@ -30,7 +30,7 @@ from anyaccel.ledger import Ledger
 
 DEVICES, PARTS = 3, 2
 MARK = "ANYACCEL_TEST_CHAOS"
-PATIENCE = 30.0
+PATIENCE = 90.0
 VERBOSE = "ANYACCEL_TEST_VERBOSE" in os.environ
 CALLS_BETWEEN, MOST_SECONDS, LINE = 2, 3.0, 20
 """Calls between two signals, seconds to wait for them, and bytes that one writes at least."""
