@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from threading import Thread
+from threading import Event, Thread, current_thread
 
 import pytest
 from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
@@ -152,6 +152,65 @@ def test_what_comes_when_the_loop_is_closed_goes_to_the_next():
     gc.collect()
     scheduler.release(behind.allocation)
     assert (scheduler.pending(), scheduler.free("h100-0")) == ((), 10_000)
+
+
+def test_a_closed_loop_on_which_somebody_looked_takes_nothing_from_who_waits_on_another_one():
+    scheduler = new()
+    held = scheduler.allocate("GPU")
+
+    def look_and_go(ticket):
+        async def look():
+            return await ticket
+
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(lambda _, context: None)  # it says that a task was destroyed
+        task = loop.create_task(look())
+        loop.run_until_complete(asyncio.sleep(0))
+        assert not task.done()
+        loop.close()
+
+    async def main():
+        task = asyncio.create_task(scheduler.acquire("GPU"))
+        await waiting(scheduler, 1)
+        await asyncio.to_thread(look_and_go, *scheduler.pending())
+        scheduler.release(held)
+        return await task
+
+    given = asyncio.run(main())
+    assert scheduler.holders("h100-0") == (given,)
+
+
+def test_who_has_its_allocation_keeps_it_though_its_loop_is_closed_before_it_is_woken(monkeypatch):
+    """As where the time of the wait ends while another thread makes room."""
+    scheduler = new()
+    held = scheduler.allocate("GPU")
+    woken, closed = Event(), Event()
+
+    class Slow(asyncio.SelectorEventLoop):
+        def call_soon_threadsafe(self, callback, *args, **options):
+            if current_thread() is thread:
+                woken.set()
+                assert closed.wait(60)
+            return super().call_soon_threadsafe(callback, *args, **options)
+
+    thread = Thread(target=scheduler.release, args=(held,))
+
+    async def main():
+        task = asyncio.create_task(scheduler.acquire("GPU", timeout=1000))
+        await waiting(scheduler, 1)
+        thread.start()
+        while not woken.is_set():  # noqa: ASYNC110 -- the loop must not be woken by that
+            await asyncio.sleep(0.001)
+        now = loop.time() + 2000
+        monkeypatch.setattr(loop, "time", lambda: now)
+        return await task
+
+    loop = Slow()
+    given = loop.run_until_complete(main())
+    loop.close()
+    closed.set()
+    thread.join(60)
+    assert scheduler.holders("h100-0") == (given,)
 
 
 def test_tasks_that_have_looked_at_a_ticket_leave_nothing_behind():

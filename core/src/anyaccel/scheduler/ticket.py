@@ -33,13 +33,11 @@ class Ticket:
         allocation: What the request got, or None as long as it waits.
         cancelled: Whether it was withdrawn.
         error: Why it will have no allocation, where waiting for it failed: then ``await`` raises this; else None.
-        unwanted: Takes the allocation back when it comes and the loop on which somebody waited for it is closed; or
-            None.
     """
 
     __slots__ = (
         "_awaiting", "_cancel", "_place", "_why", "allocation", "cancelled", "error", "note", "number", "on_placed",
-        "plan", "priority", "unwanted", "waiting",
+        "plan", "priority", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -53,7 +51,7 @@ class Ticket:
         note: str,
         on_placed: Callable[[Ticket], None] | None,
     ) -> None:
-        self._awaiting: dict[asyncio.Future[None], None] = {}
+        self._awaiting: dict[asyncio.Future[None], Callable[[Allocation], None] | None] = {}
         self._cancel = cancel
         self._why = why
         self._place = place
@@ -66,7 +64,6 @@ class Ticket:
         self.allocation: Allocation | None = None
         self.cancelled = False
         self.error: Exception | None = None
-        self.unwanted: Callable[[Allocation], None] | None = None
 
     @property
     def id(self) -> str:
@@ -88,14 +85,23 @@ class Ticket:
         return self._cancel(self)
 
     def __await__(self) -> Generator[object, None, Allocation]:
+        return self._wait(None).__await__()
+
+    async def _wait(self, release: Callable[[Allocation], None] | None) -> Allocation:
+        """Wait for the allocation, as ``await`` does.
+
+        Args:
+            release: Takes it back where it comes when the loop of this wait is closed, so that the one who waits will
+                never have it; None where it is somebody else's.
+        """
         import asyncio
 
         while not self._settled():
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._awaiting[future] = None
+            self._awaiting[future] = release
             try:
                 if not self._settled():  # else nobody may be left who wakes it
-                    yield from future
+                    await future
             finally:
                 del self._awaiting[future]
         if self.error is not None:
@@ -112,9 +118,10 @@ class Ticket:
         for future in tuple(self._awaiting):
             try:
                 future.get_loop().call_soon_threadsafe(_finish, future)
-            except RuntimeError:  # the loop is closed
-                if self.allocation is not None and self.unwanted is not None:
-                    self.unwanted(self.allocation)
+            except RuntimeError:  # the loop is closed; who has left before may have the allocation
+                release = self._awaiting.get(future)
+                if self.allocation is not None and release is not None:
+                    release(self.allocation)
 
     @property
     def place(self) -> int:
@@ -167,11 +174,10 @@ async def settled(ticket: Ticket, release: Callable[[Allocation], None], seconds
     """
     import asyncio
 
-    ticket.unwanted = release
     try:
         try:
             async with asyncio.timeout(seconds):
-                return await ticket
+                return await ticket._wait(release)  # noqa: SLF001 -- for who waits here alone
         except TimeoutError:
             verdict = ticket.why()
             if not ticket.cancel() and ticket.allocation is not None:
