@@ -14,6 +14,7 @@ import psutil
 import pytest
 from anyaccel.hookspecs import HOOKS
 from anyaccel.inventory.observe import stats
+from anyaccel.probe import guard
 from anyaccel.vendors.process import close, process_of
 from lengths import length
 from waiting import until
@@ -174,6 +175,49 @@ def test_a_process_that_dies_is_started_again_once_and_then_the_vendor_has_faile
     with pytest.raises(aa.PluginError):
         vendor.container(bad)
     assert count.read_text() == "xxxx"
+
+
+def test_how_a_process_ended_is_heard_also_when_its_interpreter_gets_no_processor(install, acme, record, monkeypatch):
+    """It is stopped for longer than a process may live on that has closed its socket."""
+    monkeypatch.setattr(guard, "END_SECONDS", 0.01)
+    install("bad", BAD.format(hook="anyaccel_detect", fault="os.kill(os.getppid(), signal.SIGSTOP), os._exit(5)"))
+    ended = threading.Event()
+
+    def let_it_go_on():
+        while not ended.wait(0.3):
+            for child in psutil.Process().children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.send_signal(signal.SIGCONT)
+
+    thread = threading.Thread(target=let_it_go_on)
+    thread.start()
+    try:
+        inventory = aa.detect(record({}))
+    finally:
+        ended.set()
+        thread.join()
+    assert "its process ended with exit status 5" in inventory.report("bad").problem.reason
+
+
+LATE = """
+import faulthandler, time
+
+def late(*_):
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        pass
+    faulthandler.dump_traceback(2)
+
+faulthandler.unregister(signal.SIGUSR2)
+signal.signal(signal.SIGUSR2, late)
+"""
+
+
+def test_where_a_process_hangs_is_heard_also_when_it_has_to_wait_for_a_processor(install, record):
+    """It runs for a second before it says so, and is not asleep meanwhile."""
+    install("bad", BAD.format(hook="anyaccel_detect", fault=FAULTS["sleeps"]) + LATE)
+    reason = aa.detect(record({}), timeout=1).report("bad").problem.reason
+    assert "it did not answer within 1 s (it was at " in reason
 
 
 def test_a_process_that_somebody_killed_is_no_fault(acme, record):
