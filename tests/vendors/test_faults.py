@@ -184,7 +184,9 @@ def test_how_a_process_ended_is_heard_also_when_its_interpreter_gets_no_processo
     ended = threading.Event()
 
     def let_it_go_on():
-        while not ended.wait(0.3):
+        done = False
+        while not done:
+            done = ended.wait(0.3)
             for child in psutil.Process().children():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     child.send_signal(signal.SIGCONT)
