@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyaccel.kit import files
 from anyaccel.plugin import CommandResult, ProbeContext
 from anyaccel.probe.host import HostFacts
 from anyaccel.testing import context
+from waiting import PATIENCE
 
 
 @pytest.fixture
@@ -39,17 +41,20 @@ def machine() -> Callable[..., ProbeContext]:
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Callable[[str], ProbeContext]:
-    """Put a shell script named ``acme-tool`` on the PATH of a machine."""
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ProbeContext]:
+    """Put a shell script named ``acme-tool`` on the PATH of a machine; seconds are for one that hangs."""
+    monkeypatch.setattr(files, "KERNEL_LOG_SECONDS", PATIENCE)
 
-    class Host(HostFacts):
-        def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:
-            return HostFacts(self.environ).run(argv, timeout)
+    def make(script: str, seconds: float | None = None) -> ProbeContext:
+        class Host(HostFacts):
+            def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:
+                return HostFacts(self.environ).run(argv, PATIENCE if seconds is None else timeout)
 
-    def make(script: str, seconds: float = 10.0) -> ProbeContext:
         path = tmp_path / "acme-tool"
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
-        return ProbeContext(Host({"PATH": f"{tmp_path}:/usr/bin:/bin"}, "/"), time.monotonic() + seconds)
+        return ProbeContext(
+            Host({"PATH": f"{tmp_path}:/usr/bin:/bin"}, "/"), time.monotonic() + (seconds or 2 * PATIENCE)
+        )
 
     return make

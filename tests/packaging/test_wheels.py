@@ -11,7 +11,7 @@ import zipfile
 
 import pytest
 from anyaccel import __version__
-from distributions import FOLDERS, QUIET, ROOT, VENDORS, check
+from distributions import FOLDERS, QUIET, ROOT, VENDORS, check, copy_project
 
 pytestmark = [pytest.mark.xdist_group("packaging"), pytest.mark.timeout(300)]
 
@@ -75,7 +75,7 @@ def test_a_plugin_of_another_version_than_the_core_is_not_released(tmp_path):
     for path in ("scripts/build.py", "core/src/anyaccel/_version.py"):
         (tmp_path / path).parent.mkdir(parents=True)
         shutil.copy(ROOT / path, tmp_path / path)
-    shutil.copytree(ROOT / "plugins" / "tpu", tmp_path / "plugins" / "tpu")
+    copy_project(ROOT / "plugins" / "tpu", tmp_path / "plugins" / "tpu")
     project = tmp_path / "plugins" / "tpu" / "pyproject.toml"
     project.write_text(project.read_text().replace(f'version = "{__version__}"', 'version = "9.9.9"'))
     command = [sys.executable, tmp_path / "scripts" / "build.py", "tpu"]

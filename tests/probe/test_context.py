@@ -10,6 +10,7 @@ from anyaccel.errors import CommandTimeoutError, QueryError
 from anyaccel.probe.context import DeviceNode, ProbeContext
 from anyaccel.probe.host import HostFacts, natural
 from anyaccel.probe.recording import RecordedFacts, Recorder, merge
+from waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -33,8 +34,10 @@ def root(tmp_path):
 def contexts(root):
     """The machine below a root, and a replay of all that is asked of it."""
     recorder = Recorder(HostFacts({"A": "1"}, root))
-    live = ProbeContext(recorder, time.monotonic() + 5)
-    return live, lambda: ProbeContext(RecordedFacts(json.loads(json.dumps(recorder.recording()))), time.monotonic() + 5)
+    live = ProbeContext(recorder, time.monotonic() + PATIENCE)
+    return live, lambda: ProbeContext(
+        RecordedFacts(json.loads(json.dumps(recorder.recording()))), time.monotonic() + PATIENCE
+    )
 
 
 def test_pci_functions_are_found_by_vendor_and_class(root):
@@ -79,14 +82,14 @@ def test_a_replay_gives_the_same_answers_as_the_machine(root):
 def test_a_function_without_a_device_id_is_no_silent_zero(root):
     with open(f"{root}/sys/bus/pci/devices/0000:0a:00.0/device", "w") as file:
         file.write("junk")
-    ctx = ProbeContext(HostFacts({}, root), time.monotonic() + 5)
+    ctx = ProbeContext(HostFacts({}, root), time.monotonic() + PATIENCE)
     with pytest.raises(ValueError, match=r"0000:0a:00.0/device must hold a PCI id such as 0x1234 \(got 'junk'\)"):
         ctx.pci(vendor=0x1234)
 
 
 def test_a_recording_holds_only_what_was_asked(root):
     recorder = Recorder(HostFacts({"ASKED": "1", "SECRET": "2"}, root))
-    ctx = ProbeContext(recorder, time.monotonic() + 5)
+    ctx = ProbeContext(recorder, time.monotonic() + PATIENCE)
     ctx.read("/proc/junk")
     assert ctx.environ.get("ASKED") == "1"
     recording = recorder.recording()
@@ -96,7 +99,7 @@ def test_a_recording_holds_only_what_was_asked(root):
 
 def test_a_device_node_is_known_by_its_numbers():
     recorder = Recorder(HostFacts({}))
-    ctx = ProbeContext(recorder, time.monotonic() + 5)
+    ctx = ProbeContext(recorder, time.monotonic() + PATIENCE)
     assert ctx.node("/dev/null") == DeviceNode(path="/dev/null", major=1, minor=3, group=os.stat("/dev/null").st_gid)
     assert ctx.node("/etc/passwd") is None
     assert RecordedFacts(recorder.recording()).node("/dev/null") == ctx.node("/dev/null")
@@ -137,13 +140,21 @@ def test_a_command_runs_without_a_shell_and_without_input(tmp_path):
     tool.write_text('#!/bin/sh\ncat\necho "$1"; echo err >&2; exit 3\n')
     tool.chmod(0o755)
     recorder = Recorder(HostFacts({"PATH": f"{tmp_path}:{os.environ['PATH']}"}))
-    ctx = ProbeContext(recorder, time.monotonic() + 5)
+    ctx = ProbeContext(recorder, time.monotonic() + PATIENCE)
     result = ctx.run(["tool", "$HOME; x"])
     assert (result.returncode, result.stdout, result.stderr) == (3, "$HOME; x\n", "err\n")
     assert ctx.run(["no-such-tool"]) is None
     replay = RecordedFacts(recorder.recording())
     assert replay.run(["tool", "$HOME; x"], 1) == result
     assert replay.run(["tool", "other"], 1) is None
+
+
+def has_ended(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_a_command_that_hangs_is_killed_with_its_children(tmp_path):
@@ -158,14 +169,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(tmp_path):
         if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip():
             break
     child = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and os.path.exists(f"/proc/{child}"):
-        with open(f"/proc/{child}/stat") as file:
-            if file.read().rpartition(")")[2].split()[0] == "Z":
-                break
-        time.sleep(0.01)
-    else:
-        assert not os.path.exists(f"/proc/{child}")
+    until(lambda: has_ended(child), "the end of its child")
     with pytest.raises(CommandTimeoutError):
         RecordedFacts(recorder.recording()).run([str(tool), str(tmp_path / "pid")], 1)
 
@@ -180,7 +184,7 @@ class LibraryError(Exception):
 
 def test_a_query_is_asked_once_and_replayed_without_a_call():
     recorder = Recorder(HostFacts({}))
-    ctx = ProbeContext(recorder, time.monotonic() + 5)
+    ctx = ProbeContext(recorder, time.monotonic() + PATIENCE)
     assert ctx.query("lib/count", lambda: {"count": 2}) == {"count": 2}
 
     def fails():
@@ -188,7 +192,7 @@ def test_a_query_is_asked_once_and_replayed_without_a_call():
 
     with pytest.raises(QueryError) as live:
         ctx.query("lib/broken", fails)
-    replay = ProbeContext(RecordedFacts(recorder.recording()), time.monotonic() + 5)
+    replay = ProbeContext(RecordedFacts(recorder.recording()), time.monotonic() + PATIENCE)
     assert replay.query("lib/count", lambda: pytest.fail("called")) == {"count": 2}
     with pytest.raises(QueryError) as replayed:
         replay.query("lib/broken", lambda: pytest.fail("called"))
@@ -199,7 +203,7 @@ def test_a_query_is_asked_once_and_replayed_without_a_call():
 
 
 def test_libraries_and_commands_answer_for_this_machine_only(tmp_path):
-    ctx = ProbeContext(HostFacts(os.environ, str(tmp_path)), time.monotonic() + 5)
+    ctx = ProbeContext(HostFacts(os.environ, str(tmp_path)), time.monotonic() + PATIENCE)
     assert ctx.run(["true"]) is None
     with pytest.raises(QueryError, match="cannot be asked about"):
         ctx.query("lib/x", lambda: 1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from distributions import copy_project
 from lengths import length
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp
     assert (status, out) == (0, "anyaccel-my-npu\n"), err
     status, out, err = new(anyaccel, "other", "--from", "tool", cwd=tmp_path)
     assert (status, out) == (0, "anyaccel-other\n"), err
-    shutil.copytree(EXAMPLE, tmp_path / "anyaccel-lumen")
+    copy_project(EXAMPLE, tmp_path / "anyaccel-lumen")
     python = str(tmp_path / "venv" / "bin" / "python") if clean else sys.executable
     environ = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "PYTEST", "ANYACCEL"))}
 

@@ -1,6 +1,7 @@
 """The distributions of this workspace that tests build, and commands that must succeed."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,11 @@ INSTALLED = ["nvidia", "tpu"]
 VENDORS = length(INSTALLED, sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")))
 FOLDERS = {"anyaccel": ROOT / "core"} | {f"anyaccel_{vendor}": ROOT / "plugins" / vendor for vendor in VENDORS}
 QUIET = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+
+
+def copy_project(source, target):
+    """Copy a project without what other processes write into it meanwhile: the interpreter's compiled modules."""
+    shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def check(*command, **options):

@@ -7,6 +7,7 @@ import sys
 import anyaccel as aa
 import psutil
 from anyaccel import vendors
+from waiting import PATIENCE
 
 FORK = """
 import os, sys
@@ -58,4 +59,5 @@ def test_what_was_started_ahead_and_not_used_ends_with_the_others():
     vendors.begin()
     (interpreter,) = set(psutil.Process().children()) - before
     vendors.close()
+    psutil.wait_procs([interpreter], timeout=PATIENCE)  # it is told to end, and may not have begun yet
     assert not interpreter.is_running()

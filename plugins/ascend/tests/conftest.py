@@ -12,6 +12,7 @@ from anyaccel.plugin import CommandResult, Detected, Device, ProbeContext
 from anyaccel.probe.host import HostFacts
 from anyaccel.testing import context, load_recording
 from anyaccel_ascend import plugin
+from waiting import PATIENCE
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 
@@ -55,22 +56,32 @@ def answering() -> Callable[..., ProbeContext]:
 
 
 class FilesAndTool(HostFacts):
-    """Files below a directory; commands of this machine, which a recording of files alone could not run."""
+    """Files below a directory; commands of this machine, which a recording of files alone could not run.
+
+    Only one that is to hang is not waited for.
+    """
+
+    def __init__(self, environ: Mapping[str, str], root: str, *, hangs: bool) -> None:
+        super().__init__(environ, root)
+        self._hangs = hangs
 
     def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:
-        return HostFacts(self.environ).run(argv, timeout)
+        return HostFacts(self.environ).run(argv, timeout if self._hangs else PATIENCE)
 
 
 @pytest.fixture
 def machine(tmp_path) -> Callable[..., ProbeContext]:
-    """A tree with 910B4 cards, and an executable ``npu-smi`` whose text is given; None leaves it out."""
+    """A tree with 910B4 cards, and an executable ``npu-smi`` whose text is given; None leaves it out.
+
+    Seconds are for one that hangs.
+    """
 
     def build(
         script: str | None,
         *,
         cards: int = 2,
         nodes: int | None = None,
-        seconds: float = 10.0,
+        seconds: float | None = None,
         device: str = "0xd802",
     ) -> ProbeContext:
         root = tmp_path / "root"
@@ -88,6 +99,7 @@ def machine(tmp_path) -> Callable[..., ProbeContext]:
             (tools / "npu-smi").write_text(script)
             (tools / "npu-smi").chmod(0o755)
         environ = {"PATH": f"{tools}:{os.defpath}"}
-        return ProbeContext(FilesAndTool(environ, str(root)), time.monotonic() + seconds)
+        facts = FilesAndTool(environ, str(root), hangs=seconds is not None)
+        return ProbeContext(facts, time.monotonic() + (seconds or PATIENCE))
 
     return build

@@ -10,20 +10,25 @@ from pathlib import Path
 import pytest
 from anyaccel.plugin import CommandResult, Device, ProbeContext, Product
 from anyaccel.probe.host import HostFacts
+from waiting import PATIENCE
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 
 
 class Machine(HostFacts):
-    """Files below a directory, commands from this host: HostFacts alone runs no command for another root."""
+    """Files below a directory, commands from this host: HostFacts alone runs no command for another root.
+
+    A command is waited for, unless a context without much time was asked for last.
+    """
 
     def __init__(self, root: Path) -> None:
         super().__init__({"PATH": f"{root}/usr/bin:/usr/bin:/bin"}, str(root))
         self.tree = root
+        self._hangs = False
         (root / "usr/bin").mkdir(parents=True)
 
     def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:
-        return HostFacts(self.environ).run(argv, timeout)
+        return HostFacts(self.environ).run(argv, timeout if self._hangs else PATIENCE)
 
     def write(self, path: str, text: str) -> None:
         file = self.tree / path.lstrip("/")
@@ -54,8 +59,9 @@ class Machine(HostFacts):
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
 
-    def context(self, seconds: float = 10.0) -> ProbeContext:
-        return ProbeContext(self, time.monotonic() + seconds)
+    def context(self, seconds: float | None = None) -> ProbeContext:
+        self._hangs = seconds is not None
+        return ProbeContext(self, time.monotonic() + (seconds or PATIENCE))
 
 
 @pytest.fixture

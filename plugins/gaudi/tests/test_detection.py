@@ -14,7 +14,7 @@ RECORDINGS = Path(__file__).parent.parent / "recordings"
 IDENTITY = "bus_id,index,module_id,name,serial,uuid,memory.total"
 
 
-def detect(machine, seconds: float = 10.0):
+def detect(machine, seconds: float | None = None):
     detected = plugin.anyaccel_detect(machine.context(seconds))
     assert detected is not None
     return detected

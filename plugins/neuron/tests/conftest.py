@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyaccel.kit import files
 from anyaccel.plugin import CommandResult, Device, ProbeContext
 from anyaccel.probe.context import ask
 from anyaccel.probe.host import HostFacts
 from anyaccel_neuron import plugin
+from waiting import PATIENCE
 
 TOOL = "/opt/aws/neuron/bin/neuron-ls"
 CHARACTER_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random")
@@ -22,17 +24,21 @@ class Machine(HostFacts):
     """Facts of a made-up machine: its files below a directory, its commands by real processes of this host.
 
     ``HostFacts`` runs nothing below another root, so commands with a path are looked up below it here; a name
-    without one goes through the ``PATH``, which begins with the directory ``bin``.
+    without one goes through the ``PATH``, which begins with the directory ``bin``. They are waited for, unless a
+    context without much time was asked for last.
     """
 
     def __init__(self, root: Path, **environ: str) -> None:
         self.tree = root
+        self.given = 0.0  # seconds that the command had which was run last
+        self._hangs = False
         self.variables = {"PATH": f"{root}/bin:/usr/bin:/bin", **environ}
         super().__init__(self.variables, str(root))
 
     def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:
+        self.given = timeout
         program = str(self.tree) + argv[0] if argv[0].startswith("/") else argv[0]
-        return HostFacts(self.variables).run([program, *argv[1:]], timeout)
+        return HostFacts(self.variables).run([program, *argv[1:]], timeout if self._hangs else PATIENCE)
 
     def query(self, name: str, fn: Callable[[], Any]) -> Any:
         return ask(fn)
@@ -71,8 +77,9 @@ class Machine(HostFacts):
         if driver:
             (self.tree / f"{folder}/driver".lstrip("/")).symlink_to(f"../../drivers/{driver}")
 
-    def context(self, seconds: float = 10.0) -> ProbeContext:
-        return ProbeContext(self, time.monotonic() + seconds)
+    def context(self, seconds: float | None = None) -> ProbeContext:
+        self._hangs = seconds is not None
+        return ProbeContext(self, time.monotonic() + (seconds or 2 * PATIENCE))
 
     def devices(self) -> tuple[Device, ...]:
         found = plugin.anyaccel_detect(self.context())
@@ -80,8 +87,9 @@ class Machine(HostFacts):
 
 
 @pytest.fixture
-def new_machine(tmp_path: Path) -> Callable[..., Machine]:
+def new_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
     """Make machines without any Neuron device, by a name and the environment."""
+    monkeypatch.setattr(files, "KERNEL_LOG_SECONDS", PATIENCE)
     return lambda name, **environ: Machine(tmp_path / name, **environ)
 
 

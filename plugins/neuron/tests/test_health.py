@@ -10,6 +10,7 @@ from anyaccel.plugin import DeviceProcess, Health, ProbeContext, Severity
 from anyaccel.probe.recording import Recorder
 from anyaccel.testing import context, load_recording
 from anyaccel_neuron import plugin
+from waiting import PATIENCE, until
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 
@@ -40,15 +41,14 @@ def records(machine, *runtimes):
     return monitor(machine, json.dumps({"neuron_runtime_data": runtimes, "system_data": {}}))
 
 
-def has_ended(pid, within=30.0):
-    """Whether a process is gone; whoever inherits it may take a moment to notice."""
-    end = time.monotonic() + within
-    while time.monotonic() < end:
-        try:
-            os.kill(int(pid.read_text()), 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.01)
+def has_ended(pid):
+    """Whether a process is gone that notes its number; whoever inherits it may take a moment to notice."""
+    if not pid.exists() or not (number := pid.read_text()):
+        return True  # it was killed before it came to that
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
     return False
 
 
@@ -113,7 +113,7 @@ def test_utilization_and_processes_come_from_one_record_of_the_monitor(machine):
     first, second = stats(machine)
     assert (first.utilization, first.processes) == (None, ())
     assert (second.utilization, second.processes) == (0.375, (DeviceProcess(pid=4711),))
-    assert has_ended(pid)
+    until(lambda: has_ended(pid), "the end of the monitor")
 
 
 def test_an_idle_monitor_has_no_processes_and_no_utilization(machine):
@@ -183,9 +183,9 @@ def test_a_monitor_that_hangs_is_killed_before_the_deadline(machine):
     devices = machine.devices()
     ctx = machine.context(seconds=4.0)
     observed = plugin.anyaccel_stats(devices, ctx)
-    assert ctx.remaining() > 0
+    assert machine.given <= 2.0
     assert {one.processes for one in observed.values()} == {None}
-    assert has_ended(pid)
+    until(lambda: has_ended(pid), "the end of the monitor")
 
 
 def test_stats_of_a_chip_whose_node_is_gone_are_unfit(machine):
@@ -240,7 +240,7 @@ def test_a_recording_of_the_findings_holds_no_other_line_of_the_kernels_log(mach
     machine.chip(0)
     machine.tool("/bin/dmesg", "echo 'secret-host'; echo 'NEURON_HW_ERR=DMA_ERROR nd-id=3 nc-id=0'\n")
     recorder = Recorder(machine)
-    found = plugin.anyaccel_diagnose(ProbeContext(recorder, time.monotonic() + 10))
+    found = plugin.anyaccel_diagnose(ProbeContext(recorder, time.monotonic() + 2 * PATIENCE))
     recording = recorder.recording()
     assert "DMA_ERROR" in found[-1].reason
     assert "secret-host" not in json.dumps(recording)
@@ -253,7 +253,7 @@ def test_a_recorded_machine_answers_like_the_real_one(machine):
     machine.tool("/bin/neuron-ls", 'echo \'[{"neuron_device": 0, "nc_count": 2, "bdf": "00:1e.0"}]\'\n')
     records(machine, runtime(4711, nc1=37.5))
     recorder = Recorder(machine)
-    live = ProbeContext(recorder, time.monotonic() + 10)
+    live = ProbeContext(recorder, time.monotonic() + 2 * PATIENCE)
     found = plugin.anyaccel_detect(live)
     observed = plugin.anyaccel_stats(found.devices, live)
     replayed = context(recorder.recording())

@@ -21,7 +21,7 @@ CHIP = {
 }
 
 
-def detect(machine, seconds=10.0):
+def detect(machine, seconds=None):
     return plugin.anyaccel_detect(machine.context(seconds))
 
 

@@ -16,7 +16,8 @@ from anyaccel.plugin import Device, ProbeContext, Product
 from anyaccel.probe.context import Json, ask
 from anyaccel.probe.host import HostFacts
 from anyaccel.testing import context, load_recording
-from anyaccel_tpu import plugin
+from anyaccel_tpu import metadata, plugin
+from waiting import PATIENCE
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 
@@ -75,7 +76,7 @@ class Tree:
             where.symlink_to("/dev/null")
 
     def context(self, environ: Mapping[str, str] | None = None) -> ProbeContext:
-        return ProbeContext(TreeFacts(environ or {}, str(self.root)), time.monotonic() + 10)
+        return ProbeContext(TreeFacts(environ or {}, str(self.root)), time.monotonic() + PATIENCE)
 
     def detect(self, environ: Mapping[str, str] | None = None) -> Any:
         return plugin.anyaccel_detect(self.context({"TPU_SKIP_MDS_QUERY": "1"} if environ is None else environ))
@@ -171,7 +172,9 @@ class MetadataServer:
 
 
 @pytest.fixture
-def metadata_server() -> Iterator[MetadataServer]:
+def metadata_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetadataServer]:
+    """One that answers, and is waited for."""
+    monkeypatch.setattr(metadata, "SECONDS", PATIENCE)
     served = MetadataServer()
     with closing(served.server.socket):
         thread = threading.Thread(target=lambda: served.server.serve_forever(poll_interval=0.02), daemon=True)

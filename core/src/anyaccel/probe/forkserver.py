@@ -4,7 +4,8 @@
 packets. ``{"start": n}`` comes with a socket and forks process ``n``, which answers calls on that socket.
 ``{"end": n, "trace": bool}`` kills it, once it has printed where it is if it shall. ``{"tell": n}`` asks for the end of
 what it has printed. When process ``n`` has ended, the server kills what it left behind and says ``{"ended": n,
-"status": s, "printed": text}``. When the caller goes away, everything is killed.
+"status": s, "printed": text}``; so it does of one that it has killed and that does not end, with the status null. When
+the caller goes away, everything is killed.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ REAP_SECONDS = 0.5
 TRACE = signal.SIGUSR2
 """Signal by which a process prints where it is."""
 TRACE_SECONDS = 0.5
+"""How long a process is waited for that does not print it."""
+BUSY_SECONDS = 5.0
+"""Likewise, where it only waits for a processor."""
+_BOTTOM = b'"<string>", line 1 in <module>\n'
+"""What is printed last: the command line of this interpreter."""
 
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36
 
@@ -61,11 +67,13 @@ class Child:
         ended: A descriptor that can be read once it has ended.
         output: The pipe's end.
         printed: The end of what it has printed.
+        told: Whether the caller knows of its end.
     """
 
     def __init__(self, number: int, calls: _socket.socket) -> None:
         self.number = number
         self.printed = bytearray()
+        self.told = False
         self.output, output = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         server = os.getpid()
         self.pid = os.fork()
@@ -92,18 +100,34 @@ class Child:
 
     def trace(self) -> None:
         """Let it print where it is, which is how a hang is found."""
+        self.drain()
+        before = bytes(self.printed)
+        self.printed.clear()
         with contextlib.suppress(OSError):
             os.kill(self.pid, TRACE)
-            patience, deadline = TRACE_SECONDS, time.monotonic() + TRACE_SECONDS
-            while time.monotonic() < deadline and select.select([self.output], [], [], patience)[0]:
-                self.drain()
-                patience = TRACE_SECONDS / 10
+            begin = time.monotonic()
+            while _BOTTOM not in self.printed and time.monotonic() < begin + self._patience():
+                if select.select([self.output], [], [], TRACE_SECONDS / 10)[0] and not self.drain():
+                    break
+        self.printed[:0] = before
+        del self.printed[:-PRINTED_LIMIT]
 
     def kill(self) -> None:
         """End it and its process group."""
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
             os.killpg(self.pid, signal.SIGKILL)
+
+    def is_stuck(self) -> bool:
+        """Whether it was killed and does not end, since it is stuck in the kernel."""
+        return not select.select([self.ended], [], [], REAP_SECONDS)[0]
+
+    def _patience(self) -> float:
+        """How long to wait for what it prints: it may have had no processor yet, or print without end."""
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat", "rb") as file:
+            if file.read().rpartition(b")")[2].split()[0] == b"R" and len(self.printed) < PRINTED_LIMIT:
+                return BUSY_SECONDS
+        return TRACE_SECONDS
 
     def close(self) -> None:
         """Close the server's descriptors."""
@@ -153,9 +177,12 @@ class Server:
             os.set_inheritable(descriptor, False)
             self._on_start(message["start"], _socket.socket(fileno=descriptor))
         elif "end" in message and message["end"] in self.children:
+            child = self.children[message["end"]]
             if message["trace"]:
-                self.children[message["end"]].trace()
-            self.children[message["end"]].kill()
+                child.trace()
+            child.kill()
+            if child.is_stuck():
+                self._tell_end(child, None)
         elif "tell" in message and message["tell"] in self.children:
             child = self.children[message["tell"]]
             child.drain()
@@ -189,8 +216,13 @@ class Server:
             del self.owners[descriptor]
         child.close()
         del self.children[child.number]
-        printed = child.printed.decode(errors="replace")
-        self._say({"ended": child.number, "status": os.waitstatus_to_exitcode(status), "printed": printed})
+        self._tell_end(child, os.waitstatus_to_exitcode(status))
+
+    def _tell_end(self, child: Child, status: int | None) -> None:
+        """Say once that a process has ended, or that it is stuck."""
+        if not child.told:
+            child.told = True
+            self._say({"ended": child.number, "status": status, "printed": child.printed.decode(errors="replace")})
 
     def _kill_orphans(self) -> None:
         """Kill what an ended process left behind: every process of ours that the caller did not ask for."""

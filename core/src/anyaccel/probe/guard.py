@@ -31,7 +31,9 @@ START_SECONDS = 20.0
 ANSWER_LIMIT = 8 << 20
 """Bytes that an answer may have."""
 END_SECONDS = 1.0
-"""How long an ended process is waited for, to hear how it ended."""
+"""How long a process may live on that has closed its socket, and an interpreter that is to end."""
+HEAR_SECONDS = 10.0
+"""How long the interpreter may take to answer, on a machine under load."""
 
 
 class Outcome(Value):
@@ -98,7 +100,7 @@ class Guard:
         with self._lock:
             if kill:
                 self._say({"end": number, "trace": trace})
-            self._hear(lambda: number in self._said)
+            self._hear(lambda: number in self._said, HEAR_SECONDS if kill else END_SECONDS)
             if number not in self._said and not kill:  # it has closed its socket, and lives
                 return self.end(number, kill=True)
             said = self._said.pop(number, {})
@@ -109,7 +111,7 @@ class Guard:
         with self._lock:
             self._told.pop(number, None)
             self._say({"tell": number})
-            self._hear(lambda: number in self._told or number in self._said)
+            self._hear(lambda: number in self._told or number in self._said, HEAR_SECONDS)
             return self._told.pop(number, "") or self._said.get(number, {}).get("printed", "")
 
     def close(self, *, wait: bool = True) -> None:
@@ -132,9 +134,9 @@ class Guard:
         with contextlib.suppress(OSError):  # it has ended, and all that it forked with it
             self._send(message)
 
-    def _hear(self, enough: Callable[[], bool]) -> None:
-        """Take what the interpreter says until that is enough, or a moment is over."""
-        deadline = time.monotonic() + END_SECONDS
+    def _hear(self, enough: Callable[[], bool], seconds: float) -> None:
+        """Take what the interpreter says until that is enough, or the time is over."""
+        deadline = time.monotonic() + seconds
         while not enough():
             try:
                 if not _readable(self._control, deadline - time.monotonic()):
