@@ -295,9 +295,13 @@ def test_cancel_ends_a_waiting_run_with_a_word(run):
 
 def test_cancel_all_ends_what_is_ours_and_nothing_twice(run):
     running = submit(run, "sleep", "1000")
-    waiting = submit(run, "true")
-    run("cancel", "--all")
-    assert (state(running), state(waiting)) == ("cancelled", "cancelled")
+    waiting = submit(run, "touch", "begun")
+    command = [sys.executable, "-m", "anyaccel", "run", "A1:1", "--", "touch", "begun"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL):
+        _, ticket = until(lambda: len(found := Ledger.open().tickets()) == 2 and found, "both to wait")
+        found = json.loads(run("cancel", "--all", "--json"))["cancelled"]
+    assert list(found) == [waiting, ticket.id, running], "who waits gets nothing that another one gives back"
+    assert (state(running), state(waiting), Path("begun").exists()) == ("cancelled", "cancelled", False)
     lease = run("hold", "A1:1").strip()
     run("cancel", lease)
     assert Ledger.open().leases() == ()
