@@ -365,6 +365,13 @@ def test_hold_prints_nothing_that_makes_others_nest():
     assert ours("release", held["lease"]).returncode == 0
 
 
+def test_what_holds_is_called_the_same_from_the_beginning():
+    """Here it is also where it has no program to become."""
+    held = json.loads(ours("hold", "GPU:1", "--json", env={**os.environ, "PATH": "/nowhere"}).stdout)
+    assert Path(f"/proc/{held['pid']}/comm").read_text() == "sleep\n"
+    assert ours("release", held["lease"]).returncode == 0
+
+
 def test_hold_says_why_it_fails():
     with open("/dev/full", "w") as out:
         done = subprocess.run([*OURS, "hold", "GPU:1"], stdout=out, stderr=subprocess.PIPE, text=True, check=False)
