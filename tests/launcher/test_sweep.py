@@ -220,8 +220,8 @@ def test_another_user_of_the_machine_gets_its_turn(acme):
     try:
         until((FOLDER / "2.log").exists, "two commands")
         waiting = subprocess.Popen([sys.executable, "-m", "anyaccel", "run", "A1:1", "--", "true"])
-        until(Ledger.open().tickets, "the ticket")
         for number in range(1, 8):  # who has not shown for a while that it waits is passed, and gets the next one
+            until(lambda: [each for each in Ledger.open().tickets() if each.responsive], "the ticket")
             Path(f"stop{number}").touch()
             following = FOLDER / f"{number + 2}.log"
             until(lambda: waiting.poll() is not None or following.exists(), "the next one")  # noqa: B023
