@@ -163,9 +163,7 @@ def taken(monkeypatch):
         share = aa.acquire("APU:0.5", machine=machine, note=text, wait=0)
         waiting = threading.Event()
         waiter = threading.Thread(
-            target=lambda: aa.acquire(
-                "APU:2", machine=machine, note=text, on_wait=lambda *_: waiting.set(), wait=60
-            ).release()
+            target=lambda: aa.acquire("APU:2", machine=machine, note=text, on_wait=lambda *_: waiting.set()).release()
         )
         waiter.start()
         ends.extend([hold.release, share.release, waiter.join])

@@ -14,6 +14,7 @@ import pytest
 from anyaccel.engines.ray.labels import by_resource, node_resources
 from anyaccel.errors import NeverFitsError, NotFreeError
 from holders import end, hold_and_show, in_line
+from waiting import PATIENCE, until
 
 DIVIDED = (Path(__file__).parent.parent / "vendors" / "divided.py").read_text()
 SHOW = [sys.executable, "-c", "import os; print(os.environ['CARDS_VISIBLE'])"]
@@ -149,10 +150,11 @@ def test_who_waits_in_the_machines_line_gets_what_parts_leave(anyaccel):
     end(first)
     with pytest.raises(subprocess.TimeoutExpired):
         waiter.wait(0.5)
-    passing = anyaccel("run", "Half:1", "--no-wait", "--", *SHOW)
-    assert passing.returncode == 4, "a half was given to who came later"
+    passing = ("run", "Half:1", "--no-wait", "--", *SHOW)
+    # Where who waits has not shown for a while that it does, as on a machine that does much else, it is passed.
+    until(lambda: anyaccel(*passing).returncode == 4, "a half not to be given to who came later")
     end(second)
-    assert waiter.communicate(timeout=30)[0].strip() == "card-0"
+    assert waiter.communicate(timeout=PATIENCE)[0].strip() == "card-0"
 
 
 def test_a_worker_with_a_part_has_neither_the_device_nor_its_other_parts(anyaccel):

@@ -9,6 +9,7 @@ import anyaccel as aa
 import pytest
 from anyaccel.model import VendorState
 from holders import end, hold_and_show
+from waiting import PATIENCE
 
 VENDOR = """
 import os
@@ -119,8 +120,8 @@ def test_a_waiter_that_sees_more_vendors_is_woken(hold):
     command = [*RUN.split(), "LEFT:1", "--", "printenv", "LEFT"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as waiter:
         said = waiter.stderr.readline()
-        holder.communicate(timeout=30)
-        printed, _ = waiter.communicate(timeout=30)
+        holder.communicate(timeout=PATIENCE)
+        printed, _ = waiter.communicate(timeout=PATIENCE)
     assert said.startswith("anyaccel: waiting, place 1 in line: left/0, left/1 held by")
     assert (waiter.returncode, printed.strip()) in {(0, "card-0"), (0, "card-1")}  # whichever was free first
 

@@ -104,12 +104,13 @@ def test_a_job_has_one_line_on_a_narrow_terminal(run):
 
 def test_jobs_wait_in_order_and_a_waiting_one_is_cancelled(run):
     first = submit(run, "sh", "-c", "while ! test -e go; do sleep 0.05; done")
-    second, third, fourth = (submit(run, "sh", "-c", f"echo {name} >> order") for name in ("b", "c", "d"))
+    second, third, fourth = (submit(run, "sh", "-c", f"echo {name} >> served") for name in ("b", "c", "d"))
     assert [state(each) for each in (first, second, third, fourth)] == ["running", "waiting", "waiting", "waiting"]
     run("cancel", third)
+    assert [ticket.pid for ticket in Ledger.open().tickets()] == [jobs_.find(each).pid for each in (second, fourth)]
     Path("go").touch()
     run("wait", first, second, fourth)
-    assert Path("order").read_text() == "b\nd\n"
+    assert sorted(Path("served").read_text().split()) == ["b", "d"]
     assert run("wait", third, status=143) == ""
     assert jobs_.find(third).state == "cancelled"
 
@@ -294,9 +295,13 @@ def test_cancel_ends_a_waiting_run_with_a_word(run):
 
 def test_cancel_all_ends_what_is_ours_and_nothing_twice(run):
     running = submit(run, "sleep", "1000")
-    waiting = submit(run, "true")
-    run("cancel", "--all")
-    assert (state(running), state(waiting)) == ("cancelled", "cancelled")
+    waiting = submit(run, "touch", "begun")
+    command = [sys.executable, "-m", "anyaccel", "run", "A1:1", "--", "touch", "begun"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL):
+        _, ticket = until(lambda: len(found := Ledger.open().tickets()) == 2 and found, "both to wait")
+        found = json.loads(run("cancel", "--all", "--json"))["cancelled"]
+    assert list(found) == [waiting, ticket.id, running], "who waits gets nothing that another one gives back"
+    assert (state(running), state(waiting), Path("begun").exists()) == ("cancelled", "cancelled", False)
     lease = run("hold", "A1:1").strip()
     run("cancel", lease)
     assert Ledger.open().leases() == ()

@@ -8,6 +8,7 @@ import sys
 import pytest
 from holders import end, hold_and_show, in_line
 from sysfs import any_directories
+from waiting import PATIENCE
 
 # Four physical parts, of which a user's variable makes one device each, or one of two neighbours.
 HALVES = """
@@ -107,7 +108,7 @@ def test_who_waits_gets_the_device_when_the_last_of_its_parts_is_free(halves):
     with pytest.raises(subprocess.TimeoutExpired):
         waiter.wait(0.5)
     end(second)
-    printed, _ = waiter.communicate(timeout=30)
+    printed, _ = waiter.communicate(timeout=PATIENCE)
     # Its holder gives one after the other back, so either may be free first.
     assert (waiter.returncode, printed.strip()) in {(0, "half-0-1"), (0, "half-2-3")}
 

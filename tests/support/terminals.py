@@ -12,6 +12,17 @@ COLOURS = re.compile(r"\x1b\[(?:1|2|31|32|33|36)m([^\x1b]*)\x1b\[0m")
 """What our own colours and bold letters look like."""
 
 
+def read_to_end(terminal):
+    """What is written on a terminal until the last process that has it open has gone."""
+    data = b""
+    try:
+        while chunk := os.read(terminal, 1 << 16):
+            data += chunk
+    except OSError:  # EIO
+        pass
+    return data
+
+
 def run_on_terminal(argv, *, columns=80, env=None, seconds=60, **options):
     """Run a command with a terminal as its standard streams.
 
@@ -25,12 +36,7 @@ def run_on_terminal(argv, *, columns=80, env=None, seconds=60, **options):
         argv, stdin=side, stdout=side, stderr=side, env={**environ, "TERM": "xterm", **(env or {})}, **options
     )
     os.close(side)
-    data = b""
-    try:
-        while chunk := os.read(main, 1 << 16):
-            data += chunk
-    except OSError:  # EIO: the last process that had the terminal open has gone
-        pass
+    data = read_to_end(main)
     os.close(main)
     return process.wait(seconds), data
 

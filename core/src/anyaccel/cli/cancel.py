@@ -72,10 +72,13 @@ def _cancel_all(
 
 
 def _own(ledger: Ledger) -> list[str]:
-    """Everything of this user: jobs first, which have leases and tickets of their own."""
+    """Everything of this user: who waits first, so that nobody gets what the others give back."""
     user = os.geteuid()
-    found = [job.id for job in jobs.jobs() if job.here and (job.live or (job.state == "lost" and job.lease))]
-    found += [ticket.id for ticket in ledger.tickets() if ticket.uid == user]
+    mine = [job for job in jobs.jobs() if job.here and (job.live or (job.state == "lost" and job.lease))]
+    of_jobs = {job.pid for job in mine if job.live}
+    found = [job.id for job in mine if job.state == "waiting"]
+    found += [ticket.id for ticket in ledger.tickets() if ticket.uid == user and ticket.pid not in of_jobs]
+    found += [job.id for job in mine if job.state != "waiting"]
     for lease in dict.fromkeys(lease.id for lease in ledger.leases() if lease.uid == user and lease.id):
         if ledger.refusal(lease):
             found.append(lease)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
-import threading
 import time
 from collections.abc import Mapping
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from anyaccel.launcher.hold import Hold
 
 _COVERED = (ALLOCATION_VARIABLE, LEASE_VARIABLE)
+_DAY = 86_400.0
+_PROGRAM = "sleep"
+"""What the process becomes that holds the devices."""
 
 
 EXAMPLES = (
@@ -59,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _hold(args: argparse.Namespace, reporting: int) -> int:
     """Take the devices, print the lease, and hold it until the end; returns only where nothing is held."""
-    hold = acquire(args, program="sleep")
+    hold = acquire(args, program=_PROGRAM)
     # A lease covers what was started with it; whoever sets these variables elsewhere was not.
     variables = {name: value for name, value in hold.launch.environment.set.items() if name not in _COVERED}
     if hold.lease is None:
@@ -76,12 +79,15 @@ def _hold(args: argparse.Namespace, reporting: int) -> int:
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
         os.chdir("/")
+        process.set_name(_PROGRAM)  # for who looks before it has become that
         with contextlib.suppress(BrokenPipeError):
             os.write(reporting, b".")
         os.close(reporting)
         with contextlib.suppress(OSError):  # a program that does nothing takes less memory than an interpreter
-            os.execvp("sleep", ["sleep", "infinity" if args.time is None else str(args.time)])
-        time.sleep(threading.TIMEOUT_MAX if args.time is None else args.time)
+            os.execvp(_PROGRAM, [_PROGRAM, "infinity" if args.time is None else str(args.time)])
+        until = math.inf if args.time is None else time.monotonic() + args.time
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _DAY))  # the kernel refuses some 292 years
     return 0
 
 
