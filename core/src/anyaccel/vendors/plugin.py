@@ -179,12 +179,14 @@ class VendorPlugin:
                 problem = self.problem(ProblemKind.RAISED, reason, hook)
                 return replace(problem, next_step=remedy) if remedy else problem
             case _:
-                return self.problem(ProblemKind.RAISED, f"it raised {self._words(error)}", hook)
+                return self.problem(ProblemKind.RAISED, f"it raised {self._words(error, hook)}", hook)
 
-    def _words(self, error: BaseException) -> str:
+    def _words(self, error: BaseException, hook: str = "") -> str:
         """An error, and the line of the plug-in's own package on which it was raised."""
         words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         package = self.source.target.partition(":")[0].partition(".")[0]
+        if isinstance(error, ValueError) and hook == "anyaccel_visible":  # it is about a variable of the user's
+            return words
         own = [
             f"{words} ({os.path.basename(frame.f_code.co_filename)}, line {line})"
             for frame, line in walk_tb(error.__traceback__)
