@@ -128,6 +128,7 @@ def test_a_vendors_rule_is_quoted(acme, anyaccel):
         (("stauts",), 2, "there is no command 'stauts'; did you mean 'status'?"),
         (("frobnicate",), 2, "the commands are status, top, run"),
         (("status", "--nope"), 2, "unrecognized arguments: --nope"),
+        (("run", "APU", "--wiat", "9s", "--", "true"), 2, "unrecognized arguments: --wiat 9s; did you mean --wait?"),
         (("select", "APU", "--format", "bus"), 2, "invalid choice: 'bus'"),
         (("why", "APU", "--probe-timeout", "nan"), 2, "must be seconds, from 0.001 to 3600 (got 'nan')"),
         (("why", "APU", "--declare", "APU"), 2, "'APU'"),

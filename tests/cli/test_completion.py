@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import anyaccel as aa
 import pytest
 
 SHELLS = ("bash", "zsh", "fish")
@@ -56,7 +57,14 @@ def test_requests_are_completed_with_what_is_here(acme):
     assert completions("anyaccel run ", **here) >= {"APU", "acme", "A1", "acme/0", "acme/1"}
     assert completions("anyaccel run acme/", **here) == {"acme/0", "acme/1"}
     assert completions("anyaccel run --machine sim:A1:3 acme/") == {"acme/0", "acme/1", "acme/2"}
-    assert "APU:1,mem=" in completions("anyaccel run APU:1,", **here)
+    assert completions("anyaccel run APU:1,", **here) >= {"APU:1,mem=", "APU:1,linked", "APU:1,else=cpu"}
+
+
+def test_what_can_be_cancelled_is_completed(acme):
+    assert completions("anyaccel cancel ") & {"--all", "pyproject.toml"} == {"--all"}, "no files"
+    with aa.acquire("APU", machine="sim:A1:2") as hold:
+        assert hold.id in completions("anyaccel cancel ")
+        assert hold.id in completions("anyaccel release ")
 
 
 def test_a_machine_that_cannot_be_detected_costs_no_more_than_its_names():

@@ -37,6 +37,15 @@ def test_an_option_has_the_default_that_the_user_configured(acme, configured, an
     assert "4 devices" in anyaccel("status", env={"ANYACCEL_MACHINE": "sim:A1:4"}).stdout
 
 
+def test_durations_are_shown_with_units_as_they_are_written(configured, anyaccel):
+    configured('[defaults]\nwait = "90s"\n')
+    shown = {words[0]: words[1] for line in anyaccel("config").stdout.splitlines() if (words := line.split())}
+    assert shown["defaults.wait"] == "1m30s"
+    assert (shown["queue.backfill"], shown["queue.patience"]) == ("0s", "1d00h")
+    settings = json.loads(anyaccel("config", "--json").stdout)["settings"]
+    assert {each["key"]: each["value"] for each in settings}["defaults.wait"] == 90.0
+
+
 def test_a_wait_that_is_configured_is_overridden_by_none(acme, configured, anyaccel):
     configured('[defaults]\nwait = "1h"\nmachine = "sim:A1:1"\n')
     lease = anyaccel("hold", "APU:1").stdout.strip()

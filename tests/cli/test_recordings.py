@@ -49,7 +49,9 @@ def damaged(tmp_path, kind):
     return machine, message
 
 
-def assert_refused(done, message, way_out="record the machine again, into a new directory: anyaccel record DIR"):
+def assert_refused(
+    done, message, way_out="correct the file, or record the machine again, into a new directory: anyaccel record DIR"
+):
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     said = done.stderr.splitlines()
     assert len(said) == 2
@@ -115,7 +117,7 @@ def test_json_has_one_document_with_the_way_out(acme, anyaccel, tmp_path):
     assert (done.returncode, done.stderr) == (2, "")
     assert (error["code"], error["hint"]) == (
         "machine",
-        "record the machine again, into a new directory: anyaccel record DIR",
+        "correct the file, or record the machine again, into a new directory: anyaccel record DIR",
     )
     assert message in error["message"]
 

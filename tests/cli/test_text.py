@@ -27,7 +27,7 @@ TEXT = {text!r}
 
 @hookimpl
 def anyaccel_info():
-    return PluginInfo(vendor="acme", resource="APU", kind=TEXT, env_vars=("ACME_VISIBLE",), url=TEXT)
+    return PluginInfo(vendor="acme", resource="APU", kind="apu", env_vars=("ACME_VISIBLE",), url=TEXT)
 
 @hookimpl
 def anyaccel_detect(ctx):

@@ -18,6 +18,7 @@ import made_up
 import pytest
 from anyaccel.ledger import Ledger
 from anyaccel.model import replace
+from terminals import assert_plain, run_on_terminal
 
 pytest.importorskip("textual", reason="needs Textual: pip install 'anyaccel[top]'")
 
@@ -381,6 +382,13 @@ def test_without_a_terminal_it_says_what_does(arguments, told, anyaccel):
     done = anyaccel(*arguments)
     assert done.returncode == 2
     assert told in done.stdout + done.stderr
+
+
+def test_a_terminal_that_cannot_be_steered_is_told_what_does(acme):
+    status, data = run_on_terminal([sys.executable, "-m", "anyaccel", "top"], env={"TERM": "dumb"})
+    assert status == 2
+    assert "needs a terminal whose cursor can be moved (TERM is 'dumb')" in assert_plain(data)
+    assert "'anyaccel --watch' shows one table below the other" in assert_plain(data)
 
 
 def test_without_textual_it_says_how_to_get_it(acme):

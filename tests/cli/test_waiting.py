@@ -1,19 +1,22 @@
 """What a waiting command writes, and shells with devices."""
 
+import fcntl
 import os
 import pty
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import anyaccel as aa
 import pytest
 from anyaccel.exports.shell import exports
 from anyaccel.ledger import Ledger
-from terminals import assert_plain, read_to_end
+from terminals import assert_plain, read_to_end, run_on_terminal
 from waiting import PATIENCE, until
 
 RUN = [sys.executable, "-m", "anyaccel", "run", "A1:1", "--", "true"]
@@ -95,6 +98,38 @@ def test_a_script_is_given_no_shell(arguments, anyaccel):
     done = anyaccel("run", *arguments, stdin=subprocess.DEVNULL)
     assert done.returncode == 2
     assert "a command to run must follow '--'" in done.stderr
+
+
+def test_a_command_without_its_dashes_is_told_where_it_stands():
+    status, data = run_on_terminal([*RUN[:4], "A1:1", "python", "train.py"])
+    assert status == 2
+    assert "unknown name 'python'" in assert_plain(data)
+    assert "a command stands behind '--', as in: anyaccel run GPU:1 -- python train.py" in assert_plain(data)
+    _, data = run_on_terminal([*RUN[:4], "A1:1", "train.py", "--lr", "3"])
+    assert "unrecognized arguments: --lr 3\n" in assert_plain(data)
+    assert "a command, with its own options, stands behind '--'" in assert_plain(data)
+
+
+def test_a_line_in_place_takes_what_was_typed_behind_it_away(on_terminal):
+    with aa.acquire("A1:2", note="all"):
+        pid, terminal = on_terminal([*RUN[:4], "A1:1", "--wait", "1s", "--", "true"])
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
+        data = read_to_end(terminal)
+    assert os.waitpid(pid, 0)[1]
+    lines = data.decode().split("\r")
+    assert len(max(re.findall(" {20,}", data.decode()), key=len)) == 159, lines
+
+
+def test_the_queue_without_notes_has_one_line_for_each_on_80_columns(anyaccel):
+    with aa.acquire("A1:2", note="all"):
+        waiting = subprocess.Popen([*RUN[:4], "A1:1", "--", "true"], stderr=subprocess.PIPE, text=True)
+        waiting.stderr.readline()
+        status, data = run_on_terminal([sys.executable, "-m", "anyaccel", "queue"])
+        assert len(assert_plain(data).splitlines()) == 2
+        assert "NOTE" not in assert_plain(data)
+        waiting.kill()
+        waiting.communicate()
+    assert status == 0
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "sh"])

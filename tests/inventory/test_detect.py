@@ -26,11 +26,12 @@ FAULTS = {
     "hangs": ("import time; time.sleep(60)", ProblemKind.TIMEOUT, "it did not answer within {} s."),
     "exits at once": ("import os; os._exit(7)", ProblemKind.DIED,
                       "its process ended with exit status 7 before it answered."),
-    "exits politely": ("raise SystemExit(3)", ProblemKind.RAISED, "it raised SystemExit: 3"),
+    "exits politely": ("raise SystemExit(3)", ProblemKind.RAISED,
+                       "it raised SystemExit: 3 (plug_third_party_bad.py, line 13)"),
     "crashes": ("import ctypes; ctypes.string_at(0)", ProblemKind.DIED,
                 "its process was killed by SIGSEGV before it answered."),
     "raises": ("raise OSError('libbad.so.2: cannot open shared object file')", ProblemKind.RAISED,
-               "it raised OSError: libbad.so.2: cannot open shared object file"),
+               "it raised OSError: libbad.so.2: cannot open shared object file (plug_third_party_bad.py, line 13)"),
     "returns junk": ("return [1]", ProblemKind.CONTRACT,
                      "it must return Detected or None (got a list); write 'return Detected(devices=tuple(devices))'."),
     "returns wrong fields": ("return Detected(devices=(Device(id='a b', index=True, model=3),))", ProblemKind.CONTRACT,
@@ -70,9 +71,15 @@ def test_a_vendor_that_fails_costs_only_itself(fault, install, acme, record):
         ("import ctypes; ctypes.string_at(0)", "its process was killed by SIGSEGV before it answered."),
         (
             "import no_such_module_at_all",
-            "importing 'plug_anyaccel_bad' raised ModuleNotFoundError: No module named 'no_such_module_at_all'",
+            (
+                "importing 'plug_anyaccel_bad' raised ModuleNotFoundError: No module named 'no_such_module_at_all'"
+                " (plug_anyaccel_bad.py, line 1)"
+            ),
         ),
-        ("raise SystemExit('usage: tool')", "importing 'plug_anyaccel_bad' raised SystemExit: usage: tool"),
+        (
+            "raise SystemExit('usage: tool')",
+            "importing 'plug_anyaccel_bad' raised SystemExit: usage: tool (plug_anyaccel_bad.py, line 1)",
+        ),
         ("def (", "importing 'plug_anyaccel_bad' raised SyntaxError: invalid syntax (plug_anyaccel_bad.py, line 1)"),
     ],
 )

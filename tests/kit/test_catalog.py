@@ -189,3 +189,22 @@ def test_without_a_list_there_is_no_name(tmp_path, machine):
 @pytest.mark.parametrize("name", ["Acme One", "AC102 [Acme One]"])
 def test_the_product_is_what_stands_in_brackets_behind_the_chip(machine, name):
     assert pci_name(machine(queries={"pci.ids/1000:1000": {"value": name}}), 0x1000, 0x1000) == "Acme One"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[[products]]\ntags = ["A"]\nmodel = A\n', r"products\.toml: Invalid value \(at line 3, column 9\)"),
+        ('[[products]]\ntag = ["A"]\nmodel = "A"\n', r"products\.toml: product 1 must have 'tags' \(got tag, model\)"),
+        ('[[products]]\ntags = ["A"]\n', r"products\.toml: product 1 must have 'model' \(got tags\)"),
+        (
+            '[[products]]\ntags = ["A"]\nmodel = "A"\nmemory = "16 gigs"\n',
+            r"products\.toml: product 1: memory must be bytes, or text such as '96GiB' .* \(got '16 gigs'\)",
+        ),
+        ('[[products]]\nlike = "B"\n', r"products\.toml: product 1 is like 'B', which is the key of none further up"),
+    ],
+)
+def test_a_mistake_names_the_file_and_the_product(tmp_path, text, message):
+    (tmp_path / "products.toml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        _ = Catalog(str(tmp_path / "__init__.py")).entries

@@ -64,7 +64,7 @@ def with_part(name, content):
         (with_part("paths", {"/a" * 65: {}}), "of a usual length"),
         (with_part("paths", {"/" + "a" * 4096: {}}), "of a usual length"),
         (with_part("paths", {"/a": []}), r"the path '/a' must be an object \(got \[\]\)"),
-        (with_part("paths", {"/a": {"txt": ""}}), r"the path '/a' must have none but 'text', .* \(got 'txt'\)"),
+        (with_part("paths", {"/a": {"txt": ""}}), r"the path '/a' must have no keys but 'text', .* \(got 'txt'\)"),
         (with_part("paths", {"/a": {"text": 1}}), r"'text' of the path '/a' must be a text \(got 1\)"),
         (with_part("paths", {"/a": {"link": ""}}), r"'link' of the path '/a' must be the target of a link \(got ''\)"),
         (with_part("paths", {"/a": {"char": [1]}}), r"'char' .* must be the major and the minor number \(got \[1\]\)"),
@@ -106,7 +106,9 @@ def test_what_is_wrong_is_named_with_its_place_and_value(content, message, tmp_p
         load(path)
     assert path in str(caught.value)
     assert len(str(caught.value)) < 500
-    assert caught.value.hint == "record the machine again, into a new directory: anyaccel record DIR"
+    assert (
+        caught.value.hint == "correct the file, or record the machine again, into a new directory: anyaccel record DIR"
+    )
 
 
 def fifo(path):

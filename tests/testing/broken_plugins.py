@@ -115,6 +115,7 @@ BROKEN = {
         (("", "import itertools\nN = itertools.count()\n"), ('kind="apu",', 'kind=f"apu{next(N)}",')),
         "must return the same each time",
     ),
+    "writes its kind in capitals": Broken("C05", (('kind="apu"', 'kind="APU"'),), "PluginInfo.kind must match"),
     "says junk": Broken("C05", (('resource="APU"', 'resource="A P U"'),), "PluginInfo.resource must match"),
     "is present everywhere": Broken("C06", ((ABSENT, ""),), "must return None on an empty machine"),
     "asks its library first": Broken(
@@ -247,7 +248,8 @@ BROKEN = {
     "has no environment for two": Broken(
         "C16",
         (body("env", "if len(devices) > 1: raise ValueError('one at a time')"),),
-        "it raised ValueError: one at a time; answer, or let anyaccel_validate refuse it",
+        "it raised ValueError: one at a time (plug_anyaccel_acme.py, line 65); answer, or"
+        " let anyaccel_validate refuse it",
     ),
     "has another environment each time": Broken(
         "C16",
@@ -326,6 +328,16 @@ BROKEN = {
         "C25",
         (body("stats", "return {'other': Stats()}"),),
         "anyaccel_stats tells of other, which it was not asked about",
+    ),
+    "measures in percent": Broken(
+        "C25",
+        (body("stats", "return {device.id: Stats(utilization=42.0) for device in devices}"),),
+        "Stats.utilization must be a part of one, from 0 to 1 (got 42 for 'acme-",
+    ),
+    "measures in millidegrees": Broken(
+        "C25",
+        (body("stats", "return {device.id: Stats(temperature_celsius=41000.0) for device in devices}"),),
+        "Stats.temperature_celsius must be degrees Celsius, from -100 to 300 (got 41000 for 'acme-",
     ),
     "lists junk for products": Broken("C25", (body("products", "return ['Acme One']"),), "Product[0] must be Product"),
     "finds without a way out": Broken(

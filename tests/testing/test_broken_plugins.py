@@ -91,3 +91,15 @@ def test_only_the_checks_that_are_asked_for(install, recordings):
     results = run_checks("acme", recordings(ACME), only=["C06", "C17"])
     assert {result.check for result in results} == {"C06", "C17"}
     assert {result.machine for result in results} == {"", "driver-only", "pair", "quad", "products"}
+
+
+def test_a_plugin_may_read_its_own_data_at_any_time(install, recordings, tmp_path):
+    (tmp_path / "site" / "quark").mkdir()
+    reads = 'open(__file__.replace("__init__.py", "data.txt")).read()'
+    source = ACME.replace("    names = [", f"    {reads}\n    names = [", 1)
+    assert source != ACME
+    (tmp_path / "site" / "quark" / "__init__.py").write_text(source)
+    (tmp_path / "site" / "quark" / "data.txt").write_text("")
+    install("acme", "", entry="quark")
+    (result,) = {(result.check, result.state) for result in run_checks("acme", recordings(ACME), only=["C22"])}
+    assert result == ("C22", State.OK)

@@ -1,10 +1,11 @@
 """What the author of a plug-in typically gets wrong, and the message that says what to change."""
 
 import types
+from pathlib import Path
 
 import pytest
 from anyaccel.errors import PluginError
-from anyaccel.kit import FaultError
+from anyaccel.kit import FaultError, Vendor
 from anyaccel.model import (
     ContainerEdits,
     Detected,
@@ -23,6 +24,7 @@ from anyaccel.vendors.discovery import Source
 from anyaccel.vendors.plugin import VendorPlugin
 
 DEVICE = Device(id="a0", index=0, model="A")
+ACME = (Path(__file__).parent / "acme.py").read_text()
 EMPTY = {"schema": "anyaccel.recording/1"}
 
 
@@ -152,6 +154,26 @@ def test_the_entry_point_names_the_wrong_thing(target, message):
     with pytest.raises(PluginError) as caught:
         load(target=target)
     assert reason(caught).startswith(message)
+
+
+def test_the_entry_point_names_a_class_instead_of_an_instance():
+    class Acme(Vendor):
+        """A vendor."""
+
+    with pytest.raises(PluginError) as caught:
+        load(Acme)
+    assert reason(caught) == "Acme is a class; the entry point must name an instance of it: plugin = Acme()."
+
+
+def test_what_a_hook_raised_is_told_with_its_line_and_as_a_sentence(install):
+    path = install("acme", ACME.replace('ctx.exists("', 'ctx.exist("'))
+    line = next(number for number, text in enumerate(path.read_text().splitlines(), start=1) if "ctx.exist(" in text)
+    plugin = load(target=path.stem)
+    with pytest.raises(PluginError) as caught:
+        plugin.detect(context(EMPTY))
+    told = f"it raised AttributeError: 'ProbeContext' object has no attribute 'exist' ({path.name}, line {line})"
+    assert reason(caught) == told
+    assert f"{told}. Other vendors are unaffected." in str(caught.value)
 
 
 def test_the_vendor_key_differs_from_the_entry_point():

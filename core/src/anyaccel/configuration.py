@@ -13,7 +13,7 @@ from functools import cache
 
 from anyaccel.errors import ConfigurationError
 from anyaccel.model import Value, field, replace
-from anyaccel.text import duration, printable, shown
+from anyaccel.text import duration, elapsed, printable, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,12 +33,14 @@ class Rule(Value):
         read: Turns what the file says into the value; raises ValueError or TypeError when it does not follow the rule.
         example: A value as it is written in the file.
         default: The value where no file says one.
+        write: Writes a value for people.
     """
 
     words: str
     read: Callable[[Any], Any]
     example: str
     default: Any = None
+    write: Callable[[Any], str] = str
 
 
 class Setting(Value):
@@ -161,7 +163,7 @@ def one_of(*choices: str) -> Rule:
     return Rule(words=" or ".join(map(repr, choices)), read=read, example=f'"{choices[0]}"')
 
 
-DURATION = Rule(words="a duration such as '90s', '15m', '2h' or '1h30m'", read=duration, example='"2h"')
+DURATION = Rule(words="a duration such as '90s', '15m', '2h' or '1h30m'", read=duration, example='"2h"', write=elapsed)
 DEVICES = Rule(words="a number of devices from 0 to 1000000, such as 2 or 0.5", read=_number(0, 1_000_000), example="2")
 PRIORITY = Rule(words="a whole number from -1000000 to 1000000", read=_whole(-1_000_000, 1_000_000), example="0")
 TRUTH = Rule(words="true or false", read=_truth, example="true")
@@ -188,7 +190,13 @@ SETTINGS: Mapping[str, Setting] = {
     for setting in (
         Setting(
             key="queue.backfill",
-            rule=Rule(words="0, or a duration such as '90s', '15m' or '2h'", read=_seconds, example="0", default=0.0),
+            rule=Rule(
+                words="0, or a duration such as '90s', '15m' or '2h'",
+                read=_seconds,
+                example="0",
+                default=0.0,
+                write=elapsed,
+            ),
             summary="by how much a request that is known to end in time may delay one that came before it",
             machine=True,
         ),
@@ -249,6 +257,7 @@ SETTINGS: Mapping[str, Setting] = {
                 read=_interval,
                 example='"60s"',
                 default=60.0,
+                write=elapsed,
             ),
             summary="how often the vendor is asked how busy the devices are that 'run' and 'hold' hold, for reports",
             user=True,
@@ -256,6 +265,20 @@ SETTINGS: Mapping[str, Setting] = {
     )
 }
 """Every setting, by key."""
+
+
+def written(key: str, value: Any) -> str:
+    """Write the value of a setting for people; ``-`` for none.
+
+    Args:
+        key: Its key, with any name in place of ``*``.
+        value: The value.
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else _setting(key).rule.write(value)
 
 
 def template(*, machine: bool) -> str:

@@ -58,11 +58,12 @@ def _requests(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list
     """What a request may begin with: resources, vendors, types and the devices themselves, and filters after those."""
     import anyaccel
     from anyaccel.scheduler.filters import FILTERS
+    from anyaccel.scheduler.grammar import forms
 
     head, comma, _last = prefix.rpartition(",")
     if comma:
-        forms = [each.form.partition("=") for each in FILTERS.values()]
-        return [f"{head},{key}=" for key, equals, _ in forms if equals]
+        parts = (form.partition("=") for form in forms())
+        return [f"{head},{key}{equals}{value if value.islower() else ''}" for key, equals, value in parts]
     try:
         inventory = anyaccel.detect(getattr(parsed_args, "machine", None), timeout=_SECONDS)
     except anyaccel.AnyaccelError:
@@ -100,9 +101,37 @@ def _leases(**_: object) -> list[str]:
         return []
 
 
+def _jobs(**_: object) -> list[str]:
+    from anyaccel.launcher.jobs import jobs
+
+    return [job.id for job in jobs()]
+
+
+def _own(**_: object) -> list[str]:
+    """Jobs, tickets and leases of this user."""
+    from anyaccel.errors import AnyaccelError
+    from anyaccel.ledger import Ledger
+
+    user = os.geteuid()
+    try:
+        ledger = Ledger.open()
+        held = {lease.id for lease in ledger.leases() if lease.uid == user}
+        held |= {ticket.id for ticket in ledger.tickets() if ticket.uid == user}
+    except AnyaccelError:
+        held = set()
+    return [*_jobs(), *sorted(held)]
+
+
 def _commands(**_: object) -> list[str]:
     return list(COMMANDS)
 
 
-_COMPLETERS = {"request": _requests, "machine": _machines, "lease": _leases, "command": _commands}
+_COMPLETERS = {
+    "request": _requests,
+    "machine": _machines,
+    "lease": _leases,
+    "job": _jobs,
+    "what": _own,
+    "command": _commands,
+}
 """What arguments may be, by the names that commands give them."""

@@ -67,7 +67,17 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Refuse the arguments."""
-        raise UsageError(message, hint=f"see '{self.prog} --help'")
+        hint = f"see '{self.prog} --help'"
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message:
+            from difflib import get_close_matches
+
+            option = unknown.split(" ")[0].partition("=")[0]
+            close = get_close_matches(option, self._option_string_actions, n=1, cutoff=0.75)
+            message += f"; did you mean {close[0]}?" if close else ""
+            if any(action.dest == "cmd" for action in self._actions):
+                hint += "; a command, with its own options, stands behind '--'"
+        raise UsageError(message, hint=hint)
 
     def _get_formatter(self) -> argparse.HelpFormatter:
         """As wide as the terminal; argparse imports several modules to find that out, for each argument."""

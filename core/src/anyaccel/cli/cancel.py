@@ -108,7 +108,8 @@ def cancel(ledger: Ledger, what: str, *, grace: float = GRACE_SECONDS) -> str:
     if all(lease.id != what for lease in ledger.leases()):
         raise LeaseNotFoundError(
             f"there is no job, ticket or lease {what!r}",
-            hint="'anyaccel jobs' lists jobs, 'anyaccel queue --json' tickets, 'anyaccel' leases",
+            hint="'anyaccel jobs' lists jobs, 'anyaccel queue --json' tickets, 'anyaccel --columns device,user,lease'"
+            " leases",
         )
     pids = ledger.release_of(what, grace=grace, force=True)
     return f"lease {what} is released; asked to end: {', '.join(map(str, pids)) or 'no process'}"

@@ -36,16 +36,10 @@ def main(args: argparse.Namespace) -> int:
         places = [{"path": file.path, "found": file.found} for file in files]
         output.print_json("config/1", {"files": places, "settings": settings})
         return 0
-    output.print_table(("SETTING", "VALUE", "FROM"), [(key, _written(value), source) for key, value, source in rows])
+    output.print_table(
+        ("SETTING", "VALUE", "FROM"), [(key, configuration.written(key, value), source) for key, value, source in rows]
+    )
     for file in files:
         if not file.found and file.path:
             output.say(f"there is no {file.path}")
     return 0
-
-
-def _written(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)

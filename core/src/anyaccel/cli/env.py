@@ -1,4 +1,7 @@
-"""Print the variables that make a shell see exactly what a request gets: eval "$(anyaccel env GPU:1)"."""
+"""Print the variables that make a shell see exactly what a request gets: eval "$(anyaccel env GPU:1)".
+
+Nothing is held, and leases are not looked at: what is chosen may be somebody's. 'anyaccel hold --export' takes a lease.
+"""
 
 from __future__ import annotations
 

@@ -164,7 +164,8 @@ class StatusLine:
     def clear(self) -> None:
         """Take the line away, where it stands on a terminal, so that something else can be printed."""
         if self._shown:
-            _write("stderr", f"\r{' ' * self._shown}\r")
+            blanks = " " * max(self._shown, _width_of(2) - 1)  # also over what was typed behind it, such as ^C
+            _write("stderr", f"\r{blanks}\r")
             self._shown = 0
 
     @property
@@ -219,7 +220,7 @@ class Screen:
     def show(self, lines: Iterable[Iterable[Span]]) -> None:
         """Show a frame; what has no room on the terminal is left out, and told."""
         text = list(_styled(lines))
-        if not (is_terminal() and _steered()):
+        if not (is_terminal() and steered()):
             _print("".join(f"{line}\n" for line in (*[""] * self._begun, time.strftime("%H:%M:%S"), *text)))
         else:
             most = max(2, _height() - 1)
@@ -242,10 +243,10 @@ def _styled(lines: Iterable[Iterable[Span]]) -> Iterator[str]:
 
 def coloured() -> bool:
     """Whether the terminal that shows our output is to show colours and bold letters."""
-    return not os.environ.get("NO_COLOR") and _steered()
+    return not os.environ.get("NO_COLOR") and steered()
 
 
-def _steered() -> bool:
+def steered() -> bool:
     """Whether the terminal knows sequences that steer it."""
     return os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 

@@ -59,6 +59,7 @@ def main(args: argparse.Namespace) -> int:
         ]
         output.print_json("queue/1", {"tickets": tickets, "kept": ended})
     elif waiting:
+        noted = any(ticket.note for ticket in waiting)  # without notes a table of 80 columns has one line for each
         rows = [
             (
                 str(place),
@@ -68,17 +69,17 @@ def main(args: argparse.Namespace) -> int:
                 elapsed(ticket.waited),
                 output.clock(ticket.starts),
                 reason(ticket),
-                ticket.note or "-",
+                *((ticket.note or "-",) if noted else ()),
             )
             for place, ticket in enumerate(waiting, start=1)
         ]
-        output.print_table(("PLACE", "REQUEST", "USER", "PROCESS", "WAITED", "STARTS BY", "REASON", "NOTE"), rows)
+        columns = ("PLACE", "REQUEST", "USER", "PROCESS", "WAITED", "STARTS BY", "REASON")
+        output.print_table((*columns, "NOTE") if noted else columns, rows)
     else:
         output.print_line("Nobody waits.")
     if not args.json:
         for lease in kept:
-            device = vendor_and_id(lease.device)[1].rpartition("|")[
-                2
-            ]  # before that it says of which machine, where that is not the host
+            # Before the last "|" it says of which machine, where that is not the host.
+            device = vendor_and_id(lease.device)[1].rpartition("|")[2]
             output.say(f"{device} is {lease.reason}; {lease.hint}")
     return 0

@@ -11,7 +11,7 @@ import os
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import acquire, add_command, add_launch, add_memory, add_request, add_time, add_wait
-from anyaccel.errors import UsageError
+from anyaccel.errors import UnknownNameError, UsageError
 from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.launcher.command import not_started, replace_process
 from anyaccel.launcher.sandbox import Sandbox, available, sandbox_for
@@ -98,7 +98,13 @@ def main(args: argparse.Namespace) -> int:
     shell = not args.command
     if shell:
         args.command = _shell(args)
-    hold = _acquire(args)
+    try:
+        hold = _acquire(args)
+    except UnknownNameError as error:
+        if not shell:
+            raise
+        behind = "a command stands behind '--', as in: anyaccel run GPU:1 -- python train.py"
+        raise UnknownNameError(str(error), hint=behind) from error
     if shell:
         names = ", ".join(device.name for device in hold.devices) or "no device"
         output.say(f"{args.command[0]} has {names}; it is given back when the shell ends")

@@ -1,4 +1,7 @@
-"""Print the ids of devices that would serve a request, one per line, without holding them."""
+"""Print the ids of devices that would serve a request, one per line, without holding them.
+
+Leases are not looked at: what is chosen may be somebody's.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 import anyaccel
 from anyaccel.cli import _sample, output
@@ -41,6 +42,12 @@ def main(args: argparse.Namespace) -> int:
         import textual  # noqa: F401
     except ImportError as error:
         raise AnyaccelError("'anyaccel top' needs Textual", hint="pip install 'anyaccel[top]'") from error
+    if not output.steered():
+        term = os.environ.get("TERM", "")
+        raise UsageError(
+            f"'anyaccel top' needs a terminal whose cursor can be moved (TERM is {term!r})",
+            hint="'anyaccel --watch' shows one table below the other",
+        )
     from anyaccel.cli._top_app import Top
 
     inventory = survey(args)

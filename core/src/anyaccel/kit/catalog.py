@@ -73,17 +73,31 @@ class Catalog:
     def data(self) -> Mapping[str, Any]:
         """The whole file, for tables of the vendor's own."""
         with open(self._path, encoding="utf-8", newline="") as file:
-            return toml.loads(file.read())
+            text = file.read()
+        try:
+            return toml.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{os.path.basename(self._path)}: {error}") from error
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
-        """Every product, in the order of the file."""
+        """Every product, in the order of the file.
+
+        Raises:
+            ValueError: When a product says too little, or its memory is none.
+        """
         defaults = self.data.get("defaults", {})
         found: dict[str, Mapping[str, Any]] = {}
         entries = []
-        for written in self.data.get("products", ()):
+        for number, written in enumerate(self.data.get("products", ()), start=1):
+            where = f"{os.path.basename(self._path)}: product {number}"
+            if "like" in written and written["like"] not in found:
+                raise ValueError(f"{where} is like {written['like']!r}, which is the key of none further up")
             base = found[written["like"]] if "like" in written else {}
             facts = {**defaults, **{k: v for k, v in base.items() if k not in NOT_INHERITED}, **written}
+            for needed in ("tags", "model"):
+                if not facts.get(needed):
+                    raise ValueError(f"{where} must have {needed!r} (got {', '.join(written)})")
             key = facts.setdefault("key", facts["tags"][0])
             found.setdefault(key, facts)
             entries.append(
@@ -91,7 +105,7 @@ class Catalog:
                     key=key,
                     tags=tuple(facts["tags"]),
                     model=facts["model"],
-                    memory_bytes=_bytes(facts.get("memory")),
+                    memory_bytes=_bytes(facts.get("memory"), where),
                     attributes=facts.get("attributes", {}),
                     facts=facts,
                 )
@@ -218,11 +232,11 @@ def _found(lines: Iterator[str], vendor: str, device: str) -> str:
     return ""
 
 
-def _bytes(size: Any) -> int | None:
+def _bytes(size: Any, where: str) -> int | None:
     """Read an amount of memory: a number of bytes, or text such as ``96GiB``."""
     if size is None or isinstance(size, int):
         return size
     match = _SIZE.fullmatch(str(size))
     if match is None:
-        raise ValueError(f"memory must be bytes, or text such as '96GiB' or '98304MiB' (got {size!r})")
+        raise ValueError(f"{where}: memory must be bytes, or text such as '96GiB' or '98304MiB' (got {size!r})")
     return int(match[1]) * _UNITS[f"{match[2] or ''}B"]

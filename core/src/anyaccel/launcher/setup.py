@@ -53,7 +53,7 @@ def steps(root: str = "") -> list[Step]:
         ),
         Step(
             path=config,
-            summary="settings for all users, each explained in a comment",
+            summary="settings for all users, with comments",
             done=os.path.lexists(config),  # whatever it says is the administrator's
             perform=lambda: _write(config, configuration.template(machine=True)),
         ),
@@ -61,7 +61,7 @@ def steps(root: str = "") -> list[Step]:
     if not root:
         shared = Step(
             path=directory,
-            summary="the directory in which all users keep their leases",
+            summary="where all users keep their leases",
             done=_is_shared(directory),
             perform=_share,
         )

@@ -108,7 +108,8 @@ def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[L
     owners = {os.stat(lease.name, dir_fd=directory, follow_symlinks=False).st_uid for lease in files}
     if not files:
         raise LeaseNotFoundError(
-            f"no lease {lease_id!r} is in force in {state.path}", hint="'anyaccel' lists the leases of this machine"
+            f"no lease {lease_id!r} is in force in {state.path}",
+            hint="'anyaccel --columns device,user,lease' lists them",
         )
     if len(owners) > 1:  # ids are random, so one of these was copied
         owners &= {os.geteuid()}

@@ -51,4 +51,5 @@ class Problem(Value):
         origin = " ".join(part for part in (self.distribution, self.version) if part)
         subject = f"{origin} (vendor {self.vendor!r})" if origin else f"vendor {self.vendor!r}"
         what = f"{self.hook}: {self.reason}" if self.hook else self.reason
-        return f"{subject}: {what}" + (f" {self.next_step}" if self.next_step else "")
+        end = "" if what.endswith((".", "?", "!")) else "."
+        return f"{subject}: {what}{end} {self.next_step}" if self.next_step else f"{subject}: {what}"

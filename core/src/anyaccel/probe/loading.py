@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SCHEMA = "anyaccel.recording/1"
 FILE_NAME = "machine.json"
 PARTS: dict[str, type] = {"environ": dict, "paths": dict, "commands": list, "queries": dict}
-WAY_OUT = "record the machine again, into a new directory: anyaccel record DIR"
+WAY_OUT = "correct the file, or record the machine again, into a new directory: anyaccel record DIR"
 
 LARGEST = 32 << 20
 """Bytes of a file. The recordings that come with the plug-ins have 6 KB to 140 KB."""
@@ -216,7 +216,7 @@ def _entry_faults(entry: Any, checks: dict[str, Check], where: str, needed: str 
         yield f"{where} must have {needed!r} (got {shown(entry)})"
     for key, value in entry.items():
         if key not in checks:
-            yield f"{where} must have none but {', '.join(map(repr, checks))} (got {shown(key)})"
+            yield f"{where} must have no keys but {', '.join(map(repr, checks))} (got {shown(key)})"
         else:
             yield from _wrong(value, checks[key], f"{key!r} of {where}")
 

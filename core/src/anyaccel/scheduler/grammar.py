@@ -171,7 +171,7 @@ def _parse_options(text: str, options: Sequence[str]) -> dict[str, str]:
         key, equals, value = option.partition("=")
         key = key.lower()
         if key not in (*_FLAGS, "else", *filter(str.isalpha, FILTERS)):
-            _refuse(text, f"an option must be one of {', '.join(_forms())} (got {shown(option)})")
+            _refuse(text, f"an option must be one of {', '.join(forms())} (got {shown(option)})")
         if key in given:
             _refuse(text, f"an option must be given once (got {key!r} twice)")
         if key == "else" and value.lower() != "cpu":
@@ -182,7 +182,7 @@ def _parse_options(text: str, options: Sequence[str]) -> dict[str, str]:
     return given
 
 
-def _forms() -> list[str]:
+def forms() -> list[str]:
     """How each option is written."""
     return [*(each.form for name, each in FILTERS.items() if name.isalpha()), *_FLAGS, "else=cpu"]
 

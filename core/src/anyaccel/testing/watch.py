@@ -34,7 +34,9 @@ OURS = ("anyaccel", "pluggy")
 
 
 class Watch:
-    """What happens in this process while the watch is on, imports of the standard library and of the plug-in apart.
+    """What happens in this process while the watch is on, beside imports of the standard library and of the plug-in.
+
+    Files in the plug-in's own package, such as its catalog, may be read at any time.
 
     Audit hooks stay for good, so a process that had a watch should end soon.
 
@@ -68,12 +70,20 @@ class Watch:
         if event == "import":
             found = foreign_modules([str(arguments[0])], self._source)
             text = f"imports {found[0]}" if found else ""
+        elif event == "open" and self._is_own(arguments[0]):
+            return
         elif event.startswith(EVENTS) and event not in SEEN_ELSEWHERE and not _importing(sys._getframe()):  # noqa: SLF001
             text = f"causes {event}({', '.join(f'{argument!r:.60}' for argument in arguments[:2])})"
         else:
             return
         if text and text not in self.events:
             self.events.append(text)
+
+    def _is_own(self, path: object) -> bool:
+        """Whether a file lies in the plug-in's package."""
+        package = sys.modules.get(self._source.target.partition(":")[0].partition(".")[0])
+        folders = [os.path.join(os.path.abspath(folder), "") for folder in getattr(package, "__path__", ())]
+        return isinstance(path, str) and os.path.abspath(path).startswith(tuple(folders))
 
 
 def _importing(frame: FrameType | None) -> bool:

@@ -31,6 +31,7 @@ RECORDED = ("anyaccel_detect", "anyaccel_stats", "anyaccel_diagnose")
 """Hooks that touch the machine, and that a recording can answer."""
 VENDOR = re.compile(r"[a-z][a-z0-9_]{0,31}")
 RESOURCE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+KIND = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 DEVICE_ID = re.compile(r"[!#-&(-+\--~]{1,128}")
@@ -61,6 +62,7 @@ def info_faults(value: Any, vendor: str) -> Iterator[str]:
         )
     yield from _mismatches(VENDOR, "PluginInfo.vendor", [value.vendor])
     yield from _mismatches(RESOURCE, "PluginInfo.resource", [value.resource])
+    yield from _mismatches(KIND, "PluginInfo.kind", [value.kind])
     yield from _mismatches(VARIABLE, "PluginInfo.env_vars", value.env_vars)
     for name in value.runtimes:
         if len(name) < len("libx.so") or "/" in name or not name.isprintable():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
@@ -177,7 +178,22 @@ class VendorPlugin:
                 problem = self.problem(ProblemKind.RAISED, reason, hook)
                 return replace(problem, next_step=remedy) if remedy else problem
             case _:
-                return self.problem(ProblemKind.RAISED, f"it raised {_words(error)}", hook)
+                return self.problem(ProblemKind.RAISED, f"it raised {self._words(error, hook)}", hook)
+
+    def _words(self, error: BaseException, hook: str = "") -> str:
+        """An error, and the line of the plug-in's own package on which it was raised."""
+        from traceback import walk_tb
+
+        words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        package = self.source.target.partition(":")[0].partition(".")[0]
+        if isinstance(error, ValueError) and hook == "anyaccel_visible":  # it is about a variable of the user's
+            return words
+        own = [
+            f"{words} ({os.path.basename(frame.f_code.co_filename)}, line {line})"
+            for frame, line in walk_tb(error.__traceback__)
+            if str(frame.f_globals.get("__name__")).partition(".")[0] == package
+        ]
+        return own[-1] if own else words
 
     def _import(self) -> object:
         module_name, _, attribute = self.source.target.partition(":")
@@ -186,7 +202,7 @@ class VendorPlugin:
             for name in filter(None, attribute.split(".")):
                 found = getattr(found, name)
         except (Exception, SystemExit) as error:
-            reason = f"importing {self.source.target!r} raised {_words(error)}"
+            reason = f"importing {self.source.target!r} raised {self._words(error)}"
             raise PluginError(self.problem(ProblemKind.LOAD, reason)) from error
         return found
 
@@ -206,16 +222,15 @@ def _sentence(found: Sequence[str]) -> str:
     return text if text.endswith("?") else f"{text}."
 
 
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
 def _unless_none(check: Check) -> Check:
     return lambda value: iter(()) if value is None else check(value)
 
 
 def _registration_faults(plugin: object) -> Iterator[str]:
     """What is wrong with a plug-in's functions, before any of them is called."""
+    if isinstance(plugin, type):
+        yield f"{plugin.__name__} is a class; the entry point must name an instance of it: plugin = {plugin.__name__}()"
+        return
     specs = hookspecs.HOOKS
     where = plugin.__name__ if isinstance(plugin, ModuleType) else repr(plugin)
     names = [name for name in dir(plugin) if name.startswith(PREFIX) and callable(getattr(plugin, name))]

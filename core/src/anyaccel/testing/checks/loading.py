@@ -43,7 +43,7 @@ def entry_point(subject: Subject) -> None:
     problem = subject.loaded.problem
     if problem.kind is ProblemKind.LOAD:
         raise CheckFailed(f"{problem.reason}; correct the entry point, or the module that it names")
-    info = _info(subject)
+    info = _info(subject) if problem.hook == "anyaccel_info" else None
     if isinstance(info, PluginInfo) and info.vendor != subject.source.vendor:
         raise CheckFailed(problem.reason)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from anyaccel.errors import PluginError
-from anyaccel.model import AGREEMENT, Device, EnvContext, ProblemKind, Severity, Share, Term
+from anyaccel.model import AGREEMENT, Device, EnvContext, ProblemKind, Severity, Share, Stats, Term
 from anyaccel.model.wire import encode
 from anyaccel.testing.check import CheckFailed, demand
 from anyaccel.testing.checks.environment import STALE, accepted
@@ -21,6 +21,12 @@ from anyaccel.testing.watch import Watch, changes, process_state
 FORK_SECONDS = 30.0
 END = b"\0"
 MOST_DEVICES = 8
+POSSIBLE = {
+    "utilization": (0, 1, "a part of one"),
+    "temperature_celsius": (-100, 300, "degrees Celsius"),
+    "power_watts": (0, 100_000, "watts"),
+}
+"""Statistics whose unit is easily mistaken, such as for percent or millidegrees, and what devices can have."""
 
 Answers = dict[str, Any]
 
@@ -187,6 +193,14 @@ def observed(subject: Subject, machine: TestedMachine) -> None:
     demand(_observation_faults(subject, machine))
 
 
+def _unit_faults(stats: Mapping[str, Stats]) -> Iterator[str]:
+    for device_id, seen in stats.items():
+        for name, (least, most, unit) in POSSIBLE.items():
+            value = getattr(seen, name)
+            if value is not None and not least <= value <= most:
+                yield f"Stats.{name} must be {unit}, from {least} to {most} (got {value:g} for {device_id!r})"
+
+
 def _observation_faults(subject: Subject, machine: TestedMachine) -> Iterator[str]:
     plugin, devices = subject.plugin, machine.devices
     given = max(accepted(subject, devices), key=len, default=())
@@ -206,6 +220,7 @@ def _observation_faults(subject: Subject, machine: TestedMachine) -> Iterator[st
     unknown = set(answers.get("anyaccel_stats", ())) - {device.id for device in devices}
     if unknown:
         yield f"anyaccel_stats tells of {', '.join(sorted(unknown))}, which it was not asked about; use Device.id"
+    yield from _unit_faults(answers.get("anyaccel_stats", {}))
     for finding in answers.get("anyaccel_diagnose", ()):
         if finding.severity is not Severity.OK and not finding.remedy.strip():
             yield f"anyaccel_diagnose finds {finding.reason!r} without a way out; put it into Finding.remedy"
