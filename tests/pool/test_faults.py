@@ -462,10 +462,10 @@ def test_a_caller_that_blocks_signals(script):
         """
         import signal, threading, time, anyaccel as aa
         signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
-        with aa.Pool("A1:1", machine="sim:A1:1", timeout=0.1) as pool:
+        with aa.Pool("A1:1", machine="sim:A1:1") as pool:
             print(pool.submit(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ())).result())
             try:
-                pool.submit(time.sleep, 1000).result()
+                pool.options(timeout=0.1).submit(time.sleep, 1000).result()
             except TimeoutError as error:
                 print(error)
         """
