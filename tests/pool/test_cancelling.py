@@ -42,6 +42,7 @@ def test_a_method_that_is_cancelled_while_it_is_handed_over_leaves_its_actor_ali
             monkeypatch.setattr(WorkerProcess, "give", give)
             other = threading.Thread(target=call.future.cancel)
             other.start()
+            until(call.future.cancelled, "the cancellation")
             other.join(0.5)  # it waits for what we do here, or is through by now
         give(member, call, **options)
 

@@ -462,10 +462,10 @@ def test_a_caller_that_blocks_signals(script):
         """
         import signal, threading, time, anyaccel as aa
         signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
-        with aa.Pool("A1:1", machine="sim:A1:1", timeout=0.1) as pool:
+        with aa.Pool("A1:1", machine="sim:A1:1") as pool:
             print(pool.submit(lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ())).result())
             try:
-                pool.submit(time.sleep, 1000).result()
+                pool.options(timeout=0.1).submit(time.sleep, 1000).result()
             except TimeoutError as error:
                 print(error)
         """
@@ -487,19 +487,25 @@ def test_a_working_directory_that_has_gone(pool, tmp_path, monkeypatch):
     assert one.submit(pow, 2, 1).result() == 2
 
 
-@pytest.mark.parametrize(
-    "first", ["pass", "signal.signal(signal.SIGTERM, signal.SIG_IGN), subprocess.Popen(['sleep', '0.5'])"]
-)
-def test_no_descriptors_left(script, first):
+@pytest.mark.parametrize("leaves", [False, True])
+def test_no_descriptors_left(script, tmp_path, leaves):
     """Where the first call leaves something behind, the second one must wait for the device, too."""
     caller = script(
         f"""
-        import os, resource, signal, subprocess, anyaccel as aa
+        import os, resource, signal, subprocess, threading, time, anyaccel as aa
+        from anyaccel.pool.reactor import reactor
         def call():
-            {first}
+            if {leaves}:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                subprocess.Popen(["sh", "-c", "until [ -e {tmp_path}/go ]; do sleep 0.05; done"])
             return 2
-        with aa.Pool("A1:1", machine="sim:A1:1", grace=10) as pool:
+        with aa.Pool("A1:1", machine="sim:A1:1", grace=100) as pool:
             print(pool.submit(call).result())
+            while pool._core.members and not {leaves}:
+                time.sleep(0.01)
+            closed = threading.Event()
+            reactor().call_soon(closed.set)
+            closed.wait()  # no descriptor comes back any more
             used = max(map(int, os.listdir("/proc/self/fd")))
             resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, 4096))
             taken = []
@@ -511,6 +517,7 @@ def test_no_descriptors_left(script, first):
             except aa.AnyaccelError as error:
                 print("Too many open files" in str(error))
             for fd in taken: os.close(fd)
+            open("{tmp_path}/go", "w").close()
             print(pool.submit(pow, 2, 2).result())
         """
     )

@@ -513,7 +513,7 @@ def test_finally_runs_in_the_time_of_grace(pool, tmp_path):
         finally:
             (tmp_path / "clean").touch()
 
-    one = pool("A1:1")
+    one = pool("A1:1", grace=PATIENCE)
     for seconds in (0.2, 2, 20):  # so that it has begun by then
         with pytest.raises(aa.TaskTimeoutError):
             one.options(timeout=seconds).submit(careful).result()
@@ -631,12 +631,13 @@ def test_a_gang_that_is_not_taken_leaves_no_port_open(pool):
 
 
 @pytest.mark.parametrize("cancel", [False, True])
-def test_a_callback_may_shut_its_pool_down(pool, cancel):
+def test_a_callback_may_shut_its_pool_down(pool, tmp_path, cancel):
     one = pool(max_workers=1)
-    future = one.submit(time.sleep, 0.1)
+    future = one.submit(wait_for, tmp_path / "go")
     future.add_done_callback(lambda _: one.shutdown(wait=True, cancel_futures=cancel))
     later = one.submit(abs, -1)
-    assert future.result() is None  # in this thread, which takes the answer and so calls back
+    threading.Timer(0.1, (tmp_path / "go").touch).start()
+    assert future.result()  # in this thread, which takes the answer and so calls back
     one.shutdown()
     assert later.done()
     assert not one._core.members

@@ -107,11 +107,13 @@ class Line:
         standing: Whether a thread stands in the machine's line for the first one.
         refused: The count of changes at which there was nothing for it.
         others: What other processes held then, by name in the ledger.
+        freed: What this process has given back since, likewise.
+        granted: Whether there are devices for the first one, which it is about to get.
     """
 
     __slots__ = (
-        "actor", "asked", "calls", "cancel", "key", "options", "others", "owner", "refused", "standing", "timer",
-        "trying", "why",
+        "actor", "asked", "calls", "cancel", "freed", "granted", "key", "options", "others", "owner", "refused",
+        "standing", "timer", "trying", "why",
     )  # fmt: skip
 
     def __init__(
@@ -135,6 +137,8 @@ class Line:
         self.standing = False
         self.refused = -1
         self.others: dict[str, Extent] = {}
+        self.freed: dict[str, Extent] = {}
+        self.granted = False
         self.timer: Timer | None = None
         self.cancel: int | None = None
 
@@ -467,6 +471,7 @@ class Broker:
         member = None
         held = found if isinstance(found, Held) else None
         with self._lock:
+            line.granted = False
             call = line.head()
             if call is not None and not (held is not None and self._overtakes(line)):
                 self._pop(line)
@@ -500,8 +505,14 @@ class Broker:
             left = self.scope.taken(taken)
             grants = asked.choose(left)
             if grants is None:
+                # What we have given back since the last look may have been read before that. Where others have it by
+                # now, the next look tells, which their taking it causes.
                 own = self._held()
-                line.others = {key: _without(extent, own.get(key, NOTHING)) for key, extent in taken.items()}
+                freed, line.freed = line.freed, {}
+                line.others = {
+                    key: _without(extent, own.get(key, NOTHING).joined(freed.get(key, NOTHING)))
+                    for key, extent in taken.items()
+                }
                 if wait is None and self._idle:
                     reactor().call_soon(partial(self._make_way, line, asked))
                 return None
@@ -511,6 +522,7 @@ class Broker:
         began = time.monotonic()
         with self._lock:
             call = line.head()
+            line.freed, line.granted = {}, False
         if call is None:
             return None
         if self._used is not None and self._used.released:
@@ -527,6 +539,7 @@ class Broker:
             return None if wait == 0 and isinstance(error, DevicesBusyError) else error
         allocation = Allocation(id=lease.id, request=asked.request, grants=chosen)
         with self._lock:
+            line.granted = True  # as soon as we hold them, or idle processes might make way for it once more
             for key, extent in lease.devices.items():
                 self._own.setdefault(key, []).append(extent)
         usage = None
@@ -540,6 +553,9 @@ class Broker:
         with self._lock:
             for key, extent in devices.items():
                 self._own[key].remove(extent)
+                for line in self._lines.values():
+                    if line.trying or line.standing:
+                        line.freed[key] = line.freed.get(key, NOTHING).joined(extent)
             self._changes += 1
         self.serve()
 
@@ -613,6 +629,8 @@ class Broker:
         """End as many idle processes as a line needs the devices of, those first that were used longest ago."""
         near = self.scope.excluded_by(asked.ids)
         with self._lock:
+            if line.granted or line.head() is None:
+                return
             idle = [member for member in self._idle if not member.ids.isdisjoint(near)]
             peers = {peer for owner in {member.owner for member in idle} for peer in owner.members}
             ending = [peer for peer in peers if peer.ending and peer.held is not None]
@@ -675,7 +693,7 @@ def _key(owner: Owner, call: Call) -> tuple[int, int, bool]:
 
 def _without(extent: Extent, own: Extent) -> Extent:
     """What others hold of a device, given what all do and what we do."""
-    units = extent.units - own.units
+    units = max(0, extent.units - own.units)
     return Extent(units, (extent.slots & ~own.slots) or (ANY_SLOTS if units else 0), extent.divided and not own.divided)
 
 
