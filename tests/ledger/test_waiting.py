@@ -200,18 +200,15 @@ def interrupted_at(number):
         if event == 'line' and left == 0:
             raise KeyboardInterrupt
         return trace
-    attempt = ledger._begin(want, choose, wait=WAIT, priority=0, note='', on_wait=None)
-    ledger._begin = lambda *_, **__: attempt
+    attempt = ledger.begin(want, choose, wait=WAIT)
     sys.settrace(trace)
     try:
-        ledger.acquire(want, choose, wait=WAIT).release()
+        attempt.get().release()
     except (KeyboardInterrupt, anyaccel.errors.DevicesBusyError):
         pass
     finally:
         sys.settrace(None)
-        del ledger._begin
-        if attempt._lease:
-            attempt._lease.release()  # what was interrupted is a release, which can be done again
+        attempt.undo()  # what was interrupted may be a release
     return left <= 0
 
 want = Want(candidates=frozenset('ab'))

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal, Self
 
     from anyaccel.launcher.usage import Ends
+    from anyaccel.ledger.acquisition import Acquisition
 
 
 SYSFS_PCI = "/sys/bus/pci/devices"
@@ -124,11 +125,13 @@ class Hold:
 
     def release(self) -> None:
         """Give the devices back, those of :meth:`popen` once that has ended; does nothing the second time."""
-        self.note_end()
-        if self.lease and self._started:
-            self.lease.leave_to(self._started)
-        elif self.lease:
-            self.lease.release()
+        try:
+            self.note_end()  # first: it says until when they were held
+        finally:
+            if self.lease and self._started:
+                self.lease.leave_to(self._started)
+            elif self.lease:
+                self.lease.release()
         self.unlimit()
 
     def unlimit(self) -> None:
@@ -249,10 +252,15 @@ def acquire(
         H100 0
         False
     """
-    return take(
-        request, marks.of_process, wait=wait, priority=priority, note=note, on_wait=on_wait, environ=environ,
+    wish = Wish(
+        request, environ, mark=marks.of_process, wait=wait, priority=priority, note=note, on_wait=on_wait,
         avoid_busy=avoid_busy, time=time, **options,
-    ).carried().noted()  # fmt: skip
+    )  # fmt: skip
+    try:
+        return wish.get().carried().noted()
+    except BaseException:
+        wish.undo()
+        raise
 
 
 def take(  # noqa: D417 -- the others are those of acquire()
@@ -271,12 +279,11 @@ def take(  # noqa: D417 -- the others are those of acquire()
             cgroup of its own, so that the kernel may hold it to a share.
     """
     wish = Wish(request, environ, mark=mark, **options)
-    if wish.nothing:
-        return wish.hold(None)
     try:
-        return wish.hold(wish.ledger.acquire(wish.want, wish.choose, **wish.terms))
-    except DevicesBusyError as error:
-        raise wish.not_free(error) from error
+        return wish.get()
+    except BaseException:
+        wish.undo()
+        raise
 
 
 async def acquire_async(
@@ -303,9 +310,16 @@ async def acquire_async(
         >>> asyncio.run(work())
         1
     """
-    terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "on_wait": on_wait, "environ": environ}
-    hold = await take_async(request, marks.of_process, avoid_busy=avoid_busy, time=time, **terms, **options)
-    return hold.carried().noted()
+    import asyncio
+
+    terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "on_wait": on_wait}
+    terms |= {"avoid_busy": avoid_busy, "time": time}
+    wish = await asyncio.to_thread(Wish, request, environ, mark=marks.of_process, **terms, **options)
+    try:
+        return (await wish.get_async()).carried().noted()
+    except BaseException:
+        wish.undo()
+        raise
 
 
 async def take_async(
@@ -319,12 +333,11 @@ async def take_async(
     import asyncio
 
     wish = await asyncio.to_thread(Wish, request, environ, mark=mark, **options)
-    if wish.nothing:
-        return wish.hold(None)
     try:
-        return wish.hold(await wish.ledger.acquire_async(wish.want, wish.choose, **wish.terms))
-    except DevicesBusyError as error:
-        raise wish.not_free(error) from error
+        return await wish.get_async()
+    except BaseException:
+        wish.undo()
+        raise
 
 
 class Scope(Value):
@@ -574,6 +587,8 @@ class Wish:
         self._options: dict[str, Any] = {"environ": environ, "unallocated": unallocated, "mask": mask}
         self._options |= {"cap": cap, "bind": bind}
         self._grants: tuple[Grant, ...] = ()
+        self._attempt: Acquisition | None = None
+        self._made: Hold | None = None
         self._choice = choice or choice_of(self.inventory, self.request)
         self.nothing = False
         if not self._choice.ever_fits:
@@ -589,6 +604,33 @@ class Wish:
             self.terms["on_wait"] = lambda place, records: on_wait(place, self.scope.ours(records))
         self._note = note
         self._began = monotonic()
+
+    def get(self) -> Hold:
+        """Hold the devices, when it is our turn. Whoever calls it undoes it when anything happens until he has them."""
+        if self.nothing:
+            return self.hold(None)
+        self._attempt = self.ledger.begin(self.want, self.choose, **self.terms)
+        try:
+            return self.hold(self._attempt.get())
+        except DevicesBusyError as error:
+            raise self.not_free(error) from error
+
+    async def get_async(self) -> Hold:
+        """The same on the running event loop."""
+        if self.nothing:
+            return self.hold(None)
+        self._attempt = self.ledger.begin(self.want, self.choose, **self.terms)
+        try:
+            return self.hold(await self._attempt.get_async())
+        except DevicesBusyError as error:
+            raise self.not_free(error) from error
+
+    def undo(self) -> None:
+        """Give back what was got when it cannot be handed to anybody any more."""
+        if self._made is not None:
+            self._made.release()
+        elif self._attempt is not None:
+            self._attempt.undo()
 
     def _always_wanted(self) -> Want:
         """What everybody asks the ledger for who has this request."""
@@ -615,21 +657,17 @@ class Wish:
         return Allocation(id=lease_id, request=self.request, grants=self._grants, confined=self._confined)
 
     def hold(self, lease: Lease | None) -> Hold:
-        """Make the hold; gives the lease back when the environment cannot be made."""
+        """Make the hold."""
         waited = monotonic() - self._began if lease else 0.0
-        try:
-            allocation = self.allocation(lease)
-            environment = worker_environment(allocation, self.inventory, lease=allocation.id, **self._options)
-            if self._memory is not None or (self._limit and environment.regions):
-                from anyaccel.launcher.limits import limited
+        allocation = self.allocation(lease)
+        environment = worker_environment(allocation, self.inventory, lease=allocation.id, **self._options)
+        if self._memory is not None or (self._limit and environment.regions):
+            from anyaccel.launcher.limits import limited
 
-                environment = limited(environment, self._memory)
-        except BaseException:
-            if lease:
-                lease.release()
-            raise
+            environment = limited(environment, self._memory)
         launch = Launch(inventory=self.inventory, environment=environment)
-        return Hold(launch, lease, note=self._note if lease else "", waited=waited)
+        self._made = Hold(launch, lease, note=self._note if lease else "", waited=waited)
+        return self._made
 
     def not_free(self, error: DevicesBusyError) -> NotFreeError:
         """Say who has what was wanted."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import warnings
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -25,15 +24,17 @@ if TYPE_CHECKING:
 
     from anyaccel.probe.machine import Machine
 
-_lock = threading.Lock()
+_beginning: list[object] = []
+"""Who is about to use devices; the first may. Not a lock, which an interrupt could leave locked."""
 _in_use: weakref.ref[Use] | None = None
 _kept: Use | None = None
 """That of a statement of its own, which nobody else keeps."""
 
 
 def _forget() -> None:
-    global _lock, _in_use, _kept
-    _lock, _in_use, _kept = threading.Lock(), None, None
+    global _in_use, _kept
+    _beginning.clear()
+    _in_use, _kept = None, None
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -51,14 +52,17 @@ class Use(Hold):
         vars(self).update(vars(hold))
         environment = self.launch.environment
         former = {name: os.environ.get(name) for name in (*environment.set, *environment.unset)}
+        before = os.sched_getaffinity(0) if environment.allocation.processors else set()
+        self._dropped = weakref.finalize(self, _give_back, hold, former, before, os.getpid(), dropped=True)
+        self._dropped.atexit = False  # the process may use its devices until it is gone, which ends the lease
+
+    def begin(self) -> None:
+        """Show the devices to this process."""
+        environment = self.launch.environment
         for name in environment.unset:
             os.environ.pop(name, None)
         os.environ.update(environment.set)
-        near = environment.allocation.processors
-        before = os.sched_getaffinity(0) if near else set()
-        put(near)
-        self._dropped = weakref.finalize(self, _give_back, hold, former, before, os.getpid(), dropped=True)
-        self._dropped.atexit = False  # the process may use its devices until it is gone, which ends the lease
+        put(environment.allocation.processors)
 
     def release(self) -> None:
         """Give the devices back, and the variables their former values; does nothing the second time.
@@ -67,10 +71,11 @@ class Use(Hold):
             RuntimeWarning: When a vendor's runtime is loaded by now: what it holds of the devices it keeps until this
                 process has ended.
         """
-        ending = self._dropped.detach()
+        ending = self._dropped.peek()
         if ending is not None:
             _, function, arguments, _ = ending
-            function(*arguments, dropped=False)
+            function(*arguments, dropped=False)  # after an interrupt, it can be done again
+            self._dropped.detach()
 
 
 def use(
@@ -118,16 +123,18 @@ def use(
             raise UsageError(f"{name} is for what is about to be started, and this process has been started already")
     wanted = parse_request(request)
     alone = _stands_alone(sys._getframe(1))  # noqa: SLF001 - nothing else tells a statement from an expression
-    if not _lock.acquire(blocking=False):
-        raise UsageError("another thread of this process is about to use devices; ask for all at once, in one thread")
+    me = object()
     try:
+        _beginning.append(me)
+        if _beginning[0] is not me:
+            raise UsageError(
+                "another thread of this process is about to use devices; ask for all at once, in one thread"
+            )
         made = in_use()
         if made is None:
             found = survey(inventory, request=wanted, machine=machine, declare=declare, timeout=timeout)
             refuse_if_loaded(found)
-            made = Use(acquire(wanted, inventory=found, **options))
-            if options.get("cap"):
-                caps.install()
+            made = _begin(found, wanted, options)
             _in_use = weakref.ref(made)
         elif not alone or made is not _kept or made.allocation.request != wanted:
             raise UsageError(
@@ -138,14 +145,33 @@ def use(
         if alone:
             _kept = made
     finally:
-        _lock.release()
+        _beginning.remove(me)
+    return made
+
+
+def _begin(inventory: Inventory, request: Request, options: Mapping[str, Any]) -> Use:
+    """Hold devices and show them to this process; nothing is left when that fails, or is interrupted."""
+    hold: Hold | None = None
+    made: Use | None = None
+    try:
+        hold = acquire(request, inventory=inventory, **options)
+        made = Use(hold)
+        made.begin()
+        if options.get("cap"):
+            caps.install()
+    except BaseException:
+        if made is not None:
+            made.release()
+        elif hold is not None:
+            hold.release()
+        raise
     return made
 
 
 def in_use() -> Use | None:
     """What this process uses; None when it uses nothing."""
     used = _in_use() if _in_use is not None else None
-    return used if used is not None and used._dropped.alive else None  # noqa: SLF001 - it is ours
+    return used if used is not None and used._dropped.alive and not used._released else None  # noqa: SLF001 - ours
 
 
 def _stands_alone(frame: FrameType) -> bool:

@@ -106,6 +106,39 @@ class Acquisition:
         self._device_locks = DeviceLocks()
         self._lease: Lease | None = None
 
+    def get(self, cancel: Any = None) -> Lease:
+        """Get the devices, or get in line and wait; see :meth:`anyaccel.ledger.Ledger.acquire`.
+
+        Args:
+            cancel: Something with a descriptor that becomes readable when somebody cancels the wait.
+        """
+        try:
+            try:
+                while (lease := self.attempt()) is None:
+                    self.sleep(cancel)
+            finally:
+                self.waiter.close()
+        except BaseException:
+            self.undo()
+            raise
+        return lease
+
+    async def get_async(self) -> Lease:
+        """The same on the running event loop."""
+        from anyaccel.ledger.events import pause
+
+        try:
+            try:
+                while (lease := self.attempt()) is None:
+                    self.tell()
+                    await pause(self.waiter)
+            finally:
+                self.waiter.close()
+        except BaseException:
+            self.undo()
+            raise
+        return lease
+
     def attempt(self) -> Lease | None:
         """Get the devices if they are free and it is our turn; otherwise get in line, or stay there.
 
@@ -192,7 +225,10 @@ class Acquisition:
         return LeaseCancelledError(f"the wait for {self._want.request or 'devices'} was cancelled")
 
     def undo(self) -> None:
-        """Give back what was got when it cannot be handed to anybody any more: an interrupt came in between."""
+        """Give back what was got when it cannot be handed to anybody any more: an interrupt came in between.
+
+        Does nothing the second time.
+        """
         self.waiter.close()
         if self._lease is not None:
             self._lease.release()

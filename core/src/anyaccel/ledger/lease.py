@@ -199,6 +199,13 @@ class Lease:
 
     def release(self) -> None:
         """Give the devices back. It needs neither the ledger's lock nor space, and does nothing the second time."""
+        try:
+            self._release()
+        except BaseException:  # an interrupt: nobody would do it again
+            self._release()
+            raise
+
+    def _release(self) -> None:
         ours = self._owner == os.getpid()
         if ours:
             self._device_locks.unlock()

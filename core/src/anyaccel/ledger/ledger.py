@@ -112,17 +112,7 @@ class Ledger:
             LedgerBusyError: When another process keeps it locked.
             LedgerError: When the kernel refuses something: space, descriptors.
         """
-        attempt = self._begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait)
-        try:
-            try:
-                while (lease := attempt.attempt()) is None:
-                    attempt.sleep(cancel)
-            finally:
-                attempt.waiter.close()
-        except BaseException:
-            attempt.undo()
-            raise
-        return lease
+        return self.begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait).get(cancel)
 
     async def acquire_async(
         self,
@@ -140,20 +130,28 @@ class Ledger:
         Cancel the task to cancel the wait; it is never cancelled once it has its devices. With the ``place`` of a wait
         that was cancelled, this one stands where that one stood.
         """
-        from anyaccel.ledger.events import pause
+        attempt = self.begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait, place=place)
+        return await attempt.get_async()
 
-        attempt = self._begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait, place=place)
-        try:
-            try:
-                while (lease := attempt.attempt()) is None:
-                    attempt.tell()
-                    await pause(attempt.waiter)
-            finally:
-                attempt.waiter.close()
-        except BaseException:
-            attempt.undo()
-            raise
-        return lease
+    def begin(
+        self,
+        want: Want,
+        choose: Choose,
+        *,
+        wait: float | None = None,
+        priority: int = 0,
+        note: str = "",
+        on_wait: OnWait | None = None,
+        place: Place | None = None,
+    ) -> Acquisition:
+        """What :meth:`acquire` does, for those who must give back what they got when an interrupt comes after that."""
+        if wait is not None and not 0 <= wait <= math.inf:
+            raise ValueError(f"wait must be seconds, 0 or more, or None (got {wait!r})")
+        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise ValueError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY} (got {priority!r})")
+        return Acquisition(
+            self._state, want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait, place=place
+        )
 
     def make(self) -> None:
         """Make the state directory where there is none, with the leases in it that are kept elsewhere and in force.
@@ -304,13 +302,6 @@ class Ledger:
         if not covers:
             return "it has ended"
         return "" if any(covers) else "this process was not started with it"
-
-    def _begin(self, want: Want, choose: Choose, *, wait: float | None, priority: int, **options: Any) -> Acquisition:
-        if wait is not None and not 0 <= wait <= math.inf:
-            raise ValueError(f"wait must be seconds, 0 or more, or None (got {wait!r})")
-        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-            raise ValueError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY} (got {priority!r})")
-        return Acquisition(self._state, want, choose, wait=wait, priority=priority, **options)
 
     def __repr__(self) -> str:
         return f"<Ledger {self.path}{'' if self.shared else ' (not shared)'}>"

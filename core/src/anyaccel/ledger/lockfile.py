@@ -120,7 +120,7 @@ class LockedFile:
     def close(self) -> None:
         """Let go of its lock, unless somebody else carries the descriptor, too. Any thread may do so, at any time."""
         with contextlib.suppress(IndexError, OSError):  # the kernel closes it even where it reports an error
-            os.close(self._fd.pop())
+            list(map(os.close, map(list.pop, (self._fd,))))  # in one step: an interrupt in between would keep the lock
 
 
 def look(directory: int, name: str) -> tuple[Life, os.stat_result | None]:

@@ -1,0 +1,44 @@
+"""Ctrl-C, at any moment, leaves no device held that nobody can give back."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import anyaccel
+import pytest
+from anyaccel.launcher.use import in_use
+from anyaccel.ledger import Ledger
+from interrupts import interrupted
+
+MACHINE = "sim:A1:2"
+ROOT = Path(anyaccel.__file__).parent
+WITHIN = tuple(f"{ROOT / room}{os.sep}" for room in ("launcher", "ledger"))
+
+
+def acquired_and_kept(inventory):
+    anyaccel.acquire("APU:1", inventory=inventory, wait=0).release()
+
+
+def acquired_in_a_loop(inventory):
+    async def acquire():
+        (await anyaccel.acquire_async("APU:1", inventory=inventory, wait=0)).release()
+
+    asyncio.run(acquire())
+
+
+def used(inventory):
+    anyaccel.use("APU:1", inventory=inventory, wait=0).release()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.filterwarnings("ignore")  # coroutines that were never begun
+@pytest.mark.parametrize("work", [acquired_and_kept, acquired_in_a_loop, used])
+def test_devices_go_back_whenever_an_interrupt_comes(acme, work):
+    inventory = anyaccel.detect(MACHINE)
+    work(inventory)  # which imports what it needs
+    before = dict(os.environ)
+    for where in interrupted(lambda: work(inventory), WITHIN):
+        assert not Ledger.open().leases(), where
+        assert not Ledger.open().tickets(), where
+        assert dict(os.environ) == before, where
+        assert in_use() is None, where

@@ -1,0 +1,62 @@
+"""An interrupt, such as Ctrl-C, at each place in turn where the interpreter looks for one."""
+
+import dis
+import sys
+
+_CALLS = {dis.opmap[name] for name in ("PRECALL", "CALL", "CALL_KW", "CALL_FUNCTION_EX") if name in dis.opmap}
+_LOOKS = {code for name, code in dis.opmap.items() if name == "RESUME" or "JUMP_BACKWARD" in name}
+_CONSTRUCTORS = ("__init__", "__new__")
+
+
+def interrupted(work, within):
+    """Do something again and again, each time with an interrupt at the next place, and yield where that was.
+
+    The interpreter looks for signals at the begin of a function, at the end of a round of a loop, and after a call of
+    what is not a function of Python. So nothing comes between the return of such a function and what its caller does
+    with that.
+
+    Args:
+        work: What is done; what it returns is thrown away.
+        within: How the paths of the files begin that are meant; one, or a tuple of them.
+    """
+    position, where = 0, "somewhere"
+    while where:
+        position += 1
+        where = _interrupt(work, within, position)
+        if where:
+            yield where
+    assert position > 20
+
+
+def _interrupt(work, within, position):
+    before, passed, where = {}, 0, ""
+
+    def step(frame, event, _):
+        nonlocal passed, where
+        if event == "opcode":
+            operation = frame.f_code.co_code[frame.f_lasti]
+            last, before[frame] = before.get(frame), operation
+            if last in _LOOKS or (last in _CALLS and operation not in _CALLS):
+                passed += 1
+                if passed == position:
+                    where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                    raise KeyboardInterrupt
+        return step
+
+    def enter(frame, *_):
+        if frame.f_back in before and frame.f_code.co_name not in _CONSTRUCTORS:
+            before[frame.f_back] = None
+        if not frame.f_code.co_filename.startswith(within):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return step
+
+    sys.settrace(enter)
+    try:
+        work()
+    except KeyboardInterrupt:
+        assert where
+    finally:
+        sys.settrace(None)
+        before.clear()
+    return where
