@@ -145,13 +145,16 @@ def test_a_vendor_that_cannot_hide_its_devices_costs_itself_alone(acme, rival):
     rival(env='raise ValueError("no idea")')
     made = environment("APU", "sim:Acme-Whole:4,R1:4")
     assert made.values["ACME_VISIBLE"] == "acme-0"
-    assert made.allocation.gaps == ("devices of rival may be open to the worker: it raised ValueError: no idea",)
+    assert made.allocation.gaps == (
+        "devices of rival may be open to the worker: it raised ValueError: no idea (plug_rival.py, line 15)",
+    )
 
 
 def test_no_mask_no_launch(acme, rival):
     rival(env='if devices: raise ValueError("no idea")\n    return EnvEdits()')
     with pytest.raises(
-        PluginError, match=r"rival 1.2.3 \(vendor 'rival'\): anyaccel_env: it raised ValueError: no idea"
+        PluginError,
+        match=r"rival 1.2.3 \(vendor 'rival'\): anyaccel_env: it raised ValueError: no idea",
     ):
         environment("R1", "sim:Acme-Whole:4,R1:4")
 
