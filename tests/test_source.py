@@ -217,6 +217,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.timeout(400)
 def test_every_module_can_be_imported_first():
     some = MODULES[:: length(9, 1)]
     command = [sys.executable, "-W", "error", "-c", IMPORT_EACH, "anyaccel.testing.suite", *map(module_of, some)]

@@ -388,8 +388,8 @@ def test_who_waits_behind_a_thread_of_its_own_does_not_look(claim, ledger):
 
 @pytest.mark.timeout(400)
 def test_many_wait(claim, ledger):
-    """A thousand, in a few processes; fewer where time matters."""
-    threads = length(10, 100)
+    """Hundreds, in a few processes; fewer where time matters."""
+    threads = length(10, 50)
     holder = claim()
     holder.do("take('a', 'b', 'c', 'd', count=4)")
     crowd = [claim() for _ in range(10)]
