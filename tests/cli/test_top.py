@@ -25,6 +25,7 @@ pytest.importorskip("textual", reason="needs Textual: pip install 'anyaccel[top]
 from anyaccel.cli._sample import look
 from anyaccel.cli._top_app import Ask, Confirm, Details, Lines, Top, sparkline
 from anyaccel.cli.top import Looks
+from anyaccel.launcher.jobs import active_jobs
 
 HOSTILE = (
     "lr [/data] see [docs] [bold red]x[/] :warning: [link=a] \\[x be\nforged\r\x1b]0;t\x07\x1b[2J\x9b31m"
@@ -47,11 +48,11 @@ async def until(pilot, seen):
         await pilot.pause(0.05)
 
 
-def drive(act, source, size=(80, 24), interval=0.2):
+def drive(act, source, size=(80, 24), interval=0.2, look_for_jobs=tuple):
     """Run an application, and let somebody act on it."""
 
     async def main():
-        app = Top(source, interval=interval)
+        app = Top(source, look_for_jobs, interval=interval)
         async with app.run_test(size=size) as pilot:
             await until(pilot, lambda: app._sample is not None)
             await act(pilot, app)
@@ -247,7 +248,7 @@ def test_a_job_is_shown_and_cancelled_after_a_question(acme, anyaccel):
         await until(pilot, lambda: "[first]" not in "\n".join(screen(app)))
 
     try:
-        drive(act, looks())
+        drive(act, looks(), look_for_jobs=active_jobs)
         assert Ledger.open().leases() == ()
     finally:
         anyaccel("cancel", "--all")

@@ -23,7 +23,6 @@ from anyaccel.probe import HOST
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from anyaccel.launcher.jobs import Job
     from anyaccel.ledger import LeaseRecord, TicketRecord
 
     Leases = Mapping[str, list[LeaseRecord]]
@@ -43,7 +42,6 @@ class Sample(Value):
         leases: Leases by device id; None when they are not known.
         unknown: Why they are not.
         tickets: Those who wait, first to be served first.
-        jobs: Jobs of this user that wait or run here.
         at: When it was taken, in seconds since 1970.
     """
 
@@ -53,7 +51,6 @@ class Sample(Value):
     leases: Leases | None
     unknown: str
     tickets: tuple[TicketRecord, ...]
-    jobs: tuple[Job, ...] = ()
     at: float
 
     def stats(self, device: Device) -> Stats:
@@ -102,16 +99,13 @@ class Holder(Value):
             return self.program
 
 
-def look(
-    inventory: Inventory, *, stats: bool = True, waiters: bool = True, own_jobs: bool = False, timeout: float = 10.0
-) -> Sample:
+def look(inventory: Inventory, *, stats: bool = True, waiters: bool = True, timeout: float = 10.0) -> Sample:
     """Look at a machine now.
 
     Args:
         inventory: What is on it.
         stats: Whether vendors are asked how their devices fare.
         waiters: Whether to look who waits.
-        own_jobs: Whether to look for jobs of this user.
         timeout: Seconds that each vendor may take.
     """
     observed, problems = anyaccel.stats(inventory, timeout=timeout) if stats else ({}, ())
@@ -135,18 +129,8 @@ def look(
         leases=None if unknown else found,
         unknown=unknown,
         tickets=tickets,
-        jobs=_jobs() if own_jobs else (),
         at=time.time(),
     )
-
-
-def _jobs() -> tuple[Job, ...]:
-    from anyaccel.launcher.jobs import jobs
-
-    try:
-        return tuple(job for job in jobs() if job.live and job.here)
-    except anyaccel.AnyaccelError:  # 'anyaccel jobs' says what is wrong with their directory
-        return ()
 
 
 def reason(ticket: TicketRecord) -> str:
@@ -315,9 +299,9 @@ def _of_lease(record: LeaseRecord) -> Holder:
 
 def _command_of(pid: int) -> int:
     """The command of a job, given its supervisor; any other process itself."""
-    from anyaccel.launcher.supervisor import NAME
+    from anyaccel.launcher.detached import JOB_NAME
 
-    if program(pid) != NAME:
+    if program(pid) != JOB_NAME:
         return pid
     try:
         with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:

@@ -239,11 +239,15 @@ class Top(App[None]):
     #jobs { max-height: 30%; }
     """
 
-    def __init__(self, look: Callable[[], Sample], *, interval: float = 2.0) -> None:
+    def __init__(
+        self, look: Callable[[], Sample], look_for_jobs: Callable[[], tuple[Job, ...]] = tuple, *, interval: float = 2.0
+    ) -> None:
         super().__init__()
         self._look = look
+        self._look_for_jobs = look_for_jobs
         self._interval = interval
         self._sample: Sample | None = None
+        self._jobs: tuple[Job, ...] = ()
         self._reasons = _sample.Reasons()
         self._history: dict[str, deque[float | None]] = {}
         self._sort = SORTS[0]
@@ -286,10 +290,10 @@ class Top(App[None]):
     def _take(self) -> None:
         """Look, and then ask why those who wait do, which takes longer."""
         try:
-            sample = self._look()
+            sample, jobs = self._look(), self._look_for_jobs()
             if not self._reasons.knows(sample):
-                self._from_thread(self._took, sample, self._rows(sample, ask=False))
-            self._from_thread(self._took, sample, self._rows(sample, ask=True))
+                self._from_thread(self._took, sample, jobs, self._rows(sample, ask=False))
+            self._from_thread(self._took, sample, jobs, self._rows(sample, ask=True))
         except AnyaccelError as error:
             self._from_thread(self._tell, str(error))
         finally:
@@ -320,12 +324,13 @@ class Top(App[None]):
             for place, ticket in enumerate(sample.tickets, start=1)
         ]
 
-    def _took(self, sample: Sample, waiting: list[tuple[str, list[str]]]) -> None:
+    def _took(self, sample: Sample, jobs: tuple[Job, ...], waiting: list[tuple[str, list[str]]]) -> None:
         if sample is not self._sample:
             for device in sample.inventory.devices:
                 own = self._history.setdefault(device.id, deque(maxlen=_HISTORY))
                 own.append(sample.stats(device).utilization)
         self._sample = sample
+        self._jobs = jobs
         self._waiting = waiting
         self._draw()
 
@@ -389,12 +394,12 @@ class Top(App[None]):
             [(ticket, [[(line, "")]]) for (ticket, _), line in zip(self._waiting, waiters, strict=True)]
         )
 
-        jobs = [_job_row(job) for job in sample.jobs]
+        jobs = [_job_row(job) for job in self._jobs]
         head, lines = _table(_JOBS, jobs, room, "")
         base.query_one("#joblist", Words).tell([(head, "bold")])
         base.query_one("#joblist", Words).display = base.query_one("#jobs", Lines).display = bool(jobs)
         base.query_one("#jobs", Lines).show(
-            [(_job_key(job), [[(line, "")]]) for job, line in zip(sample.jobs, lines, strict=True)]
+            [(_job_key(job), [[(line, "")]]) for job, line in zip(self._jobs, lines, strict=True)]
         )
 
     def _drawn(self, row: Row, width: int) -> str:
@@ -406,7 +411,7 @@ class Top(App[None]):
             return None
         focused = self.focused
         key = focused.chosen if isinstance(focused, Lines) else ""
-        among: dict[str, Device | TicketRecord | Job] = {_job_key(job): job for job in self._sample.jobs}
+        among: dict[str, Device | TicketRecord | Job] = {_job_key(job): job for job in self._jobs}
         among |= {device.id: device for device in self._sample.inventory.devices}
         among |= {ticket.id: ticket for ticket in self._sample.tickets}
         return among.get(key)

@@ -15,7 +15,7 @@ from anyaccel.cli.parser import told
 from anyaccel.errors import UsageError
 from anyaccel.exports.shell import exports
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
-from anyaccel.launcher.supervisor import apart
+from anyaccel.launcher.detached import start_detached
 from anyaccel.ledger import process
 from anyaccel.text import shell_quote
 from anyaccel.vendors import close as close_vendors
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
     A child takes the devices, prints the lease and becomes the process that holds it. Until then it dies with this
     process, and its devices are free when it dies. So no device is held whose lease was not printed.
     """
-    _, status = apart(lambda report: told(lambda: _hold(args, report), as_json=args.json))
+    _, status = start_detached(lambda report: told(lambda: _hold(args, report), as_json=args.json))
     return status
 
 

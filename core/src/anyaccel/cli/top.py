@@ -49,9 +49,10 @@ def main(args: argparse.Namespace) -> int:
             hint="'anyaccel --watch' shows one table below the other",
         )
     from anyaccel.cli._top_app import Top
+    from anyaccel.launcher.jobs import active_jobs
 
     inventory = survey(args)
-    Top(Looks(inventory, machine_options(args), stats=not args.no_stats), interval=args.watch).run()
+    Top(Looks(inventory, machine_options(args), stats=not args.no_stats), active_jobs, interval=args.watch).run()
     return 0
 
 
@@ -76,4 +77,4 @@ class Looks:
         if self._looks % _DETECT_EVERY == 0:
             self._inventory = anyaccel.detect(**self._options)
         timeout = self._options.get("timeout") or 10.0
-        return _sample.look(self._inventory, stats=self._stats, own_jobs=True, timeout=timeout)
+        return _sample.look(self._inventory, stats=self._stats, timeout=timeout)

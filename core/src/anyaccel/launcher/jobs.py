@@ -129,6 +129,17 @@ def jobs(environ: Mapping[str, str] | None = None) -> tuple[Job, ...]:
     return tuple(job for number in numbers if (job := _read(f"{path}/{number}")))
 
 
+def active_jobs() -> tuple[Job, ...]:
+    """Return the jobs of this user that wait or run on this machine.
+
+    There are none where the directory of jobs cannot be trusted: 'anyaccel jobs' says so.
+    """
+    try:
+        return tuple(job for job in jobs() if job.live and job.here)
+    except AnyaccelError:
+        return ()
+
+
 def find(job_id: str, environ: Mapping[str, str] | None = None) -> Job:
     """The job of this number.
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError
 from anyaccel.launcher import jobs
+from anyaccel.launcher.detached import JOB_NAME, exit_status_of, start_detached
 from anyaccel.launcher.jobs import Job
 from anyaccel.launcher.signals import GRACE_SECONDS, reap, signal_carriers, signal_group
 from anyaccel.ledger import process
@@ -25,9 +26,6 @@ from anyaccel.model import replace
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-NAME = "anyaccel-job"
-"""What lists of processes call a supervisor."""
 
 _ASKED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGALRM})
 """Signals by which a supervisor is asked to end the command."""
@@ -169,39 +167,8 @@ def detach(
         )  # fmt: skip
         return _run(body, tell, Supervisor(job, report))
 
-    told, status = apart(supervised)
+    told, status = start_detached(supervised)
     return (jobs.find(told.decode()), 0) if told else (None, status)
-
-
-def apart(body: Callable[[int], int]) -> tuple[bytes, int]:
-    """Run a function in a process of its own, in a session of its own, until it reports something or has ended.
-
-    The process dies with this one, until it calls :func:`anyaccel.ledger.process.live_on`.
-
-    Args:
-        body: Called there, with the descriptor to which it writes its report; returns an exit status.
-
-    Returns:
-        The report and 0; nothing and the exit status where it ended without one.
-    """
-    parent = os.getpid()
-    report, reporting = os.pipe()
-
-    def run() -> int:
-        os.close(report)
-        process.die_with_parent(parent)
-        os.setsid()  # no terminal ends or stops it any more
-        return body(reporting)
-
-    child = os.fork()
-    if not child:
-        os._exit(_status_of(run))
-    os.close(reporting)
-    told = os.read(report, 64)
-    os.close(report)
-    if told:
-        return told, 0
-    return b"", reap(child)
 
 
 def _run(
@@ -213,7 +180,7 @@ def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _cancel)
     _close_inherited()
-    process.set_name(NAME)
+    process.set_name(JOB_NAME)
     try:
         return body(supervisor)
     except Cancelled:
@@ -249,28 +216,10 @@ def _start(become: Callable[[], int]) -> int:
         for number in _ASKED:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_ASKED, signal.SIGCHLD})
-        os._exit(_status_of(become))
+        os._exit(exit_status_of(become))
     with contextlib.suppress(OSError):  # it has done so itself, or has ended
         os.setpgid(child, child)
     return child
-
-
-def _status_of(function: Callable[[], int]) -> int:
-    """Call what a child is for; the exit status where that returns or raises, which is told on standard error."""
-    try:
-        return function()
-    except KeyboardInterrupt:
-        return 130
-    except AnyaccelError as error:
-        told = "".join(f"anyaccel: {line}\n" for line in (str(error), *error.hint.splitlines()))
-        status = error.exit_code
-    except BaseException:  # noqa: BLE001 - it must not go on as a second caller
-        import traceback
-
-        told, status = traceback.format_exc(), 1
-    with contextlib.suppress(OSError):
-        os.write(2, told.encode(errors="replace"))
-    return status
 
 
 def _end_carriers(mark: Mark, asked: set[int], *, kill: bool) -> set[int] | None:
