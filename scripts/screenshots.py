@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import anyaccel
-from anyaccel.cli import _devices_table, _sample
-from anyaccel.cli._sample import Sample
+from anyaccel.cli import _devices_table
+from anyaccel.cli.sample import Sample
 from anyaccel.ledger import Ledger
 from anyaccel.model import Device, Stats, replace
 from rich.console import Console
@@ -58,7 +58,7 @@ def main(directory: Path) -> None:
                 waiting.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
                 stand_in_line(len(waiting))
             for width in WIDTHS:
-                draw_status(directory / f"status-{width}.svg", made_up(_sample.look(inventory), LOOKS), width)
+                draw_status(directory / f"status-{width}.svg", made_up(samples.look(inventory), LOOKS), width)
                 draw_top(directory / f"top-{width}.svg", inventory, width)
         finally:
             for process in waiting:
@@ -127,12 +127,12 @@ def draw_status(file: Path, sample: Sample, width: int) -> None:
 
 def draw_top(file: Path, inventory: anyaccel.Inventory, width: int) -> None:
     """Draw the live view, with a history."""
-    from anyaccel.cli._top_app import Top
+    from anyaccel_jobs.top_app import Top
 
     looks = iter(range(1 << 30))
 
     async def draw() -> str:
-        app = Top(lambda: made_up(_sample.look(inventory), next(looks)), interval=0.1)
+        app = Top(lambda: made_up(samples.look(inventory), next(looks)), interval=0.1)
         async with app.run_test(size=(width, 24)) as pilot:
             end = time.monotonic() + PATIENCE
             while next(looks) < LOOKS and time.monotonic() < end:

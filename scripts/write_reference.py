@@ -16,8 +16,8 @@ from types import FunctionType
 
 from anyaccel import errors, kit, plugin
 from anyaccel.cli import parser as cli
-from anyaccel.cli._devices_table import COLUMNS
 from anyaccel.cli.arguments import Parser
+from anyaccel.cli.devices_table import COLUMNS
 from anyaccel.model import document
 from anyaccel.model._value import REQUIRED
 

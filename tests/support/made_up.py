@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from anyaccel.cli._sample import Sample
+from anyaccel.cli.sample import Sample
 from anyaccel.ledger import LeaseRecord, TicketRecord
 from anyaccel.model import (
     UNITS_PER_DEVICE,
@@ -177,10 +177,10 @@ MACHINES = {"one": one, "eight": eight, "mixed": mixed, "sixty-four": sixty_four
 RUN = """
 import sys
 import anyaccel, made_up
-from anyaccel.cli import _sample, program
+from anyaccel.cli import sample as samples, program
 sample = made_up.MACHINES[sys.argv.pop(1)]()
 anyaccel.detect = lambda **_: sample.inventory
-_sample.look = lambda *_, **__: sample
+samples.look = lambda *_, **__: sample
 program()
 """
 """A program that runs a command on one of these machines."""

@@ -13,11 +13,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from anyaccel.cli import metrics, report
-from anyaccel.cli._sample import look
-from anyaccel.cli.timeline import picture
+from anyaccel.cli.sample import look
 from anyaccel.ledger import journal
 from anyaccel.ledger.journal import Entry, Used
 from anyaccel.model import Health, Stats, replace
+from anyaccel_jobs.timeline import picture
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 NOW = 1_000_000.0

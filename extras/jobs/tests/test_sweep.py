@@ -12,8 +12,8 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.errors import UsageError
-from anyaccel.launcher.sweep import COLUMNS, Commands, parse_each, written
 from anyaccel.ledger import Ledger
+from anyaccel_jobs.sweep import COLUMNS, Commands, parse_each, written
 from terminals import assert_plain, read_to_end, run_on_terminal
 from waiting import PATIENCE, until
 

@@ -22,10 +22,10 @@ from terminals import assert_plain, run_on_terminal
 
 pytest.importorskip("textual", reason="needs Textual: pip install 'anyaccel[top]'")
 
-from anyaccel.cli._sample import look
-from anyaccel.cli._top_app import Ask, Confirm, Details, Lines, Top, sparkline
-from anyaccel.cli.top import Looks
-from anyaccel.launcher.jobs import active_jobs
+from anyaccel.cli.sample import look
+from anyaccel_jobs.jobs import active_jobs
+from anyaccel_jobs.top_app import Ask, Confirm, Details, Lines, Top, sparkline
+from anyaccel_jobs.top_command import Looks
 
 HOSTILE = (
     "lr [/data] see [docs] [bold red]x[/] :warning: [link=a] \\[x be\nforged\r\x1b]0;t\x07\x1b[2J\x9b31m"

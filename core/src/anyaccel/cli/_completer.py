@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NoReturn
 
 from anyaccel.cli.parser import COMMANDS, add_common, module_of, of_plugins
@@ -43,15 +45,22 @@ def complete() -> NoReturn:
 
 def _declare(name: str, parser: argparse.ArgumentParser) -> None:
     add_common(parser, name)
-    module_of(name).add_arguments(parser)
-    _offer(parser)
+    module = module_of(name)
+    module.add_arguments(parser)
+    _offer(parser, getattr(module, "COMPLETERS", {}))
 
 
-def _offer(parser: argparse.ArgumentParser) -> None:
-    """Say what the arguments may be."""
+def _offer(parser: argparse.ArgumentParser, own: Mapping[str, Callable[..., list[str]]] = MappingProxyType({})) -> None:
+    """Declare what the arguments may be.
+
+    Args:
+        parser: The parser of a command.
+        own: Completers that the command's module brings, by the name of the argument.
+    """
+    completers = {**_COMPLETERS, **own}
     for action in parser._actions:  # noqa: SLF001 - argparse has no other way to name them
-        if action.dest in _COMPLETERS:
-            action.completer = _COMPLETERS[action.dest]  # type: ignore[attr-defined]
+        if action.dest in completers:
+            action.completer = completers[action.dest]  # type: ignore[attr-defined]
 
 
 def _requests(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
@@ -101,25 +110,24 @@ def _leases(**_: object) -> list[str]:
         return []
 
 
-def _jobs(**_: object) -> list[str]:
-    from anyaccel.launcher.jobs import jobs
-
-    return [job.id for job in jobs()]
-
-
 def _own(**_: object) -> list[str]:
-    """Jobs, tickets and leases of this user."""
+    """Return jobs, tickets and leases of this user."""
+    from anyaccel.cli.extensions import extensions
     from anyaccel.errors import AnyaccelError
     from anyaccel.ledger import Ledger
 
     user = os.geteuid()
+    found: list[str] = []
     try:
+        for extension in extensions("cancel"):
+            waiting, running, _pids = extension.list_own()
+            found += waiting + running
         ledger = Ledger.open()
         held = {lease.id for lease in ledger.leases() if lease.uid == user}
         held |= {ticket.id for ticket in ledger.tickets() if ticket.uid == user}
     except AnyaccelError:
         held = set()
-    return [*_jobs(), *sorted(held)]
+    return [*found, *sorted(held)]
 
 
 def _commands(**_: object) -> list[str]:
@@ -130,7 +138,6 @@ _COMPLETERS = {
     "request": _requests,
     "machine": _machines,
     "lease": _leases,
-    "job": _jobs,
     "what": _own,
     "command": _commands,
 }

@@ -10,9 +10,9 @@ import argparse
 import os
 
 from anyaccel.cli import output
+from anyaccel.cli.extensions import extensions
 from anyaccel.cli.quantities import add_grace
 from anyaccel.errors import AnyaccelError, LeaseNotFoundError, UsageError
-from anyaccel.launcher import jobs
 from anyaccel.launcher.signals import GRACE_SECONDS
 from anyaccel.ledger import Ledger
 
@@ -72,13 +72,16 @@ def _cancel_all(
 
 
 def _own(ledger: Ledger) -> list[str]:
-    """Everything of this user: who waits first, so that nobody gets what the others give back."""
+    """Return what this user can cancel: what waits comes first, so that it does not get what the rest gives back."""
     user = os.geteuid()
-    mine = [job for job in jobs.jobs() if job.here and (job.live or (job.state == "lost" and job.lease))]
-    of_jobs = {job.pid for job in mine if job.live}
-    found = [job.id for job in mine if job.state == "waiting"]
-    found += [ticket.id for ticket in ledger.tickets() if ticket.uid == user and ticket.pid not in of_jobs]
-    found += [job.id for job in mine if job.state != "waiting"]
+    found, running, waiters = [], [], set[int]()
+    for extension in extensions("cancel"):
+        waits, runs, pids = extension.list_own()
+        found += waits
+        running += runs
+        waiters |= pids
+    found += [ticket.id for ticket in ledger.tickets() if ticket.uid == user and ticket.pid not in waiters]
+    found += running
     for lease in dict.fromkeys(lease.id for lease in ledger.leases() if lease.uid == user and lease.id):
         if ledger.refusal(lease):
             found.append(lease)
@@ -93,18 +96,12 @@ def cancel(ledger: Ledger, what: str, *, grace: float = GRACE_SECONDS) -> str:
     Raises:
         AnyaccelError: When there is none, or it does not end.
     """
-    if jobs.is_id(what):
-        job = jobs.find(what)
-        before, job = job.state, jobs.cancel(job, grace=grace)
-        if before in jobs.LIVE:
-            return f"job {job.id} is {job.state}"
-        left = "; what it had left running is ended" if before == "lost" else ""
-        return f"job {job.id} was {before} already{left}"
+    for extension in extensions("cancel"):
+        message: str | None = extension.cancel(what, grace)
+        if message is not None:
+            return message
     if any(ticket.id == what for ticket in ledger.tickets()):
         return f"process {ledger.cancel(what)} does not wait with ticket {what} any more"
-    for job in jobs.jobs():
-        if job.lease == what and job.live and job.here:
-            return f"job {jobs.cancel(job, grace=grace).id} is cancelled, which held lease {what}"
     if all(lease.id != what for lease in ledger.leases()):
         raise LeaseNotFoundError(
             f"there is no job, ticket or lease {what!r}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from anyaccel.cli import output
-from anyaccel.cli._sample import reason
+from anyaccel.cli.sample import reason
 from anyaccel.ledger import Ledger
 from anyaccel.ledger.names import vendor_and_id
 from anyaccel.text import elapsed

@@ -10,20 +10,17 @@ import os
 
 import anyaccel
 from anyaccel.cli import output
+from anyaccel.cli.extensions import extensions
 from anyaccel.cli.options import acquire, add_command, add_launch, add_memory, add_request, add_time, add_wait
 from anyaccel.errors import UnknownNameError, UsageError
 from anyaccel.launcher.caps import FRACTION_VARIABLE
-from anyaccel.launcher.command import not_started, replace_process
+from anyaccel.launcher.command import replace_process
 from anyaccel.launcher.sandbox import Sandbox, available, sandbox_for
-from anyaccel.launcher.start import check
 from anyaccel.model import Share, format_slots, format_units, replace
-from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from anyaccel.launcher.supervisor import Supervisor
 
 
 EXAMPLES = (
@@ -84,22 +81,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="set MASTER_ADDR and MASTER_PORT, a port of this job alone, for a command that starts its ranks itself;"
         " torchrun starts one for each device",
     )
-    parser.add_argument(
-        "--detach",
-        action="store_true",
-        help="wait and run without this terminal, and print the number of the job: see 'anyaccel jobs'",
-    )
+    for extension in extensions("run"):
+        extension.add_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command, or the user's shell where there is none."""
-    if args.detach:
-        return _detach(args)
+    for extension in extensions("run"):
+        status = extension.main(args)
+        if status is not None:
+            return status
     shell = not args.command
     if shell:
         args.command = _shell(args)
     try:
-        hold = _acquire(args)
+        hold = acquire_devices(args)
     except UnknownNameError as error:
         if not shell:
             raise
@@ -108,10 +104,10 @@ def main(args: argparse.Namespace) -> int:
     if shell:
         names = ", ".join(device.name for device in hold.devices) or "no device"
         output.say(f"{args.command[0]} has {names}; it is given back when the shell ends")
-    return _become(args, hold, _sandbox(args, hold))
+    return become_command(args, hold, confine(args, hold))
 
 
-def _acquire(
+def acquire_devices(
     args: argparse.Namespace, waits: Callable[[], object] = lambda: None, *, stays: bool = False
 ) -> anyaccel.Hold:
     confined = bool(args.enforce and not available())
@@ -143,7 +139,7 @@ def _held_to(share: Share) -> str:
     return f"{share.device.name}: a share of {format_units(share.units)}, {share.enforced_by}{limits}"
 
 
-def _sandbox(args: argparse.Namespace, hold: anyaccel.Hold) -> Sandbox | None:
+def confine(args: argparse.Namespace, hold: anyaccel.Hold) -> Sandbox | None:
     sandbox = sandbox_for(hold.allocation, hold.launch.inventory, enforce=args.enforce)
     if args.enforce and sandbox is None:
         output.say(f"the command is not confined to its devices: {available()}")
@@ -152,7 +148,7 @@ def _sandbox(args: argparse.Namespace, hold: anyaccel.Hold) -> Sandbox | None:
     return sandbox
 
 
-def _become(args: argparse.Namespace, hold: anyaccel.Hold, sandbox: Sandbox | None) -> int:
+def become_command(args: argparse.Namespace, hold: anyaccel.Hold, sandbox: Sandbox | None) -> int:
     """Become the command, or what runs its ranks."""
     if hold.lease:
         hold.lease.inherit()  # the command carries the lease from here on, and all that it starts
@@ -183,30 +179,3 @@ def _shell(args: argparse.Namespace) -> list[str]:
             hint="at a terminal, 'anyaccel run GPU:1' alone starts a shell with the devices",
         )
     return [os.environ.get("SHELL") or "/bin/sh"]
-
-
-def _detach(args: argparse.Namespace) -> int:
-    """Run the command as a job, and print its number."""
-    from anyaccel.cli.jobs import detach
-
-    if not args.command:
-        raise UsageError("a command to run must follow '--', as in: anyaccel run --detach GPU:1 -- python train.py")
-    try:
-        check(args.command[0])
-    except OSError as error:
-        raise not_started(args.command[0], error) from error
-    return detach(args, args.command, lambda supervisor: _supervise(args, supervisor))
-
-
-def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
-    """Wait for the devices, run the command, and write down what happens."""
-    with _acquire(args, waits=lambda: supervisor.begin("waiting"), stays=True) as hold:
-        sandbox = _sandbox(args, hold)
-        supervisor.begin("running", devices=tuple(device.name for device in hold.devices), lease=hold.id)
-        close_vendors()
-        mark = hold.lease.mark if hold.lease else ()
-        status, cancelled = supervisor.supervise(lambda: _become(args, hold, sandbox), mark, args.time)
-        supervisor.end(status, cancelled=cancelled)
-        hold.note_end(status)
-        hold.unlimit()
-        os._exit(status)  # the devices go with this process, or with the last one that the command has left behind

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 import anyaccel
-from anyaccel.cli import _sample, output
+from anyaccel.cli import output
+from anyaccel.cli import sample as samples
 from anyaccel.cli.options import machine_options, survey
 from anyaccel.cli.quantities import seconds
 from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, VendorReport, VendorState
@@ -57,7 +58,7 @@ def add_looks(parser: argparse.ArgumentParser, **watch: Any) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.columns:
-        from anyaccel.cli._devices_table import chosen
+        from anyaccel.cli.devices_table import chosen
 
         args.columns = chosen(args.columns)
     if args.watch is not None:
@@ -69,7 +70,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     if inventory.machine != HOST:
         output.say(f"this is not your host but {inventory.machine}")
-    for note in _sample.notes(sample):
+    for note in samples.notes(sample):
         output.say_folded(note)
     if not inventory.devices:
         _print_nothing_found(inventory)
@@ -81,8 +82,8 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _look(args: argparse.Namespace, inventory: Inventory) -> _sample.Sample:
-    return _sample.look(inventory, stats=not args.no_stats, waiters=not args.json, timeout=args.probe_timeout)
+def _look(args: argparse.Namespace, inventory: Inventory) -> samples.Sample:
+    return samples.look(inventory, stats=not args.no_stats, waiters=not args.json, timeout=args.probe_timeout)
 
 
 def _watch(args: argparse.Namespace) -> None:
@@ -98,13 +99,13 @@ def _watch(args: argparse.Namespace) -> None:
         time.sleep(max(0.0, args.watch - (time.monotonic() - began)))
 
 
-def _frame(args: argparse.Namespace, sample: _sample.Sample) -> Lines:
+def _frame(args: argparse.Namespace, sample: samples.Sample) -> Lines:
     """All that there is to see at one moment: the table, and below it what people should know."""
     inventory = sample.inventory
     told = [f"this is not your host but {inventory.machine}"] if inventory.machine != HOST else []
     told += [note for report in inventory.vendors for note in report.notes]
     told += [str(report.problem) for report in inventory.vendors if report.problem is not None]
-    told += _sample.notes(sample)
+    told += samples.notes(sample)
     lines: Lines = [[("No accelerators were found.", "")]]
     if inventory.devices:
         lines, further = _lines(args, sample)
@@ -113,24 +114,24 @@ def _frame(args: argparse.Namespace, sample: _sample.Sample) -> Lines:
     return [*lines, *([(line, "")] for note in told for line in output.folded(f"anyaccel: {note}", room))]
 
 
-def _lines(args: argparse.Namespace, sample: _sample.Sample) -> tuple[Lines, list[str]]:
+def _lines(args: argparse.Namespace, sample: samples.Sample) -> tuple[Lines, list[str]]:
     """The table with its last line, and what people should know of it."""
-    from anyaccel.cli._devices_table import laid_out
+    from anyaccel.cli.devices_table import laid_out
 
     heading, rows, left_out = laid_out(sample, output.width() if output.is_terminal() else None, args.columns)
     devices = sample.inventory.devices
-    summary = _sample.summary(sample)
+    summary = samples.summary(sample)
     if sample.tickets:
         summary += f"; {len(sample.tickets)} waiting (anyaccel queue)"
     further = []
     if args.columns and left_out:
         further.append(f"the terminal is too narrow for {', '.join(left_out)}")
-    if any(holder.state == "unleased" for device in devices for holder in _sample.holders(device, sample)):
+    if any(holder.state == "unleased" for device in devices for holder in samples.holders(device, sample)):
         further.append("* uses a device without a lease; --avoid-busy leaves such devices alone")
     return [heading, *(line for lines in rows for line in lines), [(summary, "")]], further
 
 
-def status_json(sample: _sample.Sample) -> dict[str, Any]:
+def status_json(sample: samples.Sample) -> dict[str, Any]:
     """The inventory as JSON: base units, null for unknown."""
     inventory = sample.inventory
     return {
@@ -164,10 +165,10 @@ def _vendor_json(report: VendorReport) -> dict[str, Any]:
     }
 
 
-def _device_json(device: Device, sample: _sample.Sample) -> dict[str, Any]:
+def _device_json(device: Device, sample: samples.Sample) -> dict[str, Any]:
     seen = sample.stats(device)
-    health, reason, remedy = _sample.health(device, seen)
-    free = _sample.free(device, sample)
+    health, reason, remedy = samples.health(device, seen)
+    free = samples.free(device, sample)
     return {
         "vendor": device.vendor,
         "id": device.id,

@@ -1,6 +1,6 @@
 """Jobs: commands that go on without the terminal and the shell that started them, as their records tell of them.
 
-There is no daemon: each job has a process of its own, its supervisor (:mod:`anyaccel.launcher.supervisor`), which
+There is no daemon: each job has a process of its own, its supervisor (:mod:`anyaccel_jobs.supervisor`), which
 writes down what happens, in a directory of the user's own: ``$XDG_STATE_HOME/anyaccel/jobs``, or
 ``~/.local/state/anyaccel/jobs``. A job whose supervisor has ended without a last word, by SIGKILL or a reboot, is lost;
 its devices are free once nothing that it started runs any more, as with every lease.
@@ -138,6 +138,11 @@ def active_jobs() -> tuple[Job, ...]:
         return tuple(job for job in jobs() if job.live and job.here)
     except AnyaccelError:
         return ()
+
+
+def list_ids(**_: object) -> list[str]:
+    """Return the numbers of all jobs of this user, for a shell that completes a command line."""
+    return [job.id for job in jobs()]
 
 
 def find(job_id: str, environ: Mapping[str, str] | None = None) -> Job:

@@ -11,11 +11,11 @@ from typing import Any
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.errors import AnyaccelError
-from anyaccel.launcher import supervisor
-from anyaccel.launcher.jobs import Job, jobs
-from anyaccel.launcher.supervisor import Supervisor
 from anyaccel.model import format_slots
 from anyaccel.text import elapsed
+from anyaccel_jobs import supervisor
+from anyaccel_jobs.jobs import Job, jobs
+from anyaccel_jobs.supervisor import Supervisor
 
 _RECENT_SECONDS = 86400.0
 

@@ -7,7 +7,7 @@ import os
 
 from anyaccel.cli import output
 from anyaccel.errors import AnyaccelError, UsageError
-from anyaccel.launcher.jobs import find, wait
+from anyaccel_jobs.jobs import find, list_ids, wait
 
 _LOOK_SECONDS = 0.2
 _CHUNK = 1 << 16
@@ -17,6 +17,10 @@ EXAMPLES = (
     ("anyaccel logs 3", "what a job has printed"),
     ("anyaccel logs 3 --follow", "and what it prints from now on"),
 )
+
+
+COMPLETERS = {"job": list_ids}
+"""What a shell offers for an argument."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

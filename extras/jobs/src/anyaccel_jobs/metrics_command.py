@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli._sample import health, look
 from anyaccel.cli.options import machine_options
+from anyaccel.cli.sample import health, look
 from anyaccel.errors import UsageError
 from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Stats, Value, VendorState
 from anyaccel.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from anyaccel.cli._sample import Leases, Sample
+    from anyaccel.cli.sample import Leases, Sample
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 FRESH_SECONDS = 2.0

@@ -198,7 +198,7 @@ def _print_csv(rows: Sequence[Row], by: str) -> None:
 
 
 def _write(path: str, entries: Sequence[Entry], since: float, until: float) -> None:
-    from anyaccel.cli.timeline import picture
+    from anyaccel_jobs.timeline import picture
 
     try:
         with open(path, "w", encoding="utf-8") as file:

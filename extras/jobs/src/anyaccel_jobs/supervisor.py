@@ -1,7 +1,7 @@
 """The supervisor: the process of a job, which outlives the terminal and the shell that started it.
 
 It waits for the devices, starts the command, waits for its end and writes down what happened; see
-:mod:`anyaccel.launcher.jobs` for who reads that.
+:mod:`anyaccel_jobs.jobs` for who reads that.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError
-from anyaccel.launcher import jobs
 from anyaccel.launcher.detached import JOB_NAME, exit_status_of, start_detached
-from anyaccel.launcher.jobs import Job
 from anyaccel.launcher.signals import GRACE_SECONDS, reap, signal_carriers, signal_group
 from anyaccel.ledger import process
 from anyaccel.ledger.mark import Mark
 from anyaccel.ledger.names import boot
 from anyaccel.ledger.record import pid_namespace
 from anyaccel.model import replace
+from anyaccel_jobs import jobs
+from anyaccel_jobs.jobs import Job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.jobs import detach
 from anyaccel.cli.options import (
     add_command,
     add_launch,
@@ -32,10 +31,11 @@ from anyaccel.cli.options import (
 from anyaccel.cli.quantities import add_grace, whole
 from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.launcher.capacity import capacity
-from anyaccel.launcher.supervisor import Supervisor
-from anyaccel.launcher.sweep import JOB_LOG, Commands, Ended, JobLog, Setting, Sweep, Tally, call, parse_each, written
 from anyaccel.model import replace
 from anyaccel.text import elapsed
+from anyaccel_jobs.jobs_command import detach
+from anyaccel_jobs.supervisor import Supervisor
+from anyaccel_jobs.sweep import JOB_LOG, Commands, Ended, JobLog, Setting, Sweep, Tally, call, parse_each, written
 
 _SHOWN_FAILURES = 10
 _LOOK_SECONDS = 1.0

@@ -11,6 +11,19 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
+import anyaccel
+from anyaccel.cli import output
+from anyaccel.cli import sample as samples
+from anyaccel.cli.cancel import cancel
+from anyaccel.cli.devices_table import Row, laid_out, megahertz, since, used_of
+from anyaccel.cli.sample import Holder, Sample
+from anyaccel.errors import AnyaccelError
+from anyaccel.ledger import Ledger, TicketRecord
+from anyaccel.model import Device, replace
+from anyaccel.model.labels import write_labels
+from anyaccel.text import cells, memory, padded, printable
+from anyaccel_jobs.jobs import Job
+from anyaccel_jobs.jobs_command import written_devices, written_job
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -18,19 +31,6 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
-
-import anyaccel
-from anyaccel.cli import _sample, output
-from anyaccel.cli._devices_table import Row, laid_out, megahertz, since, used_of
-from anyaccel.cli._sample import Holder, Sample
-from anyaccel.cli.cancel import cancel
-from anyaccel.cli.jobs import written_devices, written_job
-from anyaccel.errors import AnyaccelError
-from anyaccel.launcher.jobs import Job
-from anyaccel.ledger import Ledger, TicketRecord
-from anyaccel.model import Device, replace
-from anyaccel.model.labels import write_labels
-from anyaccel.text import cells, memory, padded, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class Top(App[None]):
         self._interval = interval
         self._sample: Sample | None = None
         self._jobs: tuple[Job, ...] = ()
-        self._reasons = _sample.Reasons()
+        self._reasons = samples.Reasons()
         self._history: dict[str, deque[float | None]] = {}
         self._sort = SORTS[0]
         self._filter = ""
@@ -352,7 +352,7 @@ class Top(App[None]):
         elif self._sort == "memory":
             found.sort(key=lambda device: -(sample.stats(device).memory_used_bytes or 0))
         elif self._sort == "free":
-            found.sort(key=lambda device: -(_sample.free(device, sample) or 0))
+            found.sort(key=lambda device: -(samples.free(device, sample) or 0))
         return found
 
     def _people(self, device: Device) -> str:
@@ -366,7 +366,7 @@ class Top(App[None]):
             return
         sample = self._sample
         base = self.screen_stack[0]
-        told = self._told or "; ".join(_sample.notes(sample)[:1] if sample else [])
+        told = self._told or "; ".join(samples.notes(sample)[:1] if sample else [])
         base.query_one("#told", Words).tell([(told, "warn")])
         if sample is None:
             return
@@ -378,7 +378,7 @@ class Top(App[None]):
         base.query_one("#devices", Lines).show(
             [(device.id, lines) for device, lines in zip(devices, rows, strict=True)]
         )
-        words = f"{_sample.summary(sample)}, {len(sample.tickets)} waiting"
+        words = f"{samples.summary(sample)}, {len(sample.tickets)} waiting"
         more = f"  sorted by {self._sort}" + (f", only {self._filter!r}" if self._filter else "")
         where = f"  {sample.inventory.machine}" if sample.inventory.machine != "host" else ""
         base.query_one("#summary", Words).tell(
@@ -489,7 +489,7 @@ class Top(App[None]):
         else:
             mine = [
                 (holder.lease, f"{holder.lease}  {holder.share}  {holder.program}  {holder.note}")
-                for holder in _sample.holders(chosen, sample)
+                for holder in samples.holders(chosen, sample)
                 if holder.mine and holder.lease
             ]
             question, what = "Release this lease, and end its processes? y/n", "leases"
@@ -517,7 +517,7 @@ class Top(App[None]):
 def device_details(device: Device, sample: Sample, room: int) -> list[Line]:
     """All that is known of a device: facts, health, who uses it, what it is linked to."""
     seen = sample.stats(device)
-    is_now, reason, remedy = _sample.health(device, seen)
+    is_now, reason, remedy = samples.health(device, seen)
     names = {each.id: each.name for each in sample.inventory.devices}
     facts = [
         ("device", f"{device.name}  {device.type}  {device.model}"),
@@ -536,10 +536,10 @@ def device_details(device: Device, sample: Sample, room: int) -> list[Line]:
     links = [(names.get(other, other), str(strength)) for other, strength in device.links.items()]
     people = [
         (holder.user, f"{holder.share or 'no lease'}  {holder.command}  process {holder.pid}  {_of_lease(holder)}")
-        for holder in _sample.holders(device, sample)
+        for holder in samples.holders(device, sample)
     ]
     processes = [
-        (str(process.pid), f"{memory(process.memory_bytes)}  {_sample.program(process.pid)}")
+        (str(process.pid), f"{memory(process.memory_bytes)}  {samples.program(process.pid)}")
         for process in seen.processes or ()
     ]
     found: list[Line] = [*_facts(facts, room)]

@@ -6,7 +6,8 @@ import argparse
 import os
 
 import anyaccel
-from anyaccel.cli import _sample, output
+from anyaccel.cli import output
+from anyaccel.cli import sample as samples
 from anyaccel.cli.options import machine_options, survey
 from anyaccel.cli.status import INTERVAL, add_looks
 from anyaccel.errors import AnyaccelError, UsageError
@@ -48,8 +49,8 @@ def main(args: argparse.Namespace) -> int:
             f"'anyaccel top' needs a terminal whose cursor can be moved (TERM is {term!r})",
             hint="'anyaccel --watch' shows one table below the other",
         )
-    from anyaccel.cli._top_app import Top
-    from anyaccel.launcher.jobs import active_jobs
+    from anyaccel_jobs.jobs import active_jobs
+    from anyaccel_jobs.top_app import Top
 
     inventory = survey(args)
     Top(Looks(inventory, machine_options(args), stats=not args.no_stats), active_jobs, interval=args.watch).run()
@@ -71,10 +72,10 @@ class Looks:
         self._stats = stats
         self._looks = 0
 
-    def __call__(self) -> _sample.Sample:
+    def __call__(self) -> samples.Sample:
         """Look now."""
         self._looks += 1
         if self._looks % _DETECT_EVERY == 0:
             self._inventory = anyaccel.detect(**self._options)
         timeout = self._options.get("timeout") or 10.0
-        return _sample.look(self._inventory, stats=self._stats, timeout=timeout)
+        return samples.look(self._inventory, stats=self._stats, timeout=timeout)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 
 from anyaccel.cli import output
-from anyaccel.cli.jobs import describe
-from anyaccel.launcher.jobs import find, wait
+from anyaccel_jobs.jobs import find, list_ids, wait
+from anyaccel_jobs.jobs_command import describe
 
 EXAMPLES = (
     ("anyaccel wait 3", "until it has ended, with its exit status"),
     ("anyaccel wait 3 4", "until both have"),
 )
+
+
+COMPLETERS = {"job": list_ids}
+"""What a shell offers for an argument."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from anyaccel.cli import _sample, output
-from anyaccel.cli._sample import Holder, Sample
+from anyaccel.cli import output
+from anyaccel.cli import sample as samples
+from anyaccel.cli.sample import Holder, Sample
 from anyaccel.errors import UsageError
 from anyaccel.model import Device, Stats, Value, format_units
 from anyaccel.model.labels import write_labels
@@ -140,7 +141,7 @@ COLUMNS = (
     ),
     Column(
         name="state", heading="STATE", about="free, held, how much is free, busy without a lease, unhealthy ...",
-        cell=lambda row: _sample.state(row.device, row.sample, row.holders), steps=((2, _ALL),),
+        cell=lambda row: samples.state(row.device, row.sample, row.holders), steps=((2, _ALL),),
     ),
     Column(
         name="free", heading="FREE", about="how much of it is free", right=True, cell=lambda row: (_free(row), ""),
@@ -197,7 +198,7 @@ COLUMNS = (
 
 
 def _free(row: Row) -> str:
-    units = _sample.free(row.device, row.sample)
+    units = samples.free(row.device, row.sample)
     return "-" if units is None else format_units(units)
 
 
@@ -244,7 +245,7 @@ def laid_out(
         The heading, the lines of each device, and names of columns that were asked for and have no room.
     """
     rows = [
-        Row(device=device, seen=sample.stats(device), sample=sample, holders=_sample.holders(device, sample))
+        Row(device=device, seen=sample.stats(device), sample=sample, holders=samples.holders(device, sample))
         for device in sample.inventory.devices
     ]
     anybody = any(row.holders for row in rows)

@@ -1,0 +1,61 @@
+"""``anyaccel run --detach``: run a command as a job."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+    from anyaccel_jobs.supervisor import Supervisor
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the option."""
+    parser.add_argument(
+        "--detach",
+        action="store_true",
+        help="wait and run without this terminal, and print the number of the job: see 'anyaccel jobs'",
+    )
+
+
+def main(args: argparse.Namespace) -> int | None:
+    """Run the command as a job, and print its number; return None where ``--detach`` is not given.
+
+    Raises:
+        UsageError: When there is no command.
+        CommandNotFoundError: When the command does not exist.
+        CommandNotRunnableError: When the command cannot be run.
+    """
+    if not args.detach:
+        return None
+    from anyaccel.errors import UsageError
+    from anyaccel.launcher.command import not_started
+    from anyaccel.launcher.start import check
+    from anyaccel_jobs.jobs_command import detach
+
+    if not args.command:
+        raise UsageError("a command to run must follow '--', as in: anyaccel run --detach GPU:1 -- python train.py")
+    try:
+        check(args.command[0])
+    except OSError as error:
+        raise not_started(args.command[0], error) from error
+    return detach(args, args.command, lambda supervisor: _supervise(args, supervisor))
+
+
+def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
+    """Wait for the devices, run the command, and write down what happens."""
+    from anyaccel.cli.run import acquire_devices, become_command, confine
+    from anyaccel.vendors import close
+
+    with acquire_devices(args, waits=lambda: supervisor.begin("waiting"), stays=True) as hold:
+        sandbox = confine(args, hold)
+        supervisor.begin("running", devices=tuple(device.name for device in hold.devices), lease=hold.id)
+        close()
+        mark = hold.lease.mark if hold.lease else ()
+        status, cancelled = supervisor.supervise(lambda: become_command(args, hold, sandbox), mark, args.time)
+        supervisor.end(status, cancelled=cancelled)
+        hold.note_end(status)
+        hold.unlimit()
+        os._exit(status)  # the devices go with this process, or with the last one that the command has left behind
