@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import anyaccel
-from anyaccel.cli import _devices_table
+from anyaccel.cli import devices_table
+from anyaccel.cli import sample as samples
 from anyaccel.cli.sample import Sample
 from anyaccel.ledger import Ledger
 from anyaccel.model import Device, Stats, replace
@@ -119,7 +120,7 @@ def load(device: Device, moment: int, *, held: bool) -> Stats:
 def draw_status(file: Path, sample: Sample, width: int) -> None:
     """Draw the table of devices."""
     console = Console(record=True, width=width, file=io.StringIO(), color_system="truecolor", force_terminal=True)
-    heading, rows, _ = _devices_table.laid_out(sample, width)
+    heading, rows, _ = devices_table.laid_out(sample, width)
     for line in [heading, *(line for lines in rows for line in lines)]:
         console.print(Text.assemble(*((text, STYLES[style]) for text, style in line)), no_wrap=True, soft_wrap=True)
     file.write_text(console.export_svg(title="anyaccel", unique_id=file.stem), encoding="utf-8")

@@ -1,9 +1,8 @@
 """What installed distributions add to commands of the core, found by entry point.
 
 An entry point of the group ``anyaccel.options`` has the name of a command, and leads to a module. That of ``run`` has
-``add_arguments(parser)``, which declares options, and ``main(args)``, which returns an exit status where one of them was
-given and None where none was. That of ``cancel`` has ``list_own()`` and ``cancel(what, grace)``; see
-:class:`CancelExtension`.
+``add_arguments(parser)``, which declares options, and ``main(args)``, which returns an exit status, or None where none
+of its options was given. That of ``cancel`` is a :class:`CancelExtension`.
 """
 
 from __future__ import annotations

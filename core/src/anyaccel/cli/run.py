@@ -110,6 +110,13 @@ def main(args: argparse.Namespace) -> int:
 def acquire_devices(
     args: argparse.Namespace, waits: Callable[[], object] = lambda: None, *, stays: bool = False
 ) -> anyaccel.Hold:
+    """Hold the devices for the command, and report on standard error what the options change and what they do not.
+
+    Args:
+        args: The arguments.
+        waits: Called once when the wait has begun.
+        stays: Whether this process stays until the command has ended.
+    """
     confined = bool(args.enforce and not available())
     hold = acquire(
         args, confined=confined, waits=waits, program=args.command[0], stays=stays, cap=args.cap, bind=args.bind,
@@ -140,6 +147,7 @@ def _held_to(share: Share) -> str:
 
 
 def confine(args: argparse.Namespace, hold: anyaccel.Hold) -> Sandbox | None:
+    """Make the sandbox of the command, None without one, and report on standard error what is not confined."""
     sandbox = sandbox_for(hold.allocation, hold.launch.inventory, enforce=args.enforce)
     if args.enforce and sandbox is None:
         output.say(f"the command is not confined to its devices: {available()}")
