@@ -13,6 +13,7 @@ from anyaccel.cli import output
 from anyaccel.errors import AnyaccelError
 from anyaccel.model import format_slots
 from anyaccel.text import elapsed
+
 from anyaccel_jobs import supervisor
 from anyaccel_jobs.jobs import Job, jobs
 from anyaccel_jobs.supervisor import Supervisor

@@ -7,6 +7,7 @@ import os
 
 from anyaccel.cli import output
 from anyaccel.errors import AnyaccelError, UsageError
+
 from anyaccel_jobs.jobs import find, list_ids, wait
 
 _LOOK_SECONDS = 0.2

@@ -33,6 +33,7 @@ def main(args: argparse.Namespace) -> int | None:
     from anyaccel.errors import UsageError
     from anyaccel.launcher.command import not_started
     from anyaccel.launcher.start import check
+
     from anyaccel_jobs.jobs_command import detach
 
     if not args.command:

@@ -20,6 +20,7 @@ from anyaccel.ledger.mark import Mark
 from anyaccel.ledger.names import boot
 from anyaccel.ledger.record import pid_namespace
 from anyaccel.model import replace
+
 from anyaccel_jobs import jobs
 from anyaccel_jobs.jobs import Job
 

@@ -33,6 +33,7 @@ from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.launcher.capacity import capacity
 from anyaccel.model import replace
 from anyaccel.text import elapsed
+
 from anyaccel_jobs.jobs_command import detach
 from anyaccel_jobs.supervisor import Supervisor
 from anyaccel_jobs.sweep import JOB_LOG, Commands, Ended, JobLog, Setting, Sweep, Tally, call, parse_each, written

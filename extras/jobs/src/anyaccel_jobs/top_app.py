@@ -22,8 +22,6 @@ from anyaccel.ledger import Ledger, TicketRecord
 from anyaccel.model import Device, replace
 from anyaccel.model.labels import write_labels
 from anyaccel.text import cells, memory, padded, printable
-from anyaccel_jobs.jobs import Job
-from anyaccel_jobs.jobs_command import written_devices, written_job
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -31,6 +29,9 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Input, OptionList, Static
 from textual.widgets.option_list import Option
+
+from anyaccel_jobs.jobs import Job
+from anyaccel_jobs.jobs_command import written_devices, written_job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

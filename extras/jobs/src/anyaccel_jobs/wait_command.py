@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from anyaccel.cli import output
+
 from anyaccel_jobs.jobs import find, list_ids, wait
 from anyaccel_jobs.jobs_command import describe
 
