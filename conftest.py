@@ -1,11 +1,25 @@
 """What holds for the tests of all distributions."""
 
 import os
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
-from anyaccel.testing import AcceleratorPluginTests
+from anyaccel_testing import AcceleratorPluginTests
 from hypothesis import HealthCheck, settings
 from lengths import length
+
+EXTRAS = [path.parent for path in sorted(Path(__file__).parent.glob("extras/*/pyproject.toml"))]
+ABSENT = [path for path in EXTRAS if find_spec(f"anyaccel_{path.name}") is None]
+collect_ignore = [str(path) for path in ABSENT]
+for suite in ("calls", "filter", "gangs", "results", "sweep"):
+    pytest.register_assert_rewrite(f"engine_{suite}")
+
+
+def pytest_report_header() -> list[str]:
+    """Say which tests are left out."""
+    return [f"not installed, and not tested: {', '.join(f'anyaccel-{path.name}' for path in ABSENT)}"] if ABSENT else []
+
 
 # How long anything takes says how much else the machine does.
 settings.register_profile("anywhere", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -5,13 +5,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
-import anyaccel
 import pytest
 from lengths import length
 
-SOURCE = Path(__file__).parents[1] / "core" / "src" / "anyaccel"
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "core" / "src" / "anyaccel"
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 VENDOR_WORDS = re.compile(
@@ -35,7 +37,9 @@ VENDOR_WORDS = re.compile(
 
 ROOMS = {
     "_version": "",
+    "_faces": "",
     "errors": "",
+    "extras": "errors",
     "text": "errors",
     "model": "errors",
     "configuration": "model errors",
@@ -51,12 +55,12 @@ ROOMS = {
     "accelerators": "model errors probe vendors inventory",
     "scheduler": "model errors inventory policy",
     "launcher": "model errors configuration policy probe vendors inventory scheduler ledger",
-    "pool": "model errors policy interpreter probe vendors inventory scheduler ledger launcher",
-    "engines": "model errors policy probe vendors inventory scheduler ledger launcher pool accelerators",
+    "pool": "model errors extras policy interpreter probe vendors inventory scheduler ledger launcher",
+    "engines": "model errors extras policy probe vendors inventory scheduler ledger launcher pool accelerators",
     "integrations": "model errors probe inventory scheduler launcher pool",
-    "exports": "model errors probe vendors inventory engines",
+    "exports": "model errors probe vendors inventory scheduler",
 }
-"""What each room may import, besides itself, ``_version`` and ``text``, also for types. The rest may import all."""
+"""What each room may import, for types too, besides itself, ``text`` and what begins with ``_``. The rest may import all."""
 FOR_TYPES = {"errors": "model scheduler ledger"}
 """What errors carry is of rooms that come later; it is imported for type checkers alone."""
 LAST_ROOMS = ("testing", "cli", "__init__", "__main__")
@@ -84,10 +88,10 @@ def imports(path: Path) -> Iterator[str]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        yield from (name for name in names if name.split(".")[0] == "anyaccel")
+        yield from (name for name in names if name.split(".")[0] == "anyaccel" and name != "anyaccel")
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if room_of(path) != "testing"], ids=name_of)
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_no_vendor_is_named_in_the_core(path):
     found = [
         f"{name_of(path)}:{number}: {match[0]!r}"
@@ -120,13 +124,13 @@ def test_rooms_import_only_what_stands_before_them(path):
     if room in LAST_ROOMS:
         return
     assert room in ROOMS, f"give the new room {room!r} its place in ROOMS"
-    allowed = {room, "_version", "text", *ROOMS[room].split(), *FOR_TYPES.get(room, "").split()}
+    allowed = {room, "_version", "_faces", "text", *ROOMS[room].split(), *FOR_TYPES.get(room, "").split()}
     seen = {name.split(".")[1] for name in imports(path)}
     assert seen - allowed == set()
 
 
 def test_rooms_stand_in_an_order():
-    seen = ["_version", "text"]
+    seen = ["_version", "_faces", "text"]
     for room, imported in ROOMS.items():
         assert set(imported.split()) <= set(seen), room
         seen.append(room)
@@ -184,13 +188,64 @@ def test_values_are_made_in_one_way():
     assert users == []
 
 
-def test_what_is_for_tests_is_never_imported_by_the_rest():
-    users = [
+EXTRAS = {path.parent.name: path.parent / "src" for path in sorted(ROOT.glob("extras/*/pyproject.toml"))}
+INSTALLED = [extra for extra in EXTRAS if find_spec(f"anyaccel_{extra}")]
+
+
+def test_the_core_imports_no_extra():
+    """But for types, in the two modules that offer an extra's names under those that they had in the core."""
+    users = {
         name_of(path)
         for path in MODULES
-        if room_of(path) != "testing" and any(name.startswith("anyaccel.testing") for name in imports(path))
-    ]
-    assert set(users) <= {"cli/check.py"}  # the command that is for authors
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
+        + ([str(node.module)] if isinstance(node, ast.ImportFrom) else [])
+        if name.partition(".")[0].startswith("anyaccel_")
+    }
+    assert users == {"engines/ray.py", "testing.py"}
+
+
+def is_public(name: str) -> bool:
+    """Whether a dotted name is one that a room of the core offers: a name of its face, or one of a room of one module.
+
+    A room is a package right below ``anyaccel``, or one that stands in a package whose own face is empty.
+    """
+    module, _, attribute = name.rpartition(".")
+    if (SOURCE / Path(*module.split(".")[1:]) / "__init__.py").exists():
+        return attribute in getattr(import_module(module), "__all__", ())
+    return module.count(".") == 1 and not attribute.startswith("_")
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_imports_what_the_faces_of_rooms_name(extra):
+    used = {name for path in EXTRAS[extra].rglob("*.py") for name in imports(path)}
+    assert used, "it is made of the core"
+    whole = {f"anyaccel.{room_of(path)}" for path in MODULES if path.parent == SOURCE} - {"anyaccel.__init__"}
+    assert [name for name in sorted(used) if name not in whole and not is_public(name)] == []
+
+
+FACES = [path.parent for path in MODULES if path.name == "__init__.py" and "face(" in path.read_text()]
+
+
+@pytest.mark.parametrize("room", FACES, ids=name_of)
+def test_type_checkers_see_the_names_of_a_face(room):
+    stub = room / "__init__.pyi"
+    source = stub if stub.exists() else room / "__init__.py"
+    seen = {
+        alias.asname: node.module
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+    }
+    face = import_module(module_of(room / "__init__.py"))
+    assert sorted(seen) == sorted(name for name in face.__all__ if name in seen or stub.exists())
+    for name in face.__all__:
+        found = getattr(face, name, None) or import_module(f"{face.__name__}.{name}")
+        assert name not in seen or found is getattr(sys.modules[seen[name]], name)
+    with pytest.raises(AttributeError, match=f"module '{face.__name__}' has no attribute 'nonsense'"):
+        face.nonsense  # noqa: B018
+    assert {name for name in face.__all__ if name in seen} <= set(dir(face))
 
 
 IMPORT_EACH = """
@@ -204,7 +259,7 @@ def alone(name, then=lambda: None):
             try:
                 importlib.import_module(name)
             except ModuleNotFoundError as error:
-                if error.name != "distributed":  # an extra, which is not everywhere; 'tox -e engines' has it
+                if error.name != "distributed":  # what an extra is for is not everywhere; 'tox -e dask' has it
                     raise
         then()
         sys.exit()
@@ -223,8 +278,13 @@ for name in sys.argv[1:]:
 
 @pytest.mark.timeout(400)
 def test_every_module_can_be_imported_first():
-    some = MODULES[:: length(9, 1)]
-    command = [sys.executable, "-W", "error", "-c", IMPORT_EACH, "anyaccel.testing.suite", *map(module_of, some)]
+    of_extras = [
+        ".".join(path.relative_to(EXTRAS[extra]).with_suffix("").parts).removesuffix(".__init__")
+        for extra in INSTALLED
+        for path in sorted(EXTRAS[extra].rglob("*.py"))
+    ]
+    some = [*map(module_of, MODULES), *of_extras][:: length(9, 1)]
+    command = [sys.executable, "-W", "error", "-c", IMPORT_EACH, "anyaccel.pool.pool", *some]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -234,24 +294,4 @@ def test_importing_anyaccel_loads_nothing_else_of_ours():
         "import sys, anyaccel; print(*sorted(name for name in sys.modules if name.startswith(('anyaccel', 'pluggy'))))"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert out.split() == ["anyaccel", "anyaccel._version"]
-
-
-def test_type_checkers_see_the_names_that_are_there():
-    stub = ast.parse((SOURCE / "__init__.pyi").read_text())
-    seen = {
-        alias.asname: f"{node.module}"
-        for node in stub.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if alias.asname == alias.name
-    }
-    assert sorted(seen) == sorted(anyaccel.__all__)
-    for name, module in seen.items():
-        assert getattr(anyaccel, name) is getattr(sys.modules[module], name)
-
-
-def test_a_name_that_is_not_there_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="module 'anyaccel' has no attribute 'nonsense'"):
-        anyaccel.nonsense  # noqa: B018
-    assert set(anyaccel.__all__) <= set(dir(anyaccel))
+    assert out.split() == ["anyaccel", "anyaccel._faces", "anyaccel._version"]

@@ -9,7 +9,7 @@ import sys
 import anyaccel
 from example_programs import EXAMPLES
 
-PLUGINS = ["-p", "no:cacheprovider", "-p", "xdist", "-p", "anyaccel.testing.pytest_plugin"]
+PLUGINS = ["-p", "no:cacheprovider", "-p", "xdist", "-p", "anyaccel_testing.pytest_plugin"]
 
 
 def run(where, *options):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyaccel.kit
 import anyaccel.plugin
-import anyaccel.testing
+import anyaccel_testing
 import pytest
 from anyaccel.inventory.record import expect
 
@@ -17,7 +17,7 @@ EXAMPLE = ROOT / "examples" / "anyaccel-lumen"
 MODULE = EXAMPLE / "src" / "anyaccel_lumen" / "__init__.py"
 TUTORIAL = ROOT / "docs" / "tutorial-plugin.md"
 BLOCK = re.compile(r"^<!-- not run: part of (?P<path>\S+) -->\n```\w+\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-PUBLIC = {module.__name__: module.__all__ for module in (anyaccel.kit, anyaccel.plugin, anyaccel.testing)}
+PUBLIC = {module.__name__: module.__all__ for module in (anyaccel.kit, anyaccel.plugin, anyaccel_testing)}
 
 
 def test_it_has_at_most_100_lines():

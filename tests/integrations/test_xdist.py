@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("xdist", reason="pytest-xdist is not installed")
 
-PLUGIN = "anyaccel.testing.pytest_plugin"
+PLUGIN = "anyaccel_testing.pytest_plugin"
 TEST = """
     import json, os, pathlib, time
 

@@ -12,7 +12,7 @@ import pytest
 from anyaccel.kit import files
 from anyaccel.plugin import CommandResult, ProbeContext
 from anyaccel.probe.host import HostFacts
-from anyaccel.testing import context
+from anyaccel_testing import context
 from waiting import PATIENCE
 
 

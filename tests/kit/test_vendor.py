@@ -42,9 +42,9 @@ from anyaccel.plugin import (
     Term,
 )
 from anyaccel.probe.recording import Recorder
-from anyaccel.testing import context
 from anyaccel.vendors.discovery import Source
 from anyaccel.vendors.plugin import VendorPlugin
+from anyaccel_testing import context
 from waiting import PATIENCE
 
 PRODUCTS = """

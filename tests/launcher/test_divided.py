@@ -11,8 +11,8 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
-from anyaccel.engines.ray.labels import by_resource, node_resources
 from anyaccel.errors import NeverFitsError, NotFreeError
+from anyaccel.exports.ray import by_resource, node_resources
 from holders import end, hold_and_show, in_line
 from waiting import PATIENCE, until
 

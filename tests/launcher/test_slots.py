@@ -11,7 +11,7 @@ import anyaccel as aa
 import pytest
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.ledger import Ledger, names
-from anyaccel.testing import State, run_checks
+from anyaccel_testing import State, run_checks
 from holders import end, hold_and_show
 
 SLICES = (Path(__file__).parent.parent / "vendors" / "slices.py").read_text()

@@ -11,75 +11,20 @@ import anyaccel
 import pytest
 from anyaccel.cli._completer import _requests
 from anyaccel.cli.parser import dispatch
-from anyaccel.engines.ray.given import given
-from anyaccel.engines.ray.labels import node_labels, node_resources
-from anyaccel.engines.ray.plan import Kind, find_plan
-from anyaccel.errors import RequestError, WorkerStartError
+from anyaccel.errors import RequestError
 from anyaccel.exports.kubernetes import export as export_kubernetes
-from anyaccel.exports.ray import node_type
+from anyaccel.exports.ray import node_labels, node_type
 from anyaccel.exports.source import Source
 from anyaccel.model import Health, Request, Term, VendorReport, VendorState
 from anyaccel.scheduler import Choice, ReasonCode, Scheduler, parse_request
-from anyaccel.scheduler.filters import FILTERS, Filter, facts, with_filter
+from anyaccel.scheduler.filters import FILTERS, facts
 from anyaccel.scheduler.serving import serves
+from lanes import laned
 from small_machines import gpus, machine
 
 GIB = 1 << 30
 REFERENCE = Path(__file__).parents[2] / "docs/reference/requests.md"
 SOURCE = Path(anyaccel.__file__).parent
-
-
-class Lanes(Filter[int]):
-    """At least so many lanes, which devices tell in an attribute."""
-
-    name = "lanes"
-    form = "lanes=COUNT"
-    summary = "has at least so many lanes: lanes=8"
-
-    def read(self, text):
-        if not text.isdecimal():
-            raise ValueError(f"'lanes' must be a number (got {text!r})")
-        return int(text)
-
-    def predicate(self, asked):
-        return lambda device: device.attributes.get("lanes", 0) >= asked.wanted
-
-    def fact(self, device, inventory):
-        return str(device.attributes.get("lanes", ""))
-
-    def near(self, asked, devices):
-        for lanes in sorted({device.attributes.get("lanes", 0) for device in devices} - {0}, reverse=True):
-            if lanes < asked.wanted:
-                yield with_filter(asked.term, "lanes", str(lanes))
-
-
-@pytest.fixture
-def lanes(monkeypatch):
-    monkeypatch.setitem(FILTERS, "lanes", Lanes())
-
-
-def laned(*counts):
-    """Devices with so many lanes; None where that is unknown."""
-    return [
-        replace(device, attributes={} if count is None else {"lanes": count})
-        for device, count in zip(gpus(len(counts)), counts, strict=True)
-    ]
-
-
-def node(name, *devices):
-    inventory = machine(replace(device, declared=True) for device in devices)
-    return Kind(names=(name,), resources=node_resources(devices), labels=node_labels(inventory), inventory=inventory)
-
-
-def plan(request, *kinds, grows=False):
-    """What Ray is asked for; None when it cannot be."""
-    return find_plan(parse_request(request), kinds, dict, grows=grows)[0]
-
-
-def why_not(request, *kinds):
-    found, fitting = find_plan(parse_request(request), kinds, dict, grows=False)
-    assert found is None
-    return fitting.reasons[0]
 
 
 def test_a_filter_is_not_known_before_it_is_in_the_table():
@@ -140,40 +85,6 @@ class TestAFilterOfATest:
             dispatch(["--help"])
         assert "lanes=COUNT" in capsys.readouterr().out
 
-    def test_ray_is_asked_for_nodes_that_pass(self):
-        few, many = node("few", *laned(4, 4)), node("many", *laned(16, 16))
-        assert plan("GPU:1,lanes=8", few, many).selector == {"anyaccel/GPU.lanes": "16"}
-        assert plan("GPU:1,lanes=2", few, many).selector == {"anyaccel/GPU.lanes": "in(4,16)"}
-        assert plan("GPU:1", few, many).selector == {}
-        assert "not lanes=32" in why_not("GPU:1,lanes=32", few, many)
-
-    def test_ray_is_not_asked_where_it_could_give_another_device(self):
-        why = why_not("GPU:1,lanes=8", node("both", *laned(4, 16)))
-        assert "Ray gives any of its GPU, and some will not do (not lanes=8: h100-0 (4))" in why
-        assert "no label says 'lanes' of all its GPU" in why_not("GPU:1,lanes=2", node("unlike", *laned(4, 16)))
-        assert plan("GPU:1,lanes=8", grows=True) is None, "no product says what its devices have"
-
-    def test_a_device_of_rays_that_does_not_pass_is_refused_on_the_node(self):
-        with pytest.raises(WorkerStartError, match="Ray gave h100-0 for GPU:1,lanes=8"):
-            given(parse_request("GPU:1,lanes=8"), ("GPU",), {"GPU": [(0, 1.0)]}, machine(laned(4, 16)))
-
-
-def test_ray_is_asked_for_the_labels_of_devices():
-    vision, others = (
-        node(name, *(replace(device, labels=labels) for device in gpus(2)))
-        for name, labels in (("vision", {"team": "vision", "rack": "a3"}), ("others", {"team": "nlp"}))
-    )
-    assert plan("GPU:1,label=team=vision", vision, others).selector == {"anyaccel/GPU.label": "rack-a3-team-vision"}
-    assert "not label=team=vision: h100-0, h100-1 (team=nlp)" in why_not("GPU:1,label=team=vision", others)
-    assert plan("GPU:1,label=-rack", vision, others).selector == {"anyaccel/GPU.label": "team-nlp"}
-    assert "no label says 'label' of all its GPU" in why_not("GPU:1,label=-rack", node("unlabeled", *gpus(2)))
-
-
-def test_nodes_of_one_type_with_less_memory_are_told_apart():
-    small, large = node("small", *gpus(2)), node("large", *gpus(2, memory_bytes=94 * GIB))
-    assert plan("GPU:1,mem=90GiB", small, large).selector == {"anyaccel/GPU": "H100", "anyaccel/GPU.mem": "94GiB"}
-    assert plan("GPU:1,mem=90GiB", large).selector == {"anyaccel/GPU": "H100"}
-
 
 WRITTEN = {"driver": "driver=550+", "numa": "numa=0", "id": "id=acme-0", "/": "GPU/3"}
 """Filters as people write them."""
@@ -196,7 +107,6 @@ def test_nothing_is_left_of_a_filter_that_is_taken_out_of_the_table(name, table,
     request = f"GPU:1,{wanted}" if name.isalpha() else wanted
     devices = [replace(device, vendor="acme", numa_node=0) for device in gpus(4)]
     inventory = replace(machine(devices), vendors=driven(acme="550.1").vendors)
-    (kind,) = [node("one", *devices)]
 
     def told():
         with pytest.raises(SystemExit):
@@ -219,7 +129,6 @@ def test_nothing_is_left_of_a_filter_that_is_taken_out_of_the_table(name, table,
     assert [reason.code for reason in verdict.reasons] == [ReasonCode.NOT_ENOUGH]
     assert str(verdict.nearest) == "GPU:4"
     assert Scheduler(inventory).allocate("GPU:1,mem=1GiB").devices
-    assert plan("GPU:1", kind).resources == {"GPU": 1.0}
 
 
 def texts_of(path):
@@ -347,12 +256,6 @@ def test_an_id_that_means_no_device(text, said):
 def test_an_id_is_one_device():
     (_, reason) = Scheduler(machine(UUIDS)).why("GPU:2,id=GPU-89a").reasons
     assert reason.message == "id=GPU-89a is one device"
-
-
-def test_ray_is_asked_for_no_id():
-    why = why_not("GPU:1,id=h100-0", node("one", *gpus(1)))
-    assert "Ray cannot be asked for id=ID, which is of one machine" in why
-    assert "anyaccel/GPU.id" not in node_labels(machine(gpus(1)))
 
 
 @pytest.mark.parametrize(

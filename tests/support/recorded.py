@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from anyaccel.plugin import Detected, ProbeContext, Stats
-from anyaccel.testing import context, load_recording
+from anyaccel_testing import context, load_recording
 
 
 class Recorded:

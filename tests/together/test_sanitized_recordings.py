@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from anyaccel.probe.sanitize import replace_in, sanitize
-from anyaccel.testing import context, describe, load_recording
+from anyaccel_testing import context, describe, load_recording
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 VENDORS = sorted(path.parent.name for path in PLUGINS.glob("*/recordings"))

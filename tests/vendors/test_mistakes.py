@@ -19,9 +19,9 @@ from anyaccel.model import (
     Term,
 )
 from anyaccel.plugin import hookimpl
-from anyaccel.testing import context
 from anyaccel.vendors.discovery import Source
 from anyaccel.vendors.plugin import VendorPlugin
+from anyaccel_testing import context
 
 DEVICE = Device(id="a0", index=0, model="A")
 ACME = (Path(__file__).parent / "acme.py").read_text()

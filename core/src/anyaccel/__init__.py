@@ -4,8 +4,7 @@ Nothing is imported before it is needed: ``import anyaccel`` costs next to nothi
 ``__init__.pyi``; a test keeps the two alike.
 """
 
-import sys
-
+from anyaccel._faces import face
 from anyaccel._version import __version__
 
 _HOMES = {
@@ -64,21 +63,5 @@ _HOMES = {
     "anyaccel.pool.call": ("BrokenPoolError",),
     "anyaccel.pool.pool": ("Pool",),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-
-__all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604 - __init__.pyi spells it out for type checkers
-
-
-def __getattr__(name: str) -> object:
-    """Import a public name when it is first used."""
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = _HOME_OF[name]
-    __import__(module)  # importlib would have to be imported first
-    value: object = getattr(sys.modules[module], name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+_names, __getattr__, __dir__ = face(__name__, _HOMES)
+__all__ = ["__version__", *_names]  # noqa: PLE0604 - __init__.pyi spells it out for type checkers

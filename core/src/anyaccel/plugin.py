@@ -25,7 +25,7 @@ These five are required. The others, each for what it adds:
 10. What is wrong, and the way out: ``anyaccel_diagnose(ctx) -> Sequence[Finding]``, each of a ``Severity``.
 11. What a container needs: ``anyaccel_container(devices) -> ContainerEdits``, with a ``Mount`` for each file.
 
-``replace(value, field=...)`` gives a changed copy of a value. ``anyaccel.testing`` has the suite that checks all this.
+``replace(value, field=...)`` gives a changed copy of a value. ``anyaccel_testing`` has the suite that checks all this.
 """
 
 from anyaccel.errors import CommandTimeoutError, QueryError

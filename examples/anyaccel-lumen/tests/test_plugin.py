@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from anyaccel.testing import AcceleratorPluginTests, context, load_recording
 from anyaccel_lumen import plugin
+from anyaccel_testing import AcceleratorPluginTests, context, load_recording
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 

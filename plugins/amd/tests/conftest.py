@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from anyaccel.plugin import Detected, Device, ProbeContext
 from anyaccel.probe.host import HostFacts
-from anyaccel.testing import context, load_recording
 from anyaccel_amd import plugin
+from anyaccel_testing import context, load_recording
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 

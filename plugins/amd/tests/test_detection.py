@@ -10,8 +10,8 @@ import anyaccel
 import pytest
 from anyaccel.plugin import Detected, Health, ProbeContext
 from anyaccel.probe.recording import RecordedFacts
-from anyaccel.testing import context
 from anyaccel_amd import plugin
+from anyaccel_testing import context
 
 NODES = "/sys/class/kfd/kfd/topology/nodes"
 PCI = "/sys/bus/pci/devices"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from anyaccel.plugin import Severity
-from anyaccel.testing import context
 from anyaccel_amd import plugin
+from anyaccel_testing import context
 
 CARD = "/sys/bus/pci/devices/0000:05:00.0"
 

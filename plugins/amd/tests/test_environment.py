@@ -263,7 +263,7 @@ def test_each_device_of_a_machine_can_be_masked_alone(detected, machine):
 
 
 def test_devices_without_number_do_not_shift_the_others(recorded):
-    from anyaccel.testing import context
+    from anyaccel_testing import context
 
     changes = {"/sys/class/kfd/kfd/topology/nodes/5": None}
     found = plugin.anyaccel_detect(context(recorded("mi300x-8gpu", changes)))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from anyaccel.plugin import Device, EnvContext, Fractional, Health, Term
-from anyaccel.testing import context
 from anyaccel.vendors.contract import reason_faults, tags_faults
 from anyaccel_amd import plugin
+from anyaccel_testing import context
 
 PRODUCTS = plugin.anyaccel_products()
 RAY = {

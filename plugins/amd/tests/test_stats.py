@@ -7,9 +7,9 @@ import time
 import pytest
 from anyaccel.plugin import DeviceProcess, Health, ProbeContext
 from anyaccel.probe.recording import RecordedFacts
-from anyaccel.testing import context
 from anyaccel.vendors.contract import stats_faults
 from anyaccel_amd import plugin
+from anyaccel_testing import context
 
 CARD = "/sys/bus/pci/devices/0000:05:00.0"
 NODES = "/sys/class/kfd/kfd/topology/nodes"

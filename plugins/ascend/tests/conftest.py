@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from anyaccel.plugin import CommandResult, Detected, Device, ProbeContext
 from anyaccel.probe.host import HostFacts
-from anyaccel.testing import context, load_recording
 from anyaccel_ascend import plugin
+from anyaccel_testing import context, load_recording
 from waiting import PATIENCE
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"

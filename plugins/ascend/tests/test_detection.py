@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from anyaccel.plugin import Health
-from anyaccel.testing import context, load_recording
 from anyaccel_ascend import plugin
+from anyaccel_testing import context, load_recording
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 NAMES = sorted(path.name for path in RECORDINGS.iterdir())

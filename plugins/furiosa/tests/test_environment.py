@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from anyaccel.plugin import EnvContext, Share, Term, VisiblePart
-from anyaccel.testing import context, load_recording
 from anyaccel_furiosa import plugin
+from anyaccel_testing import context, load_recording
 
 NAME = "FURIOSA_DEVICES"
 RECORDING = load_recording(Path(__file__).parent.parent / "recordings" / "rngd-4card")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from anyaccel.model import Device, Health
-from anyaccel.testing import context, load_recording
 from anyaccel_gaudi import plugin
+from anyaccel_testing import context, load_recording
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 IDENTITY = "bus_id,index,module_id,name,serial,uuid,memory.total"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from anyaccel.kit import FaultError
 from anyaccel.model import DeviceProcess, Finding, Health
-from anyaccel.testing import context, load_recording
 from anyaccel_gaudi import plugin
+from anyaccel_testing import context, load_recording
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 STATE = "bus_id,memory.used,utilization.aip,temperature.aip,power.draw"

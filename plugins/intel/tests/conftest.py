@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from anyaccel.plugin import Detected, Device, ProbeContext
-from anyaccel.testing import context, load_recording
 from anyaccel_intel import plugin
+from anyaccel_testing import context, load_recording
 
 RECORDINGS = Path(__file__).parents[1] / "recordings"
 

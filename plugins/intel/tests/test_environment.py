@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 from anyaccel.plugin import Device, EnvContext, Share, Term
-from anyaccel.testing import context, load_recording
 from anyaccel_intel import plugin, selector
+from anyaccel_testing import context, load_recording
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from anyaccel.plugin import EnvContext
-from anyaccel.testing import context, load_recording
 from anyaccel_mobilint import plugin
+from anyaccel_testing import context, load_recording
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 DEVICES = plugin.detect(context(load_recording(RECORDINGS / "mla400-and-mla100"))).devices  # type: ignore[union-attr]

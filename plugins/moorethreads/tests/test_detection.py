@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from anyaccel.kit import FaultError
 from anyaccel.model import Health, Term
-from anyaccel.testing import context
 from anyaccel_moorethreads import plugin
+from anyaccel_testing import context
 from recorded import Recorded
 
 MACHINES = Recorded(plugin, __file__)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from anyaccel.plugin import Health
-from anyaccel.testing import context, load_recording
 from anyaccel_neuron import plugin
+from anyaccel_testing import context, load_recording
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 PRODUCT_NAME = "/sys/devices/virtual/dmi/id/product_name"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from anyaccel.plugin import DeviceProcess, Health, ProbeContext, Severity
 from anyaccel.probe.recording import Recorder
-from anyaccel.testing import context, load_recording
 from anyaccel_neuron import plugin
+from anyaccel_testing import context, load_recording
 from waiting import PATIENCE, until
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"

@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from anyaccel.testing import context
 from anyaccel_neuron import plugin
+from anyaccel_testing import context
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from anyaccel.model.wire import decode
 from anyaccel.plugin import Detected, Device, Health
-from anyaccel.testing import context, load_recording
 from anyaccel_nvidia import plugin
+from anyaccel_testing import context, load_recording
 
 HERE = Path(__file__).parent
 RECORDINGS = HERE.parent / "recordings"

@@ -6,8 +6,8 @@ import pytest
 from anyaccel.plugin import Health
 from anyaccel.probe.context import ProbeContext
 from anyaccel.probe.host import HostFacts
-from anyaccel.testing import context, load_recording
 from anyaccel_nvidia import plugin
+from anyaccel_testing import context, load_recording
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 UUID = "GPU-3291dfa4-fcc4-0110-615b-c894a0d7c689"

@@ -4,8 +4,8 @@ import time
 
 import pytest
 from anyaccel.plugin import Fractional, Health
-from anyaccel.testing import context
 from anyaccel_nvidia import plugin
+from anyaccel_testing import context
 
 GIB = 1 << 30
 

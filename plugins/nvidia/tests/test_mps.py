@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from anyaccel.errors import CommandNotRunnableError
 from anyaccel.plugin import EnvContext, Severity, Share
-from anyaccel.testing import context, load_recording
 from anyaccel_nvidia import mps, plugin
+from anyaccel_testing import context, load_recording
 
 HERE = Path(__file__).parent
 FAKE = HERE / "fake_mps.py"

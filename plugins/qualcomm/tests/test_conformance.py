@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from anyaccel.testing import AcceleratorPluginTests
+from anyaccel_testing import AcceleratorPluginTests
 
 
 class TestQualcomm(AcceleratorPluginTests):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from anyaccel.model import DeviceProcess, Fractional, Health
-from anyaccel.testing import context
 from anyaccel_qualcomm import plugin
+from anyaccel_testing import context
 from recorded import Recorded
 
 MACHINES = Recorded(plugin, __file__)

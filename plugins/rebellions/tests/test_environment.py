@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from anyaccel.plugin import EnvContext
-from anyaccel.testing import context, load_recording
 from anyaccel_rebellions import plugin
+from anyaccel_testing import context, load_recording
 
 RECORDING = load_recording(Path(__file__).parent.parent / "recordings" / "ca25-2card-8chip")
 DEVICES = plugin.detect(context(RECORDING)).devices  # type: ignore[union-attr]

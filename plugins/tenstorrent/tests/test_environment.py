@@ -7,8 +7,8 @@ from typing import Literal
 
 import pytest
 from anyaccel.plugin import EnvContext, Mount
-from anyaccel.testing import context, load_recording
 from anyaccel_tenstorrent import plugin
+from anyaccel_testing import context, load_recording
 
 RECORDINGS = Path(__file__).parent.parent / "recordings"
 DEVICES = plugin.detect(context(load_recording(RECORDINGS / "n300-4card"))).devices  # type: ignore[union-attr]

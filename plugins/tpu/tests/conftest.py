@@ -15,7 +15,7 @@ import pytest
 from anyaccel.plugin import Device, ProbeContext, Product
 from anyaccel.probe.context import Json, ask
 from anyaccel.probe.host import HostFacts
-from anyaccel.testing import context, load_recording
+from anyaccel_testing import context, load_recording
 from anyaccel_tpu import metadata, plugin
 from waiting import PATIENCE
 

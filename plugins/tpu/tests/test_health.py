@@ -111,7 +111,7 @@ def test_huge_pages_matter_from_v5e_on(tree, setting, count):
 def _locked(recorded, answer):
     from pathlib import Path
 
-    from anyaccel.testing import context, load_recording
+    from anyaccel_testing import context, load_recording
 
     recording = load_recording(Path(__file__).parent.parent / "recordings" / "v6e-4-pod-pci-hidden")
     recording["paths"]["/tmp/libtpu_lockfile"] = {"text": ""}

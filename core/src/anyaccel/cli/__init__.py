@@ -5,10 +5,20 @@ from __future__ import annotations
 import os
 import sys
 
+from anyaccel._faces import face
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
+
+    from anyaccel.cli.options import survey as survey
+    from anyaccel.cli.quantities import whole as whole
+else:
+    __all__, __getattr__, __dir__ = face(
+        __name__, {"anyaccel.cli.options": ("survey",), "anyaccel.cli.quantities": ("whole",)}
+    )
+    __all__ += ["main", "output", "program"]
 
 VERSION = (["--version"], ["-V"])
 """Arguments that ask for the version, and stand alone."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NoReturn
 
-from anyaccel.cli.parser import COMMANDS, add_common, module_of, of_plugins
+from anyaccel.cli.parser import add_common, commands, module_of
 
 VARIABLE = "_ARGCOMPLETE"
 """Set by the shell's function, and by nothing else."""
@@ -33,10 +33,10 @@ def complete() -> NoReturn:
     parser.add_argument("-V", "--version", action="store_true", help="print the version")
     add_common(parser)
     _offer(parser)
-    commands = parser.add_subparsers()
+    subparsers = parser.add_subparsers()
     words = set(line.split())
-    for name, summary in {**COMMANDS, **dict.fromkeys(of_plugins(), "")}.items():
-        command = commands.add_parser(name, help=summary, allow_abbrev=False)
+    for name, summary in commands().items():
+        command = subparsers.add_parser(name, help=summary, allow_abbrev=False)
         if name in words:
             _declare(name, command)
     argcomplete.autocomplete(parser, always_complete_options="long")
@@ -131,7 +131,13 @@ def _own(**_: object) -> list[str]:
 
 
 def _commands(**_: object) -> list[str]:
-    return list(COMMANDS)
+    return list(commands())
+
+
+def _engines(**_: object) -> list[str]:
+    from anyaccel.pool.engine import engines
+
+    return sorted(engines())
 
 
 _COMPLETERS = {
@@ -140,5 +146,6 @@ _COMPLETERS = {
     "lease": _leases,
     "what": _own,
     "command": _commands,
+    "engine": _engines,
 }
 """What arguments may be, by the names that commands give them."""

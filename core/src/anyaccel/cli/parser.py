@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
+from anyaccel import extras
 from anyaccel.cli import VERSION, output
 from anyaccel.cli.quantities import seconds
 from anyaccel.errors import AnyaccelError, CommandNotRunnableError, UsageError
@@ -123,9 +124,11 @@ def module_of(name: str) -> ModuleType:
         UsageError: When there is no such command.
         CommandNotRunnableError: When the module of a plug-in cannot be imported.
     """
-    if name in COMMANDS:
+    if name in COMMANDS and name not in extras.COMMANDS:
         return import_module(f"anyaccel.cli.{name}")
     target, distribution = of_plugins().get(name, ("", ""))
+    if not target and name in extras.COMMANDS:
+        raise extras.not_installed(f"the command {name!r}", extras.COMMANDS[name])
     if not target:
         raise UsageError(f"there is no command {name!r}; {_close_command(name)}", hint="see 'anyaccel --help'")
     try:
@@ -144,8 +147,22 @@ def of_plugins() -> dict[str, tuple[str, str]]:
     return {
         name: (target, distribution)
         for name, target, distribution, _ in entry_points(GROUP)
-        if name not in COMMANDS and name.isidentifier()
+        if name.isidentifier() and _may_bring(name, distribution)
     }
+
+
+def _may_bring(name: str, distribution: str) -> bool:
+    """Whether a distribution may bring a command of this name: one of ours comes from its extra alone."""
+    if extra := extras.COMMANDS.get(name):
+        return distribution.lower().replace("_", "-") == extras.distribution(extra)
+    return name not in COMMANDS
+
+
+def commands() -> dict[str, str]:
+    """Find the commands that are installed, ours first, each with what it does."""
+    found = of_plugins()
+    ours = {name: text for name, text in COMMANDS.items() if name not in extras.COMMANDS or name in found}
+    return ours | {name: f"a command of {whose}" for name, (_, whose) in found.items() if name not in ours}
 
 
 def defaults() -> dict[str, Any]:
@@ -302,6 +319,12 @@ def _filled(text: str, first: str = "", further: str = "") -> str:
     return fill(text, room, initial_indent=first, subsequent_indent=further, break_on_hyphens=False)
 
 
+def _told_of_extras(found: Mapping[str, str]) -> str:
+    """Say which of our commands are not installed, and what brings them; nothing where all are."""
+    missing = [f"{name!r} (anyaccel[{extra}])" for name, extra in extras.COMMANDS.items() if name not in found]
+    return f"\n{_filled('not installed: ' + ', '.join(missing))}\n" if missing else ""
+
+
 def print_help() -> NoReturn:
     """Print what ``anyaccel --help`` does, as wide as the terminal, and end."""
     from anyaccel.scheduler.filters import FILTERS
@@ -311,14 +334,15 @@ def print_help() -> NoReturn:
         " TPU:4,else=cpu. Options stand before or after the request; see 'anyaccel COMMAND --help' for them, and"
         " 'anyaccel --version' for the version. A term may ask of its devices:"
     )
+    found = commands()
     output.print_help(
         f"""{_filled("usage: anyaccel [OPTIONS] [COMMAND] [REQUEST ...] [-- CMD ...]", further="    ")}
 
 {_filled("Find the accelerators of a machine, hand them out, start commands that see exactly theirs.")}
 
 commands:
-{columns(COMMANDS | {name: f"a command of {whose}" for name, (_, whose) in of_plugins().items()})}
-
+{columns(found)}
+{_told_of_extras(found)}
 {_filled(request)}
 {columns({each.form: f"each device {each.summary}" for each in FILTERS.values()})}
 

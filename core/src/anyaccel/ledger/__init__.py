@@ -1,8 +1,15 @@
 """Leases that every process on this machine shares: a lease is a file that its holder keeps locked."""
 
-from anyaccel.ledger.acquisition import Choose, OnWait
-from anyaccel.ledger.lease import Lease, Place, Want
-from anyaccel.ledger.ledger import Ledger
-from anyaccel.ledger.record import LeaseRecord, TicketRecord
+from anyaccel._faces import face
 
-__all__ = ["Choose", "Lease", "LeaseRecord", "Ledger", "OnWait", "Place", "TicketRecord", "Want"]
+__all__, __getattr__, __dir__ = face(
+    __name__,
+    {
+        "anyaccel.ledger.acquisition": ("Choose", "OnWait"),
+        "anyaccel.ledger.directory": ("find",),
+        "anyaccel.ledger.lease": ("Lease", "Place", "Want"),
+        "anyaccel.ledger.ledger": ("Ledger",),
+        "anyaccel.ledger.process": ("descriptors",),
+        "anyaccel.ledger.record": ("LeaseRecord", "TicketRecord"),
+    },
+)

@@ -24,6 +24,7 @@ from anyaccel.model.observation import (
 from anyaccel.model.plugin import PluginInfo
 from anyaccel.model.problem import Problem, ProblemKind
 from anyaccel.model.request import Request, Term, format_units
+from anyaccel.model.wire import decode, encode
 
 __all__ = [
     "AGREEMENT",
@@ -59,6 +60,8 @@ __all__ = [
     "VendorReport",
     "VendorState",
     "VisiblePart",
+    "decode",
+    "encode",
     "field",
     "format_slots",
     "format_units",

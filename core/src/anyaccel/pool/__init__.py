@@ -1,1 +1,19 @@
 """Processes that run Python functions on devices: the fork server that forks them, pools and actors."""
+
+from anyaccel._faces import face
+
+__all__, __getattr__, __dir__ = face(
+    __name__,
+    {
+        "anyaccel.pool.actor": ("Actor",),
+        "anyaccel.pool.actors": ("Actors",),
+        "anyaccel.pool.broker": ("PROCESSORS", "Broker", "broker_of"),
+        "anyaccel.pool.call": ("BrokenPoolError", "Call", "Options"),
+        "anyaccel.pool.core": ("Core",),
+        "anyaccel.pool.engine": ("Engine", "Setting"),
+        "anyaccel.pool.gang": ("GangFuture", "ranked"),
+        "anyaccel.pool.launching": ("CPU",),
+        "anyaccel.pool.payload": ("Pickled", "dumps", "loads"),
+        "anyaccel.pool.pool": ("Pool",),
+    },
+)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
+from anyaccel import extras
 from anyaccel.errors import UsageError
 from anyaccel.model import Allocation, Request, Value
 from anyaccel.pool.call import BrokenPoolError, Call, CallFuture, Options, name_of
@@ -141,17 +142,34 @@ class Engine(Protocol):
         """Take no more calls; end when those that there are have been run."""
 
 
+def engines() -> dict[str, str]:
+    """Find the engines that are installed: where each is opened, by name."""
+    return {LOCAL[0]: LOCAL[1]} | {each: target for each, target, _, _ in entry_points(GROUP)}
+
+
+def find_engine(name: str) -> str:
+    """Find where an engine is opened.
+
+    Raises:
+        UsageError: When there is none of this name, or its extra is not installed.
+    """
+    if name == LOCAL[0]:
+        return LOCAL[1]
+    found = engines()
+    if name in found:
+        return found[name]
+    if name in extras.ENGINES:
+        raise extras.not_installed(f"the engine {name!r}", extras.ENGINES[name])
+    known = sorted({*found, *extras.ENGINES})
+    raise UsageError(f"engine must be one of {', '.join(map(repr, known))} (got {name!r:.60})")
+
+
 def open_engine(name: str, setting: Setting) -> Engine:
     """Make the engine of a pool.
 
     Raises:
-        UsageError: When there is none of this name, or it cannot do what it is asked for.
+        UsageError: When there is none of this name, its extra is not installed, or it cannot do what it is asked for.
     """
-    found: dict[str, str] = {LOCAL[0]: LOCAL[1]}
-    if name not in found:
-        found |= {each: target for each, target, _, _ in entry_points(GROUP)}
-    if name not in found:
-        raise UsageError(f"engine must be one of {', '.join(map(repr, sorted(found)))} (got {name!r:.60})")
-    module, _, attribute = found[name].partition(":")
+    module, _, attribute = find_engine(name).partition(":")
     made: Engine = getattr(import_module(module), attribute)(setting)
     return made

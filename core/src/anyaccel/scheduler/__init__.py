@@ -1,25 +1,21 @@
 """Who gets which device: the grammar of requests, placement, the queue and the reasons."""
 
-from anyaccel.scheduler.allocator import RequestLike
-from anyaccel.scheduler.choice import Choice
-from anyaccel.scheduler.demand import Demand
-from anyaccel.scheduler.fleet import Fleet
-from anyaccel.scheduler.grammar import parse_request
-from anyaccel.scheduler.placement import Validate
-from anyaccel.scheduler.reasons import Reason, ReasonCode, Verdict
-from anyaccel.scheduler.scheduler import Scheduler
-from anyaccel.scheduler.ticket import Ticket
+from anyaccel._faces import face
 
-__all__ = [
-    "Choice",
-    "Demand",
-    "Fleet",
-    "Reason",
-    "ReasonCode",
-    "RequestLike",
-    "Scheduler",
-    "Ticket",
-    "Validate",
-    "Verdict",
-    "parse_request",
-]
+__all__, __getattr__, __dir__ = face(
+    __name__,
+    {
+        "anyaccel.scheduler.allocator": ("RequestLike",),
+        "anyaccel.scheduler.choice": ("Choice", "located", "share"),
+        "anyaccel.scheduler.demand": ("Demand",),
+        "anyaccel.scheduler.filters": ("asked",),
+        "anyaccel.scheduler.fleet": ("Fleet",),
+        "anyaccel.scheduler.grammar": ("parse_request",),
+        "anyaccel.scheduler.names": ("goes_by",),
+        "anyaccel.scheduler.placement": ("Validate",),
+        "anyaccel.scheduler.reasons": ("Reason", "ReasonCode", "Verdict"),
+        "anyaccel.scheduler.scheduler": ("Scheduler",),
+        "anyaccel.scheduler.serving": ("rules", "serves"),
+        "anyaccel.scheduler.ticket": ("Ticket",),
+    },
+)

@@ -4,11 +4,34 @@ from __future__ import annotations
 
 import sys
 
+from anyaccel._faces import face
 from anyaccel.probe import HOST, MACHINE_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from anyaccel.vendors.contract import RESOURCE as RESOURCE
+    from anyaccel.vendors.contract import VENDOR as VENDOR
+    from anyaccel.vendors.discovery import GROUP as GROUP
+    from anyaccel.vendors.discovery import Source as Source
+    from anyaccel.vendors.discovery import installed as installed
+    from anyaccel.vendors.plugin import VendorPlugin as VendorPlugin
+    from anyaccel.vendors.process import ask as ask
+    from anyaccel.vendors.process import known as known
+    from anyaccel.vendors.process import vendor_process as vendor_process
+else:
+    __all__, __getattr__, __dir__ = face(
+        __name__,
+        {
+            "anyaccel.vendors.contract": ("RESOURCE", "VENDOR"),
+            "anyaccel.vendors.discovery": ("GROUP", "Source", "installed"),
+            "anyaccel.vendors.plugin": ("VendorPlugin",),
+            "anyaccel.vendors.process": ("ask", "known", "vendor_process"),
+        },
+    )
+    __all__ += ["DEADLINE_SECONDS", "PRELOAD", "TASKS", "begin", "begin_for", "close"]
+    __all__ += ["presence", "simulate", "tasks"]
 
 DEADLINE_SECONDS = 10.0
 """Time for a hook that touches the machine."""

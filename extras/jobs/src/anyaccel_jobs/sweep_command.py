@@ -94,9 +94,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--engine",
-        choices=("local", "ray", "dask"),
+        type=_engine,
+        metavar="ENGINE",
         default="local",
-        help="run on this machine, or on the nodes of a cluster (default: local)",
+        help="run on this machine, 'local', or on the nodes of a cluster by an engine that is installed, such as ray or"
+        " dask (default: local)",
     )
     parser.add_argument(
         "--address", metavar="ADDRESS", help="where the cluster is (default: where its own tools find it)"
@@ -105,6 +107,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_launch(parser)
     add_wait(parser)
     add_time(parser, what="each command")
+
+
+def _engine(name: str) -> str:
+    """The name of an engine that is installed."""
+    from anyaccel.pool.engine import find_engine
+
+    find_engine(name)
+    return name
 
 
 def main(args: argparse.Namespace) -> int:

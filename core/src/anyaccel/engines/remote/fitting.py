@@ -46,7 +46,7 @@ class Fitting(NamedTuple, Generic[T]):
         raise NeverFitsError(f"no node of the cluster can ever serve {request}: {nodes}", verdict=verdict)
 
 
-def fitting(
+def find_fitting(
     request: Request, kinds: Sequence[tuple[str, Inventory]], ask: Callable[[int], tuple[T | None, str]]
 ) -> Fitting[T]:
     """Look at all nodes.

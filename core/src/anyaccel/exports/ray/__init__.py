@@ -1,0 +1,33 @@
+"""Ray: what its nodes are told about a machine, and the targets that are made of it."""
+
+from anyaccel._faces import face
+
+__all__, __getattr__, __dir__ = face(
+    __name__,
+    {
+        "anyaccel.exports.ray.labels": (
+            "MIXED",
+            "PREDEFINED",
+            "PREFIX",
+            "TYPE_PREFIX",
+            "TYPE_SHARE",
+            "UNIT_VARIABLE",
+            "among",
+            "by_resource",
+            "label_name",
+            "label_value",
+            "mask_switch",
+            "node_labels",
+            "node_resources",
+            "own_unit_instances",
+            "satisfies",
+            "slice_label",
+            "slice_labels",
+            "slice_resources",
+            "type_label",
+            "unit_instances",
+        ),
+        "anyaccel.exports.ray.node": ("Node", "countable", "describe", "unit_variables"),
+        "anyaccel.exports.ray.targets": ("command", "kuberay", "node_type"),
+    },
+)

@@ -1,0 +1,53 @@
+"""Ray: the command that starts a node, a worker group of KubeRay, and a node type of the cluster launcher.
+
+Each type of accelerator is told as the resource ``accelerator_type:TYPE``, which ``accelerator_type=`` of a task asks
+for, and each resource with its type as the label ``anyaccel/RESOURCE``, which a label selector can ask for.
+"""
+
+from __future__ import annotations
+
+import json
+
+from anyaccel.exports.ray import labels
+from anyaccel.exports.ray.node import describe, unit_variables
+from anyaccel.exports.source import Export, Source
+from anyaccel.exports.text import slug, to_yaml
+
+
+def command(source: Source) -> Export:
+    """Write the command ``ray start``, on one line; ``--head`` or ``--address`` comes behind it."""
+    node = describe(source.inventory)
+    return Export(text=f"{node.command()}\n", notes=node.notes)
+
+
+def kuberay(source: Source) -> Export:
+    """Write what a group of a RayCluster needs: labels, start parameters, and variables of its container."""
+    resources = labels.node_resources(source.devices)
+    parameters = {"num-gpus": str(resources.pop(labels.PREDEFINED, 0))}
+    if resources:
+        quantities = json.dumps(resources, separators=(",", ":"))
+        for sign in "'$":  # the operator puts it into a shell command as it stands, and Kubernetes expands $(NAME)
+            quantities = quantities.replace(sign, f"\\u{ord(sign):04x}")
+        parameters["resources"] = f"'{quantities}'"
+    group: dict[str, object] = {"groupName": slug(source.node), "rayStartParams": parameters}
+    if found := labels.node_labels(source.inventory):
+        group["labels"] = found
+    if variables := unit_variables(source.inventory):
+        env = [{"name": name, "value": value} for name, value in variables.items()]
+        group["template"] = {"spec": {"containers": [{"name": "ray-worker", "env": env}]}}
+    return Export(text=to_yaml([group]), notes=("Add the image and the replicas to the group.",))
+
+
+def node_type(source: Source) -> Export:
+    """Write a node type of the cluster launcher's configuration."""
+    entry: dict[str, object] = {"resources": labels.node_resources(source.devices)}
+    if found := labels.node_labels(source.inventory):
+        entry["labels"] = found
+    entry |= {"node_config": {}, "min_workers": 0, "max_workers": 1}
+    notes = ["Add CPU to the resources, and the provider's node_config."]
+    if variables := unit_variables(source.inventory):
+        settings = " ".join(f"{name}={value}" for name, value in variables.items())
+        notes.append(f"The start commands of these nodes need {settings} before 'ray start'.")
+    return Export(
+        text=to_yaml({"available_node_types": {slug(source.node, "A-Za-z0-9._-"): entry}}), notes=tuple(notes)
+    )

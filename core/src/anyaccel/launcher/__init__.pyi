@@ -1,0 +1,17 @@
+from anyaccel.launcher.command import become as become
+from anyaccel.launcher.command import run as run
+from anyaccel.launcher.environment import WorkerEnvironment as WorkerEnvironment
+from anyaccel.launcher.environment import worker_environment as worker_environment
+from anyaccel.launcher.hold import Hold as Hold
+from anyaccel.launcher.hold import acquire as acquire
+from anyaccel.launcher.hold import acquire_async as acquire_async
+from anyaccel.launcher.hold import leases as leases
+from anyaccel.launcher.hold import why as why
+from anyaccel.launcher.launch import KnownNames as KnownNames
+from anyaccel.launcher.launch import Launch as Launch
+from anyaccel.launcher.launch import open_scheduler as open_scheduler
+from anyaccel.launcher.launch import prepare as prepare
+from anyaccel.launcher.launch import validate as validate
+from anyaccel.launcher.rendezvous import Rendezvous as Rendezvous
+from anyaccel.launcher.use import Use as Use
+from anyaccel.launcher.use import refuse_if_loaded as refuse_if_loaded

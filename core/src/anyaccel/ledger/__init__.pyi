@@ -1,0 +1,10 @@
+from anyaccel.ledger.acquisition import Choose as Choose
+from anyaccel.ledger.acquisition import OnWait as OnWait
+from anyaccel.ledger.directory import find as find
+from anyaccel.ledger.lease import Lease as Lease
+from anyaccel.ledger.lease import Place as Place
+from anyaccel.ledger.lease import Want as Want
+from anyaccel.ledger.ledger import Ledger as Ledger
+from anyaccel.ledger.process import descriptors as descriptors
+from anyaccel.ledger.record import LeaseRecord as LeaseRecord
+from anyaccel.ledger.record import TicketRecord as TicketRecord

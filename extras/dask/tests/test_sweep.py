@@ -1,0 +1,3 @@
+"""Sweeps on a cluster, on Dask."""
+
+from engine_sweep import *  # noqa: F403

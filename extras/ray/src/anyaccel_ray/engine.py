@@ -1,0 +1,180 @@
+"""The engine that has Ray place calls, which workers of our own then run on the nodes."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from anyaccel.engines.remote import Cluster, Driver, Order, last_line
+from anyaccel.exports.ray import PREDEFINED
+from anyaccel.model import Request
+from anyaccel.pool import Options, Pickled, Setting
+
+from anyaccel_ray import node
+from anyaccel_ray.cluster import Nodes
+from anyaccel_ray.notices import Watch, remove, spare, spare_no_more
+from anyaccel_ray.plan import RayPlan
+
+if TYPE_CHECKING:
+    from anyaccel.pool import GangFuture
+
+LARGE = 1 << 15
+"""Bytes from which what each call needs is stored once."""
+THREADS = 4
+"""Of an actor's host: for a call, for word of its end, and for whatever ends it; one more for each further call."""
+_LOOK_UP_SECONDS = 0.2
+"""How often somebody who waits for Ray looks whether there still is a reason to."""
+
+
+def open_engine(setting: Setting) -> Driver:
+    """Make it.
+
+    Raises:
+        UsageError: When Ray is not installed or not there, or an argument is for one machine.
+    """
+    setting.check_cluster("Ray")
+    return Driver(RayCluster(setting.address), setting)
+
+
+class RayCluster(Cluster[RayPlan]):
+    """Ray, as one pool uses it.
+
+    Attributes:
+        ray: The module.
+        nodes: What there is.
+    """
+
+    title = "Ray"
+
+    def __init__(self, address: str | None) -> None:
+        super().__init__()
+        self.nodes = Nodes(address)
+        self.ray = self.nodes.ray
+        # Whatever dies is told at once, and run again by us where that was asked for.
+        self._run = self.ray.remote(max_calls=0, max_retries=0)(node.run)
+        self._actors = self.ray.remote(max_restarts=0, max_task_retries=0)(node.RayActorHost)
+        self._spared: set[str] = set()
+
+    @property
+    def connected(self) -> bool:
+        return bool(self.ray.is_initialized())
+
+    def open(self, driver: Driver, spec: bytes) -> None:
+        self._watch = Watch(driver, self.ray)
+        self._spec = spec if len(spec) < LARGE else self.ray.put(spec)
+
+    def find(self, request: Request) -> RayPlan:
+        return self.nodes.find(request)
+
+    def place(self, order: Order, plan: RayPlan, *, actor: bool, bundle: Any = None) -> Any:
+        """Our task, or the class of our actors, with what to ask Ray for.
+
+        Args:
+            order: How it is run.
+            plan: What it needs.
+            actor: Whether it is an actor.
+            bundle: The part of what Ray has reserved that it is to use, which has its node already.
+        """
+        # Actors are idle for most of the time, as calls with devices leave the processors to others.
+        wanted: dict[str, Any] = {"num_cpus": 0 if actor or plan.request is not None else 1}
+        if plan.request is not None:
+            resources = dict(plan.resources)
+            wanted |= {"num_gpus": resources.pop(PREDEFINED, 0), "resources": resources}
+            if plan.selector and bundle is None:
+                wanted["label_selector"] = dict(plan.selector)
+        if bundle is not None:
+            wanted["scheduling_strategy"] = bundle
+        if actor:
+            return self._actors.options(max_concurrency=THREADS + order.concurrency - 1, **wanted)
+        return self._run.options(name=order.name, **wanted)
+
+    def run(self, place: Any, order: bytes, key: str, log: str | None, body: Pickled) -> Any:
+        ref = place.remote(self._spec, pickle.dumps((order, key, log)), body.data, *map(bytes, body.buffers))
+        self._watch.begin()
+        return ref
+
+    def host(self, place: Any, order: bytes, key: str) -> RayHost:  # noqa: ARG002
+        return RayHost(self, place.remote(self._spec, order))
+
+    def future(self, ref: Any) -> Future[Any]:
+        found: Future[Any] = ref.future()
+        return found
+
+    def attend(self, ref: Any, pending: Callable[[], bool], seconds: float | None) -> tuple[Any, Any] | None:
+        end = float("inf") if seconds is None else time.monotonic() + seconds
+        while pending() and self.connected and (left := end - time.monotonic()) > 0:
+            try:
+                return self.ray.get(ref, timeout=min(left, _LOOK_UP_SECONDS)), None
+            except self.ray.exceptions.GetTimeoutError:
+                continue
+            except Exception as error:  # noqa: BLE001 - Ray raises many kinds
+                return None, error
+        return None
+
+    def cancel(self, key: str, ref: Any) -> None:
+        if key in self._spared:
+            spare_no_more(key)
+        if self.connected:
+            self.ray.cancel(ref)
+
+    def recall(self, key: str, ref: Any) -> None:
+        self._spared.add(key)
+        spare(key)
+        if self.connected:
+            self.ray.cancel(ref)
+
+    def recalled(self, error: BaseException) -> bool:
+        return isinstance(error, self.ray.exceptions.TaskCancelledError)
+
+    def forget(self, key: str, *, left: bool) -> None:
+        if key in self._spared:
+            self._spared.discard(key)
+            spare_no_more(key)
+        if left:
+            remove(key)
+
+    def lost(self, error: BaseException) -> str:
+        return last_line(error) if isinstance(error, self.ray.exceptions.RayTaskError) else ""
+
+    def tell(self, method: Any, *arguments: object) -> None:
+        """Call a method of an actor of Ray, and expect no answer."""
+        if self.connected:  # else Ray would start a cluster to do that
+            method.remote(*arguments)
+
+    def kill(self, actor: Any) -> None:
+        """End an actor of Ray."""
+        if self.connected:
+            self.ray.kill(actor)
+
+    def gang(self, driver: Driver, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
+        from anyaccel_ray.gangs import Gang
+
+        gang = Gang(driver, self, options, hosts, name)
+        driver.add(gang.calls)
+        gang.start(work)
+        return gang.future
+
+    def close(self) -> None:
+        """Hosts end by themselves, and the connection is of the whole process."""
+
+
+class RayHost:
+    """An actor of Ray that hosts one of ours; see :class:`~anyaccel.engines.remote.cluster.RemoteHost`."""
+
+    def __init__(self, cluster: RayCluster, actor: Any) -> None:
+        self._cluster = cluster
+        self._actor = actor
+        self.started, self.ended = actor.started.remote, actor.ended.remote
+        self.call = actor.call.remote
+
+    def close(self) -> None:
+        self._cluster.tell(self._actor.close)
+
+    def stop(self, grace: float) -> None:
+        self._cluster.tell(self._actor.stop, grace)
+
+    def kill(self) -> None:
+        self._cluster.kill(self._actor)

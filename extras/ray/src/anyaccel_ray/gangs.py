@@ -1,0 +1,262 @@
+"""Gangs: one call on each of several nodes, which Ray reserves for all of them at once."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from anyaccel.engines.remote import Driver, RemoteCall, last_line, order_of
+from anyaccel.errors import NeverFitsError, WorkerStartError
+from anyaccel.exports.ray import among, satisfies, slice_label
+from anyaccel.launcher import Rendezvous
+from anyaccel.model import Request, Value
+from anyaccel.pool import Call, GangFuture, Options, dumps, ranked
+from anyaccel.scheduler import Verdict
+
+from anyaccel_ray.connection import import_ray
+from anyaccel_ray.plan import RayPlan, has
+
+if TYPE_CHECKING:
+    from anyaccel_ray.cluster import Nodes
+    from anyaccel_ray.engine import RayCluster
+
+_LOOK_SECONDS = 1
+"""How often to look whether somebody still wants what Ray cannot reserve yet."""
+_NODE = "ray.io/node-id"
+Node = Mapping[str, Any]
+"""As ``ray.nodes()`` tells it."""
+
+
+class GangCall(RemoteCall):
+    """One call of a gang."""
+
+    __slots__ = ("_cluster", "_plan", "bundle", "over")
+
+    def __init__(self, driver: Driver, cluster: RayCluster, call: Call, plan: RayPlan) -> None:
+        super().__init__(driver, call)
+        self._cluster = cluster
+        self._plan = plan
+        self.bundle: Any = None  # where Ray is to run it, once that is reserved
+        self.over = threading.Event()
+
+    def place(self, call: Call) -> tuple[Any, bytes]:
+        """What to ask Ray for: a place in what is reserved."""
+        order = order_of(call.name, call.options, self._plan)
+        return self._cluster.place(order, self._plan, actor=False, bundle=self.bundle), pickle.dumps(order)
+
+    def stop(self, grace: float) -> None:
+        """End it; nobody asks Ray for it any more if nobody has."""
+        super().stop(grace)
+        self.recall()
+
+    def recall(self) -> None:
+        """Cancel the gang, if nothing is reserved for it."""
+        if self.bundle is None and self.call is not None:
+            self.call.future.cancel()
+
+    def end(self, *, left: bool) -> None:
+        """It is over, and its worker gone."""
+        super().end(left=left)
+        self.over.set()
+
+
+class Gang:
+    """Calls that run together.
+
+    Args:
+        driver: The pool.
+        cluster: Ray.
+        options: Of each call.
+        hosts: How many there are.
+        name: What to call them in messages.
+
+    Raises:
+        NeverFitsError: When there are not so many nodes for them, and none can come.
+    """
+
+    def __init__(self, driver: Driver, cluster: RayCluster, options: Options, hosts: int, name: str) -> None:
+        plan = RayPlan() if options.needs is None else cluster.plan(options.needs)
+        self._spread = spread(cluster.nodes, plan, options.needs, hosts)
+        self._cluster = cluster
+        self._ray: Any = cluster.ray
+        self._calls = [Call(name, options, driver.on_cancel) for _ in range(hosts)]
+        self.calls = [GangCall(driver, cluster, call, plan) for call in self._calls]
+        self.future = GangFuture([call.future for call in self._calls])
+
+    def start(self, work: bytes) -> None:
+        """Have the pickled call run by all, as soon as Ray has reserved what they need."""
+        threading.Thread(target=self._run, args=(work,), name="anyaccel gang", daemon=True).start()
+
+    def _run(self, work: bytes) -> None:
+        try:
+            with self._reserved() as bundles, self._rendezvous(bundles) as rendezvous:
+                for rank, (each, call, bundle) in enumerate(zip(self.calls, self._calls, bundles, strict=True)):
+                    each.bundle = bundle
+                    call.body = dumps(ranked(rank, len(self.calls), rendezvous, work))
+                    each.launch(call)
+                for each in self.calls:
+                    each.over.wait()  # what is reserved goes with whatever still runs there
+        except _NotWantedError:
+            pass
+        except Exception as error:  # noqa: BLE001 - Ray raises many kinds
+            for call in self._calls:
+                call.fail(WorkerStartError(f"no gang can be started for {call.name}: {last_line(error)}"))
+        finally:
+            for each in self.calls:
+                if not each.over.is_set():
+                    each.end(left=False)
+
+    @contextlib.contextmanager
+    def _reserved(self) -> Iterator[Sequence[Any]]:
+        """Where each of them runs, by rank; it is kept for them meanwhile."""
+        util = self._ray.util
+        group = util.placement_group(**self._spread.arguments)
+        try:
+            while not group.wait(_LOOK_SECONDS):
+                self._check_wanted()
+            nodes = util.placement_group_table(group)["bundles_to_node_id"]
+            place = partial(util.scheduling_strategies.PlacementGroupSchedulingStrategy, group)
+            yield [place(index) for index in self._spread.by_rank(nodes)]
+        finally:
+            if self._ray.is_initialized():
+                util.remove_placement_group(group)
+
+    @contextlib.contextmanager
+    def _rendezvous(self, bundles: Sequence[Any]) -> Iterator[Mapping[str, str]]:
+        """A port on the node of rank 0, that is kept for them meanwhile."""
+        made = self._ray.remote(num_cpus=0)(Meeting).options(scheduling_strategy=bundles[0]).remote()
+        try:
+            ref = made.variables.remote()
+            while not self._ray.wait([ref], timeout=_LOOK_SECONDS)[0]:
+                self._check_wanted()
+            variables: Mapping[str, str] = self._ray.get(ref)
+            self._check_wanted()
+            yield variables
+        finally:
+            self._cluster.kill(made)
+
+    def _check_wanted(self) -> None:
+        if self.future.done():
+            raise _NotWantedError
+
+
+class _NotWantedError(Exception):
+    """The gang was cancelled before it was begun."""
+
+
+class Meeting:
+    """Keeps a port for a gang: the class of an actor of Ray."""
+
+    def __init__(self) -> None:
+        self._rendezvous = Rendezvous(import_ray().util.get_node_ip_address())
+
+    def variables(self) -> dict[str, str]:
+        """How programs learn of it."""
+        return self._rendezvous.variables
+
+
+class Spread(Value):
+    """What to ask Ray to reserve.
+
+    Attributes:
+        bundle: Quantities on each node.
+        hosts: How many nodes.
+        selector: Values that labels of each must have.
+        kind: Of the devices that slices are made of; empty where there are none.
+        workers: By node id, the number of each node in its slice.
+    """
+
+    bundle: Mapping[str, float]
+    hosts: int
+    selector: Mapping[str, str]
+    kind: str
+    workers: Mapping[str, int]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Those of Ray's placement group."""
+        together = {slice_label(self.kind, "slice_name"): "STRICT_PACK"} if self.kind else {}
+        return {
+            "bundles": [dict(self.bundle)] * self.hosts,
+            "bundle_label_selector": [dict(self.selector)] * self.hosts,
+            "topology_strategy": {_NODE: "STRICT_SPREAD", **together},
+        }
+
+    def by_rank(self, nodes: Mapping[int, str]) -> Sequence[int]:
+        """Places in what Ray has reserved, by rank: that is the number in the slice.
+
+        Args:
+            nodes: The node of each place.
+        """
+        return sorted(nodes, key=lambda index: (self.workers.get(nodes[index], index), index))
+
+
+def spread(cluster: Nodes, plan: RayPlan, request: Request | None, hosts: int) -> Spread:
+    """Find nodes for a gang.
+
+    Args:
+        cluster: The cluster.
+        plan: What each call asks for.
+        request: What the user has asked for.
+        hosts: How many nodes.
+
+    Raises:
+        NeverFitsError: When there are not so many, and none can come.
+    """
+    resources = dict(plan.resources) or {"CPU": 1.0}
+    selector = dict(plan.selector)
+    nodes = [
+        node
+        for node in cluster.ray.nodes()
+        if node["Alive"] and has(node["Resources"], resources) and satisfies(node["Labels"], selector)
+    ]
+    kind, slices = _slices(nodes, {each.kind for each in cluster.devices if each.resource in resources})
+    whole = sorted(name for name, own in slices.items() if len(own) == hosts)
+    label = slice_label(kind, "slice_name")
+    alone = sum(label not in node["Labels"] for node in nodes)
+    if whole:
+        selector[label] = among(whole)
+    elif alone < hosts and not cluster.grows:
+        raise _never(request, hosts, alone, slices)
+    elif slices and alone >= hosts:
+        selector[label] = f"!in({','.join(sorted(slices))})"
+    return Spread(
+        bundle=resources,
+        hosts=hosts,
+        selector=selector,
+        kind=kind if whole else "",
+        workers={node["NodeID"]: _number(node, kind) for node in nodes} if whole else {},
+    )
+
+
+def _slices(nodes: Iterable[Node], kinds: Iterable[str]) -> tuple[str, dict[str, list[Node]]]:
+    """The nodes of each slice, and the kind of the devices that it is made of."""
+    nodes = list(nodes)
+    for kind in sorted(kinds):
+        found: dict[str, list[Node]] = {}
+        for node in nodes:
+            if name := node["Labels"].get(slice_label(kind, "slice_name")):
+                found.setdefault(name, []).append(node)
+        if found:
+            return kind, found
+    return "", {}
+
+
+def _number(node: Node, kind: str) -> int:
+    text = node["Labels"].get(slice_label(kind, "worker_id"), "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _never(request: Request | None, hosts: int, alone: int, slices: Mapping[str, Sequence[Node]]) -> NeverFitsError:
+    wanted = request if request is not None else Request(terms=())
+    there = [str(alone), *(f"{len(own)} in slice {name}" for name, own in sorted(slices.items()))]
+    needs = f"that can serve {request}" if request is not None else "with a processor"
+    whole = "; a slice is of use only as a whole" if slices else ""
+    return NeverFitsError(
+        f"a gang of {hosts} needs as many nodes {needs}, and the cluster has {' and '.join(there)}{whole}",
+        verdict=Verdict(request=wanted, fits_now=False, ever_fits=False),
+    )

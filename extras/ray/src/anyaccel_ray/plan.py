@@ -1,0 +1,280 @@
+"""What to ask Ray for, so that it places a call on a node that can serve its request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from anyaccel.engines.remote import Fitting, Plan, find_fitting, listed
+from anyaccel.exports.ray import (
+    MIXED,
+    TYPE_PREFIX,
+    TYPE_SHARE,
+    among,
+    by_resource,
+    label_name,
+    label_value,
+    satisfies,
+)
+from anyaccel.model import (
+    UNITS_PER_DEVICE,
+    Device,
+    Fractional,
+    Inventory,
+    Product,
+    Request,
+    Term,
+    Value,
+    field,
+    replace,
+)
+from anyaccel.scheduler import asked, goes_by, rules, serves
+
+Products = Callable[[], Mapping[str, Sequence[Product]]]
+"""By resource, what the installed plug-ins know."""
+
+
+class Kind(Value):
+    """Nodes of a cluster that are alike.
+
+    Attributes:
+        names: Their names.
+        resources: Quantities as Ray counts them.
+        labels: Labels of ours, as Ray has them.
+        inventory: What is on each.
+    """
+
+    names: tuple[str, ...]
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+    inventory: Inventory
+
+
+class RayPlan(Plan):
+    """What to ask Ray for.
+
+    Attributes:
+        resources: Quantities.
+        selector: Values that labels of the node must have.
+    """
+
+    resources: Mapping[str, float] = field(default_factory=dict)
+    selector: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_plan(
+    request: Request, kinds: Sequence[Kind], products: Products, *, grows: bool
+) -> tuple[RayPlan | None, Fitting[tuple[str, ...]]]:
+    """Find out what to ask for.
+
+    Args:
+        request: What somebody wants.
+        kinds: The nodes that there are.
+        products: What the plug-ins know; asked only where a request names a type that no node has.
+        grows: Whether nodes may be added that can serve what those that are there cannot.
+
+    Returns:
+        What to ask for, or None; and what came of looking at the nodes.
+    """
+    named = [(listed(kind.names), kind.inventory) for kind in kinds]
+    found = find_fitting(request, named, lambda number: _resources_of(request, kinds[number]))
+    if not found.served:
+        return _plan_ahead(request, products) if grows else None, found
+    served = [(terms, kinds[number]) for number, terms in found.served.items()]
+    terms, _ = min(served, key=lambda each: _preference(request, *each))
+    chosen = [kind for own, kind in served if own == terms]
+    return _plan(request, terms, chosen, kinds, products), found
+
+
+def _resources_of(request: Request, kind: Kind) -> tuple[tuple[str, ...] | None, str]:
+    """The resource for each term on a node whose devices would do; or None, and why Ray cannot be asked for them."""
+    terms: list[str] = []
+    why = ""
+    for term in request.terms:
+        for resource, devices in _by_preference(term, kind.inventory):
+            why = _obstacle(term, resource, devices, kind) or _shared_obstacle(request, terms, term, resource)
+            if not why:
+                terms.append(resource)
+                break
+        else:
+            return None, why or f"nothing serves {term}"
+    wanted = _quantities(request, tuple(terms))
+    for resource, quantity in wanted.items():
+        if quantity > kind.resources.get(resource, 0):
+            return None, f"it was started with {kind.resources.get(resource, 0):g} {resource}"
+    return tuple(terms), ""
+
+
+def _by_preference(term: Term, inventory: Inventory) -> list[tuple[str, list[Device]]]:
+    """All devices of each resource of which one goes by a name of a term, the name that comes first first."""
+    devices = by_resource(inventory.usable)
+    found: dict[str, list[Device]] = {}
+    for name in term.names:
+        for resource, own in devices.items():
+            if any(goes_by(device, (name,)) for device in own):
+                found.setdefault(resource, own)
+    return list(found.items())
+
+
+def _obstacle(term: Term, resource: str, devices: Sequence[Device], kind: Kind) -> str:
+    """Why it does not do to ask Ray for some of these devices: it gives any of them."""
+    typed = not _by_resource(term, resource)
+    if not all(goes_by(device, term.names) for device in devices) or (
+        typed and kind.labels.get(label_name(resource)) == MIXED
+    ):
+        return f"its {resource} are of several types, of which Ray cannot give one"
+    if typed and label_name(resource) not in kind.labels:
+        return f"Ray does not know the type of its {resource}; start it with 'anyaccel ray start'"
+    unfit = _unfit(term, resource, devices, kind)
+    if unfit:
+        return unfit
+    if term.count > 1 and not term.mixed and len({device.type for device in devices}) > 1:
+        return f"its {resource} are of several types, which Ray mixes; ask for {term},mixed"
+    if term.linked and not all(other.id in device.links for device in devices for other in devices if other != device):
+        return f"not all of its {resource} are linked, and Ray does not look at that"
+    return ""
+
+
+def _unfit(term: Term, resource: str, devices: Sequence[Device], kind: Kind) -> str:
+    """Which of these devices do not serve a term, or which filter of it Ray cannot be told."""
+    for rule in rules(term, kind.inventory):
+        failing = [device for device in devices if not rule.passes(device)]
+        if failing:
+            return f"Ray gives any of its {resource}, and some will not do ({rule.said(failing)})"
+    for each in (each.filter for each in asked(term)):
+        if not each.portable:
+            return f"Ray cannot be asked for {each.form}, which is of one machine; run it there, without Ray"
+        if not each.typed and label_name(resource, each.name) not in kind.labels:
+            return f"no label says {each.name!r} of all its {resource}; start it with 'anyaccel ray start'"
+    return ""
+
+
+def _shared_obstacle(request: Request, terms: Sequence[str], term: Term, resource: str) -> str:
+    """Ray is asked once for each resource, so shares of one cannot stand beside another term."""
+    others = [other for other, taken in zip(request.terms, terms, strict=False) if taken == resource]
+    if others and (term.fraction or any(other.fraction for other in others)):
+        return f"Ray gives a share of {resource} only where no other term needs {resource}"
+    return ""
+
+
+def _plan(
+    request: Request, terms: tuple[str, ...], chosen: Sequence[Kind], kinds: Sequence[Kind], products: Products
+) -> RayPlan:
+    wanted: dict[str, float] = _quantities(request, terms)
+    selector: dict[str, str] = {}
+    for resource in tuple(wanted):
+        own = [term for term, taken in zip(request.terms, terms, strict=True) if taken == resource]
+        name = label_name(resource)
+        types = {kind.labels[name]: None for kind in chosen if name in kind.labels}
+        selector |= _filter_labels(own, resource, chosen, typed=False)
+        if not all(_by_resource(term, resource) for term in own):
+            types |= dict.fromkeys(_types_ahead(own, resource, types, products))
+            types = {each: None for each in types if each != MIXED}
+            wanted |= _type_share(types, chosen)
+            selector[name] = among(types)
+        elif _lets_in_others(kinds, chosen, wanted, selector):
+            selector[name] = among(types) if types else f"!{MIXED}"
+        if _lets_in_others(kinds, chosen, wanted, selector):
+            selector |= _filter_labels(own, resource, chosen, typed=True)
+    return RayPlan(request=request, terms=terms, resources=wanted, selector=selector)
+
+
+def _lets_in_others(
+    kinds: Iterable[Kind], chosen: Sequence[Kind], wanted: Mapping[str, float], selector: Mapping[str, str]
+) -> bool:
+    """Whether Ray might place it on nodes that were not found to do."""
+    fit = (kind for kind in kinds if has(kind.resources, wanted) and satisfies(kind.labels, selector))
+    return any(kind not in chosen for kind in fit)
+
+
+def _filter_labels(terms: Iterable[Term], resource: str, chosen: Sequence[Kind], *, typed: bool) -> dict[str, str]:
+    """What the labels of a node must say that filters ask for: what those say that were found to do."""
+    filters = {each.filter for term in terms for each in asked(term)}
+    names = [label_name(resource, each.name) for each in filters if each.typed == typed]
+    values = {name: {kind.labels[name]: None for kind in chosen if name in kind.labels} for name in names}
+    return {name: among(found) for name, found in values.items() if found}
+
+
+def _plan_ahead(request: Request, products: Products) -> RayPlan | None:
+    """What to ask for where no node is there yet that could serve it; None when no product could either."""
+    terms, selector = [], {}
+    share: dict[str, float] = {}
+    if any(not each.filter.typed for term in request.terms for each in asked(term)):
+        return None
+    for term in request.terms:
+        for resource, own in products().items():
+            types = list(_types_ahead([term], resource, {}, products))
+            if _by_resource(term, resource) or types:
+                terms.append(resource)
+                if types and not _by_resource(term, resource):
+                    selector[label_name(resource)] = among(types)
+                    share |= {
+                        f"{TYPE_PREFIX}{each.name}": TYPE_SHARE for each in own if [label_value(each.name)] == types
+                    }
+                break
+        else:
+            return None
+    found = tuple(terms)
+    return RayPlan(request=request, terms=found, resources=_quantities(request, found) | share, selector=selector)
+
+
+def _types_ahead(terms: Iterable[Term], resource: str, known: Iterable[str], products: Products) -> Iterable[str]:
+    """Labels of the types that terms name and that no node may have yet."""
+    there = {each.lower() for each in known}
+    for term in terms:
+        for name in term.names:
+            if label_value(name).lower() in there:
+                continue
+            for product in products().get(resource, ()):
+                if serves(_imagined(product), replace(term, names=(name,)), Inventory(machine="", devices=())):
+                    yield label_value(product.name)
+
+
+def _imagined(product: Product) -> Device:
+    """A device of a product, of which nothing is known but what all of them have."""
+    return Device(
+        id=product.name,
+        index=0,
+        model=product.model,
+        memory_bytes=product.memory_bytes,
+        tags=(product.name, *product.aliases),
+        slots=product.slots,
+        fractional=Fractional.SHARED,
+    )
+
+
+def _type_share(types: Iterable[str], chosen: Sequence[Kind]) -> dict[str, float]:
+    """Ray's own resource of a type, where a single one will do: autoscalers look at it."""
+    (*others, last) = types
+    name = next(
+        (name for kind in chosen for name in kind.resources if name == f"{TYPE_PREFIX}{last}"),
+        "",
+    )
+    everywhere = name and all(name in kind.resources for kind in chosen)
+    return {} if others or not everywhere else {name: TYPE_SHARE}
+
+
+def _quantities(request: Request, terms: Sequence[str]) -> dict[str, float]:
+    units: dict[str, int] = {}
+    for term, resource in zip(request.terms, terms, strict=True):
+        units[resource] = units.get(resource, 0) + term.units
+    return {resource: each / UNITS_PER_DEVICE for resource, each in units.items()}
+
+
+def has(resources: Mapping[str, float], wanted: Mapping[str, float]) -> bool:
+    """Whether a node was started with what is wanted."""
+    return all(resources.get(resource, 0) >= quantity for resource, quantity in wanted.items())
+
+
+def _preference(request: Request, terms: Sequence[str], kind: Kind) -> list[int]:
+    """Which alternative of each term these resources of a node are: the smallest is the one that was named first."""
+    devices = by_resource(kind.inventory.usable)
+    return [
+        next(i for i, name in enumerate(term.names) if any(goes_by(each, (name,)) for each in devices[resource]))
+        for term, resource in zip(request.terms, terms, strict=True)
+    ]
+
+
+def _by_resource(term: Term, resource: str) -> bool:
+    """Whether a term asks for any device of a resource, of whatever type."""
+    typed = any(each.filter.typed for each in asked(term))
+    return not typed and any(name.lower() == resource.lower() for name in term.names)

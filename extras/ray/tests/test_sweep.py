@@ -1,0 +1,3 @@
+"""Sweeps on a cluster, on Ray."""
+
+from engine_sweep import *  # noqa: F403

@@ -1,0 +1,54 @@
+"""What the author of a plug-in, or of a scheduler, needs to test without hardware. Never imported by the rest.
+
+Nothing is imported before it is used: pytest loads this package in every run, also in those that have nothing to do
+with accelerators.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from anyaccel_testing.check import Check, CheckFailed, NotApplicable, Result, State
+    from anyaccel_testing.machines import context, describe, load_recording
+    from anyaccel_testing.plugin_tests import AcceleratorPluginTests
+    from anyaccel_testing.suite import run_checks
+    from anyaccel_testing.table import CHECKS
+
+__all__ = [
+    "CHECKS",
+    "AcceleratorPluginTests",
+    "Check",
+    "CheckFailed",
+    "NotApplicable",
+    "Result",
+    "State",
+    "context",
+    "describe",
+    "load_recording",
+    "run_checks",
+]
+
+_HOMES = {
+    "check": ("Check", "CheckFailed", "NotApplicable", "Result", "State"),
+    "machines": ("context", "describe", "load_recording"),
+    "plugin_tests": ("AcceleratorPluginTests",),
+    "suite": ("run_checks",),
+    "table": ("CHECKS",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,160 @@
+"""Check that a plug-in keeps the contract, on recorded machines or on this host, without pytest.
+
+With --write-expected nothing is checked: recordings without expected.json, such as those that were written by hand, get
+one that says what they replay to now. Compare it with what the vendor's own tool says of that machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from anyaccel.cli import output
+from anyaccel.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from anyaccel_testing import Check, Result
+
+
+EXAMPLES = (
+    ("anyaccel check acme", "on the recordings that it was installed with"),
+    ("anyaccel check acme --real", "on this host"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("vendor", metavar="VENDOR", help="vendor whose plug-in is checked")
+    parser.add_argument(
+        "--recordings",
+        type=Path,
+        metavar="DIR",
+        help="directory of recorded machines, or one of them (default: those that the plug-in was installed with)",
+    )
+    parser.add_argument("--real", action="store_true", help="check on this host instead of recordings")
+    parser.add_argument(
+        "--write-expected",
+        action="store_true",
+        help="check nothing; write the expected.json of recordings that have none, and say what it says",
+    )
+    parser.add_argument("--force", action="store_true", help="with --write-expected: also of those that have one")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    from anyaccel_testing.suite import find, list_recordings, run_checks
+    from anyaccel_testing.table import CHECKS
+
+    if args.real and args.recordings:
+        raise UsageError("--real checks on this host, --recordings on recorded machines: choose one")
+    if args.real and args.write_expected:
+        raise UsageError("--write-expected is for recordings; record this host: anyaccel record DIR")
+    if args.force and not args.write_expected:
+        raise UsageError("--force goes with --write-expected")
+    if args.machine:
+        raise UsageError(f"'anyaccel check' takes --recordings DIR or --real instead of --machine {args.machine}")
+    source, reason = find(args.vendor)
+    if source is None:
+        raise UsageError(reason)
+    directory = args.recordings or _beside_source(source.target)
+    if args.recordings and not list_recordings(directory):
+        raise UsageError(f"{args.recordings} must hold recordings, one directory with a machine.json each")
+    if args.write_expected:
+        return _write_expected(args, list_recordings(directory))
+    results = run_checks(args.vendor, directory, real=args.real, timeout=args.probe_timeout)
+    failed = any(result.state.value == "failed" for result in results)
+    if args.json:
+        content = {"vendor": args.vendor, "passed": not failed, "results": [result.to_json() for result in results]}
+        output.print_json("check/1", content)
+        return int(failed)
+    output.print_lines(_line(check, [result for result in results if result.check == check.id]) for check in CHECKS)
+    output.say(_summary(results))
+    return int(failed)
+
+
+def _write_expected(args: argparse.Namespace, recordings: Mapping[str, str]) -> int:
+    """Write the files that are missing, and say what they say."""
+    from anyaccel.inventory import EXPECTED, write_expected
+
+    if not recordings:
+        raise UsageError(f"no recording of {args.vendor} is found; name their directory with --recordings DIR")
+    written: dict[str, str] = {}
+    kept: list[str] = []
+    for directory in recordings.values():
+        path = os.path.join(directory, EXPECTED)
+        if os.path.lexists(path) and not args.force:
+            kept.append(path)
+            continue
+        written[path] = _told(write_expected(directory, args.vendor, timeout=args.probe_timeout), args.vendor)
+    if args.json:
+        output.print_json("check/1", {"vendor": args.vendor, "written": written, "kept": kept})
+        return 0
+    output.print_lines(f"{path}: {said}" for path, said in written.items())
+    if kept:
+        output.say(f"{len(kept)} of {len(recordings)} have one already, which --force replaces")
+    if written:
+        output.say("compare what was written with what the vendor's own tool says of these machines")
+    return 0
+
+
+def _told(expected: Mapping[str, Any], vendor: str) -> str:
+    """What an inventory says, in a line."""
+    if vendor in expected["failed"]:
+        return f"detection fails: {expected['failed'][vendor]}"
+    found = expected["vendors"][vendor]
+    if found is None:
+        return f"no trace of {vendor}"
+    devices = found.get("devices", [])
+    models = Counter(device["model"] for device in devices)
+    unhealthy = sum(device.get("health") == "unhealthy" for device in devices)
+    said = ", ".join(f"{count} {model}" for model, count in models.items()) or "no device"
+    return said + f", {unhealthy} of them unhealthy" * bool(unhealthy)
+
+
+def _line(check: Check, results: list[Result]) -> str:
+    """One line for a check: how it ended, and the first reason."""
+    failed = [result for result in results if result.state.value == "failed"]
+    skipped = [result for result in results if result.state.value == "skipped"]
+    expected = [result for result in results if result.state.value == "expected"]
+    if failed:
+        others = len(failed) - 1
+        more = f" (and on {others} more machine{'s' * (others > 1)}, see --json)" if others else ""
+        return f"{check.id}  failed   {_said(failed[0])}{more}"
+    if expected:
+        return f"{check.id}  expected {_said(expected[0])}"
+    if skipped and len(skipped) == len(results):
+        return f"{check.id}  skipped  {skipped[0].message}"
+    return f"{check.id}  ok       {check.title}"
+
+
+def _said(result: Result) -> str:
+    text = " ".join(result.message.split())
+    return f"{result.machine}: {text}" if result.machine else text
+
+
+def _summary(results: Iterable[Result]) -> str:
+    ends: dict[str, set[str]] = {}
+    for result in results:
+        ends.setdefault(result.check, set()).add(result.state.value)
+    failed = sum("failed" in states for states in ends.values())
+    expected = sum("expected" in states and "failed" not in states for states in ends.values())
+    skipped = sum(states == {"skipped"} for states in ends.values())
+    told = f"{len(ends)} checks: {len(ends) - failed - expected - skipped} ok, {failed} failed"
+    return told + f", {expected} failed as expected" * bool(expected) + f", {skipped} skipped"
+
+
+def _beside_source(target: str) -> Path | None:
+    """The recordings that a plug-in was installed with, or those of the project that it is developed in, if any."""
+    from importlib.util import find_spec
+
+    spec = find_spec(target.partition(":")[0].partition(".")[0])  # finds, and imports nothing
+    if spec is None or spec.origin is None:
+        return None
+    places = [parent / "recordings" for parent in Path(spec.origin).parents[:4]]
+    return next((place for place in places if place.is_dir()), None)

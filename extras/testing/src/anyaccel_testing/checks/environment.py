@@ -1,0 +1,280 @@
+"""C16 to C20: the environment of a worker shows exactly its devices, and can be read back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Literal
+
+from anyaccel.errors import PluginError
+from anyaccel.model import (
+    AGREEMENT,
+    UNITS_PER_DEVICE,
+    Device,
+    EnvContext,
+    EnvEdits,
+    ProblemKind,
+    Share,
+    Term,
+    format_slots,
+)
+
+from anyaccel_testing.check import CheckFailed, NotApplicable, demand
+from anyaccel_testing.subject import Subject, TestedMachine
+
+ALL_SUBSETS = 4
+"""Up to so many devices, every subset is tried."""
+RANDOM_SUBSETS = 24
+HALF = UNITS_PER_DEVICE // 2
+MASKS: tuple[Literal["id", "index"], ...] = ("id", "index")
+STALE = "anyaccel-conformance"
+"""A value that no runtime understands: what an outer launcher may have left, or a hook must not read."""
+
+Devices = tuple[Device, ...]
+
+
+def subsets(devices: Devices) -> list[Devices]:
+    """Sets of devices to try, in the order of their indexes: all of a few, a spread of many, the same each time."""
+    count = len(devices)
+    if count <= ALL_SUBSETS:
+        return [each for size in range(1, count + 1) for each in combinations(devices, size)]
+    chosen: list[Devices] = [(device,) for device in (*devices[:4], devices[-1])]
+    chosen += combinations(devices[:ALL_SUBSETS], 2)
+    size = 2
+    while size < count:  # neighbors: what torus and bus machines accept
+        chosen += [devices[start : start + size] for start in (0, size, count - size)]
+        size *= 2
+    draw = random.Random(count)  # noqa: S311 - the same each time
+    for _ in range(RANDOM_SUBSETS):
+        positions = sorted(draw.sample(range(count), draw.randint(1, count)))
+        chosen.append(tuple(devices[position] for position in positions))
+    return list({tuple(device.id for device in each): each for each in (*chosen, devices)}.values())
+
+
+def accepted(subject: Subject, devices: Devices) -> Iterator[Devices]:
+    """Sets of the usable devices that the plug-in's counts and its validate let be given out."""
+    for chosen in subsets(tuple(device for device in devices if device.usable)):
+        term = Term(names=(subject.plugin.info.resource,), units=len(chosen) * UNITS_PER_DEVICE)
+        if _refusal(subject, term, chosen) is None:
+            yield chosen
+
+
+def launches(subject: Subject, machine: TestedMachine) -> Iterator[tuple[str, Devices, EnvContext]]:
+    """Every way to give devices that is tried: what is given in words, the devices, and the context of the hook."""
+    devices = machine.devices
+    for chosen in accepted(subject, devices):
+        shares = {device.id: Share(device=device, memory_bytes=device.memory_bytes) for device in chosen}
+        for mask in MASKS:
+            for environ in ({}, _stale(subject)):
+                ctx = EnvContext(devices=devices, shares=shares, environ=environ, mask=mask)
+                yield _said(chosen, mask, environ), chosen, ctx
+    for device in devices:
+        term = Term(names=(subject.plugin.info.resource,), units=HALF)
+        if device.usable and device.fractional and _refusal(subject, term, (device,)) is None:
+            memory = device.memory_bytes // 2 if device.memory_bytes else None
+            for slots in _halves(device):
+                share = Share(
+                    device=device,
+                    units=HALF,
+                    slots=slots,
+                    memory_bytes=memory,
+                    memory_by=AGREEMENT,
+                    compute_by=AGREEMENT,
+                )
+                where = f" (slots {format_slots(slots)})" if slots else ""
+                yield f"half of {device.id}{where}", (device,), EnvContext(devices=devices, shares={device.id: share})
+
+
+def _halves(device: Device) -> list[tuple[int, ...]]:
+    """The slots of different halves of a device; nothing, once, where shares have no position."""
+    count = device.slots // 2
+    return [tuple(range(start, start + count)) for start in sorted({0, device.slots - count})] if count else [()]
+
+
+def _refusal(subject: Subject, term: Term, devices: Devices) -> str | None:
+    try:
+        return subject.plugin.validate(term, devices)
+    except PluginError:
+        return "see C21"
+
+
+def _stale(subject: Subject) -> dict[str, str]:
+    return dict.fromkeys(subject.plugin.info.env_vars, STALE)
+
+
+def _said(devices: Devices, mask: str, environ: Mapping[str, str]) -> str:
+    ids = ", ".join(device.id for device in devices[:4]) + (", ..." if len(devices) > 4 else "")  # noqa: PLR2004
+    over = " over an outer launcher's variables" if environ else ""
+    return f"{ids} by {mask}{over}"
+
+
+def applied(edits: EnvEdits, environ: Mapping[str, str]) -> dict[str, str]:
+    """An environment with edits applied, as the launcher does it."""
+    kept = {name: value for name, value in environ.items() if name not in edits.unset}
+    return kept | dict(edits.set)
+
+
+def total(subject: Subject, machine: TestedMachine) -> None:
+    """C16: there is an environment for every set of devices that validate accepts, and for shares."""
+    demand(_failures(subject, machine))
+
+
+def _failures(subject: Subject, machine: TestedMachine) -> Iterator[str]:
+    given: dict[tuple[str, str], str] = {}
+    for said, devices, ctx in launches(subject, machine):
+        try:
+            first = subject.plugin.env(devices, ctx)
+            if subject.plugin.env(devices, ctx) != first:
+                yield f"anyaccel_env for {said} must be the same each time"
+        except PluginError as error:
+            if error.problem.kind is ProblemKind.RAISED:
+                yield f"anyaccel_env for {said}: {error.problem.reason}; answer, or let anyaccel_validate refuse it"
+            continue
+        for share in ctx.shares.values():
+            if share.slots and (other := given.setdefault((share.device.id, str(first.set)), said)) != said:
+                yield f"anyaccel_env for {said} must differ from that for {other}; name Share.slots in the mask"
+
+
+def hides(subject: Subject, machine: TestedMachine) -> None:
+    """C17: the empty set hides every device."""
+    plugin, devices = subject.plugin, machine.devices
+    if not plugin.info.env_vars:
+        raise NotApplicable("the vendor's runtime cannot be masked: PluginInfo.env_vars is empty")
+    for environ in ({}, _stale(subject), _shown(subject, devices)):
+        for mask in MASKS:
+            ctx = EnvContext(devices=devices, environ=environ, mask=mask)
+            try:
+                after = applied(plugin.env((), ctx), environ)
+            except PluginError as error:
+                if error.problem.kind is ProblemKind.CONTRACT:
+                    raise NotApplicable("what anyaccel_env returns breaks the contract; see C18") from error
+                raise CheckFailed(f"anyaccel_env for no device: {error.problem.reason}") from error
+            _nothing_left(subject, devices, environ, after)
+
+
+def _shown(subject: Subject, devices: Devices) -> dict[str, str]:
+    """An environment that shows all devices."""
+    try:
+        return applied(subject.plugin.env(devices, EnvContext(devices=devices)), {})
+    except PluginError:
+        return {}
+
+
+def _nothing_left(subject: Subject, devices: Devices, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    if not subject.plugin.implements("anyaccel_visible"):
+        if devices and not before and not after:
+            raise CheckFailed("anyaccel_env for no device must set a variable that hides all (got no edit)")
+        return
+    try:
+        ids, _ = subject.plugin.visible(after, devices)
+    except PluginError as error:
+        raise CheckFailed(
+            f"anyaccel_visible refuses what anyaccel_env hides all with: {error.problem.reason}"
+        ) from error
+    if devices and (ids is None or ids):
+        left = "all" if ids is None else ", ".join(ids)
+        raise CheckFailed(
+            f"anyaccel_env for no device must hide all of them (visible after {dict(after)!r:.100}: {left}); set the"
+            " mask to what the runtime takes for none"
+        )
+
+
+def owned(subject: Subject, machine: TestedMachine) -> None:
+    """C18: only the plug-in's own variables are touched."""
+    demand(_foreign(subject, machine))
+
+
+def _foreign(subject: Subject, machine: TestedMachine) -> Iterator[str]:
+    nothing = ("no device", (), EnvContext(devices=machine.devices))
+    for said, devices, ctx in (nothing, *launches(subject, machine)):
+        try:
+            subject.plugin.env(devices, ctx)
+        except PluginError as error:
+            if error.problem.kind is ProblemKind.CONTRACT:
+                yield f"anyaccel_env for {said}: {error.problem.reason}"
+
+
+def round_trip(subject: Subject, machine: TestedMachine) -> None:
+    """C19: visible reads what env wrote."""
+    if not subject.plugin.info.env_vars:
+        raise NotApplicable("the vendor's runtime cannot be masked: PluginInfo.env_vars is empty")
+    demand(_misread(subject, machine))
+
+
+def _misread(subject: Subject, machine: TestedMachine) -> Iterator[str]:
+    for said, devices, ctx in launches(subject, machine):
+        wanted = [_named(device.id, ctx.shares[device.id].slots) for device in devices]
+        for order in (devices, devices[::-1]):
+            try:
+                environ = applied(subject.plugin.env(order, ctx), ctx.environ)
+            except PluginError:
+                continue  # see C16 and C18
+            ids = _visible(subject, environ, machine.devices)
+            # A runtime may number its devices in an order of its own; then the order asked for makes no difference.
+            if ids not in (wanted, [_named(device.id, ctx.shares[device.id].slots) for device in order]):
+                values = {name: value for name, value in environ.items() if value != STALE}
+                yield f"anyaccel_visible of {values!r:.120} must be {said} (got {ids})"
+
+
+def _named(device_id: str, slots: tuple[int, ...]) -> str:
+    """A device, with the slots of a share that has a position."""
+    return f"{device_id} slots {format_slots(slots)}" if slots else device_id
+
+
+def _visible(subject: Subject, environ: Mapping[str, str], devices: Devices) -> Sequence[str]:
+    try:
+        ids, _ = subject.plugin.visible(environ, devices)
+    except PluginError as error:
+        return error.problem.reason
+    if ids is None:
+        return [device.id for device in devices]
+    return [_named(*part) for part in ids.items()]
+
+
+def odd_values(subject: Subject, machine: TestedMachine) -> None:
+    """C20: visible answers any value with ids, or with a ValueError that says what is wrong."""
+    demand(_unexpected(subject, machine))
+
+
+def odd(devices: Devices) -> list[str]:
+    """Values that somebody has had in a mask."""
+    ids = [device.id for device in devices]
+    cut = [value[:-1] for value in ids[:2]]
+    numbers = [str(device.index) for device in devices]
+    lists = [",".join(each) for each in (ids, ids[::-1], numbers, numbers[::-1], ids[:1] * 2, numbers[:1] * 2)]
+    return [
+        *("", " ", ",", ",,", " , ", "0", "00", "-1", "+1", "1.0", "0x0", "0-1", "1-0", "0-", "-", "0:0", "0;1", "0 1"),
+        *("99999", "9" * 400, "none", "NoDevFiles", "all", "void", "True", "*", "null", "{}", "[0]", "'0'", '"0"'),
+        *("é", "٣", "\uff10", "²", "\U0001f600", "\x7f", "0\n1", "\t0", "%s", "a" * 10_000, "0," * 4_000, "," * 10_000),
+        *("0,junk", "junk,0", "0,,1", "0,0", "0, 1", " 0 ,1 ", *ids[:2], *cut, *lists),
+        *([f" {ids[0]} ", f"{ids[0]},junk", f"{ids[0]},{numbers[0]}", ids[0].upper(), ids[0].lower()] if ids else []),
+    ]
+
+
+def _unexpected(subject: Subject, machine: TestedMachine) -> Iterator[str]:
+    devices = machine.devices
+    names = subject.plugin.info.env_vars
+    values = dict.fromkeys(odd(devices))
+    shown = _shown(subject, devices)
+    for name in names:
+        # Beside the vendor's other variables as well, where it has set any.
+        for base in ({}, shown) if shown.keys() - {name} else ({},):
+            for value in values:
+                reason = _fault(subject, {**base, name: value}, devices)
+                if reason:
+                    yield f"anyaccel_visible with {name}={value!r:.60}: {reason}"
+
+
+def _fault(subject: Subject, environ: Mapping[str, str], devices: Devices) -> str:
+    try:
+        subject.plugin.visible(environ, devices)
+    except PluginError as error:
+        cause = error.__cause__
+        if error.problem.kind is ProblemKind.CONTRACT:
+            return error.problem.reason
+        if not isinstance(cause, ValueError) or isinstance(cause, UnicodeError):
+            return f"{error.problem.reason}; return ids, or raise ValueError with one sentence"
+        if not any(name in str(cause) for name in environ):
+            return f"the ValueError must name the variable (got {str(cause)!r:.80})"
+    return ""

@@ -1,0 +1,183 @@
+"""C10 to C12: what cannot be read, is missing or hangs never makes devices vanish without a word."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from anyaccel.errors import CommandTimeoutError, PluginError
+from anyaccel.model import Detected, Health
+from anyaccel.probe import CommandResult, ProbeContext, RecordedFacts
+
+from anyaccel_testing.check import CheckFailed, demand
+from anyaccel_testing.subject import SECONDS, Subject, TestedMachine
+
+MOST_FAULTS = 40
+"""Faults tried one at a time on one machine."""
+EFFORT = 6_000
+"""Faults times recorded paths on one machine: on large ones fewer are tried."""
+MOST_COMMANDS = 200
+DETECT = "anyaccel_detect"
+
+Recording = dict[str, Any]
+
+
+def unreadable(subject: Subject, machine: TestedMachine) -> None:
+    """C10: a file or node that cannot be opened makes the answer partial, failed or a device unhealthy."""
+    demand(_losses(subject, machine, list(_unreadable(machine.recording))))
+
+
+def _unreadable(recording: Recording) -> Iterator[tuple[str, Recording]]:
+    paths = recording.get("paths", {})
+    for path in _spread([path for path, entry in paths.items() if entry.keys() & {"text", "char", "block"}]):
+        entry = paths[path]
+        denied = {"errno": "EACCES"} if "text" in entry else {**entry, "access": ""}
+        yield f"when {path} cannot be opened", {**recording, "paths": {**paths, path: denied}}
+
+
+def _spread(paths: Sequence[str]) -> list[str]:
+    """Paths of every kind first: those that differ in numbers alone are of one kind."""
+    kinds: dict[str, list[str]] = {}
+    for path in paths:
+        kinds.setdefault(re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", path), []).append(path)
+    ends = [kind[0] for kind in kinds.values()] + [kind[-1] for kind in kinds.values() if len(kind) > 1]
+    return ends + [path for path in paths if path not in set(ends)]
+
+
+def missing(subject: Subject, machine: TestedMachine) -> None:
+    """C11: without its tool or library, or when either fails, a vendor is not silently without devices."""
+    recording, devices = machine.recording, machine.devices
+    if not devices:
+        return
+    silent = []
+    for what, changed in _without(recording):
+        found = _outcome(subject, machine, changed)
+        if isinstance(found, Detected) and (found.devices or found.partial or found.notes):
+            continue
+        if not isinstance(found, str):
+            answer = "None" if found is None else "no device"
+            silent.append(f"{what}, {DETECT} returns {answer} for {len(devices)} devices; raise, or say so in notes")
+    demand([*silent, *_losses(subject, machine, list(_failing(recording)))])
+
+
+def _without(recording: Recording) -> Iterator[tuple[str, Recording]]:
+    queries = recording.get("queries", {})
+    yield "when the vendor's tools are not installed", {**recording, "commands": []}
+    for kind, message in (
+        ("ModuleNotFoundError", "No module named 'vendor'"),
+        ("OSError", "libvendor.so.1: cannot open shared object file: No such file or directory"),
+    ):
+        error = {"error": {"kind": kind, "message": message}}
+        changed = {**recording, "commands": [], "queries": dict.fromkeys(queries, error)}
+        yield f"when the vendor's tools and library are missing ({kind})", changed
+
+
+def _failing(recording: Recording) -> Iterator[tuple[str, Recording]]:
+    """One tool or question after the other that fails."""
+    commands, queries = recording.get("commands", []), recording.get("queries", {})
+    broken = {
+        "fails": {"returncode": 1, "stdout": "", "stderr": "error: cannot talk to the driver\n"},
+        "prints nothing": {"returncode": 0, "stdout": "", "stderr": ""},
+        "prints junk": {"returncode": 0, "stdout": "<html>\0\x1b[31m503</html>\n", "stderr": ""},
+    }
+    for position, command in enumerate(commands):
+        for how, result in broken.items():
+            changed = [*commands]
+            changed[position] = {"argv": command["argv"], **result}
+            yield f"when '{' '.join(command['argv'])}' {how}", {**recording, "commands": changed}
+    error = {"error": {"kind": "RuntimeError", "message": "the driver does not answer"}}
+    for name, answer in queries.items():
+        if "error" not in answer:
+            yield f"when the query {name!r} fails", {**recording, "queries": {**queries, name: error}}
+
+
+class EndlessError(BaseException):
+    """Ends a hook that would go on for ever; no ``except Exception`` keeps it."""
+
+
+class HangingTools(RecordedFacts):
+    """A recorded machine whose tools never end. Time passes only while one is waited for, so nobody has to wait."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__(recording)
+        self.now = 0.0
+        self.hung: list[tuple[str, ...]] = []
+        self.programs = {entry["argv"][0] for entry in recording.get("commands", [])}
+
+    def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:
+        """Let the time-out pass, and raise."""
+        if argv[0] not in self.programs:
+            return super().run(argv, timeout)
+        if len(self.hung) >= MOST_COMMANDS:
+            raise EndlessError
+        self.hung.append(tuple(argv))
+        self.now += timeout
+        raise CommandTimeoutError(f"{argv[0]} did not end within {timeout:.1f} s and was killed")
+
+
+class VirtualTime(ProbeContext):
+    """A context whose clock is that of its machine with hanging tools."""
+
+    def __init__(self, facts: HangingTools) -> None:
+        super().__init__(facts, time.monotonic() + SECONDS)
+        self._machine = facts
+
+    def remaining(self) -> float:
+        """Seconds left."""
+        return max(0.0, SECONDS - self._machine.now)
+
+
+def hanging(subject: Subject, machine: TestedMachine) -> None:
+    """C12: a tool that hangs is asked once, and its devices do not vanish without a word."""
+    facts = HangingTools(machine.recording)
+    try:
+        losses = list(_losses(subject, machine, [("when the vendor's tools hang", facts)]))
+    except EndlessError:
+        raise CheckFailed(f"{DETECT} runs commands that hang for ever; stop after the first time-out") from None
+    repeated = [" ".join(argv) for argv in dict.fromkeys(facts.hung) if facts.hung.count(argv) > 1]
+    again = (f"{DETECT} runs '{argv}' again after it has hung; take what it would say as unknown" for argv in repeated)
+    demand([*losses, *again])
+
+
+def _losses(
+    subject: Subject, machine: TestedMachine, faults: Sequence[tuple[str, Recording | HangingTools]]
+) -> Iterator[str]:
+    """Faults after which devices are gone and nothing says so."""
+    before = machine.detected
+    if before is None or not before.devices:
+        return
+    paths = len(machine.recording.get("paths", {}))
+    for what, changed in faults[: max(4, min(MOST_FAULTS, EFFORT // (paths + 1)))]:
+        found = _outcome(subject, machine, changed)
+        reason = _loss(before, found)
+        if reason:
+            yield f"{what}, {reason}; raise, set partial, or list the device as unhealthy"
+
+
+def _loss(before: Detected, found: Detected | str | None) -> str:
+    if isinstance(found, str):
+        return ""
+    if found is None:
+        return "the vendor counts as absent"
+    unhealthy = [_unhealthy(answer) for answer in (before, found)]
+    if len(found.devices) >= len(before.devices) or found.partial or unhealthy[1] > unhealthy[0]:
+        return ""
+    return f"{len(found.devices)} of {len(before.devices)} devices are left"
+
+
+def _unhealthy(detected: Detected) -> int:
+    return sum(device.health is Health.UNHEALTHY for device in detected.devices)
+
+
+def _outcome(subject: Subject, machine: TestedMachine, changed: Recording | HangingTools) -> Detected | str | None:
+    """What detection makes of a changed machine; the reason when it fails loudly."""
+    if isinstance(changed, HangingTools):
+        context: ProbeContext = VirtualTime(changed)
+    else:
+        context = machine.context(RecordedFacts(changed))
+    try:
+        return subject.plugin.detect(context)
+    except PluginError as error:
+        return error.problem.reason

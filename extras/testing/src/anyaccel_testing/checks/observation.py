@@ -1,0 +1,128 @@
+"""C26 to C28: stats and diagnose answer, hooks are done before their deadline, and presence.json misses no machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from anyaccel.errors import PluginError
+from anyaccel.model import ProblemKind
+from anyaccel.probe import HostFacts, RecordedFacts
+from anyaccel.vendors import presence
+
+from anyaccel_testing.check import CheckFailed, NotApplicable, demand
+from anyaccel_testing.subject import Subject, TestedMachine
+
+DETECT, STATS, DIAGNOSE = "anyaccel_detect", "anyaccel_stats", "anyaccel_diagnose"
+
+
+def answering(subject: Subject) -> None:
+    """C26: stats and diagnose answer on some recorded machine that has devices."""
+    hooks = [hook for hook in (STATS, DIAGNOSE) if subject.plugin.implements(hook)]
+    if not hooks:
+        raise NotApplicable(f"the plug-in has neither {STATS} nor {DIAGNOSE}, which are optional")
+    machines = [machine for machine in subject.machines if machine.known_devices]
+    if not machines:
+        raise NotApplicable("there is no recorded machine with devices to check on")
+    demand(_silent(machines, hooks))
+
+
+def _silent(machines: list[TestedMachine], hooks: list[str]) -> Iterator[str]:
+    """Hooks that fail wherever there are devices. A fault of the contract is C25's."""
+    for hook in hooks:
+        reasons = [(machine.name, _failure(machine, hook)) for machine in machines]
+        if all(reason for _, reason in reasons):
+            name, reason = reasons[0]
+            yield (
+                f"{hook} fails on every recorded machine with devices, on {name}: {reason}; answer, with None for what"
+                " is unknown"
+            )
+
+
+def _failure(machine: TestedMachine, hook: str) -> str:
+    try:
+        _calls(machine)[hook]()
+    except PluginError as error:
+        return "" if error.problem.kind is ProblemKind.CONTRACT else error.problem.reason
+    return ""
+
+
+def _calls(machine: TestedMachine) -> dict[str, Callable[[], Any]]:
+    """The hooks that touch a machine, by name."""
+    plugin = machine.subject.plugin
+    return {
+        DETECT: lambda: plugin.detect(machine.context()),
+        STATS: lambda: plugin.stats(machine.known_devices, machine.context()),
+        DIAGNOSE: lambda: plugin.diagnose(machine.context()),
+    }
+
+
+class _TooSlowError(BaseException):
+    """Ends a hook whose time is up; no ``except Exception`` keeps it. Its text says where the hook was."""
+
+
+def in_time(subject: Subject, machine: TestedMachine) -> None:
+    """C27: each hook that touches the machine is done before its deadline. A replay itself takes no time."""
+    if subject.too_slow:
+        raise NotApplicable(f"a hook takes too long on {subject.too_slow} already")
+    for hook, call in _calls(machine).items():
+        with _limited(subject, machine, hook), contextlib.suppress(PluginError):  # other checks tell what fails
+            call()
+
+
+@contextlib.contextmanager
+def _limited(subject: Subject, machine: TestedMachine, hook: str) -> Iterator[None]:
+    """Fail when it takes longer than the hook's deadline, and say where it was then."""
+
+    def end(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the form of signal handlers
+        where = f" (it was at {frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name})" if frame else ""
+        raise _TooSlowError(where)
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, subject.timeout)
+    try:
+        yield
+    except _TooSlowError as error:
+        subject.too_slow = machine.name
+        raise CheckFailed(
+            f"{hook} takes longer than its deadline of {subject.timeout:g} s{error}, so it always fails on such a"
+            " machine; ask for less, or stop when ctx.remaining() is small and say that the answer is partial"
+        ) from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def present(subject: Subject) -> None:
+    """C28: presence.json is understood, names the resource, and counts every machine on which the vendor is found."""
+    source, info = subject.source, subject.plugin.info
+    try:
+        said = presence.presence(source)
+    except ValueError as error:
+        raise CheckFailed(str(error)) from error
+    if said is None:
+        raise NotApplicable(f"the plug-in has no {presence.FILE_NAME}, which is optional")
+    demand(_presence_faults(subject, said.resource, info.resource))
+
+
+def _presence_faults(subject: Subject, said: str, resource: str) -> Iterator[str]:
+    if said not in ("", resource):
+        yield f"'resource' of {presence.FILE_NAME} must be {resource!r}, as in PluginInfo (got {said!r})"
+    for machine in subject.machines:
+        facts = HostFacts(os.environ) if subject.live else RecordedFacts(machine.recording)
+        if _found(machine) and not presence.possible([subject.source], facts, facts.environ):
+            yield (
+                f"{presence.FILE_NAME} says that the vendor is certainly not on {machine.name}, where it is found: add"
+                " a PCI vendor id, a path or a variable by which it is recognised there"
+            )
+
+
+def _found(machine: TestedMachine) -> bool:
+    try:
+        return machine.detected is not None
+    except NotApplicable:
+        return False

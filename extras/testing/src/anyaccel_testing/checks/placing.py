@@ -1,0 +1,154 @@
+"""C15, C21 and C24: devices can be asked for, be given out, and stand beside those of other vendors."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+
+from anyaccel.errors import EnvConflictError, PluginError
+from anyaccel.launcher import worker_environment
+from anyaccel.model import (
+    UNITS_PER_DEVICE,
+    Allocation,
+    Detected,
+    Grant,
+    Inventory,
+    PluginInfo,
+    Request,
+    Share,
+    Term,
+    VendorReport,
+    VendorState,
+    decode,
+    encode,
+)
+from anyaccel.probe import Machine, Simulated
+from anyaccel.vendors import Source, installed, tasks
+
+from anyaccel_testing.check import CheckFailed, NotApplicable, demand
+from anyaccel_testing.checks.environment import Devices, accepted, subsets
+from anyaccel_testing.subject import SECONDS, Subject, TestedMachine
+
+SENTENCE = re.compile(r"[^\n]*\S \S+ \S[^\n]*")
+"""Three words or more in one line."""
+LONGEST = 500
+
+
+def named(subject: Subject, machine: TestedMachine) -> None:  # noqa: ARG001 - all checks are called alike
+    """C15: every device and every product has tags, and says whether it may be shared."""
+    if machine.problem is not None:
+        if machine.problem.hook in ("anyaccel_tags", "anyaccel_fractional", "anyaccel_products"):
+            raise CheckFailed(f"{machine.problem.hook}: {machine.problem.reason}")
+        raise NotApplicable("detection fails here; see C07 and C09")
+    product = machine.product
+    for device in machine.devices:
+        if product is not None and device.tags[:1] != (product,):
+            raise CheckFailed(
+                f"the first tag of a {product} must be {product!r}, as Product.name says (got {device.tags!r}); correct"
+                " the product's attributes, or anyaccel_tags"
+            )
+
+
+def refusals(subject: Subject, machine: TestedMachine) -> None:
+    """C21: validate answers with a sentence or None, and it and the counts accept some set of the devices."""
+    devices = tuple(device for device in machine.devices if device.usable)
+    demand(_bad_reasons(subject, devices))
+    if devices and next(accepted(subject, devices), None) is None:
+        raise CheckFailed(
+            f"PluginInfo.counts and anyaccel_validate accept none of the sets of the {len(devices)} usable devices that"
+            " were tried, so nobody ever gets one"
+        )
+
+
+def _bad_reasons(subject: Subject, devices: Devices) -> Iterator[str]:
+    resource = subject.plugin.info.resource
+    for chosen in subsets(devices):
+        for term in (
+            Term(names=(resource,), units=len(chosen) * UNITS_PER_DEVICE),
+            Term(
+                names=(resource,),
+                units=len(chosen) * UNITS_PER_DEVICE,
+                filters=(("mem", "1B"),),
+                linked=True,
+                mixed=True,
+            ),
+            *([Term(names=(resource,), units=units) for units in (1, 5000, 9999)] if len(chosen) == 1 else []),
+        ):
+            try:
+                reason = subject.plugin.validate(term, chosen)
+            except PluginError as error:
+                yield f"anyaccel_validate of {term} with {len(chosen)} devices: {error.problem.reason}"
+                continue
+            if reason is not None and (not SENTENCE.fullmatch(reason) or len(reason) > LONGEST):
+                yield f"anyaccel_validate must give one sentence with the rule and what is allowed (got {reason!r:.80})"
+
+
+def together(subject: Subject) -> None:
+    """C24: beside every other installed vendor, no two set a variable differently but one that PluginInfo lends."""
+    own = _report(subject.source)
+    if own is None:
+        raise NotApplicable("the plug-in lists no product, so nothing can be simulated")
+    others = [
+        report
+        for source in installed()[0]
+        if source.vendor != subject.source.vendor and (report := _report(source)) is not None
+    ]
+    if not others:
+        raise NotApplicable("no other plug-in is installed")
+    demand(_conflicts(own, others))
+
+
+Simulation = tuple[VendorReport, Devices]
+
+
+def _report(source: Source) -> Simulation | None:
+    """A vendor's own largest machine; None when its plug-in cannot say."""
+    shared = {"load": {"source": encode(source), "path": sys.path}, "environ": {}, "seconds": SECONDS}
+    listed = tasks.products(shared).get("value")
+    if not listed:
+        return None
+    machine = Machine(
+        text="sim", products=(Simulated(product=listed[0]["name"], count=max(listed[0].get("counts", [1]))),)
+    )
+    answer = tasks.detect({**shared, "machine": encode(machine)})
+    if not answer.get("detected"):
+        return None
+    info, detected = decode(PluginInfo, answer["info"]), decode(Detected, answer["detected"])
+    report = VendorReport(
+        vendor=source.vendor,
+        state=VendorState.OK,
+        resource=info.resource,
+        kind=info.kind,
+        env_vars=info.env_vars,
+        borrowed=info.borrowed,
+        cleared=info.cleared,
+    )
+    return report, detected.devices
+
+
+def _conflicts(own: Simulation, others: list[Simulation]) -> Iterator[str]:
+    for other in others:
+        inventory = Inventory(machine="sim", devices=(*own[1], *other[1]), vendors=(own[0], other[0]))
+        for given in _divisions(own[1], other[1]):
+            if len({device.vendor for device in given}) > 1 and own[0].shared_with(other[0]):
+                continue  # placement never gives these to one worker
+            try:
+                worker_environment(_allocation(given), inventory, environ={})
+            except EnvConflictError as error:
+                yield f"{error} (given: {', '.join(device.id for device in given[:4]) or 'nothing'})"
+            except PluginError:
+                continue  # see C16 and C18, of this plug-in or of the other
+
+
+def _divisions(own: Devices, other: Devices) -> Iterator[Devices]:
+    """What one worker may be given of two vendors: nothing, one device or all of each."""
+    for mine in ((), own[:1], own):
+        for theirs in ((), other[:1], other):
+            yield (*mine, *theirs)
+
+
+def _allocation(devices: Devices) -> Allocation:
+    term = Term(names=("any",), units=max(1, len(devices)) * UNITS_PER_DEVICE)
+    shares = tuple(Share(device=device, memory_bytes=device.memory_bytes) for device in devices)
+    return Allocation(id="1", request=Request(terms=(term,)), grants=(Grant(term=term, shares=shares),))

@@ -1,0 +1,171 @@
+"""A plug-in under test, in the process that tests it, and the machines that it is tested on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from anyaccel.errors import PluginError
+from anyaccel.model import Detected, Device, Problem, decode, encode
+from anyaccel.probe import FILE_NAME, SCHEMA, Facts, HostFacts, Machine, ProbeContext, RecordedFacts, Simulated, load
+from anyaccel.vendors import Source, VendorPlugin, tasks
+
+from anyaccel_testing.check import NotApplicable
+
+SECONDS = 10.0
+"""Time for one detection, as users give it."""
+PRODUCTS = "products"
+"""Name under which the simulated machines are reported."""
+LIVE = "live.json"
+"""Beside the recording of this host: what was detected on the host itself."""
+HOST = "host"
+"""Name under which this host is reported."""
+
+
+class Subject:
+    """A plug-in under test.
+
+    Args:
+        source: Where it comes from.
+        recordings: Directories of recorded machines.
+        live: Whether the recordings are of this host, just made, so that detection may be tried on it as well.
+        timeout: Seconds that a hook may take that touches the machine.
+
+    Attributes:
+        too_slow: The machine on which a hook has taken longer; empty while none has.
+    """
+
+    def __init__(
+        self, source: Source, recordings: tuple[str, ...], *, live: bool = False, timeout: float = SECONDS
+    ) -> None:
+        self.source = source
+        self.live = live
+        self.timeout = timeout
+        self.too_slow = ""
+        self._recordings = recordings
+
+    @cached_property
+    def loaded(self) -> VendorPlugin | PluginError:
+        """The plug-in, or why it cannot be loaded."""
+        try:
+            return VendorPlugin(self.source)
+        except PluginError as error:
+            return error
+
+    @property
+    def plugin(self) -> VendorPlugin:
+        """The plug-in.
+
+        Raises:
+            NotApplicable: When it cannot be loaded, which other checks report.
+        """
+        if isinstance(self.loaded, PluginError):
+            raise NotApplicable("the plug-in cannot be loaded; see C01, C03 and C05")
+        return self.loaded
+
+    @cached_property
+    def machines(self) -> tuple[TestedMachine, ...]:
+        """The recorded machines."""
+        return tuple(TestedMachine(self, path) for path in self._recordings)
+
+    def simulated(self) -> Iterator[TestedMachine]:
+        """One machine for each product that the plug-in knows, as large as they come."""
+        for product in self.plugin.products():
+            count = max(product.counts, default=1)
+            machine = Machine(
+                text=f"sim:{product.name}:{count}", products=(Simulated(product=product.name, count=count),)
+            )
+            yield TestedMachine(self, machine=machine)
+
+
+class TimelessContext(ProbeContext):
+    """A context on which no time passes, so that no answer depends on how busy the testing machine is."""
+
+    def remaining(self) -> float:
+        """Seconds left: always the same."""
+        return SECONDS
+
+
+class TestedMachine:
+    """A machine that a plug-in is tested on.
+
+    Args:
+        subject: The plug-in.
+        path: Directory of the recording.
+        machine: A simulated machine instead.
+    """
+
+    __test__ = False
+
+    def __init__(self, subject: Subject, path: str = "", machine: Machine | None = None) -> None:
+        self.subject = subject
+        self.path = path
+        self._machine = machine or Machine(text=path, recording=os.path.join(path, FILE_NAME))
+        self.name = HOST if subject.live and path else os.path.basename(path) or self._machine.text
+
+    @property
+    def product(self) -> str | None:
+        """Name of the product that the machine simulates; None when it is recorded."""
+        return self._machine.products[0].product if self._machine.products else None
+
+    @cached_property
+    def recording(self) -> dict[str, Any]:
+        """The content of ``machine.json``; of a simulated machine, a recording of nothing."""
+        if not self.path:
+            return {"schema": SCHEMA}
+        return load(os.path.join(self.path, FILE_NAME))
+
+    def context(self, facts: Facts | None = None) -> ProbeContext:
+        """Show the machine to a hook: this host itself when it is the one, a replay otherwise, or other facts."""
+        if facts is None and self.subject.live:
+            return ProbeContext(HostFacts(os.environ), time.monotonic() + SECONDS)
+        return TimelessContext(facts or RecordedFacts(self.recording), time.monotonic() + SECONDS)
+
+    def replay(self, environ: Mapping[str, str] | None = None) -> ProbeContext:
+        """Show the recording to a hook."""
+        return self.context(RecordedFacts(self.recording, environ))
+
+    @cached_property
+    def _answer(self) -> dict[str, Any]:
+        environ = dict(os.environ) if self.subject.live else {}
+        load, machine = {"source": encode(self.subject.source), "path": sys.path}, encode(self._machine)
+        return tasks.detect({"load": load, "machine": machine, "environ": environ, "seconds": SECONDS})
+
+    @property
+    def problem(self) -> Problem | None:
+        """Why nothing can be said about the devices: a hook's fault between detection and the inventory."""
+        data = self._answer.get("problem")
+        problem = decode(Problem, data) if data else None
+        return None if problem is not None and problem.hook == "anyaccel_env" else problem  # C16 to C18 say it better
+
+    @property
+    def detected(self) -> Detected | None:
+        """What is found on the machine, completed as for users; None when the vendor is absent.
+
+        Raises:
+            NotApplicable: When detection fails, which other checks report.
+        """
+        if not isinstance(self.subject.loaded, VendorPlugin):
+            raise NotApplicable("the plug-in cannot be loaded; see C01, C03 and C05")
+        if self.problem is not None:
+            raise NotApplicable("detection fails here; see C07, C09 and C15")
+        data = self._answer["detected"]
+        return decode(Detected, data) if data is not None else None
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices, in the order of their indexes; empty when there are none."""
+        found = self.detected
+        return tuple(sorted(found.devices, key=lambda device: device.index)) if found else ()
+
+    @property
+    def known_devices(self) -> tuple[Device, ...]:
+        """The devices; nothing where detection fails, too, which other checks report."""
+        try:
+            return self.devices
+        except NotApplicable:
+            return ()

@@ -1,0 +1,229 @@
+"""Run the checks, each in a guarded process of its own, and collect how they end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from anyaccel.errors import UsageError
+from anyaccel.model import encode, replace
+from anyaccel.probe import FILE_NAME, GuardedProcess, Machine, Outcome, call_all, drop, guard, load, read_json
+from anyaccel.text import shown
+from anyaccel.vendors import DEADLINE_SECONDS, PRELOAD, Source, ask, installed
+
+from anyaccel_testing.check import Check, Result, State
+from anyaccel_testing.subject import HOST, LIVE, PRODUCTS
+from anyaccel_testing.table import CHECKS
+
+PERFORM = "anyaccel_testing.perform"
+NEEDED = (PERFORM, *PRELOAD)
+"""What the processes of the checks import, once for all of them."""
+SECONDS = 100.0
+SECONDS_TO_RECORD = 30.0
+LOADS = "C01"
+DETECTS = "C07"
+NEEDS_PYTEST = "C23"
+SLOW = "C27"
+EXPECTED_FAILURES = "expected_failures.json"
+WAY_OUT = f"expected failures must map ids of checks ({CHECKS[0].id} to {CHECKS[-1].id}) to reasons"
+
+
+def run_checks(
+    vendor: str,
+    recordings: str | Path | None = None,
+    *,
+    real: bool = False,
+    only: Iterable[str] = (),
+    expected_failures: Mapping[str, str] | None = None,
+    seconds: float = SECONDS,
+    timeout: float = DEADLINE_SECONDS,
+) -> list[Result]:
+    """Check an installed plug-in.
+
+    Nothing of the plug-in runs in this process.
+
+    Args:
+        vendor: Key of the vendor.
+        recordings: Directory whose sub-directories are recordings, or a recording.
+        real: Whether this host is the machine, instead of recordings.
+        only: Ids of checks; all when empty.
+        expected_failures: Why a check fails, by its id; what ``expected_failures.json`` in the directory of recordings
+            says when None. One that fails on no recording is reported as failed, so that its entry is taken out.
+        seconds: Time that each check may take.
+        timeout: Seconds that a hook may take that touches the machine.
+
+    Returns:
+        One result per check and machine, in the order of the table.
+
+    Raises:
+        MachineError: When a recording is damaged: that is no fault of the plug-in.
+        UsageError: When the expected failures are not ids of checks with reasons.
+    """
+    declared = dict(declared_failures(recordings) if expected_failures is None else expected_failures)
+    for fault in declaration_faults(declared):
+        raise UsageError(fault)
+    chosen = [check for check in CHECKS if not only or check.id in set(only)]
+    source, reason = find(vendor)
+    if source is None:
+        first = Result(check=LOADS, state=State.FAILED, message=reason)
+        return [first, *(_skipped(check, "the plug-in is not installed") for check in chosen if check.id != LOADS)]
+    if real:
+        return list(_as_declared(_run_real(source, chosen, seconds, timeout), declared))
+    machines = list_recordings(recordings)
+    for path in machines.values():
+        load(os.path.join(path, FILE_NAME))
+    results = list(_as_declared(_run(source, machines, chosen, seconds, timeout, live=False), declared))
+    return [_no_longer(result, declared, results) for result in results]
+
+
+def declared_failures(recordings: str | Path | None) -> dict[str, str]:
+    """What ``expected_failures.json`` in a directory of recordings says; nothing where there is no such file.
+
+    Raises:
+        MachineError: When the file cannot be read.
+        UsageError: When it does not map ids of checks to reasons.
+    """
+    path = os.path.join(recordings or "", EXPECTED_FAILURES)
+    if recordings is None or not os.path.lexists(path):
+        return {}
+    declared = read_json(path, WAY_OUT)
+    for fault in declaration_faults(declared):
+        raise UsageError(f"{path}: {fault}")
+    return dict(declared)
+
+
+def declaration_faults(declared: object) -> Iterator[str]:
+    """What is wrong with expected failures."""
+    if not isinstance(declared, Mapping):
+        yield f"{WAY_OUT} (got a {type(declared).__name__})"
+        return
+    for check, reason in declared.items():
+        if check not in {known.id for known in CHECKS} or not isinstance(reason, str) or not reason.strip():
+            yield f"{WAY_OUT} (got {shown(check)}: {shown(reason)})"
+
+
+def find(vendor: str) -> tuple[Source | None, str]:
+    """Find the plug-in of a vendor, or say why there is none."""
+    sources, problems = installed()
+    source = next((source for source in sources if source.vendor == vendor), None)
+    if source is not None:
+        return source, ""
+    for problem in problems:
+        if problem.vendor == vendor:
+            return None, str(problem)
+    names = ", ".join(source.vendor for source in sources) or "none"
+    return None, (
+        f"no plug-in for {vendor!r} is installed (installed: {names}): declare the entry point {vendor!r} in the group"
+        " 'anyaccel', install the project with 'pip install -e .', and see that ANYACCEL_PLUGINS and ANYACCEL_DISABLE"
+        " do not leave it out"
+    )
+
+
+def list_recordings(directory: str | Path | None) -> dict[str, str]:
+    """The recordings in a directory by name: its sub-directories that hold a ``machine.json``, or itself if it does."""
+    if directory is None or not os.path.isdir(directory):
+        return {}
+    path = os.path.abspath(directory)
+    if os.path.lexists(os.path.join(path, FILE_NAME)):
+        return {os.path.basename(path): path}
+    paths = {name: os.path.join(path, name) for name in sorted(os.listdir(path))}
+    return {name: path for name, path in paths.items() if os.path.lexists(os.path.join(path, FILE_NAME))}
+
+
+def machines_of(check: Check, recordings: Iterable[str]) -> list[str]:
+    """Names of the machines for which a check reports a result each; an empty one for the plug-in as such."""
+    if not check.per_machine:
+        return [""]
+    return [*recordings, *([PRODUCTS] if check.simulated else [])] or [""]
+
+
+def _as_declared(results: Iterable[Result], declared: Mapping[str, str]) -> Iterator[Result]:
+    """Results of which failures that were expected say so, with the reason."""
+    for result in results:
+        if result.state is State.FAILED and result.check in declared:
+            message = f"{declared[result.check]} ({result.message})"
+            yield replace(result, state=State.EXPECTED, message=message)
+        else:
+            yield result
+
+
+def _no_longer(result: Result, declared: Mapping[str, str], results: list[Result]) -> Result:
+    """A result, failed when its check was declared to fail and passes. One that is skipped everywhere says why."""
+    ends = {each.state for each in results if each.check == result.check}
+    if result.check not in declared or State.EXPECTED in ends or ends == {State.SKIPPED}:
+        return result
+    message = f"{result.check} no longer fails: take it out of the expected failures"
+    return replace(result, state=State.FAILED, message=message)
+
+
+def _run(
+    source: Source,
+    recordings: Mapping[str, str],
+    chosen: Iterable[Check],
+    seconds: float,
+    timeout: float,
+    *,
+    live: bool,
+) -> list[Result]:
+    performed = {check.id: check for check in chosen if check.id != NEEDS_PYTEST}
+    shared = {"source": encode(source), "recordings": list(recordings.values()), "live": live, "timeout": timeout}
+    processes = {GuardedProcess(*NEEDED): key for key in performed}
+    calls = {process: (f"{PERFORM}:perform", {**shared, "check": key}) for process, key in processes.items()}
+    outcomes = {processes[process]: outcome for process, outcome in call_all(calls, seconds).items()}
+    for process in processes:
+        process.close()
+    if processes:
+        drop(guard.guard(*NEEDED))  # the next checks may be those of a plug-in on another path
+    slow = SLOW in outcomes and any(answer["state"] == "failed" for answer in outcomes[SLOW].value or ())
+    deadly = next((key for key in (LOADS, DETECTS) if key in outcomes and outcomes[key].fault), None)
+    results: list[Result] = []
+    for check in chosen:
+        names = machines_of(check, recordings)
+        if check.id not in performed:
+            results.append(_skipped(check, "it is about test classes; see anyaccel_testing.AcceleratorPluginTests"))
+        elif slow and outcomes[check.id].fault == "timeout":
+            results.append(_skipped(check, f"the plug-in is too slow; see {SLOW}"))
+        elif deadly and check.id != deadly and outcomes[check.id].fault:
+            results.append(_skipped(check, f"the plug-in does not survive; see {deadly}"))
+        else:
+            results += _collect(check, names, outcomes[check.id])
+    return results
+
+
+def _collect(check: Check, names: list[str], outcome: Outcome) -> Iterator[Result]:
+    if outcome.fault:
+        message = f"the plug-in did not survive the check: {outcome.reason}"
+        yield from (
+            Result(check=check.id, state=State.FAILED, machine=name, message=message, details=outcome.details)
+            for name in names
+        )
+        return
+    for answer in outcome.value:
+        yield Result(check=check.id, **{**answer, "state": State(answer["state"])})
+
+
+def _run_real(source: Source, chosen: list[Check], seconds: float, timeout: float) -> list[Result]:
+    """Record this host once, in a guarded process, and check the plug-in on the recording and on the host."""
+    import json
+    import tempfile
+
+    answers, _ = ask("record", Machine(), timeout=SECONDS_TO_RECORD, vendors=[source.vendor])
+    _, outcome = answers[source.vendor]
+    answer: dict[str, Any] = outcome.value or {}
+    reason = outcome.reason or answer.get("problem", {}).get("reason", "")
+    with tempfile.TemporaryDirectory(prefix="anyaccel-check-") as directory:
+        recordings = {HOST: os.path.join(directory, HOST)}
+        os.mkdir(recordings[HOST])
+        for name, content in ((FILE_NAME, answer.get("recording")), (LIVE, answer.get("detected"))):
+            Path(recordings[HOST], name).write_text(json.dumps(content), encoding="utf-8")
+        results = _run(source, {} if reason else recordings, chosen, seconds, timeout, live=True)
+    if not reason:
+        return results
+    failure = Result(check=DETECTS, state=State.FAILED, machine=HOST, message=reason, details=outcome.details)
+    return [failure if result.check == DETECTS else result for result in results]
+
+
+def _skipped(check: Check, reason: str) -> Result:
+    return Result(check=check.id, state=State.SKIPPED, message=reason)

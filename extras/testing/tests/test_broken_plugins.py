@@ -1,0 +1,105 @@
+"""The suite is tested by plug-ins that break one demand each: exactly that check fails, and says what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from anyaccel_testing import CHECKS, State, run_checks
+from broken_plugins import BROKEN, PRESENCE
+from lengths import length
+
+ACME = (Path(__file__).parents[3] / "tests" / "vendors" / "acme.py").read_text()
+NOT_BY_A_PLUGIN = {"C23", "C24"}
+"""Checks that one plug-in alone cannot break: they are about a test class, and about several vendors."""
+
+
+def ends(results, state):
+    return {result.check for result in results if result.state is state}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_broken_plugin_fails_exactly_its_check(fault, install, recordings):
+    broken = BROKEN[fault]
+    source = broken.source(ACME)
+    install("acme", source).with_suffix(".presence.json").write_text(broken.presence)
+    directory = recordings(source if broken.inventory else ACME)
+    # That it fails this check alone takes all of them, which is done at full length.
+    only = length([broken.check], [])
+    results = run_checks("acme", directory, only=only, seconds=broken.seconds, timeout=broken.timeout)
+    failures = {result.check: result.message for result in results if result.state is State.FAILED}
+    assert list(failures) == [broken.check], failures
+    messages = " ".join(result.message for result in results if result.state is State.FAILED)
+    assert broken.message in messages
+    assert "Traceback" not in messages
+
+
+def test_every_check_has_a_plugin_that_breaks_it():
+    assert {broken.check for broken in BROKEN.values()} == {check.id for check in CHECKS} - NOT_BY_A_PLUGIN
+
+
+def test_the_well_behaved_plugin_passes_every_check(install, recordings):
+    install("acme", ACME).with_suffix(".presence.json").write_text(PRESENCE)
+    results = run_checks("acme", recordings(ACME))
+    assert [result for result in results if result.state is State.FAILED] == []
+    assert ends(results, State.SKIPPED) == NOT_BY_A_PLUGIN
+
+
+def test_a_plugin_without_optional_hooks_passes(install, recordings):
+    for hook in ("visible", "validate", "stats", "products"):
+        assert f"@hookimpl\ndef anyaccel_{hook}(" in ACME
+    source = ACME
+    for hook in ("visible", "validate", "stats", "products"):
+        source = source.replace(f"@hookimpl\ndef anyaccel_{hook}(", f"def unused_{hook}(")
+    install("acme", source)
+    results = run_checks("acme", recordings(source))
+    assert [result for result in results if result.state is State.FAILED] == []
+    assert {"C19", "C20", "C21", "C26", "C28"} <= ends(results, State.SKIPPED)
+
+
+def test_two_vendors_that_set_one_variable_differently(install, recordings):
+    rival = ACME.replace('vendor="acme"', 'vendor="zeta"').replace("acme-{", "zeta-{").replace("Acme-", "Zeta-")
+    rival = rival.replace("Acme One", "Zeta One").replace("Acme Whole", "Zeta Whole").replace('"A1"', '"Z1"')
+    install("acme", ACME)
+    install("zeta", rival)
+    results = run_checks("acme", recordings(ACME))
+    failures = {result.check: result.message for result in results if result.state is State.FAILED}
+    assert list(failures) == ["C24"]
+    assert "acme and zeta set the variable ACME_VISIBLE differently" in failures["C24"]
+
+
+def test_a_variable_that_is_borrowed_is_no_conflict(install, recordings):
+    rival = ACME.replace('vendor="acme"', 'vendor="zeta", borrowed=("ACME_VISIBLE",)').replace("acme-{", "zeta-{")
+    rival = rival.replace("Acme-", "Zeta-").replace("Acme One", "Zeta One").replace("Acme Whole", "Zeta Whole")
+    install("acme", ACME)
+    install("zeta", rival.replace('"A1"', '"Z1"'))
+    (result,) = {(result.check, result.state) for result in run_checks("acme", recordings(ACME), only=["C24"])}
+    assert result == ("C24", State.OK)
+
+
+def test_what_is_not_installed(monkeypatch):
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "none")
+    first, *rest = run_checks("acme")
+    assert (first.check, first.state) == ("C01", State.FAILED)
+    assert "no plug-in for 'acme' is installed" in first.message
+    assert {result.state for result in rest} == {State.SKIPPED}
+    assert [first.check, *(result.check for result in rest)] == [check.id for check in CHECKS]
+
+
+def test_only_the_checks_that_are_asked_for(install, recordings):
+    install("acme", ACME)
+    results = run_checks("acme", recordings(ACME), only=["C06", "C17"])
+    assert {result.check for result in results} == {"C06", "C17"}
+    assert {result.machine for result in results} == {"", "driver-only", "pair", "quad", "products"}
+
+
+def test_a_plugin_may_read_its_own_data_at_any_time(install, recordings, tmp_path):
+    (tmp_path / "site" / "quark").mkdir()
+    reads = 'open(__file__.replace("__init__.py", "data.txt")).read()'
+    source = ACME.replace("    names = [", f"    {reads}\n    names = [", 1)
+    assert source != ACME
+    (tmp_path / "site" / "quark" / "__init__.py").write_text(source)
+    (tmp_path / "site" / "quark" / "data.txt").write_text("")
+    install("acme", "", entry="quark")
+    (result,) = {(result.check, result.state) for result in run_checks("acme", recordings(ACME), only=["C22"])}
+    assert result == ("C22", State.OK)

@@ -1,0 +1,144 @@
+"""'anyaccel new' writes a project that installs, passes the suite and type-checks, and says what stands in its way."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from distributions import copy_project
+from lengths import length
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "examples" / "anyaccel-lumen"
+FILES = [
+    ".gitignore",
+    "README.md",
+    "pyproject.toml",
+    *(
+        f"recordings/{name}/{file}"
+        for name in ("driver-without-device", "faults", "no-{}", "two-devices")
+        for file in ("expected.json", "machine.json")
+    ),
+    "src/anyaccel_{}/__init__.py",
+    "src/anyaccel_{}/presence.json",
+    "src/anyaccel_{}/products.toml",
+    "src/anyaccel_{}/py.typed",
+    "tests/test_plugin.py",
+]
+
+PROJECTS = ("anyaccel-my-npu", "anyaccel-other", "anyaccel-lumen")
+
+
+def new(anyaccel, *arguments, **options):
+    done = anyaccel("new", *arguments, **options)
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp_path):
+    """As a new vendor would: nothing but Python, anyaccel, and the projects with what they ask for.
+
+    Only at full length is the environment one of their own, and are types checked: otherwise what the projects build is
+    installed into a directory beside that of the tests, of which no other plug-in is seen.
+    """
+    clean = length(False, True)
+    status, out, err = new(anyaccel, "my_npu", "--resource", "NPU", cwd=tmp_path)
+    assert (status, out) == (0, "anyaccel-my-npu\n"), err
+    status, out, err = new(anyaccel, "other", "--from", "tool", cwd=tmp_path)
+    assert (status, out) == (0, "anyaccel-other\n"), err
+    copy_project(EXAMPLE, tmp_path / "anyaccel-lumen")
+    python = str(tmp_path / "venv" / "bin" / "python") if clean else sys.executable
+    environ = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "PYTEST", "ANYACCEL"))}
+
+    environ["ANYACCEL_STATE_DIR"] = str(tmp_path / "state")  # what others hold on this machine does not matter
+    (tmp_path / "state").mkdir(mode=0o700)
+
+    def run(*command, **options):
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, check=False, **{"cwd": tmp_path, **options}
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    pip = (python, "-m", "pip", "install", "-q")
+    if clean:
+        run(sys.executable, "-m", "venv", "venv")
+        run(*pip, ROOT / "core", *(f"./{name}[test]" for name in PROJECTS))
+    else:
+        site = tmp_path / "site"
+        run(*pip, "--no-deps", "--no-build-isolation", "--target", site, *(f"./{name}" for name in PROJECTS))
+        environ |= {"PYTHONPATH": str(site), "ANYACCEL_PLUGINS": "my_npu,other,lumen"}
+    for project in PROJECTS:
+        tests = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path / project)
+        # What is skipped is the check of a hook that it need not have.
+        assert re.search(r"^\d+ passed(, \d+ skipped)? in", tests, re.MULTILINE), tests
+        assert not clean or "Success" in run(python, "-m", "mypy", "src", "tests", cwd=tmp_path / project)
+    cli = (python, "-m", "anyaccel")
+    listed = json.loads(run(*cli, "plugins", "--json"))["plugins"]
+    assert [(plugin["vendor"], plugin["state"], plugin["resource"]) for plugin in listed] == [
+        ("lumen", "ok", "LUX"),
+        ("my_npu", "ok", "NPU"),
+        ("other", "ok", "OTHER"),
+    ]
+    shown = run(*cli, "--machine", "sim:MyNpu-One:4", "run", "NPU:2", "--", "printenv", "MY_NPU_VISIBLE_DEVICES")
+    assert shown == "0,1\n"
+    assert run(*cli, "new", "zeta") == "anyaccel-zeta\n"  # the template is in the wheel
+    checked = json.loads(run(*cli, "check", "my_npu", "--json"))
+    assert checked["passed"] is True
+    assert "two-devices" in {result["machine"] for result in checked["results"]}  # the recordings are installed, too
+
+
+def test_no_word_of_the_template_is_left(anyaccel, tmp_path):
+    status, out, _ = new(anyaccel, "zeta9", "--kind", "dpu", "--directory", str(tmp_path / "p"), "--json")
+    answer = json.loads(out)
+    assert (status, answer["schema"], answer["vendor"]) == (0, "anyaccel.new/1", "zeta9")
+    written = sorted(str(path.relative_to(tmp_path / "p")) for path in (tmp_path / "p").rglob("*") if path.is_file())
+    assert written == sorted(file.format("zeta9") for file in FILES)
+    assert sorted(answer["files"]) == [str(tmp_path / "p" / path) for path in written]
+    text = "".join((tmp_path / "p" / path).read_text() for path in written)
+    assert re.findall(r"(?i)acme|\bAPU\b|\.in\b", text) == []
+    assert 'key, resource, kind, brand = "zeta9", "ZETA9", "dpu", "Zeta9"' in text
+    assert 'Mask("ZETA9_VISIBLE_DEVICES"' in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("Acme",), "a vendor must match [a-z][a-z0-9_]{0,31} (got 'Acme')"),
+        (("../x",), "a vendor must match"),
+        (("acme", "--resource", "a b"), "a resource must match"),
+        (("acme", "--kind", "GPU"), "a kind must match"),
+        (("acme", "--directory", "/proc/x"), "cannot be written: No such file or directory; choose another"),
+        (("acme", "--directory", "full"), "full exists and is not empty; choose another one with --directory"),
+        ((), "the following arguments are required: VENDOR"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(arguments, message, anyaccel, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("kept")
+    status, out, err = new(anyaccel, *arguments, cwd=tmp_path)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "file"]
+
+
+@pytest.mark.parametrize("variant", ["sysfs", "tool"])
+def test_a_new_plug_in_is_small(anyaccel, tmp_path, variant):
+    status, _, err = new(anyaccel, "zeta9", "--from", variant, cwd=tmp_path)
+    assert status == 0, err
+    modules = [path.read_text() for path in (tmp_path / "anyaccel-zeta9" / "src").rglob("*.py")]
+    assert len(modules) == 1
+    assert len(modules[0].splitlines()) <= 100
+
+
+def test_an_empty_directory_is_filled(anyaccel, tmp_path):
+    (tmp_path / "anyaccel-acme").mkdir()
+    status, out, err = new(anyaccel, "acme", cwd=tmp_path)
+    assert (status, out) == (0, "anyaccel-acme\n")
+    assert "pip install -e '.[test]' && pytest" in err

@@ -1,0 +1,19 @@
+"""The page on the suite lists every check with the title that the suite itself prints."""
+
+import re
+from pathlib import Path
+
+from anyaccel_testing import CHECKS
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "conformance.md"
+
+
+def test_every_check_is_on_the_page_with_its_title_and_a_reason():
+    rows = re.findall(r"^\| (C\d\d) \| (.+?) \| (.+?) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [row[:2] for row in rows] == [(check.id, check.title) for check in CHECKS]
+    assert all(reason.endswith(".") for _, _, reason in rows)
+
+
+def test_ids_and_names_are_unique():
+    assert len({check.id for check in CHECKS}) == len({check.name for check in CHECKS}) == len(CHECKS)
+    assert [check.id for check in CHECKS] == [f"C{number:02}" for number in range(1, len(CHECKS) + 1)]

@@ -1,0 +1,3 @@
+"""What a pool does, on this machine."""
+
+from engine_calls import *  # noqa: F403

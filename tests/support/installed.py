@@ -1,0 +1,118 @@
+"""Fixtures that build real things: installed distributions, recordings, processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anyaccel.inventory.left_out import _left_out
+from anyaccel.vendors.process import close as close_vendors
+
+# As in the background of a shell: what we start would ignore it, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+VENDORS = Path(__file__).parents[1] / "vendors"
+ACME = (VENDORS / "acme.py").read_text()
+
+Install = Callable[..., Path]
+Anyaccel = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No variable of ours leaks into a test, no lease of another one is seen, no plug-in stays loaded.
+
+    Nor does a pytest that a test starts take itself for a worker of this one.
+    """
+    for name in list(os.environ):
+        if name.startswith(("ANYACCEL_", "PYTEST_XDIST_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("ANYACCEL_STATE_DIR", str(tmp_path / "leases"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state-home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))
+    close_vendors(interpreter=False)
+    _left_out.cache_clear()
+    before = set(sys.modules)
+    yield
+    close_vendors(interpreter=False)
+    for name in set(sys.modules) - before:
+        if name.startswith(("plug_", "acme")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install a plug-in as pip would: a module and a dist-info with an entry point, on the module path."""
+    site = tmp_path / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    vendors: list[str] = []
+
+    def install(vendor: str, source: str, *, distribution: str = "", entry: str = "", version: str = "1.2.3") -> Path:
+        name = distribution or f"anyaccel-{vendor}"
+        module = f"plug_{name.replace('-', '_')}"
+        (site / f"{module}.py").write_text(source)
+        info = site / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[anyaccel]\n{vendor} = {entry or module}\n")
+        vendors.append(vendor)
+        monkeypatch.setenv("ANYACCEL_PLUGINS", ",".join(vendors))  # what else is installed here does not matter
+        return site / f"{module}.py"
+
+    return install
+
+
+@pytest.fixture
+def acme(install: Install) -> Path:
+    """The well-behaved vendor, installed."""
+    return install("acme", ACME)
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Callable[..., str]:
+    """Write a recording of a machine with Acme devices, and return its directory."""
+
+    def record(*devices: dict[str, Any], name: str = "machine", **extra: Any) -> str:
+        directory = tmp_path / name
+        directory.mkdir()
+        facts = {"model": "Acme One", "memory": 1 << 34}
+        paths = {
+            f"/sys/class/acme/{index}/facts": {"text": json.dumps(facts | {"serial": f"s{index}"} | device)}
+            for index, device in enumerate(devices)
+        }
+        paths["/sys/class/acme/version"] = {"text": "7.1\n"}
+        recording = {"schema": "anyaccel.recording/1", "paths": paths} | extra
+        (directory / "machine.json").write_text(json.dumps(recording))
+        return str(directory)
+
+    return record
+
+
+@pytest.fixture
+def anyaccel() -> Anyaccel:
+    """Run the command line in a process of its own."""
+
+    def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, **options.pop("env", {})}
+        seconds = options.pop("timeout", 60)
+        return subprocess.run(
+            [sys.executable, "-m", "anyaccel", *arguments],
+            env={name: value for name, value in environ.items() if value is not None},
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+            **options,
+        )
+
+    return run
