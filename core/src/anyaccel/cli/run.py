@@ -10,7 +10,18 @@ import os
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import acquire, add_command, add_launch, add_memory, add_request, add_time, add_wait
+from anyaccel.cli.options import (
+    acquire,
+    add_command,
+    add_launch,
+    add_memory,
+    add_request,
+    add_signal,
+    add_time,
+    add_wait,
+    time_limit,
+)
+from anyaccel.cli.quantities import add_grace
 from anyaccel.errors import UnknownNameError, UsageError
 from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.launcher.command import not_started, replace_process
@@ -43,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_launch(parser)
     add_wait(parser)
     add_time(parser)
+    add_signal(parser)
+    add_grace(parser)
     parser.add_argument(
         "--cap",
         action="store_true",
@@ -93,6 +106,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command, or the user's shell where there is none."""
+    if args.signal is not None:
+        from anyaccel.launcher.time_limit import check_early
+
+        check_early(args.signal, args.time)  # before anybody waits for devices
     if args.detach:
         return _detach(args)
     shell = not args.command
@@ -117,10 +134,12 @@ def _acquire(
     confined = bool(args.enforce and not available())
     hold = acquire(
         args, confined=confined, waits=waits, program=args.command[0], stays=stays, cap=args.cap, bind=args.bind,
-        memory=args.memory, limit=True,
+        memory=args.memory, limit=True, told=True,
     )  # fmt: skip
     if hold.allocation.cpu:
         output.say(anyaccel.open_scheduler(hold.launch.inventory).why(hold.allocation.request).message)
+        if args.time is not None:
+            output.say("--time changes nothing: a time limit is that of the devices, and none is held")
     elif args.cap and FRACTION_VARIABLE not in hold.environ:
         output.say("--cap changes nothing: it is for a share of one device whose memory is known")
     processors = hold.allocation.processors
@@ -170,7 +189,8 @@ def _become(args: argparse.Namespace, hold: anyaccel.Hold, sandbox: Sandbox | No
         replace_process(replace(hold.launch, environment=environment), args.command, sandbox)
     from anyaccel.launcher.ranks import run_ranks
 
-    return run_ranks(hold.launch, args.command, rendezvous, sandbox=sandbox)
+    limit = time_limit(args, hold)
+    return run_ranks(hold.launch, args.command, rendezvous, sandbox=sandbox, grace=args.grace, limit=limit)
 
 
 def _shell(args: argparse.Namespace) -> list[str]:
@@ -200,13 +220,17 @@ def _detach(args: argparse.Namespace) -> int:
 
 def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
     """Wait for the devices, run the command, and write down what happens."""
-    with _acquire(args, waits=lambda: supervisor.begin("waiting"), stays=True) as hold:
+    with _acquire(args, waits=lambda: supervisor.begin("waiting", grace=args.grace), stays=True) as hold:
         sandbox = _sandbox(args, hold)
-        supervisor.begin("running", devices=tuple(device.name for device in hold.devices), lease=hold.id)
+        limit = time_limit(args, hold)
+        supervisor.begin(
+            "running", devices=tuple(device.name for device in hold.devices), lease=hold.id, grace=args.grace,
+            time_limit=None if limit is None else limit.seconds,
+        )  # fmt: skip
         close_vendors()
         mark = hold.lease.mark if hold.lease else ()
-        status, cancelled = supervisor.supervise(lambda: _become(args, hold, sandbox), mark, args.time)
-        supervisor.end(status, cancelled=cancelled)
-        hold.note_end(status)
+        status, state = supervisor.supervise(lambda: _become(args, hold, sandbox), mark, limit)
+        supervisor.end(status, state=state)
+        hold.note_end(status, timed_out=state == "timeout")
         hold.unlimit()
         os._exit(status)  # the devices go with this process, or with the last one that the command has left behind

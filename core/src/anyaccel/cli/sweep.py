@@ -24,16 +24,18 @@ from anyaccel.cli.options import (
     add_launch,
     add_memory,
     add_request,
+    add_signal,
     add_time,
     add_wait,
     survey,
     wait_options,
 )
 from anyaccel.cli.quantities import add_grace, whole
-from anyaccel.errors import AnyaccelError, UsageError
+from anyaccel.errors import AnyaccelError, TaskTimeoutError, UsageError
 from anyaccel.launcher.capacity import capacity
 from anyaccel.launcher.supervisor import Supervisor
 from anyaccel.launcher.sweep import JOB_LOG, Commands, Ended, JobLog, Setting, Sweep, Tally, call, parse_each, written
+from anyaccel.launcher.time_limit import check_early
 from anyaccel.model import replace
 from anyaccel.text import elapsed
 
@@ -104,6 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_launch(parser)
     add_wait(parser)
     add_time(parser, what="each command")
+    add_signal(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -114,6 +117,7 @@ def main(args: argparse.Namespace) -> int:
         if name in each:
             raise UsageError(f"--each gives {name!r} twice; separate its values by commas")
         each[name] = values
+    check_early(args.signal, args.time)
     if args.address is not None and args.engine == "local":
         raise UsageError("--address belongs to --engine ray and --engine dask")
     commands = Commands(args.command or (), each, None if args.source is None else _lines(args.source))
@@ -132,7 +136,7 @@ def _detach(args: argparse.Namespace, commands: Commands) -> int:
 
     def supervise(supervisor: Supervisor) -> int:
         status = _run(args, commands, supervisor)
-        supervisor.end(status, cancelled=status in (130, 143))
+        supervisor.end(status, state="cancelled" if status in (130, 143) else "")
         return status
 
     shown = ["sweep", *(f"--each={text}" for text in args.each), *(args.command or (f"--from={args.source}",))]
@@ -167,6 +171,7 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
                 stop_on_error=args.stop_on_error,
                 grace=args.grace,
                 time=args.time,
+                early=check_early(args.signal, args.time),
                 memory=args.memory,
                 wait=wait_options(args),
             )
@@ -249,7 +254,7 @@ class _Calls:
             printed = f"anyaccel: {error}\n".encode(errors="replace")
             run = Ended(
                 number=number, command=command, status=error.exit_code, started=time.time(), attempts=attempt,
-                output_bytes=len(printed), host="-",
+                output_bytes=len(printed), host="-", timed_out=isinstance(error, TaskTimeoutError),
             )  # fmt: skip
         path = f"{self._out}/{number}.log"
         with open(path, "wb" if attempt == 1 else "ab") as file:
@@ -328,6 +333,7 @@ def _document(args: argparse.Namespace, tally: Tally, log: JobLog, status: int) 
                 "command": list(run.command),
                 "exit_status": run.status,
                 "signal": run.signal or None,
+                "timeout": run.timed_out,
                 "attempts": run.attempts,
                 "log": run.log,
             }
