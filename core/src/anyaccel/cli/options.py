@@ -13,11 +13,11 @@ from anyaccel.text import elapsed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from anyaccel.launcher.time_limit import TimeLimit
     import argparse
     from collections.abc import Callable
     from typing import Any
 
+    from anyaccel.launcher.time_limit import TimeLimit
     from anyaccel.ledger import LeaseRecord
 
 
@@ -164,7 +164,7 @@ def acquire(
         output.say(f"got {names} after {elapsed(hold.waited)}")
     if hold.lease is not None and inventory.machine == "host":
         _tell_once_of_others()
-    monitor(hold, program, stays=stays, limit=time_limit(args, hold) if told else None)
+    monitor(hold, program, stays=stays, limit=time_limit(args, hold) if told and not stays else None)
     return hold.carried()
 
 

@@ -206,6 +206,7 @@ def _on_cluster(args: argparse.Namespace, commands: Iterator[tuple[int, tuple[st
             max_workers=args.jobs,
             timeout=args.time,
             grace=args.grace,
+            signal=args.signal,
             memory=args.memory,
         ) as pool:
             calls = _Calls(args, pool)

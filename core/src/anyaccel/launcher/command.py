@@ -90,7 +90,8 @@ def run(
         (0, [b'H100'])
     """
     program = _program(command, **options)
-    if not (isinstance(grace, (int, float)) and grace >= 0):
+    given: object = grace  # what callers without a type checker may pass
+    if not (isinstance(given, (int, float)) and given >= 0):
         raise UsageError(f"grace must be a number of seconds, 0 or more (got {grace!r:.60})")
     early = check_early(signal, time)
     confined = confines(enforce)

@@ -49,13 +49,12 @@ def monitor(hold: Hold, program: str = "", *, stays: bool = False, limit: TimeLi
         hold: The hold.
         program: Name of the program that will run; that of this process when empty.
         stays: Whether this process stays, ends what runs in time, and says how that ended: see :meth:`Hold.note_end`.
-        limit: The time limit, of which the monitor tells on standard error and in the journal; None to end what runs
-            without a word once the lease says so.
+        limit: The time limit, of which the monitor tells on standard error and in the journal; None where this process
+            stays, or to end what runs without a word once the lease says so.
     """
     if hold.lease is None:
         return
     until = None if stays else hold.lease.until
-    limit = None if stays else limit
     use, own = hold.usage(program), process.me()
     asking = sampler(hold.launch.inventory, hold.allocation.shares, use.fared) if wanted() else None
     grouped = hold.launch.environment.group is not None
