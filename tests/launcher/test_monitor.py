@@ -1,16 +1,20 @@
 """Time limits and the journal of runs, holds and leases of this process."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import anyaccel
 import pytest
 from anyaccel import detect, leases
+from anyaccel.launcher.monitor import NAME
 from anyaccel.ledger import Ledger
-from waiting import until
+from waiting import PATIENCE, until
 
 MACHINE = ("--machine", "sim:A1:2")
 
@@ -43,6 +47,44 @@ def test_a_run_is_ended_in_time_with_all_that_it_started(anyaccel, lines):
     assert [(name, kind) for name, kind, _ in line["devices"]] == [("acme/0", "Acme-One")]
     assert line["held"] >= 0.9 * seconds
     assert json.loads(anyaccel("status", *MACHINE, "--json").stdout)["devices"][0]["holders"] == []
+
+
+def monitors():
+    """Process ids of the monitors of the runs of this test."""
+    mine = f"XDG_STATE_HOME={os.environ['XDG_STATE_HOME']}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            name, environ = (process / "comm").read_text(), (process / "environ").read_bytes().split(b"\0")
+            if name == f"{NAME}\n" and mine in environ:
+                found.append(int(process.name))
+    return found
+
+
+def test_a_run_whose_monitor_is_killed_goes_on_with_its_devices(tmp_path):
+    """No other process watches over its time."""
+    script = f"echo; until test -e {tmp_path}/go; do sleep 0.05; done"
+    status = None
+    for seconds in (5, 30, 60):  # until the monitor has been killed by then
+        command = ["run", *MACHINE, "APU:1", "--time", f"{seconds}s", "--", "sh", "-c", script]
+        with subprocess.Popen([sys.executable, "-m", "anyaccel", *command], stdout=subprocess.PIPE) as run:
+            run.stdout.readline()
+            for pid in monitors():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            held = leases(detect(MACHINE[1]))
+            in_time = bool(held) and time.time() < held[0].until
+            if in_time:
+                until(lambda end=held[0].until: time.time() > end, "the end of its time")
+                assert leases(detect(MACHINE[1]))[0].id == held[0].id
+            (tmp_path / "go").touch()
+            status = run.wait(PATIENCE)
+        if in_time:
+            break
+        (tmp_path / "go").unlink()
+    assert in_time
+    assert status == 0
+    assert leases(detect(MACHINE[1])) == ()
 
 
 def test_the_monitor_holds_nothing_of_the_callers(anyaccel, lines):

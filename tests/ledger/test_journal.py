@@ -24,6 +24,7 @@ ENTRY = Entry(
     program="train.py",
     exit=3,
     leases=2,
+    timeouts=1,
 )
 
 

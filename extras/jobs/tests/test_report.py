@@ -136,17 +136,17 @@ def test_the_table_json_and_csv_say_the_same(anyaccel, written):
 
 def test_the_use_is_shown_in_the_table_json_csv_and_picture(anyaccel, tmp_path):
     now = time.time()
-    assert journal.write(use(began=now - 3600, ended=now - 10, fared=fared(0.876, 10.0, 3 << 30)))
+    assert journal.write(use(began=now - 3600, ended=now - 10, fared=fared(0.876, 10.0, 3 << 30), timeouts=1))
     assert journal.write(use(began=now - 7210, ended=now - 3610, units=5000, fared=fared(0.0, 100.0, 1 << 30)))
     done = anyaccel("report", "--plot", str(tmp_path / "t.svg"))
-    assert done.stdout.splitlines()[1].split()[2:] == ["1.50", "0s", "0s", "88%", "0.50", "3.0", "GiB"]
+    assert done.stdout.splitlines()[1].split()[2:] == ["1.50", "0s", "0s", "88%", "0.50", "3.0", "GiB", "1"]
     assert "how busy shares are is not told" in done.stderr
     drawn = (tmp_path / "t.svg").read_text()
     assert "3590 s, device 88% busy" in drawn
     assert sorted(set(re.findall(r'fill-opacity="([0-9.]+)"', drawn))) == ["0.3", "0.85"]
     (row,) = json.loads(anyaccel("report", "--json").stdout)["rows"]
     assert (row["utilization"], row["idle_leases"], row["idle_device_seconds"]) == (0.876, 1, 1800.0)
-    assert row["memory_peak_bytes"] == 3 << 30
+    assert (row["memory_peak_bytes"], row["timeouts"]) == (3 << 30, 1)
     (row,) = csv.DictReader(io.StringIO(anyaccel("report", "--by", "device", "--csv").stdout))
     assert (row["device"], row["idle_leases"], row["memory_peak_bytes"]) == ("acme/0", "1", str(3 << 30))
     assert float(row["utilization"]) == pytest.approx(0.876 * 3590 / (3590 + 1800), abs=1e-3)

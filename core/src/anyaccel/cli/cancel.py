@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of a job, ticket of one who waits ('anyaccel queue --json'), or lease ('anyaccel')",
     )
     parser.add_argument("--all", action="store_true", help="all jobs, waits and leases of this user")
-    add_grace(parser)
+    add_grace(parser, None, of="10s, or that of the job")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -90,8 +90,13 @@ def _own(ledger: Ledger) -> list[str]:
     return found
 
 
-def cancel(ledger: Ledger, what: str, *, grace: float = GRACE_SECONDS) -> str:
+def cancel(ledger: Ledger, what: str, *, grace: float | None = None) -> str:
     """Cancel a job, a wait or a lease, by its identity; returns what to say about it.
+
+    Args:
+        ledger: The machine's leases.
+        what: The identity.
+        grace: Seconds between SIGTERM and SIGKILL; None for those that a job was given, and 10 for a lease.
 
     Raises:
         AnyaccelError: When there is none, or it does not end.
@@ -108,5 +113,5 @@ def cancel(ledger: Ledger, what: str, *, grace: float = GRACE_SECONDS) -> str:
             hint="'anyaccel jobs' lists jobs, 'anyaccel queue --json' tickets, 'anyaccel --columns device,user,lease'"
             " leases",
         )
-    pids = ledger.release_of(what, grace=grace, force=True)
+    pids = ledger.release_of(what, grace=GRACE_SECONDS if grace is None else grace, force=True)
     return f"lease {what} is released; asked to end: {', '.join(map(str, pids)) or 'no process'}"

@@ -7,7 +7,7 @@ import os
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.quantities import duration
+from anyaccel.cli.quantities import duration, early_signal
 from anyaccel.model import Inventory
 from anyaccel.text import elapsed
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from anyaccel.launcher.time_limit import TimeLimit
     from anyaccel.ledger import LeaseRecord
 
 
@@ -97,6 +98,16 @@ def add_time(parser: argparse.ArgumentParser, *forms: str, what: str = "it") -> 
     )
 
 
+def add_signal(parser: argparse.ArgumentParser) -> None:
+    """Let a command say which signal what it starts gets before its time is over."""
+    parser.add_argument(
+        "--signal",
+        metavar="NAME@DURATION",
+        type=early_signal,
+        help="with --time: send a signal so long before its end, such as USR1@60s, to each process that catches it",
+    )
+
+
 def acquire(
     args: argparse.Namespace,
     *,
@@ -108,6 +119,7 @@ def acquire(
     bind: bool | None = False,
     memory: str | None = None,
     limit: bool = False,
+    told: bool = False,
 ) -> anyaccel.Hold:
     """Hold what the command line asks for, saying on the way what people should know.
 
@@ -124,6 +136,7 @@ def acquire(
         bind: Whether the command will run near its devices; None for whole devices.
         memory: How much of the host's memory it may take.
         limit: Whether the command will be started in a cgroup of its own where one was made.
+        told: Whether its time limit is told, and has the grace and the early signal of the arguments.
     """
     from anyaccel.launcher.hold import take, waiting
     from anyaccel.launcher.monitor import monitor
@@ -151,8 +164,15 @@ def acquire(
         output.say(f"got {names} after {elapsed(hold.waited)}")
     if hold.lease is not None and inventory.machine == "host":
         _tell_once_of_others()
-    monitor(hold, program, stays=stays)
+    monitor(hold, program, stays=stays, limit=time_limit(args, hold) if told and not stays else None)
     return hold.carried()
+
+
+def time_limit(args: argparse.Namespace, hold: anyaccel.Hold) -> TimeLimit | None:
+    """The time limit of a command that runs with a hold, as the command line or the machine gives it."""
+    from anyaccel.launcher.time_limit import TimeLimit, check_early
+
+    return TimeLimit.of(hold.lease, args.time, args.grace, check_early(args.signal, args.time))
 
 
 def _tell_once_of_others() -> None:

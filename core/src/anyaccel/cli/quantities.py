@@ -49,10 +49,31 @@ def whole(least: int, most: int) -> Callable[[str], int]:
     return kind
 
 
-def add_grace(parser: argparse.ArgumentParser) -> None:
-    """Let a command say how long what is asked to end has for that."""
+def early_signal(text: str) -> str:
+    """Check a signal that is sent some time before a time limit, such as USR1@60s.
+
+    Raises:
+        argparse.ArgumentTypeError: When it is none.
+    """
+    from anyaccel.launcher.time_limit import EarlySignal
+
+    try:
+        EarlySignal.parse(text)
+    except ValueError as error:
+        raise _refused(str(error)) from None
+    return text
+
+
+def add_grace(parser: argparse.ArgumentParser, default: float | None = 10.0, *, of: str = "10s") -> None:
+    """Let a command say how long what is asked to end has for that.
+
+    Args:
+        parser: Where to add it.
+        default: What holds where nothing is said.
+        of: How the help calls that.
+    """
     parser.add_argument(
-        "--grace", metavar="DURATION", type=duration, default=10.0, help="time to end after SIGTERM (default: 10s)"
+        "--grace", metavar="DURATION", type=duration, default=default, help=f"time to end after SIGTERM (default: {of})"
     )
 
 

@@ -11,7 +11,18 @@ import os
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.extensions import extensions
-from anyaccel.cli.options import acquire, add_command, add_launch, add_memory, add_request, add_time, add_wait
+from anyaccel.cli.options import (
+    acquire,
+    add_command,
+    add_launch,
+    add_memory,
+    add_request,
+    add_signal,
+    add_time,
+    add_wait,
+    time_limit,
+)
+from anyaccel.cli.quantities import add_grace
 from anyaccel.errors import UnknownNameError, UsageError
 from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.launcher.command import replace_process
@@ -40,6 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_launch(parser)
     add_wait(parser)
     add_time(parser)
+    add_signal(parser)
+    add_grace(parser)
     parser.add_argument(
         "--cap",
         action="store_true",
@@ -87,6 +100,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command, or the user's shell where there is none."""
+    if args.signal is not None:
+        from anyaccel.launcher.time_limit import check_early
+
+        check_early(args.signal, args.time)  # before anybody waits for devices
     for extension in extensions("run"):
         status = extension.main(args)
         if status is not None:
@@ -120,10 +137,12 @@ def acquire_devices(
     confined = bool(args.enforce and not available())
     hold = acquire(
         args, confined=confined, waits=waits, program=args.command[0], stays=stays, cap=args.cap, bind=args.bind,
-        memory=args.memory, limit=True,
+        memory=args.memory, limit=True, told=True,
     )  # fmt: skip
     if hold.allocation.cpu:
         output.say(anyaccel.open_scheduler(hold.launch.inventory).why(hold.allocation.request).message)
+        if args.time is not None:
+            output.say("--time changes nothing: a time limit is that of the devices, and none is held")
     elif args.cap and FRACTION_VARIABLE not in hold.environ:
         output.say("--cap changes nothing: it is for a share of one device whose memory is known")
     processors = hold.allocation.processors
@@ -174,7 +193,8 @@ def become_command(args: argparse.Namespace, hold: anyaccel.Hold, sandbox: Sandb
         replace_process(replace(hold.launch, environment=environment), args.command, sandbox)
     from anyaccel.launcher.ranks import run_ranks
 
-    return run_ranks(hold.launch, args.command, rendezvous, sandbox=sandbox)
+    limit = time_limit(args, hold)
+    return run_ranks(hold.launch, args.command, rendezvous, sandbox=sandbox, grace=args.grace, limit=limit)
 
 
 def _shell(args: argparse.Namespace) -> list[str]:

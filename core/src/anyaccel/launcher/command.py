@@ -16,15 +16,16 @@ from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.sandbox import Enforce, Sandbox, confines, sandbox_for
 from anyaccel.launcher.signals import GRACE_SECONDS, signal_carriers
 from anyaccel.launcher.start import Group, becoming, check, start
+from anyaccel.launcher.time_limit import TimeLimit, check_early
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.mark import Mark
 from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import subprocess
-    import threading
     from typing import Any, NoReturn
+
+    from anyaccel.launcher.completed import Completed
 
 
 def run(
@@ -38,12 +39,14 @@ def run(
     priority: int = 0,
     note: str = "",
     time: float | None = None,
+    grace: float = GRACE_SECONDS,
+    signal: str | None = None,
     cap: bool = False,
     bind: Bind = None,
     memory: int | str | None = None,
     enforce: Enforce = False,
     **options: Any,
-) -> subprocess.CompletedProcess[Any]:
+) -> Completed:
     """Run a command on accelerators and wait for it.
 
     Args:
@@ -55,8 +58,11 @@ def run(
         wait: Seconds to wait for the devices; 0 to take what is free now or fail, None to wait as long as it takes.
         priority: The higher, the earlier.
         note: What it is for, for people to read.
-        time: Seconds for which it may run at most; then it is ended with all that it started. See
-            :func:`anyaccel.acquire`.
+        time: Seconds for which it may run at most; then it is ended with all that it started, which is told on
+            standard error. See :func:`anyaccel.acquire`.
+        grace: Seconds between SIGTERM and SIGKILL when its time is over.
+        signal: A signal to send before its time is over, such as ``"USR1@60s"``: 60 seconds before, to each process
+            of the command that catches it.
         cap: Whether PyTorch and TensorFlow are capped at the command's share of memory as well.
         bind: Whether the command runs on the processors that are nearest to its devices, as far as the machine tells;
             None for whole devices.
@@ -67,6 +73,9 @@ def run(
             to its parent's.
         options: Further options of :func:`subprocess.run`: ``cwd``, ``input``, ``capture_output``, ``text``,
             ``timeout``, ``check`` and so on.
+
+    Returns:
+        What :func:`subprocess.run` returns; its ``timed_out`` says whether ``time`` has ended the command.
 
     Raises:
         UsageError, RequestError, UnknownNameError: When the command or the request is wrong.
@@ -81,6 +90,10 @@ def run(
         (0, [b'H100'])
     """
     program = _program(command, **options)
+    given: object = grace  # what callers without a type checker may pass
+    if not (isinstance(given, (int, float)) and given >= 0):
+        raise UsageError(f"grace must be a number of seconds, 0 or more (got {grace!r:.60})")
+    early = check_early(signal, time)
     confined = confines(enforce)
     terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "time": time, "confined": confined}
     where: dict[str, Any] = {"machine": machine, "declare": declare, "environ": environ}
@@ -91,13 +104,14 @@ def run(
         options["env"] = dict(hold.environ)
         mark = hold.lease.mark if hold.lease else ()
         use, status = hold.usage(program), None
+        ending = _Ending(TimeLimit.of(hold.lease, time, grace, early), mark)
         try:
-            options["until"] = hold.lease.until if hold.lease else None
             done = _complete(
                 command if isinstance(command, str) else list(command),
                 mark,
                 sandbox,
                 hold.launch.environment,
+                ending,
                 **options,
             )
             status = done.returncode
@@ -108,7 +122,7 @@ def run(
         finally:
             if hold.lease:
                 hold.lease.leave_to(mark)  # to what the command has left behind
-                use.ended(status)
+                use.ended(status, timed_out=ending.timed_out)
         return done
 
 
@@ -136,16 +150,18 @@ def _complete(
     mark: Mark,
     sandbox: Sandbox | None,
     environment: WorkerEnvironment,
+    ending: _Ending,
     *,
     check: bool = False,
     input: Any = None,  # noqa: A002 - as subprocess.run has it
     timeout: float | None = None,
-    until: float | None = None,
     capture_output: bool = False,
     **options: Any,
-) -> subprocess.CompletedProcess[Any]:
+) -> Completed:
     """What :func:`subprocess.run` does, with a process that carries a mark, is bound, confined, and ended in time."""
     import subprocess
+
+    from anyaccel.launcher.completed import Completed
 
     if input is not None:
         options["stdin"] = subprocess.PIPE
@@ -155,7 +171,7 @@ def _complete(
     with bound(environment.allocation.processors):
         started = popen() if sandbox is None else sandbox.start(popen)
     with started as process:
-        ending = None if until is None else _end_at(until, process.pid, mark)
+        ending.begin(process.pid)
         try:
             out, err = process.communicate(input, timeout=timeout)
         except BaseException as error:
@@ -164,39 +180,81 @@ def _complete(
                 error.cmd = command  # without the program that marked it
             raise
         finally:
-            if ending is not None:
-                ending.set()
-    done = subprocess.CompletedProcess(command, process.returncode, out, err)
+            ending.call_off()
+    done = Completed(command, process.returncode, out, err)
+    done.timed_out = ending.timed_out
     if check:
         done.check_returncode()
     return done
 
 
-def _end_at(until: float, pid: int, mark: Mark) -> threading.Event:
-    """End a command, and all that carries its mark, at a time since the boot: TERM, grace, KILL.
+class _Ending:
+    """Ends a command, and all that carries its mark, when its time is over: TERM, grace, KILL.
 
-    Returns:
-        What calls it off.
+    Args:
+        limit: The time limit; None for none.
+        mark: The mark.
+
+    Attributes:
+        timed_out: Whether it has ended the command.
     """
-    import threading
 
-    from anyaccel.ledger import process
+    def __init__(self, limit: TimeLimit | None, mark: Mark) -> None:
+        import threading
 
-    called_off = threading.Event()
-    started = process.start_time(pid) or 0
+        self.timed_out = False
+        self._limit = limit
+        self._mark = mark
+        self._called_off = threading.Event()
 
-    def end() -> None:
-        while (left := until - process.boot_seconds()) > 0:
-            if called_off.wait(min(left, 60.0)):
+    def begin(self, pid: int) -> None:
+        """Watch over a process that carries the mark."""
+        import threading
+
+        from anyaccel.ledger import process
+
+        if self._limit is not None:
+            what = self._limit, pid, process.start_time(pid) or 0
+            threading.Thread(target=self._watch, args=what, name="anyaccel-time", daemon=True).start()
+
+    def call_off(self) -> None:
+        """The command has ended, or is left alone: tell people if it was ended here."""
+        self._called_off.set()
+        if self._limit is not None and self.timed_out:
+            _tell(self._limit.message)
+
+    def _watch(self, limit: TimeLimit, pid: int, started: int) -> None:
+        from anyaccel.ledger import process
+
+        if limit.early_at is not None:
+            if self._passes(limit.early_at):
                 return
-        for number, pause in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 0.0)):
+            _tell(limit.send_early(self._mark))
+        if self._passes(limit.until):
+            return
+        self.timed_out = True
+        for number, pause in ((signal.SIGTERM, limit.grace), (signal.SIGKILL, 0.0)):
             process.send(pid, number, partial(process.started_at, pid, started))
-            signal_carriers([mark], number, spare=pid.__eq__)
-            if called_off.wait(pause):
+            signal_carriers([self._mark], number, spare=pid.__eq__)
+            if self._called_off.wait(pause):
                 return
 
-    threading.Thread(target=end, name="anyaccel-time", daemon=True).start()
-    return called_off
+    def _passes(self, until: float) -> bool:
+        """Wait until a time since the boot; returns whether there is nothing to end any more."""
+        from anyaccel.ledger import process
+
+        while (left := until - process.boot_seconds()) > 0:
+            if self._called_off.wait(min(left, 60.0)):
+                return True
+        return self._called_off.is_set()
+
+
+def _tell(text: str) -> None:
+    """Tell people something on standard error, if this program has one."""
+    import sys
+
+    if sys.stderr is not None:
+        print(f"anyaccel: {text}", file=sys.stderr, flush=True)
 
 
 def replace_process(launch: Launch, command: Sequence[str], sandbox: Sandbox | None = None) -> NoReturn:

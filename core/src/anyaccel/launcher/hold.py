@@ -167,15 +167,16 @@ class Hold:
             end_at_exit(self._use)
         return self
 
-    def note_end(self, status: int | None = None) -> None:
+    def note_end(self, status: int | None = None, *, timed_out: bool = False) -> None:
         """Write the line of :meth:`noted` now.
 
         Args:
             status: Exit status of the command that used the devices; None where there was none.
+            timed_out: Whether its time limit has ended it.
         """
         use, self._use = self._use, None
         if use is not None:
-            end(use, status)
+            end(use, status, timed_out=timed_out)
 
     def __enter__(self) -> Self:
         return self

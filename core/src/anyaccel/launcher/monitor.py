@@ -2,7 +2,8 @@
 
 It is forked by the process that took the devices before that puts the mark on itself, so it carries no mark, and it
 closes every descriptor, those of the lease and the standard streams among them: whatever becomes of it, the lease does
-not depend on it. When it is killed, the command is not ended at its time, and its line of the journal is lost.
+not depend on it. Where there is a time limit, it keeps standard error until the command has ended, to say there that
+the limit ends it. When it is killed, the command is not ended at its time, and its line of the journal is lost.
 
 Where the devices are a part of an outer lease's, it carries the mark of that one, as all do that were started with it.
 So the outer lease lasts until it has ended, too: a moment longer than the inner one, whose processes carry both marks.
@@ -22,20 +23,23 @@ from anyaccel.errors import AnyaccelError
 from anyaccel.launcher.hold import Hold
 from anyaccel.launcher.sampling import Sampler, sampler
 from anyaccel.launcher.signals import GRACE_SECONDS
-from anyaccel.launcher.usage import Usage, wanted
+from anyaccel.launcher.time_limit import TimeLimit, say
+from anyaccel.launcher.usage import wanted
 from anyaccel.ledger import Ledger, process
 
 NAME = "anyaccel-mon"
 """What lists of processes call it."""
 
-_STATUS = 3
-"""Descriptor of the pipe on which a process that stays says how it has ended."""
+_STATUS, _VOICE = 3, 4
+"""Descriptors of the pipe on which a process that stays says how it has ended, and of the command's standard error."""
+_TO_SAY = 1.0
+"""Seconds after which the monitor gives up on a line that cannot be written, as on a terminal that is stopped."""
 _LONGEST_PAUSE = 60.0
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.2, 5.0
 """Pauses between two looks at a lease of which no process is seen, such as one that is quarantined."""
 
 
-def monitor(hold: Hold, program: str = "", *, stays: bool = False) -> None:
+def monitor(hold: Hold, program: str = "", *, stays: bool = False, limit: TimeLimit | None = None) -> None:
     """Start the monitor of a hold whose devices this process is going to use itself, or the command that it becomes.
 
     Call it before the mark is on this process, with no other threads. Does nothing where nothing is held, where there
@@ -45,6 +49,8 @@ def monitor(hold: Hold, program: str = "", *, stays: bool = False) -> None:
         hold: The hold.
         program: Name of the program that will run; that of this process when empty.
         stays: Whether this process stays, ends what runs in time, and says how that ended: see :meth:`Hold.note_end`.
+        limit: The time limit, of which the monitor tells on standard error and in the journal; None where this process
+            stays, or to end what runs without a word once the lease says so.
     """
     if hold.lease is None:
         return
@@ -71,10 +77,11 @@ def monitor(hold: Hold, program: str = "", *, stays: bool = False) -> None:
             os.close(ending)
         return
     try:
-        status = _leave(status)
+        voice = _leave(status, keep_error=limit is not None)
         if not os.fork():
-            _watch(use, until, own, asking)
-            use.ended(_told(status))
+            timed_out = _Watch(hold, limit, voice).run(until, own, asking)
+            exit_status, told = _told(_STATUS)
+            use.ended(exit_status, timed_out=timed_out or told)
             hold.unlimit()
     except BaseException:  # noqa: BLE001, S110 - there is nobody to tell
         pass
@@ -88,39 +95,48 @@ class _Told:
     def __init__(self, ending: int) -> None:
         self._ending = ending
 
-    def ended(self, status: int | None = None) -> None:
+    def ended(self, status: int | None = None, *, timed_out: bool = False) -> None:
         """Tell the monitor how it has ended."""
         with contextlib.suppress(OSError):
-            os.write(self._ending, b"" if status is None else str(status).encode())
+            os.write(self._ending, f"{'' if status is None else status} {int(timed_out)}".encode())
         with contextlib.suppress(OSError):
             os.close(self._ending)
 
 
-def _told(status: int) -> int | None:
-    """What somebody has said of the exit status by now; None where nobody has."""
-    os.set_blocking(status, False)
+def _told(pipe: int) -> tuple[int | None, bool]:
+    """What a process that stays has said by now: the exit status, None for unknown, and whether its time was over."""
+    os.set_blocking(pipe, False)
     try:
-        return int(os.read(status, 64))
+        status, timed_out = os.read(pipe, 64).split(b" ")
+        return int(status) if status else None, timed_out == b"1"
     except (OSError, ValueError):
-        return None
+        return None, False
 
 
-def _leave(status: int) -> int:
-    """Belong to no terminal and hold nothing open but one descriptor; returns its new number."""
+def _leave(status: int, *, keep_error: bool) -> int:
+    """Belong to no terminal and hold nothing open but a pipe, as ``_STATUS``, and standard error where that is kept.
+
+    Returns:
+        The descriptor that is standard error's; -1 for none.
+    """
     os.setsid()
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)  # programs that it starts hear it, other than what is ignored
     if status != _STATUS:
         os.dup2(status, _STATUS, inheritable=False)
+    voice = -1
+    if keep_error:
+        with contextlib.suppress(OSError):  # it was closed
+            voice = os.dup2(2, _VOICE, inheritable=False)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
-    os.closerange(_STATUS + 1, _most_descriptors())
+    os.closerange(max(_STATUS, voice) + 1, _most_descriptors())
     os.chdir("/")
     process.set_name(NAME)
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - it lasts as long as the process
-    return _STATUS
+    return voice
 
 
 def _most_descriptors() -> int:
@@ -130,36 +146,112 @@ def _most_descriptors() -> int:
         return 65536
 
 
-def _watch(use: Usage, until: float | None, holder: tuple[int, int], asking: Sampler | None) -> None:
-    """Wait until a lease is over, and end it when its time is."""
-    ledger = Ledger.open()
-    pid, start = holder
-    if process.start_time(pid) != start:
-        pid = 0
-    pause = _LOOK_SECONDS
-    try:
-        while True:
-            _wait(pid, _LONGEST_PAUSE if pid else pause, until, asking)
-            pause = _LOOK_SECONDS if pid else min(2 * pause, _LONGEST_LOOK_SECONDS)
-            if until is not None and process.boot_seconds() >= until:
-                if asking is not None:
-                    asking.stop()
+class _Watch:
+    """Waits until a lease is over, and ends it when its time is.
+
+    Args:
+        hold: What is held.
+        limit: The time limit that it tells of; None for none.
+        voice: Descriptor of the command's standard error; -1 for none. It is closed once the command has ended: a
+            reader of it waits for the command alone.
+    """
+
+    def __init__(self, hold: Hold, limit: TimeLimit | None, voice: int) -> None:
+        self._lease, self._mark = hold.id, hold.lease.mark if hold.lease else ()
+        self._limit = limit
+        self._early_at = None if limit is None else limit.early_at
+        self._voice = voice
+        self._ledger = Ledger.open()
+
+    def run(self, until: float | None, holder: tuple[int, int], asking: Sampler | None) -> bool:
+        """Wait.
+
+        Args:
+            until: When the lease is ended, in seconds since the boot; None for never.
+            holder: Process id and start time of the process that became the command.
+            asking: What asks the vendors; None for nothing.
+
+        Returns:
+            Whether the time limit has ended what ran.
+        """
+        pid, start = holder
+        if process.start_time(pid) != start:
+            pid = 0
+        pause, timed_out = _LOOK_SECONDS, False
+        try:
+            while True:
+                due = min((each for each in (until, self._early_at) if each is not None), default=None)
+                if _wait(pid, _LONGEST_PAUSE if pid else pause, due, asking):
+                    self._close_voice()
+                pause = _LOOK_SECONDS if pid else min(2 * pause, _LONGEST_LOOK_SECONDS)
+                if self._limit is not None and _due(self._early_at):
+                    self._early_at = None
+                    self._say(self._limit.send_early(self._mark))
+                if _due(until) and self._lasts():
+                    if asking is not None:
+                        asking.stop()
+                    timed_out = self._end(told=timed_out)
+                    until = process.boot_seconds() + _LOOK_SECONDS  # again, should something be left
                 with contextlib.suppress(AnyaccelError):
-                    ledger.release_of(use.lease, grace=GRACE_SECONDS, force=True)
-                until = process.boot_seconds() + _LOOK_SECONDS  # again, should something be left
-            with contextlib.suppress(AnyaccelError):
-                carriers = ledger.carriers(use.lease)
-                if carriers is None:
-                    return
-                if not pid or process.start_time(pid) != start:
-                    pid = next(iter(carriers), 0)
-                    start = process.start_time(pid) or 0
-    finally:
-        if asking is not None:
-            asking.stop()
+                    carriers = self._ledger.carriers(self._lease)
+                    if carriers is None:
+                        return timed_out
+                    if not pid or process.start_time(pid) != start:
+                        self._close_voice()
+                        pid = next(iter(carriers), 0)
+                        start = process.start_time(pid) or 0
+        finally:
+            if asking is not None:
+                asking.stop()
+
+    def _lasts(self) -> bool:
+        """Whether the lease may still be in force."""
+        try:
+            return self._ledger.carriers(self._lease) is not None
+        except AnyaccelError:
+            return True
+
+    def _end(self, *, told: bool) -> bool:
+        """End what runs; returns whether that was a time limit that people are told of.
+
+        Args:
+            told: Whether they have been.
+        """
+        limit = self._limit
+        if limit is not None and not told:
+            self._say(limit.message)  # first: a shell shows its prompt once the command has ended
+        with contextlib.suppress(AnyaccelError):
+            self._ledger.release_of(self._lease, grace=GRACE_SECONDS if limit is None else limit.grace, force=True)
+        return limit is not None
+
+    def _say(self, text: str) -> None:
+        """Say something on the standard error of the command, if it can be written soon."""
+
+        def give_up(*_: object) -> None:
+            raise TimeoutError
+
+        if self._voice < 0:
+            return
+        signal.signal(signal.SIGALRM, give_up)
+        signal.setitimer(signal.ITIMER_REAL, _TO_SAY)
+        try:
+            say(text, self._voice)
+        except TimeoutError:
+            return
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _close_voice(self) -> None:
+        if self._voice >= 0:
+            os.close(self._voice)
+            self._voice = -1
 
 
-def _wait(pid: int, pause: float, until: float | None, asking: Sampler | None) -> None:
+def _due(moment: float | None) -> bool:
+    return moment is not None and process.boot_seconds() >= moment
+
+
+def _wait(pid: int, pause: float, until: float | None, asking: Sampler | None) -> bool:
     """Wait until a process has ended, at most for a while, or until a time since the boot, and ask vendors meanwhile.
 
     Args:
@@ -167,6 +259,9 @@ def _wait(pid: int, pause: float, until: float | None, asking: Sampler | None) -
         pause: Seconds to wait.
         until: The time since the boot; None for none.
         asking: What asks the vendors; None for nothing.
+
+    Returns:
+        Whether the process is known to have ended.
     """
     ended = -1
     if pid:
@@ -186,9 +281,10 @@ def _wait(pid: int, pause: float, until: float | None, asking: Sampler | None) -
                     poll.register(asking.answer, select.POLLIN)
             ready = poll.poll(left * 1000 + 1)
             if any(descriptor == ended for descriptor, _ in ready):
-                return
+                return True
             if asking is not None:
                 asking.step()
+        return False
     finally:
         if ended >= 0:
             os.close(ended)

@@ -18,6 +18,7 @@ from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.rendezvous import Rendezvous
 from anyaccel.launcher.sandbox import Sandbox
 from anyaccel.launcher.signals import GRACE_SECONDS, reap, signal_group
+from anyaccel.launcher.time_limit import STATUS, TimeLimit
 from anyaccel.model import replace
 from anyaccel.vendors import close as close_vendors
 
@@ -35,6 +36,7 @@ def run_ranks(
     *,
     sandbox: Sandbox | None = None,
     grace: float = GRACE_SECONDS,
+    limit: TimeLimit | None = None,
 ) -> int:
     """Run a command once for each device, and wait for all of them. Ranks of one NUMA node divide its processors.
 
@@ -47,9 +49,11 @@ def run_ranks(
         rendezvous: Where the ranks meet; it is kept until they have ended.
         sandbox: What they may not open; None when they are not confined.
         grace: Seconds between asking a rank to end and killing it.
+        limit: The time limit, by which the monitor or the supervisor ends all of this; None for none.
 
     Returns:
-        0 when all have ended well, else the exit status of the first that did not; 128 and its number for a signal.
+        0 when all have ended well, 124 when the time limit has ended them, else the exit status of the first that did
+        not end well; 128 and its number for a signal.
 
     Raises:
         EnforcementError: When they cannot be confined.
@@ -59,6 +63,8 @@ def run_ranks(
     # What is ignored, as SIGHUP is under nohup, stays ignored. All others wait until we ask for them.
     signals = {number for number in (*FORWARDED, _STOP) if signal.getsignal(number) is not signal.SIG_IGN}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals | {signal.SIGCHLD})
+    if signal.SIGINT in signals:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # an early signal goes to what catches it: the ranks, not to us
     ranks = _Ranks(grace)
     allocation = launch.environment.allocation
     count = max(1, len(allocation.devices))
@@ -72,7 +78,8 @@ def run_ranks(
                 environ[ALLOCATION_VARIABLE] = written_down(replace(allocation, processors=parts[rank]))
             with bound(parts[rank]):
                 ranks.start([*before, *command], environ, first=rank == 0, sandbox=sandbox)
-        return ranks.wait(signals)
+        status = ranks.wait(signals)
+        return STATUS if ranks.asked and limit is not None and limit.over else status
     finally:
         ranks.kill()
 
@@ -91,9 +98,14 @@ def variables(rank: int, count: int, *, local: tuple[int, int]) -> dict[str, str
 
 
 class _Ranks:
-    """The processes, each the leader of a process group of its own, so that a signal reaches what it started, too."""
+    """The processes, each the leader of a process group of its own, so that a signal reaches what it started, too.
+
+    Attributes:
+        asked: Whether they were asked to end (SIGTERM) from outside.
+    """
 
     def __init__(self, grace: float) -> None:
+        self.asked = False
         self._grace = grace
         self._running: list[int] = []
         self._status = 0
@@ -130,6 +142,7 @@ class _Ranks:
             came = signal.sigtimedwait(signals | {signal.SIGCHLD}, min(LOOK_SECONDS, left))
             if came is None or came.si_signo == signal.SIGCHLD:
                 continue
+            self.asked = self.asked or came.si_signo == signal.SIGTERM
             self._send(signal.Signals(came.si_signo))
             if came.si_signo == _STOP:
                 os.kill(os.getpid(), signal.SIGSTOP)

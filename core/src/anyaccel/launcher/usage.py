@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     class Ends(Protocol):
         """What is told of the end of a use."""
 
-        def ended(self, status: int | None = None) -> None:
+        def ended(self, status: int | None = None, *, timed_out: bool = False) -> None:
             """Write down that it has ended."""
 
 
@@ -83,11 +83,12 @@ class Usage:
             found[name] = used
         return found
 
-    def ended(self, status: int | None = None, *, added_up: bool = False) -> None:
+    def ended(self, status: int | None = None, *, added_up: bool = False, timed_out: bool = False) -> None:
         """Write down that it has ended.
 
         Args:
             status: Exit status of the command; None where nobody can tell.
+            timed_out: Whether its time limit has ended it.
             added_up: Whether it may be written later, with others like it, when it was short.
         """
         if not self._open or not wanted():
@@ -106,6 +107,7 @@ class Usage:
             note=self._note,
             program=os.path.basename(self._program),
             exit=status,
+            timeouts=int(timed_out),
         )
         if added_up and held < SHORT_SECONDS:
             _SHORT.add(entry)
@@ -136,10 +138,10 @@ def _end_all() -> None:
         _open.pop().ended()
 
 
-def end(use: Ends, status: int | None = None) -> None:
+def end(use: Ends, status: int | None = None, *, timed_out: bool = False) -> None:
     """End a use of :func:`end_at_exit` now, with the exit status of the command, if there was one."""
     _open.discard(use)
-    use.ended(status)
+    use.ended(status, timed_out=timed_out)
 
 
 def _with(used: Used, seen: Stats, seconds: float) -> Used:
@@ -202,6 +204,7 @@ def _sum(first: Entry, more: Entry) -> Entry:
         held=first.held + more.held,
         waited=first.waited + more.waited,
         leases=first.leases + more.leases,
+        timeouts=first.timeouts + more.timeouts,
     )
 
 

@@ -80,6 +80,7 @@ class Entry(Value):
         program: Name of the program.
         exit: Exit status of the command; None where nobody could tell.
         leases: How many leases it stands for.
+        timeouts: How many of these were ended by their time limit.
     """
 
     lease: str
@@ -94,6 +95,7 @@ class Entry(Value):
     program: str = ""
     exit: int | None = None
     leases: int = 1
+    timeouts: int = 0
 
     @property
     def device_seconds(self) -> float:
@@ -149,6 +151,7 @@ def _line(entry: Entry) -> bytes:
         "program": clean(entry.program),
         "exit": entry.exit,
         "leases": entry.leases,
+        "timeouts": entry.timeouts,
     }
     return json.dumps(words).encode() + b"\n"
 
@@ -266,7 +269,8 @@ def _entry(line: bytes, user: str) -> Entry | None:
     if None in times:
         return None
     began, ended, held, waited = (float(each or 0) for each in times)
-    status, leases = words.get("exit"), words.get("leases")
+    status = words.get("exit")
+    leases = _count(words.get("leases")) or 1
     return Entry(
         lease=clean(words.get("lease")),
         user=user,
@@ -279,7 +283,8 @@ def _entry(line: bytes, user: str) -> Entry | None:
         note=clean(words.get("note")),
         program=clean(words.get("program")),
         exit=status if type(status) is int and abs(status) < 1 << 31 else None,
-        leases=leases if type(leases) is int and 0 < leases < 1 << 40 else 1,
+        leases=leases,
+        timeouts=min(_count(words.get("timeouts")), leases),
     )
 
 
@@ -299,6 +304,10 @@ def _fared(observed: object, utilization: object, idle: object, memory: object) 
     if type(memory) is int and 0 <= memory < 1 << 60:
         found["memory_peak_bytes"] = memory
     return found
+
+
+def _count(value: object) -> int:
+    return value if type(value) is int and 0 < value < 1 << 40 else 0
 
 
 def _share(value: object) -> float | None:

@@ -210,6 +210,16 @@ def user(pid: int) -> int | None:
         return None
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal; False when it has gone or cannot be seen."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            caught = next((line.split()[1] for line in file if line.startswith("SigCgt:")), "0")
+    except OSError:
+        return False
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def has_lock(pid: int | str, descriptor: int | str, *, shared: bool = False) -> bool:
     """Whether a descriptor of a process carries a lock: ``/proc/PID/fdinfo`` lists those of its open file.
 

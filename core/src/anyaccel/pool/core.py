@@ -243,6 +243,8 @@ class Core(Engine):
             if call not in member.outstanding:
                 return
             member.ending = True
+            if member.held is not None:
+                member.held.timed_out = True
         call.fail(TaskTimeoutError(f"{call.name} took longer than its timeout of {call.options.timeout:g} s"))
         member.stop(self.setting.grace, answer=False)
 

@@ -21,6 +21,7 @@ from anyaccel.probe.machine import Machine
 from anyaccel.vendors.entry_points import entry_points
 
 if TYPE_CHECKING:
+    from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.pool.gang import GangFuture
 
 GROUP = "anyaccel.engines"
@@ -37,6 +38,7 @@ class Setting(Value):
         preload: Modules that are imported once for all workers of a machine.
         max_workers: Processes at the same time, or None.
         grace: Seconds between asking a process to end and killing it.
+        early: The signal that a call gets before its time is over, or None.
         idle: Seconds after which an unused process gives its devices back.
         logs: Where the output of each call goes, or None.
         shared: Whether every process on a machine knows what is held there.
@@ -49,6 +51,7 @@ class Setting(Value):
     preload: tuple[str, ...] = ()
     max_workers: int | None = None
     grace: float = 10.0
+    early: EarlySignal | None = None
     idle: float = 10.0
     logs: Logs | None = None
     shared: bool = True

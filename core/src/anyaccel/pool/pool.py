@@ -28,6 +28,7 @@ from anyaccel.probe.machine import Machine
 from anyaccel.scheduler import RequestLike, parse_request
 
 if TYPE_CHECKING:
+    from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.pool.gang import GangFuture
 
 
@@ -312,6 +313,15 @@ def _amount(memory: int | str) -> int:
     return amount(memory)
 
 
+def _early(signal: str | None, timeout: float | None) -> EarlySignal | None:
+    """Read the signal that a call gets before its time is over."""
+    if signal is None:
+        return None
+    from anyaccel.launcher.time_limit import check_early
+
+    return check_early(signal, float("inf") if timeout is None else timeout)  # a call may have a time of its own
+
+
 def check_seconds(**seconds: object) -> None:
     """Check arguments that are times.
 
@@ -356,6 +366,8 @@ class Pool(Submitter):
         retries: Times that a call is run again when its worker or its machine has died. A call that raises, takes too
             long or is cancelled is not run again.
         grace: Seconds between asking a process to end and killing it.
+        signal: A signal to send before a call's ``timeout``, such as ``"USR1@60s"``: 60 seconds before, to each process
+            of its worker that catches it. A call whose ``timeout`` is no longer than that gets none.
         idle: Seconds after which a process that is kept for later calls gives its devices back.
         logs: Directory for the output of the calls, a file each; None to let it go where that of this process goes.
         cap: Whether PyTorch and TensorFlow are capped at the share of memory of a worker that holds a share of one
@@ -412,6 +424,7 @@ class Pool(Submitter):
         timeout: float | None = None,
         retries: int = 0,
         grace: float = 10.0,
+        signal: str | None = None,
         idle: float = 10.0,
         logs: str | os.PathLike[str] | None = None,
         cap: bool = True,
@@ -453,6 +466,7 @@ class Pool(Submitter):
             preload=((preload,) if isinstance(preload, str) else tuple(preload)) + (CONFINING if enforce else ()),
             max_workers=max_workers,
             grace=grace,
+            early=_early(signal, timeout),
             idle=idle,
             logs=None if logs is None else Logs(os.fspath(logs)),
             shared=shared,

@@ -29,6 +29,7 @@ from anyaccel.pool.reactor import Timer, reactor
 
 if TYPE_CHECKING:
     from anyaccel.launcher.start import Group
+    from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.ledger import Lease
 
 QUICK_SECONDS = 0.005
@@ -57,7 +58,7 @@ class Held:
         usage: Its line of the journal; None where there is to be none.
     """
 
-    __slots__ = ("_lease", "_on_release", "_private", "_usage", "allocation")
+    __slots__ = ("_lease", "_on_release", "_private", "_usage", "allocation", "timed_out")
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class Held:
         usage: Usage | None = None,
     ) -> None:
         self.allocation = allocation
+        self.timed_out = False
         self._usage = usage
         self._lease = lease
         self._on_release = on_release
@@ -106,7 +108,7 @@ class Held:
             lease.release()
             self._on_release(lease.devices)
             if self._usage is not None:
-                self._usage.ended(added_up=True)
+                self._usage.ended(added_up=True, timed_out=self.timed_out)
 
 
 class Owner(Engine, Protocol):
@@ -486,8 +488,19 @@ class WorkerProcess:
         return function.called(body, known=function.name in self._known, keep=kept)
 
     def _start_timer(self, call: Call | None) -> None:
-        if call is not None and call.options.timeout is not None:
-            call.timer = reactor().call_later(call.options.timeout, partial(self.owner.on_timeout, self, call))
+        if call is None or call.options.timeout is None:
+            return
+        seconds, early = call.options.timeout, self.owner.setting.early
+        if early is None or early.seconds >= seconds:
+            call.timer = reactor().call_later(seconds, partial(self.owner.on_timeout, self, call))
+        else:
+            call.timer = reactor().call_later(seconds - early.seconds, partial(self._send_early, early, call))
+
+    def _send_early(self, early: EarlySignal, call: Call) -> None:
+        """Send the signal that comes before the time of a call is over, and wait for that."""
+        call.timer = reactor().call_later(early.seconds, partial(self.owner.on_timeout, self, call))
+        if self.call is call:
+            early.send(self.mark)
 
     def stop(self, grace: float, *, answer: bool = True) -> None:
         """End it, and everything that it started.

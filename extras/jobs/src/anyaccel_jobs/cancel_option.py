@@ -33,7 +33,8 @@ def cancel(what: str, grace: float) -> str | None:
         if before in jobs.LIVE:
             return f"job {job.id} is {job.state}"
         left = "; what it had left running is ended" if before == "lost" else ""
-        return f"job {job.id} was {before} already{left}"
+        how = "ended by its time limit" if before == "timeout" else before
+        return f"job {job.id} was {how} already{left}"
     for job in jobs.jobs():
         if job.lease == what and job.live and job.here:
             return f"job {jobs.cancel(job, grace=grace).id} is cancelled, which held lease {what}"

@@ -29,7 +29,7 @@ from anyaccel.ledger.record import pid_namespace
 from anyaccel.model import Value, replace
 from anyaccel.model.wire import decode, encode
 
-STATES = ("waiting", "running", "done", "failed", "cancelled", "lost")
+STATES = ("waiting", "running", "done", "failed", "timeout", "cancelled", "lost")
 LIVE = ("waiting", "running")
 """States of jobs that have not ended."""
 
@@ -46,8 +46,8 @@ class Job(Value):
 
     Attributes:
         id: Its number, which no other job of the user has.
-        state: ``waiting`` for its devices, ``running``, ``done`` (exit status 0), ``failed`` (another), ``cancelled``,
-            or ``lost``: its supervisor has ended without a word.
+        state: ``waiting`` for its devices, ``running``, ``done`` (exit status 0), ``failed`` (another), ``timeout``
+            (its time limit has ended it), ``cancelled``, or ``lost``: its supervisor has ended without a word.
         request: What it asked for.
         note: What it is for.
         command: The command and its arguments.
@@ -58,6 +58,8 @@ class Job(Value):
         started: When it got its devices; None before.
         ended: When it ended; None before, and where nobody knows.
         status: Its exit status, 128 and the number of the signal that ended it; None before, and where nobody knows.
+        time_limit: Seconds for which it may run; None for no limit, and before it has its devices.
+        grace: Seconds between asking it to end and killing it.
         pid: Its supervisor.
         start: Start time of the supervisor, in ticks since the boot.
         boot: Tag of the boot in which it was submitted.
@@ -79,6 +81,8 @@ class Job(Value):
     started: float | None = None
     ended: float | None = None
     status: int | None = None
+    time_limit: float | None = None
+    grace: float = GRACE_SECONDS
     pid: int = 0
     start: int = 0
     boot: str = ""
@@ -196,7 +200,7 @@ def wait(job: Job, *, timeout: float | None = None) -> Job:
     return _again(job)
 
 
-def cancel(job: Job, *, grace: float = GRACE_SECONDS) -> Job:
+def cancel(job: Job, *, grace: float | None = None) -> Job:
     """End a job, and all that it has started.
 
     Its processes are asked to end (SIGTERM) and killed after a while. A job that waits leaves the line. What a lost job
@@ -204,7 +208,7 @@ def cancel(job: Job, *, grace: float = GRACE_SECONDS) -> Job:
 
     Args:
         job: The job.
-        grace: Seconds between asking and killing.
+        grace: Seconds between asking and killing; None for those that the job was given.
 
     Returns:
         The job as it is then.
@@ -215,6 +219,7 @@ def cancel(job: Job, *, grace: float = GRACE_SECONDS) -> Job:
     """
     _must_be_here(job)
     job = _again(job)
+    grace = job.grace if grace is None else grace
     if job.live:
         for seconds in (grace, _TO_END):
             if not _ask(job):

@@ -67,6 +67,7 @@ def describe(job: Job) -> dict[str, Any]:
         **times,
         "took_seconds": None if took is None else round(took, 3),
         "exit_status": job.status,
+        "time_limit_seconds": job.time_limit,
         "pid": job.pid if job.live and job.here else None,
         "host": job.host,
         "log": job.log,

@@ -37,6 +37,7 @@ class Row(Value):
         idle_leases: How many leases held a device idle: it stood idle for most of the time.
         idle_seconds: Of the device seconds, those of devices that were held idle; None where nobody told.
         memory_peak_bytes: The most memory that was seen in use on one device; None likewise.
+        timeouts: How many leases were ended by their time limit.
         shares: Whether there were shares of devices that do not count in the utilization and the memory.
     """
 
@@ -49,6 +50,7 @@ class Row(Value):
     idle_leases: int
     idle_seconds: float | None
     memory_peak_bytes: int | None
+    timeouts: int
     shares: bool
 
 
@@ -83,7 +85,7 @@ def main(args: argparse.Namespace) -> int:
         _print_csv(rows, args.by)
     elif rows:
         output.print_table(
-            (args.by.upper(), "LEASES", "HOURS", "WAITED", "LONGEST", "BUSY", "IDLE HOURS", "PEAK MEM"),
+            (args.by.upper(), "LEASES", "HOURS", "WAITED", "LONGEST", "BUSY", "IDLE HOURS", "PEAK MEM", "TIMEOUTS"),
             [
                 (
                     row.name,
@@ -94,6 +96,7 @@ def main(args: argparse.Namespace) -> int:
                     output.percent(row.utilization),
                     "-" if row.idle_seconds is None else f"{row.idle_seconds / _HOUR:.2f}",
                     memory(row.memory_peak_bytes),
+                    str(row.timeouts),
                 )
                 for row in rows
             ],
@@ -163,6 +166,7 @@ def _row(name: str, uses: Sequence[tuple[Entry, Sequence[Used]]], *, apart: bool
         idle_leases=sum(any(used.was_idle for used in devices) for _, devices in uses),
         idle_seconds=sum(seconds for used, seconds in told if used.was_idle) if told else None,
         memory_peak_bytes=max(peaks, default=None),
+        timeouts=sum(entry.timeouts for entry, _ in uses),
         shares=len(busy) < len(told),
     )
 
@@ -178,6 +182,7 @@ def _json(row: Row, by: str) -> dict[str, Any]:
         "idle_leases": None if row.idle_seconds is None else row.idle_leases,
         "idle_device_seconds": None if row.idle_seconds is None else round(row.idle_seconds, 3),
         "memory_peak_bytes": row.memory_peak_bytes,
+        "timeouts": row.timeouts,
     }
 
 

@@ -47,16 +47,21 @@ def main(args: argparse.Namespace) -> int | None:
 
 def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
     """Wait for the devices, run the command, and write down what happens."""
+    from anyaccel.cli.options import time_limit
     from anyaccel.cli.run import acquire_devices, become_command, confine
     from anyaccel.vendors import close
 
-    with acquire_devices(args, waits=lambda: supervisor.begin("waiting"), stays=True) as hold:
+    with acquire_devices(args, waits=lambda: supervisor.begin("waiting", grace=args.grace), stays=True) as hold:
         sandbox = confine(args, hold)
-        supervisor.begin("running", devices=tuple(device.name for device in hold.devices), lease=hold.id)
+        limit = time_limit(args, hold)
+        supervisor.begin(
+            "running", devices=tuple(device.name for device in hold.devices), lease=hold.id, grace=args.grace,
+            time_limit=None if limit is None else limit.seconds,
+        )  # fmt: skip
         close()
         mark = hold.lease.mark if hold.lease else ()
-        status, cancelled = supervisor.supervise(lambda: become_command(args, hold, sandbox), mark, args.time)
-        supervisor.end(status, cancelled=cancelled)
-        hold.note_end(status)
+        status, state = supervisor.supervise(lambda: become_command(args, hold, sandbox), mark, limit)
+        supervisor.end(status, state=state)
+        hold.note_end(status, timed_out=state == "timeout")
         hold.unlimit()
         os._exit(status)  # the devices go with this process, or with the last one that the command has left behind

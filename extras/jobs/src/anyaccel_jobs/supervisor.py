@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError
 from anyaccel.launcher.detached import JOB_NAME, exit_status_of, start_detached
-from anyaccel.launcher.signals import GRACE_SECONDS, reap, signal_carriers, signal_group
+from anyaccel.launcher.signals import reap, signal_carriers, signal_group
+from anyaccel.launcher.time_limit import TimeLimit, message, say_at_end
 from anyaccel.ledger import process
 from anyaccel.ledger.mark import Mark
 from anyaccel.ledger.names import boot
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _ASKED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGALRM})
 """Signals by which a supervisor is asked to end the command."""
 _LOOK = 0.05
+_AT_ONCE = 1e-3
+"""Seconds of a timer that is due: with 0 it would never go off."""
 
 
 class Supervisor:
@@ -63,19 +66,21 @@ class Supervisor:
             self.job = jobs.create(self.job)
             self._detach()
 
-    def end(self, status: int, *, cancelled: bool = False) -> None:
+    def end(self, status: int, *, state: str = "") -> None:
         """Write down how the job has ended; does nothing for one that never began.
 
         Args:
             status: Its exit status.
-            cancelled: Whether somebody ended it.
+            state: ``cancelled`` or ``timeout``, if it was ended; empty where it ended by itself.
         """
         if self.job.id:
-            state = "cancelled" if cancelled else "failed" if status else "done"
+            if state == "timeout":
+                say_at_end(message(self.job.time_limit or 0.0), self.job.log)
+            state = state or ("failed" if status else "done")
             self.job = replace(self.job, state=state, status=status, ended=time.time())
             jobs.write(self.job)
 
-    def supervise(self, become: Callable[[], int], mark: Mark, seconds: float | None = None) -> tuple[int, bool]:
+    def supervise(self, become: Callable[[], int], mark: Mark, limit: TimeLimit | None = None) -> tuple[int, str]:
         """Run a function that becomes the command in a child, and wait for its end.
 
         SIGTERM and SIGINT are passed on to the command's process group and mean that the job is cancelled; the second
@@ -84,15 +89,15 @@ class Supervisor:
         Args:
             become: Called in the child, the leader of a process group; it replaces the child, or returns its status.
             mark: The mark of the job's lease; empty where there is none.
-            seconds: Time after which the command is asked to end, and killed after a while; None for no limit.
+            limit: When the command is asked to end, and killed after its grace; None for never.
 
         Returns:
-            The exit status, and whether the job was cancelled.
+            The exit status, and the state of :meth:`end`.
         """
         child = _start(become)
-        status, told, cancelled = None, 0, False
+        status, told, state = None, 0, ""
         heard: set[int] = set()
-        signal.setitimer(signal.ITIMER_REAL, seconds or 0.0, GRACE_SECONDS)
+        alarm = _Alarm(limit, mark, self.job.log)
         while True:
             ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) if status is None else None
             if ended is not None:
@@ -102,12 +107,12 @@ class Supervisor:
             if status is not None:
                 left = _end_carriers(mark, heard, kill=told > 1) if told else set()
                 if left is not None and not left:
-                    return status, cancelled
+                    return status, state
                 heard |= left or set()
             came = signal.sigtimedwait({*_ASKED, signal.SIGCHLD}, 1.0 if status is None else _LOOK)
-            if came is not None and came.si_signo in _ASKED:
+            if came is not None and came.si_signo in _ASKED and not alarm.was_early(came.si_signo):
                 told += 1
-                cancelled = cancelled or came.si_signo != signal.SIGALRM
+                state = state or ("timeout" if came.si_signo == signal.SIGALRM else "cancelled")
                 if status is None:
                     signal_group(child, signal.SIGTERM if told == 1 else signal.SIGKILL)
                 if told > 1:
@@ -185,11 +190,11 @@ def _run(
     try:
         return body(supervisor)
     except Cancelled:
-        supervisor.end(143, cancelled=True)
+        supervisor.end(143, state="cancelled")
         return 143
     except AnyaccelError as error:
         tell(error, bool(supervisor.job.id))
-        supervisor.end(error.exit_code, cancelled=isinstance(error, LeaseCancelledError))
+        supervisor.end(error.exit_code, state="cancelled" if isinstance(error, LeaseCancelledError) else "")
         return error.exit_code
     except BaseException:
         supervisor.end(1)
@@ -206,6 +211,39 @@ def _close_inherited() -> None:
         with contextlib.suppress(OSError):  # that of the listing itself
             if descriptor > 2 and os.get_inheritable(descriptor):  # noqa: PLR2004
                 os.close(descriptor)
+
+
+class _Alarm:
+    """Has the kernel send SIGALRM when a time limit is over, and again each time that its grace is.
+
+    Args:
+        limit: The limit; None for none.
+        mark: Mark of the lease, whose carriers get the limit's early signal, for which SIGALRM comes first.
+        log: Path of the log, where that is told.
+    """
+
+    def __init__(self, limit: TimeLimit | None, mark: Mark, log: str) -> None:
+        self._limit = limit
+        self._mark = mark
+        self._log = log
+        self._early = limit is not None and limit.early_at is not None
+        self._set()
+
+    def _set(self) -> None:
+        limit = self._limit
+        if limit is not None:
+            moment = limit.early_at if self._early else None
+            left = (limit.until if moment is None else moment) - process.boot_seconds()
+            signal.setitimer(signal.ITIMER_REAL, max(left, _AT_ONCE), max(limit.grace, _AT_ONCE))
+
+    def was_early(self, number: int) -> bool:
+        """Whether a signal that has come is SIGALRM for the early signal; then that is sent."""
+        if number != signal.SIGALRM or self._limit is None or not self._early:
+            return False
+        self._early = False
+        say_at_end(self._limit.send_early(self._mark), self._log)
+        self._set()
+        return True
 
 
 def _start(become: Callable[[], int]) -> int:

@@ -26,6 +26,7 @@ from anyaccel.launcher.command import not_started
 from anyaccel.launcher.hold import Hold, take_async
 from anyaccel.launcher.signals import GRACE_SECONDS, signal_carriers, signal_group
 from anyaccel.launcher.start import start
+from anyaccel.launcher.time_limit import STATUS, EarlySignal, TimeLimit, say_at_end
 from anyaccel.ledger import Ledger
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.mark import Mark
@@ -267,7 +268,7 @@ class Ended(Value):
     Attributes:
         number: Its number.
         command: Its arguments.
-        status: Exit status; 0 where a signal ended it.
+        status: Exit status; 0 where a signal ended it, 124 where it ended with 0 once its time was over.
         signal: The signal that ended it, or 0.
         started: When it began, in seconds since 1970.
         seconds: How long it ran.
@@ -275,6 +276,7 @@ class Ended(Value):
         host: Where it ran; ``:`` for this machine, as GNU parallel has it.
         attempts: How often it was run.
         log: Path of what it has printed.
+        timed_out: Whether its time limit has ended it.
     """
 
     number: int
@@ -287,6 +289,7 @@ class Ended(Value):
     host: str = ":"
     attempts: int = 1
     log: str = ""
+    timed_out: bool = False
 
     @property
     def good(self) -> bool:
@@ -296,6 +299,8 @@ class Ended(Value):
     @property
     def how(self) -> str:
         """How it ended, for people."""
+        if self.timed_out:
+            return "was ended by its time limit"
         return f"was ended by signal {self.signal}" if self.signal else f"failed with exit status {self.status}"
 
 
@@ -352,6 +357,7 @@ class Setting(Value):
         stop_on_error: Whether no further command is started once one has failed.
         grace: Seconds between asking commands to end and killing them, when the sweep is stopped or their time is over.
         time: Seconds that each command may run; None for no limit.
+        early: The signal that it gets before its time is over; None for none.
         memory: How much of the host's memory each command may take; None for no limit.
         wait: Options of :func:`anyaccel.acquire_async`, ``wait`` among them: seconds to wait for devices.
     """
@@ -364,6 +370,7 @@ class Setting(Value):
     stop_on_error: bool = False
     grace: float = GRACE_SECONDS
     time: float | None = None
+    early: EarlySignal | None = None
     memory: str | None = None
     wait: Mapping[str, Any]
 
@@ -398,6 +405,8 @@ class Sweep:
         self._on_wait = on_wait
         self._left = tally.total - tally.skipped
         self._running: dict[int, Hold] = {}
+        self._over: set[int] = set()
+        self._timed_out: set[Hold] = set()
         self._holds: dict[Hold, Usage | None] = {}
         self._slots = 0
         self._taking: asyncio.Task[Hold] | None = None
@@ -528,6 +537,7 @@ class Sweep:
             raise AnyaccelError(f"the log {path} cannot be written: {error.strerror}") from error
         began, clock = time.time(), time.monotonic()
         status = number_of_signal = 0
+        timed_out = False
         try:
             lease = hold.lease
             with bound(hold.allocation.processors):
@@ -543,31 +553,54 @@ class Sweep:
         else:
             self._running[process.pid] = hold
             self._on_change()
-            limit = self._limit(process.pid)
+            limit = self._begin_limit()
+            timers = self._limit(limit, process.pid, lease.mark if lease else (), path)
             await _end_of(process.pid)
-            for timer in limit:
+            for timer in timers:
                 timer.cancel()
             if self._asked > 1:
                 signal_group(process.pid, signal.SIGKILL)  # before it is reaped
             code = process.wait()
             del self._running[process.pid]
             status, number_of_signal = (code, 0) if code >= 0 else (0, -code)
+            timed_out = limit is not None and process.pid in self._over
+            self._over.discard(process.pid)
+            if limit is not None and timed_out:
+                self._timed_out.add(hold)
+                status = status or (0 if number_of_signal else STATUS)
+                say_at_end(limit.message, path)
         size = os.fstat(log).st_size
         os.close(log)
         return Ended(
             number=number, command=command, status=status, signal=number_of_signal, started=began, attempts=attempt,
-            seconds=time.monotonic() - clock, output_bytes=size, log=path,
+            seconds=time.monotonic() - clock, output_bytes=size, log=path, timed_out=timed_out,
         )  # fmt: skip
 
-    def _limit(self, pid: int) -> list[asyncio.TimerHandle]:
-        """Ask a command to end once its time is over, and kill it after the grace; returns what does that."""
-        if self._setting.time is None:
+    def _begin_limit(self) -> TimeLimit | None:
+        setting = self._setting
+        return None if setting.time is None else TimeLimit.begin(setting.time, setting.grace, setting.early)
+
+    def _limit(self, limit: TimeLimit | None, pid: int, mark: Mark, log: str) -> list[asyncio.TimerHandle]:
+        """Ask a command to end once its time is over, and kill it after the grace; returns what does that.
+
+        Args:
+            limit: The time limit; None for none.
+            pid: The command, the leader of a process group.
+            mark: Mark of its lease.
+            log: Path of what it prints, where its early signal is told.
+        """
+        if limit is None:
             return []
-        loop, seconds = asyncio.get_running_loop(), self._setting.time
-        return [
-            loop.call_later(seconds, signal_group, pid, signal.SIGTERM),
-            loop.call_later(seconds + self._setting.grace, signal_group, pid, signal.SIGKILL),
+        loop = asyncio.get_running_loop()
+        timers = [
+            loop.call_later(limit.seconds, self._over.add, pid),
+            loop.call_later(limit.seconds, signal_group, pid, signal.SIGTERM),
+            loop.call_later(limit.seconds + limit.grace, signal_group, pid, signal.SIGKILL),
         ]
+        if limit.early is not None:
+            before = limit.seconds - limit.early.seconds
+            timers.append(loop.call_later(before, lambda: say_at_end(limit.send_early(mark), log)))
+        return timers
 
     def _intact(self, hold: Hold) -> bool:
         """Whether nothing that a command has left behind runs with the devices."""
@@ -592,7 +625,8 @@ class Sweep:
     def _give_back(self, hold: Hold) -> None:
         usage = self._holds.pop(hold)
         if usage is not None:
-            usage.ended()
+            usage.ended(timed_out=hold in self._timed_out)
+        self._timed_out.discard(hold)
         if hold.lease is not None:
             hold.lease.leave_to(hold.lease.mark)
         hold.unlimit()

@@ -23,14 +23,16 @@ from anyaccel.cli.options import (
     add_launch,
     add_memory,
     add_request,
+    add_signal,
     add_time,
     add_wait,
     survey,
     wait_options,
 )
 from anyaccel.cli.quantities import add_grace, whole
-from anyaccel.errors import AnyaccelError, UsageError
+from anyaccel.errors import AnyaccelError, TaskTimeoutError, UsageError
 from anyaccel.launcher.capacity import capacity
+from anyaccel.launcher.time_limit import check_early
 from anyaccel.model import replace
 from anyaccel.text import elapsed
 
@@ -107,6 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_launch(parser)
     add_wait(parser)
     add_time(parser, what="each command")
+    add_signal(parser)
 
 
 def _engine(name: str) -> str:
@@ -125,6 +128,7 @@ def main(args: argparse.Namespace) -> int:
         if name in each:
             raise UsageError(f"--each gives {name!r} twice; separate its values by commas")
         each[name] = values
+    check_early(args.signal, args.time)
     if args.address is not None and args.engine == "local":
         raise UsageError("--address belongs to --engine ray and --engine dask")
     commands = Commands(args.command or (), each, None if args.source is None else _lines(args.source))
@@ -143,7 +147,7 @@ def _detach(args: argparse.Namespace, commands: Commands) -> int:
 
     def supervise(supervisor: Supervisor) -> int:
         status = _run(args, commands, supervisor)
-        supervisor.end(status, cancelled=status in (130, 143))
+        supervisor.end(status, state="cancelled" if status in (130, 143) else "")
         return status
 
     shown = ["sweep", *(f"--each={text}" for text in args.each), *(args.command or (f"--from={args.source}",))]
@@ -178,6 +182,7 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
                 stop_on_error=args.stop_on_error,
                 grace=args.grace,
                 time=args.time,
+                early=check_early(args.signal, args.time),
                 memory=args.memory,
                 wait=wait_options(args),
             )
@@ -212,6 +217,7 @@ def _on_cluster(args: argparse.Namespace, commands: Iterator[tuple[int, tuple[st
             max_workers=args.jobs,
             timeout=args.time,
             grace=args.grace,
+            signal=args.signal,
             memory=args.memory,
         ) as pool:
             calls = _Calls(args, pool)
@@ -260,7 +266,7 @@ class _Calls:
             printed = f"anyaccel: {error}\n".encode(errors="replace")
             run = Ended(
                 number=number, command=command, status=error.exit_code, started=time.time(), attempts=attempt,
-                output_bytes=len(printed), host="-",
+                output_bytes=len(printed), host="-", timed_out=isinstance(error, TaskTimeoutError),
             )  # fmt: skip
         path = f"{self._out}/{number}.log"
         with open(path, "wb" if attempt == 1 else "ab") as file:
@@ -339,6 +345,7 @@ def _document(args: argparse.Namespace, tally: Tally, log: JobLog, status: int) 
                 "command": list(run.command),
                 "exit_status": run.status,
                 "signal": run.signal or None,
+                "timeout": run.timed_out,
                 "attempts": run.attempts,
                 "log": run.log,
             }

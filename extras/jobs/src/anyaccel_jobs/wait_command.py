@@ -1,12 +1,16 @@
-"""Wait until jobs have ended; the exit status is that of the first that failed, in the order given."""
+"""Wait until jobs have ended; the exit status is that of the first that failed, in the order given.
+
+It is 124 for a job that its time limit has ended, whatever its command made of that.
+"""
 
 from __future__ import annotations
 
 import argparse
 
 from anyaccel.cli import output
+from anyaccel.launcher.time_limit import STATUS, written
 
-from anyaccel_jobs.jobs import find, list_ids, wait
+from anyaccel_jobs.jobs import Job, find, list_ids, wait
 from anyaccel_jobs.jobs_command import describe
 
 EXAMPLES = (
@@ -32,7 +36,18 @@ def main(args: argparse.Namespace) -> int:
         output.print_json("wait/1", {"jobs": [describe(job) for job in ended]})
     else:
         for job in ended:
-            if job.state in ("cancelled", "lost"):
-                output.say(f"job {job.id} {'was cancelled' if job.state == 'cancelled' else 'is lost'}")
-    # A job that is lost has no exit status; nor has it done what it should.
-    return next((job.status or 1 for job in ended if job.state != "done"), 0)
+            if how := _how(job):
+                output.say(f"job {job.id} {how}")
+    return next((_status(job) for job in ended if job.state != "done"), 0)
+
+
+def _how(job: Job) -> str:
+    """Say what its exit status does not tell of a job; empty for nothing."""
+    if job.state == "timeout":
+        return f"reached its time limit of {written(job.time_limit or 0)}"
+    return {"cancelled": "was cancelled", "lost": "is lost"}.get(job.state, "")
+
+
+def _status(job: Job) -> int:
+    """The exit status for a job that has not ended well: one that is lost has none of its own."""
+    return STATUS if job.state == "timeout" else job.status or 1

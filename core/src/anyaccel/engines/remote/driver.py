@@ -76,6 +76,7 @@ class Driver(Engine):
             preparation=setting.preparation,
             preload=setting.preload,
             grace=setting.grace,
+            early=setting.early,
             idle=setting.idle,
             shared=setting.shared,
         )

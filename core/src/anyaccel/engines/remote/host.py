@@ -71,7 +71,9 @@ class Host:
         sys.path += [entry for entry in spec.path if entry not in sys.path and os.path.exists(entry)]
         self.node = node
         self.idle = spec.idle
-        setting = Setting(preparation=spec.preparation, preload=spec.preload, grace=spec.grace, idle=spec.idle)
+        setting = Setting(
+            preparation=spec.preparation, preload=spec.preload, grace=spec.grace, early=spec.early, idle=spec.idle
+        )
         self.core = Core(lambda: node.broker, setting)
         self.used = time.monotonic()
         self._notice: tuple[Allocation | None, bytes] = (None, b"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from anyaccel.errors import RemoteError
+from anyaccel.launcher.time_limit import EarlySignal
 from anyaccel.model import Allocation, Request, Value
 from anyaccel.pool.channel import Message
 from anyaccel.pool.launching import Preparation
@@ -22,6 +23,7 @@ class Spec(Value):
     preparation: Preparation
     preload: tuple[str, ...]
     grace: float
+    early: EarlySignal | None
     idle: float
     shared: bool
 

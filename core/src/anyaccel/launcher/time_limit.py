@@ -1,0 +1,213 @@
+"""Time limits of what runs with devices: when it ends, which signal it gets before that, and what people read of both.
+
+What ends it is the monitor, the supervisor, the sweep or the call that waits for it; all of them keep to these values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+from anyaccel.errors import UsageError
+from anyaccel.launcher.signals import GRACE_SECONDS, signal_carriers
+from anyaccel.ledger import process
+from anyaccel.ledger.mark import Mark
+from anyaccel.model import Value
+from anyaccel.text import duration, elapsed, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.ledger import Lease
+
+STATUS = 124
+"""Exit status of a command of ours that waited for what its time limit has ended; that of timeout(1)."""
+_NEVER_CAUGHT = (signal.SIGKILL, signal.SIGSTOP)
+_MINUTE = 60.0
+
+
+class EarlySignal(Value):
+    """A signal that comes some time before a time limit, so that programs can save what they have.
+
+    Attributes:
+        number: The signal.
+        seconds: How long before the limit.
+    """
+
+    number: int
+    seconds: float
+
+    @classmethod
+    def parse(cls, text: object) -> EarlySignal:
+        """Read ``NAME@DURATION``, such as ``USR1@60s``; a signal may also be given with SIG in front, or by its number.
+
+        Raises:
+            ValueError: When it is none, or when no program can catch the signal.
+        """
+        name, _, before = text.partition("@") if isinstance(text, str) else ("", "", "")
+        try:
+            number = _signal(name.upper())
+            seconds = duration(before)
+        except ValueError:
+            raise ValueError(
+                f"must be a signal and how long before the time limit it is sent, such as USR1@60s (got {shown(text)})"
+            ) from None
+        if number in _NEVER_CAUGHT:
+            raise ValueError(f"must be a signal that a program can catch, such as USR1@60s (got {shown(text)})")
+        return cls(number=number, seconds=seconds)
+
+    @property
+    def name(self) -> str:
+        """Its name, such as ``SIGUSR1``."""
+        return signal.Signals(self.number).name
+
+    def send(self, mark: Mark) -> int:
+        """Send it to each process of this user that carries a mark and catches the signal.
+
+        The default action of most signals ends a process: a shell or a data loader that does not catch it lives on.
+
+        Returns:
+            How many processes got it.
+        """
+        sent = set()
+
+        def spare(pid: int) -> bool:
+            hears = process.user(pid) == os.getuid() and process.catches(pid, self.number)
+            if hears:
+                sent.add(pid)
+            return not hears
+
+        signal_carriers([mark], signal.Signals(self.number), spare=spare)
+        return len(sent)
+
+    def __str__(self) -> str:
+        return f"{self.name.removeprefix('SIG')}@{written(self.seconds)}"
+
+
+def _signal(name: str) -> int:
+    if name.isascii() and name.isdecimal():
+        return signal.Signals(int(name))
+    try:
+        return signal.Signals[name if name.startswith("SIG") else f"SIG{name}"]
+    except KeyError as error:
+        raise ValueError(name) from error
+
+
+class TimeLimit(Value):
+    """When something that runs is ended.
+
+    Attributes:
+        seconds: How long it may run.
+        until: When that is over, in seconds since the boot.
+        grace: Seconds between SIGTERM and SIGKILL.
+        early: The signal before the end; None for none.
+    """
+
+    seconds: float
+    until: float
+    grace: float = GRACE_SECONDS
+    early: EarlySignal | None = None
+
+    @classmethod
+    def begin(cls, seconds: float, grace: float = GRACE_SECONDS, early: EarlySignal | None = None) -> TimeLimit:
+        """The limit of what starts now."""
+        return cls(seconds=seconds, until=process.boot_seconds() + seconds, grace=grace, early=early)
+
+    @classmethod
+    def of(
+        cls, lease: Lease | None, seconds: float | None, grace: float, early: EarlySignal | None = None
+    ) -> TimeLimit | None:
+        """The limit of what runs with a lease; None where there is none.
+
+        Args:
+            lease: The lease; None where nothing is held.
+            seconds: What was asked for; None where the machine's configuration may give one.
+            grace: Seconds between SIGTERM and SIGKILL.
+            early: The signal before the end; None for none.
+        """
+        if lease is None or lease.until is None:
+            return None
+        whole = round(lease.until - process.boot_seconds()) if seconds is None else seconds
+        return cls(seconds=whole, until=lease.until, grace=grace, early=early)
+
+    @property
+    def early_at(self) -> float | None:
+        """When the signal before the end is sent, in seconds since the boot; None for never."""
+        return None if self.early is None else self.until - self.early.seconds
+
+    @property
+    def over(self) -> bool:
+        """Whether the time is over."""
+        return process.boot_seconds() >= self.until
+
+    @property
+    def message(self) -> str:
+        """What people read when it has ended something."""
+        return message(self.seconds)
+
+    def send_early(self, mark: Mark) -> str:
+        """Send the signal before the end to what carries a mark, and return what people read of that."""
+        if self.early is None:
+            return ""
+        count = self.early.send(mark)
+        to = f"{count} process{'es' * (count != 1)}" if count else "no process, since none catches it"
+        before = f"{written(self.early.seconds)} before the time limit of {written(self.seconds)}"
+        return f"{before}: {self.early.name} sent to {to}"
+
+
+def message(seconds: float) -> str:
+    """What people read when a time limit has ended something."""
+    return f"time limit of {written(seconds)} reached: ended"
+
+
+def check_early(text: str | None, seconds: float | None) -> EarlySignal | None:
+    """Read the signal before a time limit, and check that it comes after the beginning.
+
+    Args:
+        text: The signal and the time, as :meth:`EarlySignal.parse` takes them; None for none.
+        seconds: The time limit; None where there is none.
+
+    Raises:
+        UsageError: When it is none, or does not fit the limit.
+    """
+    if text is None:
+        return None
+    try:
+        early = EarlySignal.parse(text)
+    except ValueError as error:
+        raise UsageError(f"signal {error}") from error
+    if seconds is None:
+        raise UsageError(
+            f"signal {early} is sent before a time limit, and there is none", hint="give a time limit as well: time"
+        )
+    if early.seconds >= seconds:
+        raise UsageError(
+            f"signal {early} is to be sent {written(early.seconds)} before the time limit, which is"
+            f" {written(seconds)}: nothing runs by then",
+            hint="give a shorter time before the limit, or a longer limit",
+        )
+    return early
+
+
+def written(seconds: float) -> str:
+    """Write a time limit for people, parts of a second as well."""
+    return f"{seconds:g}s" if seconds < _MINUTE else elapsed(seconds)
+
+
+def say(text: str, descriptor: int = 2) -> None:
+    """Tell people something in a line; does nothing where that cannot be written."""
+    with contextlib.suppress(OSError):
+        os.write(descriptor, f"anyaccel: {text}\n".encode(errors="replace"))
+
+
+def say_at_end(text: str, path: str) -> None:
+    """Add a line of its own to a log."""
+    with contextlib.suppress(OSError):
+        log = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            size = os.fstat(log).st_size
+            if size and os.pread(log, 1, size - 1) != b"\n":
+                os.write(log, b"\n")
+            say(text, log)
+        finally:
+            os.close(log)
