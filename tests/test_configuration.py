@@ -96,6 +96,80 @@ def test_what_is_wrong_is_told_with_file_key_rule_value_and_way_out(machine_file
     assert hint in caught.value.hint
 
 
+EVERYTHING = """\
+# a comment
+[queue]
+backfil = 0         # 3: no setting
+
+[limits]
+devices = "x"       # 6
+time = [
+    "1h",           # a value of several lines begins on 7
+    "[queue]",
+]
+priority = '''
+[limits]
+devices = 3
+'''                 # 11
+
+[users]
+"a.b" = { weight = 0, devices = 2 }     # 17
+eve.devices = -1    # 18
+
+[defaults]
+mask = "id"         # 21: of users
+[[limitz]]          # 22
+devices = 1
+"""
+
+
+def test_all_that_is_wrong_is_told_with_the_line_of_each(machine_file):
+    write(machine_file, EVERYTHING.replace("\n", "\r\n"))
+    with pytest.raises(ConfigurationError) as caught:
+        as_machine(machine_file)
+    found = [str(each).removeprefix(f"{str(machine_file)!r}, ") for each in (caught.value, *caught.value.further)]
+    assert [" ".join(each.split()[:3]) for each in found] == [
+        "line 3: there",
+        "line 6: limits.devices",
+        "line 7: limits.time",
+        "line 11: limits.priority",
+        "line 17: users.a.b.weight",
+        "line 18: users.eve.devices",
+        "line 21: defaults.mask",
+        "line 22: there",
+    ]
+    assert caught.value.hint == "did you mean 'queue.backfill'?"
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "told"),
+    [
+        (b"[limits]\ndevices = = 2\n", 2, r"Invalid value \(column 11\)"),
+        (b"\n[limits]\n[limits]\n", 3, r"Cannot declare .* twice"),
+        (b"[limits]\ntime = [\n'1h',\n", 3, r".*\(at the end\)"),
+        (b"[limits]\n# \xff\n", 2, "'utf-8' codec can't decode byte 0xff"),
+    ],
+)
+def test_what_is_no_toml_is_told_with_its_line(machine_file, content, line, told):
+    machine_file.write_bytes(content)
+    machine_file.chmod(0o644)
+    with pytest.raises(ConfigurationError, match=f"config.toml', line {line}, must be TOML in UTF-8: {told}"):
+        as_machine(machine_file)
+
+
+def test_a_long_value_that_is_wrong_is_told_without_its_line(machine_file):
+    """To look for it would take as long as the square of its lines."""
+    write(machine_file, "[limits]\ntime = [" + "\n1," * 20_000 + "]\n")
+    with pytest.raises(ConfigurationError, match=r"config.toml': limits.time must be a duration"):
+        as_machine(machine_file)
+
+
+def test_a_directory_is_no_file(machine_file):
+    machine_file.mkdir()
+    with pytest.raises(ConfigurationError, match="must be a regular file"):
+        as_machine(machine_file)
+
+
 def test_what_others_can_write_is_refused(machine_file):
     write(machine_file, "", mode=0o646)
     with pytest.raises(ConfigurationError, match=r"must be writable by root only \(its mode is 0646\)") as caught:

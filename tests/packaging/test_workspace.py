@@ -18,6 +18,10 @@ def project(folder):
     return tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
 
 
+def uv(folder):
+    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["tool"]["uv"]
+
+
 def tox_section(name):
     parser = ConfigParser(interpolation=None)
     parser.read(ROOT / "tox.ini")
@@ -34,12 +38,21 @@ def test_every_plugin_is_an_extra_of_the_core():
 def test_uv_finds_every_plugin_beside_the_core():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert extras == {vendor: [f"anyaccel[{vendor}]"] for vendor in (*VENDORS, "all")}
-    here = {"workspace": True}
-    sources = tomllib.loads((ROOT / "core" / "pyproject.toml").read_text())["tool"]["uv"]["sources"]
-    assert sources == {f"anyaccel-{vendor}": here for vendor in VENDORS}
+    assert {f"anyaccel-{vendor}" for vendor in VENDORS} <= set(uv("core")["sources"])
     for vendor in VENDORS:
-        plugin = tomllib.loads((ROOT / "plugins" / vendor / "pyproject.toml").read_text())
-        assert plugin["tool"]["uv"]["sources"] == {"anyaccel": here}
+        assert set(uv(f"plugins/{vendor}")["sources"]) == {"anyaccel"}
+
+
+def test_uv_installs_copies_of_what_is_in_the_workspace_and_builds_them_anew_after_a_change():
+    """Of a member, and of whatever member it depends on: an installation outlives the clone."""
+    members = [str(path.parent.relative_to(ROOT)) for each in uv(".")["workspace"]["members"] for path in
+               sorted(ROOT.glob(f"{each}/pyproject.toml"))]  # fmt: skip
+    assert {"core", *(f"plugins/{vendor}" for vendor in VENDORS)} <= set(members)
+    for member in (".", *members):
+        for name, source in uv(member).get("sources", {}).items():
+            assert source == {"workspace": True, "editable": False}, (member, name)
+    for member in members:
+        assert uv(member)["cache-keys"] == [{"file": "**/*"}], member
 
 
 def test_every_plugin_has_its_tox_environment():

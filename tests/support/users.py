@@ -38,7 +38,8 @@ def make_machine(users: dict[str, int], keep: list[str]) -> None:
     etc = subprocess.run(["tar", "-C", "/etc", "-c", "."], capture_output=True, check=True).stdout
     empty = dict(_EMPTY)
     for path in keep:
-        if (hidden := closed(path)) is not None:
+        hidden = closed(path)
+        if hidden is not None and not any(hidden.startswith(f"{each}/") for each in empty):
             empty.setdefault(hidden, 0o755)
     for path, mode in sorted(empty.items()):
         mount("none", path, "tmpfs", options=f"mode={mode:o}")

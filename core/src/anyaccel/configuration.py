@@ -23,6 +23,8 @@ MACHINE_FILE = "/etc/anyaccel/config.toml"
 """The machine's file. Tests mount a directory of their own there, in a private mount namespace."""
 _MOST_BYTES = 1 << 20
 _LONGEST_PROBE = 3600
+_LONGEST_STATEMENT = 500
+"""Lines of a statement up to which it is looked for: each further one is parsed together with all before it."""
 
 
 class Rule(Value):
@@ -333,6 +335,47 @@ def user(environ: Mapping[str, str] | None = None) -> Configuration:
     return _read(path, "user", {0, os.geteuid()}) if path else _nothing(path)
 
 
+def draft(path: str, kind: str) -> Configuration:
+    """Read a file that does not lie in its place yet: whose it will be does not count, but who else may change it does.
+
+    Args:
+        path: The file.
+        kind: Whose it is to become; see :func:`kind_of`.
+
+    Raises:
+        ConfigurationError: When it cannot be read, says something wrong, or can be written by other users.
+    """
+    return _read(path, kind, None)
+
+
+def kind_of(path: str, environ: Mapping[str, str] | None = None) -> tuple[str, bool]:
+    """Say whose file of configuration one is, ``machine`` or ``user``, and whether it lies in its place.
+
+    Elsewhere its tables tell; a file without any that is known is taken for the machine's.
+
+    Args:
+        path: The file.
+        environ: As of :func:`user`.
+    """
+    import tomllib
+
+    mine = user_file(environ)
+    if os.path.realpath(path) == os.path.realpath(MACHINE_FILE):
+        return "machine", True
+    if mine and os.path.realpath(path) == os.path.realpath(mine):
+        return "user", True
+    tables: set[str] = set()
+    if os.path.isfile(path):
+        try:
+            with open(path, "rb") as file:
+                tables = set(tomllib.loads(file.read(_MOST_BYTES).decode()))
+        except (OSError, ValueError, RecursionError):  # reading it as what it is to become says so
+            tables = set()
+    of_machine, of_user = ({key.partition(".")[0] for key, each in SETTINGS.items() if getattr(each, kind)}
+                           for kind in ("machine", "user"))  # fmt: skip
+    return ("user" if tables & of_user and not tables & of_machine else "machine"), False
+
+
 def user_file(environ: Mapping[str, str] | None = None) -> str:
     """Where the configuration of the user lies, or would lie; empty where nobody says."""
     directory = user_directory("XDG_CONFIG_HOME", ".config", environ)
@@ -357,7 +400,7 @@ def user_directory(variable: str, usual: str, environ: Mapping[str, str] | None 
     return f"{home}/anyaccel" if home else ""
 
 
-def _read(path: str, kind: str, owners: set[int]) -> Configuration:
+def _read(path: str, kind: str, owners: set[int] | None) -> Configuration:
     try:
         os.stat(path)  # mostly there is none, and this needs no descriptor
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -365,17 +408,22 @@ def _read(path: str, kind: str, owners: set[int]) -> Configuration:
         return _nothing(path)
     except OSError as error:
         raise _unreadable(path, error) from error
-    with open(descriptor, "rb") as file:
-        try:
-            found = os.fstat(descriptor)
-            # In a user namespace where root has no number, root's files seem to belong to a number of nobody.
+    try:
+        found = os.fstat(descriptor)
+        if owners is None:
+            _trust(path, "user", found, {found.st_uid})
+        else:
+            # In a user namespace where root has no number, root's files seem to belong to an unmapped number.
             _trust(path, kind, found, {*owners, os.stat("/").st_uid})
-            known = (path, found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
-            if known in _KNOWN:
-                return _KNOWN[known]
+        known = (path, found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+        if known in _KNOWN:
+            return _KNOWN[known]
+        with open(descriptor, "rb", closefd=False) as file:
             content = file.read(_MOST_BYTES + 1)
-        except OSError as error:
-            raise _unreadable(path, error) from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    finally:
+        os.close(descriptor)
     if len(content) > _MOST_BYTES:
         raise ConfigurationError(f"{printable(path)!r} must be at most 1 MiB", hint="is it the right file?")
     made = Configuration(path=path, found=True, values=_values(path, kind, content))
@@ -423,25 +471,100 @@ def _trust(path: str, kind: str, found: os.stat_result, owners: set[int]) -> Non
 def _values(path: str, kind: str, content: bytes) -> Mapping[str, Any]:
     import tomllib
 
+    name = printable(path)
     try:
-        document = tomllib.loads(content.decode())
+        text = content.decode()
+        document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
+        line, told = _place(error, content)
+        where = f"{name!r}, line {line}," if line else f"{name!r}"
         raise ConfigurationError(
-            f"{printable(path)!r} must be TOML in UTF-8: {printable(str(error))}", hint="correct it, or move it away"
+            f"{where} must be TOML in UTF-8: {printable(told)}", hint="correct it, or move it away"
         ) from error
     values: dict[str, Any] = {}
+    wrong: dict[str, tuple[str, str]] = {}
     for key, value in _flat(document, ""):
         setting = _setting(key)
         if setting is None or not (setting.machine if kind == "machine" else setting.user):
-            raise ConfigurationError(f"{printable(path)!r}: {_unknown(key, kind)}", hint=_close(key, kind))
+            wrong[key] = _unknown(key, kind), _close(key, kind)
+            continue
         try:
             values[key] = setting.rule.read(value)
-        except (ValueError, TypeError) as error:
-            raise ConfigurationError(
-                f"{printable(path)!r}: {key} must be {setting.rule.words} (got {shown(value)})",
-                hint=f"{key}: {setting.summary}",
-            ) from error
+        except (ValueError, TypeError):
+            told = f"{printable(key)} must be {setting.rule.words} (got {shown(value)})"
+            wrong[key] = told, f"{printable(key)}: {setting.summary}"
+    if wrong:
+        lines = _lines(text)
+        first, *further = (
+            ConfigurationError(
+                f"{name!r}, line {lines[key]}: {told}" if key in lines else f"{name!r}: {told}", hint=hint
+            )
+            for key, (told, hint) in sorted(wrong.items(), key=lambda each: lines.get(each[0], 0))
+        )
+        first.further = tuple(further)
+        raise first
     return values
+
+
+def _place(error: Exception, content: bytes) -> tuple[int, str]:
+    """The line on which a document is wrong, 0 where that is not known, and what is wrong there."""
+    import re
+
+    if isinstance(error, UnicodeDecodeError):
+        return content.count(b"\n", 0, error.start) + 1, str(error)
+    found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", str(error), re.DOTALL)
+    if found is None:
+        return 0, str(error) or type(error).__name__
+    if found[2] is None:
+        return content.rstrip(b"\n").count(b"\n") + 1, f"{found[1]} (at the end)"
+    return int(found[2]), f"{found[1]} (column {found[3]})"
+
+
+def lines(path: str) -> Mapping[str, int]:
+    """The line on which a file gives each of its settings, by key, as far as that can be found."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return _lines(file.read(_MOST_BYTES))
+    except (OSError, ValueError):  # it has changed since it was read
+        return {}
+
+
+def _lines(text: str) -> dict[str, int]:
+    """As :func:`lines`, of a text that is TOML.
+
+    The parser tells no positions, but a line that begins a value of several lines is no TOML without the rest of it.
+    """
+    import tomllib
+
+    found: dict[str, int] = {}
+    table, statement = "", []
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
+        statement.append(line)
+        try:
+            part = tomllib.loads("\n".join(statement))
+        except (ValueError, RecursionError):
+            if len(statement) > _LONGEST_STATEMENT:
+                break
+            continue
+        first = number - len(statement) + 1
+        if statement[0].lstrip().startswith("["):
+            table = _path(part)
+            found.setdefault(table, first)
+        else:
+            for key, _ in _flat(part, table):
+                found.setdefault(key, first)
+        statement = []
+    return found
+
+
+def _path(part: Mapping[str, Any]) -> str:
+    """The key of the table that a heading opens, which is all that is in its document."""
+    names = []
+    inner: Any = part
+    while isinstance(inner, dict) and inner:
+        (name, inner), *_ = inner.items()
+        names.append(name)
+    return ".".join(names)
 
 
 def _flat(table: Mapping[str, Any], above: str) -> list[tuple[str, Any]]:

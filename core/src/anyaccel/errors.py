@@ -99,9 +99,17 @@ class MachineError(UsageError):
 
 
 class ConfigurationError(UsageError):
-    """Raised when a configuration file cannot be read, says something wrong, or could be written by somebody else."""
+    """Raised when a configuration file cannot be read, says something wrong, or could be written by another user.
+
+    Attributes:
+        further: What else is wrong with the same file, line by line.
+    """
 
     code = "configuration"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.further: tuple[ConfigurationError, ...] = ()
 
 
 class PlacementError(AnyaccelError):

@@ -314,5 +314,10 @@ def _user(name: str) -> int | None:
 
     try:
         return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
-    except KeyError:
+    except (KeyError, ValueError):  # the latter for a name with a NUL
         return None
+
+
+def unknown_users(configuration: Configuration) -> tuple[str, ...]:
+    """The names in a machine's configuration that are of no user here: what it says of them has no effect."""
+    return tuple(name for name in configuration.names("users") if _user(name) is None)

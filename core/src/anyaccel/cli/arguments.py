@@ -32,7 +32,7 @@ def parse(name: str, module: ModuleType, arguments: list[str]) -> argparse.Names
     module.add_arguments(parser)
     if name not in UNCONFIGURED and HELP.isdisjoint(arguments):
         dests = {action.dest for action in parser._actions}  # noqa: SLF001 - argparse has no other way to name them
-        parser.set_defaults(**{name: value for name, value in defaults().items() if name in dests})
+        parser.set_defaults(**{name: value for name, value in defaults(name).items() if name in dests})
     if name in PASSES_ON:
         args, passed_on = parser.parse_known_args(arguments)
         args.passed_on = passed_on

@@ -1,22 +1,39 @@
-"""Show what is configured, and where: settings of the machine's administrator, and defaults of your own."""
+"""Show what is configured, and where: settings of the machine's administrator, and defaults of your own.
+
+Exit status with --check: 0 when the file is well, 1 when there is a warning or a failure.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 
 from anyaccel import configuration
 from anyaccel.cli import output
+from anyaccel.cli.doctor import line
+from anyaccel.errors import UsageError
+from anyaccel.inventory.diagnose import Diagnosis
+from anyaccel.launcher.diagnose import diagnose_file
+from anyaccel.text import printable
 
 EXAMPLES = (
     ("anyaccel config", "every setting, its value, and the file that says so"),
     ("anyaccel config --template user > ~/.config/anyaccel/config.toml", "a file of your own, all in comments"),
+    ("anyaccel config --check new.toml", "what is wrong with a file, before it is put in its place"),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument(
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
         "--template", choices=("machine", "user"), help="print a file of all settings, each explained in a comment"
+    )
+    group.add_argument(
+        "--check",
+        metavar="FILE",
+        help="say all that is wrong with a file; where it does not lie in its place, its tables tell whether it is the"
+        " machine's or a user's",
     )
 
 
@@ -25,6 +42,8 @@ def main(args: argparse.Namespace) -> int:
     if args.template:
         output.print_help(configuration.template(machine=args.template == "machine"))
         return 0
+    if args.check is not None:
+        return _check(args)
     files = (configuration.machine(), configuration.user())
     rows: list[tuple[str, object, str]] = []
     for file, whose in zip(files, ("machine", "user"), strict=True):
@@ -42,4 +61,30 @@ def main(args: argparse.Namespace) -> int:
     for file in files:
         if not file.found and file.path:
             output.say(f"there is no {file.path}")
+    for finding in diagnose_file(lambda: files[0]):
+        output.say_folded(line(Diagnosis(vendor="", finding=finding)))
     return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    """Say what is wrong with one file."""
+    path = os.path.abspath(args.check)
+    if not os.path.exists(path):
+        raise UsageError(f"--check must be a file (got {printable(args.check)!r}, which cannot be found)")
+    kind, in_place = configuration.kind_of(path)
+    if in_place:
+        found = tuple(diagnose_file(configuration.machine if kind == "machine" else configuration.user))
+    else:
+        found = tuple(diagnose_file(lambda: configuration.draft(path, kind)))
+    if args.json:
+        findings = [
+            {"severity": each.severity.value, "message": each.reason, "fix": each.remedy or None} for each in found
+        ]
+        output.print_json("config-check/1", {"path": path, "whose": kind, "well": not found, "findings": findings})
+        return 1 if found else 0
+    for each in found:
+        output.print_folded(line(Diagnosis(vendor="", finding=each)))
+    if not found:
+        whose = "the machine's file" if kind == "machine" else "a file of your own"
+        output.print_line(f"{printable(path)!r} is well, as {whose}")
+    return 1 if found else 0

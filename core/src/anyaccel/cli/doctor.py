@@ -1,4 +1,4 @@
-"""Look for what is wrong - plug-ins, drivers, permissions, variables, leases - and say what to do about it.
+"""Look for what is wrong - settings, plug-ins, drivers, permissions, variables, leases - and say what to do about it.
 
 Exit status: 0 when all is well, 1 when there is a warning or a failure.
 """
@@ -52,9 +52,9 @@ def main(args: argparse.Namespace) -> int:
 
 def _of_launches(inventory: Inventory) -> list[Diagnosis]:
     from anyaccel.launcher import limits
-    from anyaccel.launcher.diagnose import diagnose_leases
+    from anyaccel.launcher.diagnose import diagnose_configuration, diagnose_leases
 
-    found = (*limits.diagnose(inventory), *diagnose_leases(inventory))
+    found = (*diagnose_configuration(), *limits.diagnose(inventory), *diagnose_leases(inventory))
     return [Diagnosis(vendor="", finding=finding) for finding in found]
 
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from anyaccel import extras
 from anyaccel.cli import VERSION, output
 from anyaccel.cli.quantities import seconds
-from anyaccel.errors import AnyaccelError, CommandNotRunnableError, UsageError
+from anyaccel.errors import AnyaccelError, CommandNotRunnableError, ConfigurationError, UsageError
 from anyaccel.vendors import begin_for
 
 TYPE_CHECKING = False
@@ -66,6 +66,8 @@ PASSES_ON = {"ray"}
 """Commands that pass options which they do not know on to another program."""
 UNCONFIGURED = {"config", "setup", "completion", "help"}
 """Commands that work whatever the files of configuration say."""
+DIAGNOSES = {"doctor"}
+"""Commands that take defaults from them, and say themselves what is wrong with them."""
 ABOUT_PLUGINS = {"plugins", "doctor", "check", "record"}
 """Commands that look at what plug-ins do."""
 APART = UNCONFIGURED | {"release", "queue", "new", "jobs", "logs", "cancel", "wait", "report"}
@@ -98,13 +100,13 @@ def told(perform: Callable[[], int], *, as_json: bool) -> int:
 
 def _perform(name: str, arguments: list[str], command: list[str] | None) -> int:
     if name in SURVEYS and HELP.isdisjoint(arguments):
-        begin_for(_machine(arguments) or defaults().get("machine", ""), os.environ)
+        begin_for(_machine(arguments) or defaults(name).get("machine", ""), os.environ)
     module = module_of(name)
     if name == DEFAULT and not arguments:
         args: Any = Defaults()
         add_common(args)
         module.add_arguments(args)
-        vars(args).update(defaults())
+        vars(args).update(defaults(name))
     else:
         from anyaccel.cli.arguments import parse
 
@@ -165,18 +167,26 @@ def commands() -> dict[str, str]:
     return ours | {name: f"a command of {whose}" for name, (_, whose) in found.items() if name not in ours}
 
 
-def defaults() -> dict[str, Any]:
+def defaults(command: str) -> dict[str, Any]:
     """Defaults of options, by the name of the option, that the user has configured.
 
+    Args:
+        command: The command that has the options.
+
     Raises:
-        ConfigurationError: When the user's file says something wrong.
+        ConfigurationError: When the user's file says something wrong, and the command does not say so itself.
     """
     from anyaccel import configuration
 
     path = configuration.user_file()
     if not path or not os.path.exists(path):
         return {}
-    values = configuration.user().values
+    try:
+        values = configuration.user().values
+    except ConfigurationError:
+        if command not in DIAGNOSES:
+            raise
+        return {}
     found = {key.removeprefix("defaults."): value for key, value in values.items() if key.startswith("defaults.")}
     if os.environ.get("ANYACCEL_MACHINE"):
         found.pop("machine", None)

@@ -1,20 +1,61 @@
-"""What is wrong with the leases of a machine and with the line for its devices, and the way out of each."""
+"""What is wrong with the files of configuration, with leases and with the line for devices, and the way out of each."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
-from anyaccel.errors import AnyaccelError, LedgerError
+from anyaccel import configuration
+from anyaccel.configuration import Configuration
+from anyaccel.errors import AnyaccelError, ConfigurationError, LedgerError
 from anyaccel.launcher.hold import leases, why
 from anyaccel.ledger import LeaseRecord, Ledger, TicketRecord
 from anyaccel.ledger.diagnosis import diagnose
 from anyaccel.ledger.process import exists
 from anyaccel.model import Finding, Inventory, Severity
-from anyaccel.text import elapsed
+from anyaccel.policy import unknown_users
+from anyaccel.text import elapsed, printable, shown
 
 LONG_SECONDS = 600.0
 """A wait that somebody who asks what is wrong should hear of."""
+
+
+def diagnose_configuration(environ: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
+    """Look for what is wrong with the machine's file of configuration and the user's, which commands refuse.
+
+    Args:
+        environ: The environment, which says where the user's file lies; that of this process when None.
+    """
+    return (*diagnose_file(configuration.machine), *diagnose_file(lambda: configuration.user(environ)))
+
+
+def diagnose_file(read: Callable[[], Configuration]) -> Iterator[Finding]:
+    """Look for what is wrong with one file of configuration.
+
+    Args:
+        read: Reads it as commands do.
+    """
+    try:
+        found = read()
+    except ConfigurationError as error:
+        for each in (error, *error.further):
+            yield Finding(severity=Severity.FAIL, reason=str(each), remedy=each.hint)
+        return
+    unknown = unknown_users(found)
+    lines = configuration.lines(found.path) if unknown else {}
+    for name in unknown:
+        line = next((number for key, number in lines.items() if f"{key}.".startswith(f"users.{name}.")), None)
+        where = f"{printable(found.path)!r}" + (f", line {line}" if line else "")
+        message = f"{where}: there is no user {shown(name)}, so that what stands there has no effect"
+        yield Finding(severity=Severity.WARN, reason=message, remedy=_close_user(name))
+
+
+def _close_user(name: str) -> str:
+    import difflib
+    import pwd
+
+    close = difflib.get_close_matches(name, [each.pw_name for each in pwd.getpwall()], n=1)
+    return f"did you mean {shown(close[0])}?" if close else "correct the name, or take the table out"
 
 
 def diagnose_leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
