@@ -18,6 +18,7 @@ import threading
 import time
 
 from anyaccel.ledger import Ledger, Want, acquisition, tickets
+from anyaccel.ledger.device_locks import DeviceLock  # noqa: F401 - what tests write
 from anyaccel.model import NOTHING, Extent
 
 PATIENCE = 60.0

@@ -14,7 +14,7 @@ def device(tmp_path):
     """Stands for a device's directory in sysfs, which can be opened by everybody and locked."""
     path = tmp_path / "device"
     path.mkdir()
-    return f"{{'a': ({str(path)!r},)}}"
+    return f"{{'a': (DeviceLock({str(path)!r}),)}}"
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_it_outlasts_the_state_directory(claim, device, state):
 
 def test_one_that_is_absent_or_closed_says_nothing(claim, tmp_path):
     holder = claim()
-    assert holder.do(f"take('a', device_locks={{'a': ({str(tmp_path / 'none')!r},)}})") == {"a": 10_000}
+    assert holder.do(f"take('a', device_locks={{'a': (DeviceLock({str(tmp_path / 'none')!r}),)}})") == {"a": 10_000}
     assert holder.do("len(leases[0].fds)") == 1
 
 
@@ -109,6 +109,6 @@ def test_a_real_device_in_sysfs(claim, elsewhere):
     if path is None:
         pytest.skip("there is no sysfs here")
     here, there = claim(), elsewhere()
-    there.do(f"take('a', device_locks={{'a': ({path!r},)}})")
+    there.do(f"take('a', device_locks={{'a': (DeviceLock({path!r}),)}})")
     with pytest.raises(ClaimantError, match="outside of this ledger"):
-        here.do(f"take('a', device_locks={{'a': ({path!r},)}})")
+        here.do(f"take('a', device_locks={{'a': (DeviceLock({path!r}),)}})")

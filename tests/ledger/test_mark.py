@@ -173,7 +173,7 @@ def test_forgetting_leaves_them_alone(claim, ledger, files):
 def test_forgetting_a_share_unlocks_the_device_with_the_last_one(claim, ledger, tmp_path):
     (tmp_path / "device").mkdir()
     holder, rival, there = claim(), claim(), claim(tmp_path / "elsewhere")
-    locks = f"device_locks={{'a': ({str(tmp_path / 'device')!r},)}}"
+    locks = f"device_locks={{'a': (DeviceLock({str(tmp_path / 'device')!r}),)}}"
     holder.do(f"take('a', units=5000, {locks}); take('a', units=5000, {locks})")
     first, second = ledger.leases()
     assert ledger.forget(first.id) == (holder.pid,)
@@ -186,7 +186,7 @@ def test_forgetting_a_share_unlocks_the_device_with_the_last_one(claim, ledger, 
 def test_forgetting_unlocks_the_device_itself(claim, ledger, tmp_path):
     (tmp_path / "device").mkdir()
     holder, rival = claim(), claim()
-    locks = f"device_locks={{'a': ({str(tmp_path / 'device')!r},)}}"
+    locks = f"device_locks={{'a': (DeviceLock({str(tmp_path / 'device')!r}),)}}"
     holder.do(f"take('a', {locks})")
     child = holder.do("subprocess.Popen(['sleep', '600'], pass_fds=leases[0].fds).pid")
     holder.kill()

@@ -79,7 +79,7 @@ def scene(claim, state, files, tmp_path):
     """Runs a claimant under strace and makes sure of what it leaves behind."""
     device = tmp_path / "device"
     device.mkdir()
-    take = f"take('a', 'b', count=2, wait={{}}, device_locks={{{{'a': [{str(device)!r}]}}}})"
+    take = f"take('a', 'b', count=2, wait={{}}, device_locks={{{{'a': [DeviceLock({str(device)!r})]}}}})"
     fresh = claim()
 
     class Scene:
@@ -176,7 +176,7 @@ def starved(nest, state, tmp_path):
         claimant = Claimant(nest)
         claimant.do(f"import anyaccel.ledger.ending, anyaccel.ledger.recovery, encodings.ascii\n{WARM}")
         claimant.do(before)
-        ask = f"open_ledger({str(state)!r}); take('a', device_locks={{'a': [{str(tmp_path)!r}]}})"
+        ask = f"open_ledger({str(state)!r}); take('a', device_locks={{'a': [DeviceLock({str(tmp_path)!r})]}})"
         with Traced(claimant, tmp_path / "trace", *options) as traced:
             with pytest.raises(ClaimantError):
                 claimant.do(ask)
@@ -221,5 +221,5 @@ def test_without_a_descriptor_a_lease_that_only_a_mark_keeps_is_in_force(claim, 
 
 def test_without_a_descriptor_the_lock_on_the_device_itself_is_not_left_out(claim, tmp_path, starved):
     there = claim(tmp_path / "elsewhere")
-    there.do(f"take('a', device_locks={{'a': [{str(tmp_path)!r}]}})")
+    there.do(f"take('a', device_locks={{'a': [DeviceLock({str(tmp_path)!r})]}})")
     assert starved("", "-P", str(tmp_path), "-e", "inject=openat:error=EMFILE:when=1")

@@ -10,7 +10,7 @@ from anyaccel.model import VendorState
 from anyaccel.probe.loading import load
 from anyaccel.probe.recording import RecordedFacts
 from anyaccel.vendors.discovery import Source, installed
-from anyaccel.vendors.presence import possible, presence
+from anyaccel.vendors.presence import declared, possible, presence
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 RECORDINGS = sorted(PLUGINS.glob("*/recordings/*/machine.json"))
@@ -25,7 +25,7 @@ def test_a_vendor_that_is_on_a_recorded_machine_is_asked(path):
     expected = json.loads(path.with_name("expected.json").read_text())
     vendors = {path.parts[-4]: expected} if expected is None else expected.get("vendors", {path.parts[-4]: expected})
     facts = RecordedFacts(load(str(path)))
-    asked = possible(installed()[0], facts, facts.environ)
+    asked = possible(declared(installed()[0]), facts, facts.environ)
     missed = {vendor for vendor, found in vendors.items() if found is not None} - asked.keys()
     assert missed & {source.vendor for source in installed()[0]} == set()
 
@@ -70,7 +70,7 @@ def test_what_an_absent_vendor_says_is_read_without_a_finder(monkeypatch):
     sources = [
         Source(vendor=path.parts[-2][9:], target=path.parts[-2]) for path in PLUGINS.glob("*/src/*/presence.json")
     ]
-    assert possible(sources, RecordedFacts({"paths": NETWORK_CARD}), {}) == {}
+    assert possible(declared(sources), RecordedFacts({"paths": NETWORK_CARD}), {}) == {}
     assert len(sources) > 10
     assert finder.asked == []
 

@@ -188,7 +188,8 @@ def test_other_runs_load_nothing(run):
         import sys
 
         def test_it():
-            ours = {name for name in sys.modules if name.split(".")[0] in ("anyaccel", "anyaccel_testing", "rich", "psutil")}
+            packages = ("anyaccel", "anyaccel_testing", "rich", "psutil")
+            ours = {name for name in sys.modules if name.split(".")[0] in packages}
             assert ours == {"anyaccel_testing", "anyaccel_testing.pytest_plugin"}
         """
     )

@@ -105,7 +105,7 @@ def main(args: argparse.Namespace) -> int:
 
         check_early(args.signal, args.time)  # before anybody waits for devices
     for extension in extensions("run"):
-        status = extension.main(args)
+        status: int | None = extension.main(args)
         if status is not None:
             return status
     shell = not args.command

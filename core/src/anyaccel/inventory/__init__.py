@@ -5,6 +5,8 @@ from anyaccel._faces import face
 __all__, __getattr__, __dir__ = face(
     __name__,
     {
+        "anyaccel.inventory.contested": ("contest",),
+        "anyaccel.inventory.names": ("Names",),
         "anyaccel.inventory.record": ("EXPECTED", "write_expected"),
     },
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,10 +16,11 @@ from anyaccel.model import (
     Request,
     VendorReport,
     VendorState,
+    replace,
 )
 from anyaccel.model.wire import decode, prepare
 from anyaccel.probe.guard import Outcome
-from anyaccel.probe.machine import Machine
+from anyaccel.probe.machine import Machine, Simulated
 from anyaccel.vendors import contract
 from anyaccel.vendors.discovery import Source, problem_of
 from anyaccel.vendors.presence import Presence
@@ -28,6 +30,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from anyaccel.inventory.names import Names
+
+_NUMBER = re.compile(r"[0-9]{1,9}(?=[^/]*$)")
 GRACE_SECONDS = 0.8
 """How long a request that others can serve waits for a vendor that it does not name."""
 
@@ -42,7 +47,7 @@ def enough_for(request: Request, present: Mapping[str, Presence | None], sources
     for source in sources:
         declared = present.get(source.vendor)
         if declared is not None and declared.resource:
-            own[source.vendor] = {source.vendor.casefold(), declared.resource.casefold()}
+            own[source.vendor] = {source.vendor.casefold(), declared.resource.casefold(), *(declared.names or ())}
 
     def enough(outcomes: Mapping[str, Outcome]) -> float | None:
         for vendor in present:
@@ -106,6 +111,7 @@ def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Devi
         runtimes=info.runtimes if info else (),
         borrowed=info.borrowed if info else (),
         cleared=info.cleared if info else (),
+        control_nodes=info.control_nodes if info else (),
         ray_switch=info.ray_switch if info else "",
         distribution=source.distribution,
         version=source.version,
@@ -132,27 +138,63 @@ def told_apart(found: Mapping[str, list[Device]]) -> list[Device]:
     ]
 
 
-def _texts(value: Any) -> list[str]:
-    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+def with_own_nodes(found: Mapping[str, list[Device]]) -> dict[str, list[Device]]:
+    """Number the nodes of simulated devices so that no two vendors have one: each vendor's begin with 0 by themselves.
+
+    A node without a number stands for all devices of a vendor, and stays.
+    """
+    taken: set[str] = set()
+    highest = 0
+    separate: dict[str, list[Device]] = {}
+    for vendor, devices in found.items():
+        own = {node: int(number[0]) for each in devices for node in each.nodes if (number := _NUMBER.search(node))}
+        by = 0 if taken.isdisjoint(own) else highest + 1
+        taken.update(_numbered(node, by) for node in own)
+        highest = max(highest, max(own.values(), default=0) + by)
+        separate[vendor] = [
+            replace(device, nodes=tuple(_numbered(node, by) for node in device.nodes)) if by else device
+            for device in devices
+        ]
+    return separate
 
 
-def check_products(machine: Machine, answers: Answers) -> None:
-    """Refuse a simulation of something that no plug-in knows, or that several know under one name."""
-    known = {
-        vendor: _texts(outcome.value.get("products")) if isinstance(outcome.value, dict) else []
-        for vendor, (_, outcome) in answers.items()
-    }
+def _numbered(node: str, by: int) -> str:
+    """A device node with the first number of its last part raised."""
+    return _NUMBER.sub(lambda match: str(int(match[0]) + by), node, count=1) if by else node
+
+
+def product_names(outcome: Outcome) -> list[str] | None:
+    """The names of a vendor's products, as far as its process was asked for them."""
+    names = outcome.value.get("products") if isinstance(outcome.value, dict) else None
+    return [each for each in names if isinstance(each, str)] if isinstance(names, list) else None
+
+
+def check_products(machine: Machine, answers: Answers, names: Names) -> dict[str, tuple[Simulated, ...]]:
+    """Refuse a simulation of something that no plug-in knows, or that several know under one name.
+
+    Returns:
+        The vendors that have simulated a product of another vendor's, each with the products that it may simulate.
+    """
+    known = {vendor: product_names(outcome) or [] for vendor, (_, outcome) in answers.items()}
+    others: dict[str, set[str]] = {}
     for name in (item.product for item in machine.products):
-        makers = [vendor for vendor, names in known.items() if name.casefold() in map(str.casefold, names)]
-        if len(makers) > 1:
-            raise MachineError(f"{name!r} is a product of {' and '.join(makers)}: set ANYACCEL_PLUGINS to one of them")
-        if not makers:
+        makers = [vendor for vendor, listed in known.items() if name.casefold() in map(str.casefold, listed)]
+        whole = name.partition("/")[0]
+        owners = [vendor for vendor in makers if names.owner(whole, vendor) is None]
+        if len(owners) > 1:
+            raise MachineError(f"{name!r} is a product of {' and '.join(owners)}: set ANYACCEL_PLUGINS to one of them")
+        if not owners:
             import difflib
 
-            names = sorted({name for listed in known.values() for name in listed})
-            close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+            listed = sorted({name for listed in known.values() for name in listed})
+            close = difflib.get_close_matches(name, listed, n=3, cutoff=0.5)
             way_out = f"did you mean {', '.join(close)}?" if close else "see 'anyaccel plugins' for what is installed"
             failed = [problem for source, outcome in answers.values() if (problem := problem_in(source, outcome, ""))]
             if failed:
                 way_out = f"perhaps one that failed does: {failed[0]}"
             raise MachineError(f"no installed plug-in knows the product {name!r} in {machine.text!r}; {way_out}")
+        for vendor in set(makers).difference(owners):
+            others.setdefault(vendor, set()).add(name)
+    return {
+        vendor: tuple(item for item in machine.products if item.product not in lost) for vendor, lost in others.items()
+    }

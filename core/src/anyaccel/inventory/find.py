@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from anyaccel import configuration
 from anyaccel.errors import MachineError, UsageError
 from anyaccel.inventory.current import narrow
 from anyaccel.inventory.memory import limited
-from anyaccel.model import Device, Inventory, Problem, Request, VendorReport, VendorState
+from anyaccel.model import Device, Inventory, Problem, Request, VendorReport, VendorState, replace
+from anyaccel.probe import HOST
 from anyaccel.probe.machine import Machine, parse_machine
 from anyaccel.vendors import begin
 from anyaccel.vendors.discovery import Source, installed
-from anyaccel.vendors.presence import Presence, possible
+from anyaccel.vendors.presence import Presence, declared, possible
 
 
 def find(
@@ -28,16 +30,17 @@ def find(
     """Find the accelerators of a machine; see :func:`anyaccel.detect`, which has begun what is to be asked."""
     where = parse_machine(machine, environ)
     sources, problems = installed(environ)
-    present: dict[str, Presence | None] = {source.vendor: None for source in sources}
+    said = dict.fromkeys(source.vendor for source in sources) if where.simulated else declared(sources)
+    present: Mapping[str, Presence | None] = said
     facts = where.facts(environ)
     if not everybody and not where.simulated:
-        present = possible(sources, facts, {**facts.environ, **environ})
+        present = possible(said, facts, {**facts.environ, **environ})
     reports = [_report_problem(problem) for problem in problems]
     reports += [_not_asked(source) for source in sources if source.vendor not in present]
     found: list[Device] = []
     if present:
         begin()
-        asked, found = _ask(where, sources, present, request, timeout=timeout, environ=environ)
+        asked, found = _ask(where, sources, said, present, request, timeout=timeout, environ=environ)
         reports += asked
     elif where.simulated:
         raise MachineError(f"no plug-in is installed that could simulate {where.text!r}")
@@ -71,6 +74,7 @@ def _labeled(inventory: Inventory) -> Inventory:
 def _ask(
     machine: Machine,
     sources: Sequence[Source],
+    said: Mapping[str, Presence | None],
     present: Mapping[str, Presence | None],
     request: Request | None,
     *,
@@ -79,20 +83,30 @@ def _ask(
 ) -> tuple[list[VendorReport], list[Device]]:
     """Ask the vendors that may be there; how each fared, and their devices."""
     from anyaccel.inventory import answers
+    from anyaccel.inventory.names import Names
     from anyaccel.vendors.process import ask
 
+    detect = partial(ask, "detect", timeout=timeout, environ=environ, sources=sources)
     enough = None if request is None else answers.enough_for(request, present, sources)
-    outcomes, _ = ask(
-        "detect", machine, timeout=timeout, environ=environ, vendors=present, sources=sources, enough=enough
-    )
+    unnamed = [vendor for vendor, signs in present.items() if signs is None or signs.names is None]
+    outcomes, _ = detect(machine, vendors=present, enough=enough, more={each: {"names": True} for each in unnamed})
+    names = Names(sources, said, {vendor: answers.product_names(outcome) for vendor, (_, outcome) in outcomes.items()})
     if machine.simulated:
-        answers.check_products(machine, outcomes)
+        for vendor, own in answers.check_products(machine, outcomes, names).items():
+            rest = replace(machine, products=own)
+            outcomes |= detect(rest, vendors=[vendor], more={vendor: {"simulate": True}})[0]
     reports = []
     found: dict[str, list[Device]] = {}
     for source, outcome in outcomes.values():
         report, found[source.vendor] = answers.interpret(source, outcome)
         reports.append(report)
-    return reports, answers.told_apart(found)
+    reports, found = names.own(reports, found)
+    if machine.simulated:
+        return reports, answers.told_apart(answers.with_own_nodes(found))
+    from anyaccel.inventory.contested import contest
+
+    control_nodes = {report.vendor: report.control_nodes for report in reports}
+    return reports, answers.told_apart(contest(found, control_nodes, host=machine.text == HOST))
 
 
 def _report_problem(problem: Problem) -> VendorReport:

@@ -151,6 +151,7 @@ class Vendor:
             runtimes=tuple(self.runtimes),
             counts=tuple(self.counts),
             exclusive=self.exclusive,
+            control_nodes=tuple(self.control_nodes),
             ray_switch=self.ray_switch,
         )
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from time import monotonic
 from time import time as now
 from types import TracebackType
 
 from anyaccel.errors import DevicesBusyError, NeverFitsError, NotFreeError
+from anyaccel.inventory.contested import families, places
 from anyaccel.inventory.current import LEASE_VARIABLE, current
 from anyaccel.launcher.bind import Bind, bound
 from anyaccel.launcher.busy import Foreign
@@ -20,6 +21,7 @@ from anyaccel.launcher.start import start
 from anyaccel.launcher.usage import Usage, end, end_at_exit
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, OnWait, Want
 from anyaccel.ledger import mark as marks
+from anyaccel.ledger.device_locks import DeviceLock
 from anyaccel.ledger.lockfile import Life
 from anyaccel.ledger.names import device_name, vendor_and_id
 from anyaccel.model import (
@@ -53,7 +55,6 @@ if TYPE_CHECKING:
     from anyaccel.ledger.acquisition import Acquisition
 
 
-SYSFS_PCI = "/sys/bus/pci/devices"
 _LISTED = 4
 
 
@@ -474,24 +475,29 @@ class Scope(Value):
                 found[device_id] = Extent()
         return found
 
-    def device_locks(self, inventory: Inventory, devices: Sequence[Device]) -> dict[str, tuple[str, ...]]:
-        """Inodes of this host, by name: a device's parts, or its PCI function, if no other device has it.
+    def device_locks(self, inventory: Inventory, devices: Sequence[Device]) -> dict[str, tuple[DeviceLock, ...]]:
+        """Inodes of this host to lock, by name of a device: of its physical parts, and of the device itself.
 
-        Who holds a part of a device locks the function of that one, as far as it is listed, like who holds a share of
-        it. Devices that are not those of this host as everybody sees them have none.
+        What stands for a device is the directory of its PCI function, so that users whose plug-ins know the function,
+        or a node of it, lock the same. Which vendors list it makes no difference. The lock is shared where the device
+        is a part of what the directory stands for: it has a parent or says which parts it occupies, or another device
+        of its vendor is at the same place. A part locks its parent's as well, as far as that is listed.
+
+        Devices that are not those of this host as every user sees them have none.
         """
         if self.prefix:
             return {}
-        parts: dict[str, tuple[str, ...]] = {part: (part,) for device in devices for part in device.occupies}
-        functions = Counter(device.pci_bus_id for device in inventory.devices if device.parent is None)
         concerned = {device.id for device in devices} | {device.parent for device in devices}
-        return parts | {
-            name: (f"{SYSFS_PCI}/{device.pci_bus_id}",)
-            for device in inventory.devices
-            if device.id in concerned and device.pci_bus_id and device.parent is None
-            if functions[device.pci_bus_id] == 1 and not device.occupies
-            for name in self.names[device.id]
-        }
+        found: dict[str, tuple[DeviceLock, ...]] = {}
+        for vendor in {device.vendor for device in devices}:
+            for device, paths, shared in _places(inventory, vendor):
+                if device.id in concerned:
+                    whole = tuple(DeviceLock(path, shared=shared) for path in paths)
+                    found |= {
+                        name: (DeviceLock(name), *whole) if name in device.occupies else whole
+                        for name in self.names[device.id]
+                    }
+        return {name: locks for name, locks in found.items() if locks}
 
     def _ours(self, device_id: str, units: int) -> int:
         """Units of a device of which the ledger counts parts of what is ours."""
@@ -526,6 +532,22 @@ class Scope(Value):
 def _names(device: Device, prefix: str) -> tuple[str, ...]:
     """The names of a device in the ledger, given what all of its machine begin with."""
     return tuple(prefix + part for part in device.occupies) or (device_name(device.vendor, device.id, prefix),)
+
+
+def _places(inventory: Inventory, vendor: str) -> Iterator[tuple[Device, tuple[str, ...], bool]]:
+    """The devices of a vendor, with what stands for each in sysfs, and whether others are there, too."""
+    report = inventory.report(vendor)
+    own = [device for device in inventory.of_vendor(vendor) if not device.declared]
+    nodes = {
+        device.id: family.nodes
+        for family in families(own, report.control_nodes if report else ())
+        for device in family.devices
+    }
+    found = [(device, places(device, nodes[device.id])) for device in own]
+    users = Counter(path for device, paths in found if device.parent is None for path in paths)
+    for device, paths in found:
+        part = device.parent is not None or bool(device.occupies)
+        yield device, paths, part or any(users[path] > 1 for path in paths)
 
 
 def _wholes(device: Device, devices: Mapping[str, Device]) -> list[str]:

@@ -376,7 +376,7 @@ class Acquisition:
             locks: tuple[str, ...] = ()
             if want.device_locks:
                 self._device_locks.open(choice, want.device_locks)
-                locks = tuple(path for device in choice for path in want.device_locks.get(device, ()))
+                locks = tuple(each.path for device in choice for each in want.device_locks.get(device, ()))
             body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
             for device in choice:
                 file = self._files[device] = LockedFile(self._state.path)

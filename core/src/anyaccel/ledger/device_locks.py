@@ -9,10 +9,24 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from anyaccel.ledger import process
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.model.extent import Extent
+
+
+class DeviceLock(NamedTuple):
+    """An inode that stands for a device.
+
+    Attributes:
+        path: Its path, such as the device's directory in sysfs. A path of a device node is opened, which may start the
+            device.
+        shared: Whether it is locked shared for a whole device, too: other devices are behind the same inode.
+    """
+
+    path: str
+    shared: bool = False
 
 
 class DeviceLocks:
@@ -23,19 +37,20 @@ class DeviceLocks:
     def __init__(self) -> None:
         self._opened: list[tuple[str, str, int, int]] = []
 
-    def open(self, choice: Mapping[str, Extent], paths: Mapping[str, Sequence[str]]) -> None:
+    def open(self, choice: Mapping[str, Extent], locks: Mapping[str, Sequence[DeviceLock]]) -> None:
         """Open them.
 
         Args:
             choice: What is wanted of each device, by its name.
-            paths: Paths of inodes by the device's name, such as the device's directory in sysfs.
+            locks: Inodes by the device's name.
 
         Raises:
             OSError: When this process, or the kernel, has nothing left to open them with.
         """
         for device, extent in choice.items():
-            kind = fcntl.LOCK_EX if extent.units == UNITS_PER_DEVICE else fcntl.LOCK_SH
-            for path in paths.get(device, ()):
+            whole = extent.units == UNITS_PER_DEVICE
+            for path, shared in locks.get(device, ()):
+                kind = fcntl.LOCK_EX if whole and not shared else fcntl.LOCK_SH
                 try:
                     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
                 except OSError as error:
@@ -84,4 +99,4 @@ def describe(device: str, path: str) -> str:
     with contextlib.suppress(OSError):
         pid = process.lock_owner(os.stat(path))
     who = f"process {pid}" if pid else "a process that cannot be seen from here"
-    return f"{device} is in use outside of this ledger: {who} has locked {path}; it may keep its leases elsewhere"
+    return f"{device} is in use outside of this ledger: {who} has locked {path}; it may keep its leases elsewhere, or know the device by another plug-in"

@@ -10,7 +10,7 @@ from types import MappingProxyType, TracebackType
 
 from anyaccel.errors import LedgerError
 from anyaccel.ledger import listing, record
-from anyaccel.ledger.device_locks import DeviceLocks
+from anyaccel.ledger.device_locks import DeviceLock, DeviceLocks
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lockfile import Life, LockedFile
 from anyaccel.ledger.mark import Mark
@@ -33,8 +33,7 @@ class Want(Value):
             gives them: whoever waits for one of them is a rival. Nothing else is given.
         wholes: Names of devices that candidates are parts of. Whoever chooses a part chooses ``DIVIDED`` of each device
             that it is a part of, so that nobody gets that one.
-        device_locks: Paths of inodes that stand for a device on this host, by its name, such as its directory in sysfs;
-            they are locked, too, where they exist. A path of a device node is opened, which may start the device.
+        device_locks: Inodes that stand for a device on this host, by its name; they are locked, too, where they exist.
         request: What was asked for, for people to read.
         confined: Whether the holder will be confined to its devices, for people to read.
         mark: Gives the mark of what will be started with the lease, which differs from all of a collection: those of
@@ -45,7 +44,7 @@ class Want(Value):
 
     candidates: frozenset[str]
     wholes: frozenset[str] = frozenset()
-    device_locks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    device_locks: Mapping[str, tuple[DeviceLock, ...]] = field(default_factory=dict)
     request: str = ""
     confined: bool = False
     mark: Callable[[Collection[Mark]], Mark] | None = None

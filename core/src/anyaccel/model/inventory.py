@@ -47,6 +47,7 @@ class VendorReport(Value):
         borrowed: Those of them that are another vendor's, and
         cleared: those that it only removes; see :class:`PluginInfo`.
         runtimes: How the file names of the vendor's runtime libraries begin.
+        control_nodes: Device nodes that all of its devices use.
         ray_switch: See :class:`PluginInfo`.
         distribution: Distribution that ships the plug-in, and
         version: its version.
@@ -66,6 +67,7 @@ class VendorReport(Value):
     borrowed: tuple[str, ...] = ()
     cleared: tuple[str, ...] = ()
     runtimes: tuple[str, ...] = ()
+    control_nodes: tuple[str, ...] = ()
     ray_switch: str = ""
     distribution: str = ""
     version: str = ""

@@ -30,6 +30,8 @@ class PluginInfo(Value):
             without asking; what depends on which devices they are is for ``anyaccel_validate`` to say.
         exclusive: Why a device has one holder only, in a clause, for whoever asks for a part of one; empty where
             devices can be shared, and where there is nothing to say.
+        control_nodes: Device nodes that all of its devices use, such as ``/dev/acmectl``. Any other node that only one
+            device lists is that device's own: where another vendor lists it as well, neither device is given out.
         ray_switch: Variable by which people keep Ray from writing the mask, where Ray calls it otherwise than
             ``RAY_EXPERIMENTAL_NOSET_`` and the first of ``env_vars``.
     """
@@ -44,6 +46,7 @@ class PluginInfo(Value):
     runtimes: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
     exclusive: str = ""
+    control_nodes: tuple[str, ...] = ()
     ray_switch: str = ""
 
     def refusal(self, term: Term, devices: Sequence[Device]) -> str | None:

@@ -70,6 +70,9 @@ def info_faults(value: Any, vendor: str) -> Iterator[str]:
     yield from _mismatches(VARIABLE, "PluginInfo.ray_switch", [value.ray_switch] if value.ray_switch else [])
     if any(count < 1 for count in value.counts) or list(value.counts) != sorted(set(value.counts)):
         yield f"PluginInfo.counts must be numbers of devices from 1 on, in ascending order (got {value.counts})"
+    for node in value.control_nodes:
+        if not _is_path(node):
+            yield f"PluginInfo.control_nodes must be absolute paths of printable text (got {node!r})"
     if not value.exclusive.isprintable():
         yield f"PluginInfo.exclusive must be printable text (got {value.exclusive!r:.80})"
     yield from _variable_faults(value)

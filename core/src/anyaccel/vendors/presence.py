@@ -6,11 +6,13 @@ A plug-in's package may hold a file ``presence.json``; a plug-in of one module `
     {"resource": "APU",
      "pci": [{"vendor": "1ace", "classes": ["0302", "1200"]}],
      "paths": ["/dev/acme*", "/sys/module/acme"],
-     "variables": ["ACME_NAME"]}
+     "variables": ["ACME_NAME"],
+     "names": ["Acme-One", "A1"]}
 
 A vendor may be on the machine when a PCI function has the vendor id, and one of the classes (base class and subclass)
 where some are listed; when a path exists; or when a variable is set. Anything that cannot be told counts as a yes: no
-file, a file that is not understood, a machine whose PCI functions cannot be listed.
+file, a file that is not understood, a machine whose PCI functions cannot be listed. ``names`` are those of the vendor's
+products, which no other vendor's tag may be, also where the vendor is not on the machine.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "presence.json"
 ID_DIGITS = 4
-KEYS = {"resource", "pci", "paths", "variables"}
+KEYS = {"resource", "pci", "paths", "variables", "names"}
 
 
 class Presence(Value):
@@ -44,12 +46,14 @@ class Presence(Value):
         pci: Vendor ids, each with classes of which one must match; any where none is listed.
         paths: Shell patterns of paths of which one must exist.
         variables: Variables of which one must be set.
+        names: Names and aliases of its products, in lower case; None when they are not said.
     """
 
     resource: str = ""
     pci: tuple[tuple[int, frozenset[int]], ...] = ()
     paths: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
+    names: frozenset[str] | None = None
 
 
 def presence(source: Source, folders: Mapping[str, Sequence[str]] | None = None) -> Presence | None:
@@ -101,6 +105,7 @@ def _read(path: str, _: int) -> Presence | None:
         ),
         paths=tuple(data.get("paths", ())),
         variables=tuple(data.get("variables", ())),
+        names=frozenset(map(str.casefold, data["names"])) if "names" in data else None,
     )
 
 
@@ -131,30 +136,38 @@ def _folders(names: set[str]) -> dict[str, list[str]]:
     return found
 
 
-def possible(sources: Sequence[Source], facts: Facts, environ: Mapping[str, str]) -> dict[str, Presence | None]:
+def declared(sources: Sequence[Source]) -> dict[str, Presence | None]:
+    """Read what each plug-in says of its vendor; None where it says nothing that is understood."""
+    folders = _folders(set(map(_package, sources)))
+    found: dict[str, Presence | None] = {}
+    for source in sources:
+        found[source.vendor] = None
+        with contextlib.suppress(ValueError):  # the conformance suite tells its author
+            found[source.vendor] = presence(source, folders)
+    return found
+
+
+def possible(
+    said: Mapping[str, Presence | None], facts: Facts, environ: Mapping[str, str]
+) -> dict[str, Presence | None]:
     """The vendors that may be on a machine, with what their plug-ins say.
 
     Args:
-        sources: The plug-ins.
+        said: What each plug-in says; see :func:`declared`.
         facts: The machine.
         environ: The environment in which detection is asked for.
     """
     functions: set[tuple[int, int | None]] | None = None
     asked = False
-    folders = _folders(set(map(_package, sources)))
     found: dict[str, Presence | None] = {}
-    for source in sources:
-        try:
-            declared = presence(source, folders)
-        except ValueError:  # the conformance suite tells its author
-            declared = None
-        if declared is None or any(name in environ for name in declared.variables):
-            found[source.vendor] = declared
+    for vendor, signs in said.items():
+        if signs is None or any(name in environ for name in signs.variables):
+            found[vendor] = signs
             continue
         if not asked:
             functions, asked = _functions(facts), True
-        if _on_bus(declared, functions) or any(map(facts.glob, declared.paths)):
-            found[source.vendor] = declared
+        if _on_bus(signs, functions) or any(map(facts.glob, signs.paths)):
+            found[vendor] = signs
     return found
 
 
@@ -190,7 +203,7 @@ def _faults(data: Any) -> Any:
         yield f"it must not have {name!r} (it may have {', '.join(sorted(KEYS))})"
     if not isinstance(data.get("resource", ""), str):
         yield "'resource' must be text"
-    for name in ("paths", "variables"):
+    for name in ("paths", "variables", "names"):
         if not _texts(data.get(name, [])):
             yield f"{name!r} must be a list of texts"
     entries = data.get("pci", [])

@@ -392,6 +392,7 @@ def ask(
     sources: Sequence[Source] | None = None,
     devices: Mapping[str, Sequence[Device]] | None = None,
     enough: Enough | None = None,
+    more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Answers, list[Problem]]:
     """Run one function of :mod:`anyaccel.vendors.tasks` for every installed plug-in.
 
@@ -404,6 +405,7 @@ def ask(
         sources: The plug-ins of which these are chosen; those that are installed when None.
         devices: Devices that it is about, by vendor.
         enough: As of :func:`call_vendors`.
+        more: What else the function is told, by vendor.
 
     Returns:
         Outcomes by vendor, and the problems that kept a plug-in from being asked.
@@ -421,7 +423,8 @@ def ask(
     calls: dict[VendorProcess, tuple[str, Mapping[str, Any], Sequence[Device]]] = {}
     for each in chosen:
         about = (devices or {}).get(each.source.vendor, ())
-        calls[each] = task, {**shared, "devices": [device.raw_id for device in about]}, about
+        told = {**shared, **(more or {}).get(each.source.vendor, {})}
+        calls[each] = task, {**told, "devices": [device.raw_id for device in about]}, about
     limit = SIMULATION_LIMIT if machine.simulated else ANSWER_LIMIT
     if task == "detect":
         _asked.update({(each.source.vendor, tuple(sys.path)): each for each in chosen})

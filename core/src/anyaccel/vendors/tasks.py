@@ -180,13 +180,16 @@ def _detect(loaded: Loaded, payload: Payload) -> dict[str, Any]:
     plugin = loaded.plugin
     machine = decode(Machine, payload["machine"])
     answer: dict[str, Any] = {}
-    if machine.simulated:
+    if payload.get("names"):  # its data does not say them
+        with contextlib.suppress(PluginError):  # which plug-ins and check tell
+            answer["products"] = _names(plugin.products())
+    if machine.simulated or payload.get("simulate"):
         from anyaccel.vendors.simulate import find, simulate
 
         products = plugin.products()
         wanted = [cards for item in machine.products if (cards := find(item.product, item.count, products))]
         detected = simulate(plugin.info.vendor, wanted) if wanted else None
-        answer["products"] = encode(_names(products))
+        answer["products"] = _names(products)
         environ = payload["environ"]
     else:
         facts = machine.facts(payload["environ"])
@@ -194,7 +197,7 @@ def _detect(loaded: Loaded, payload: Payload) -> dict[str, Any]:
         try:
             detected = plugin.detect(ProbeContext(facts, start + payload["seconds"]))
         except PluginError as error:
-            answer = _problem(error)
+            answer |= _problem(error)
             with contextlib.suppress(PluginError):  # its devices are not hidden then, which the launcher tells
                 answer["hidden"] = encode(_hidden(plugin, (), payload["environ"]))
             return answer

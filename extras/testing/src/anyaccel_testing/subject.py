@@ -97,6 +97,10 @@ class TestedMachine:
         subject: The plug-in.
         path: Directory of the recording.
         machine: A simulated machine instead.
+
+    Attributes:
+        machine: Where its facts come from.
+        name: What reports call it.
     """
 
     __test__ = False
@@ -104,13 +108,18 @@ class TestedMachine:
     def __init__(self, subject: Subject, path: str = "", machine: Machine | None = None) -> None:
         self.subject = subject
         self.path = path
-        self._machine = machine or Machine(text=path, recording=os.path.join(path, FILE_NAME))
-        self.name = HOST if subject.live and path else os.path.basename(path) or self._machine.text
+        self.machine = machine or Machine(text=path, recording=os.path.join(path, FILE_NAME))
+        self.name = HOST if subject.live and path else os.path.basename(path) or self.machine.text
 
     @property
     def product(self) -> str | None:
         """Name of the product that the machine simulates; None when it is recorded."""
-        return self._machine.products[0].product if self._machine.products else None
+        return self.machine.products[0].product if self.machine.products else None
+
+    @property
+    def facts(self) -> Facts:
+        """What shows the machine, as users see it: this host itself when it is the one, or the recording."""
+        return HostFacts(os.environ) if self.subject.live else RecordedFacts(self.recording)
 
     @cached_property
     def recording(self) -> dict[str, Any]:
@@ -132,7 +141,7 @@ class TestedMachine:
     @cached_property
     def _answer(self) -> dict[str, Any]:
         environ = dict(os.environ) if self.subject.live else {}
-        load, machine = {"source": encode(self.subject.source), "path": sys.path}, encode(self._machine)
+        load, machine = {"source": encode(self.subject.source), "path": sys.path}, encode(self.machine)
         return tasks.detect({"load": load, "machine": machine, "environ": environ, "seconds": SECONDS})
 
     @property

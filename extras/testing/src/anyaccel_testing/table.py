@@ -182,7 +182,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         id="C24",
         name="together",
-        title="Beside every other installed vendor, no variable is set to two values, unless it is borrowed.",
+        title="Beside every other installed vendor, neither a device nor a name nor a variable is claimed by both.",
         function=placing.together,
     ),
     Check(

@@ -82,6 +82,7 @@ class AMD(Vendor):
         units.MASK,
         *(name for cap in CAPS for name in cap.variables),
     )
+    control_nodes = (KFD_NODE,)
     # Nothing keeps the holders of a GPU apart but themselves, or masks of its units on wish. Partitions are devices.
     sharing = Fractional.SHARED
     number_remedy = "look for kfd and amdgpu in 'dmesg': ROCm's runtime numbers only GPUs that KFD lists"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from anyaccel.kit import PCI_DEVICES, Card, Catalog, FaultError, Mask, Measures, Row, Tool, Vendor, number, text
@@ -44,6 +44,7 @@ class Hygon(Vendor):
     sharing = Fractional.SHARED
     number_name = "position in KFD"
     number_remedy = "look for kfd and hycu in 'dmesg': the runtime numbers only DCUs that KFD lists"
+    control_nodes = (KFD, MKFD)
     held = "none"  # the runtime opens the nodes of DCUs that it does not use, too
     host_paths = (("hyhal", HYHAL),)  # the driver's libraries and tools
     tool = Tool(f"{HYHAL}/bin/hy-smi", "hy-smi", package="the DCU driver package")
@@ -102,6 +103,10 @@ class Hygon(Vendor):
         if rocr:
             raise FaultError(f"what {ROCR}={rocr!r} leaves is unconfirmed", f"unset it and set {HIP.variable}")
         return [] if rocr == "" else self.masked(environ, devices, HIP if HIP.variable in environ else CUDA)
+
+    def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
+        """Name none: a device lists the control nodes itself, where its own is known."""
+        return ()
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """Keep the container runtime, whose order is not HIP's, from adding devices: unset may mean all."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.kit import Card, Catalog, FaultError, Mask, Measures, Row, Tool, Vendor, numbered
 from anyaccel.plugin import Device, Fractional, ProbeContext
@@ -40,6 +40,7 @@ class Iluvatar(Vendor):
     sharing = Fractional.SHARED
     number_name = "number"
     number_remedy = "make 'ixsmi' work: it tells how the runtime numbers the GPUs"
+    control_nodes = (CONTROL,)
     held = "none"  # nobody has shown which nodes a process keeps open
     host_paths = (("corex", COREX),)  # the toolkit: libraries and tools
     # It is in no PATH, and does not find its own library.
@@ -84,6 +85,10 @@ class Iluvatar(Vendor):
         """Ask ixsmi, whose PCI addresses have a domain of eight digits."""
         rows = self.tool.rows(ctx, [field for field in fields if field], *QUERY, key=ADDRESS)
         return None if rows is None else {address[-12:]: row for address, row in rows.items()}
+
+    def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
+        """Name none: a device lists the control nodes itself, where its own is known."""
+        return ()
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """Tell the container runtime, to which an unset variable means all; inside, it numbers nodes from 0."""

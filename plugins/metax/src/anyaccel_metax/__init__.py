@@ -51,6 +51,7 @@ class MetaX(Vendor):
     sharing = Fractional.SHARED
     number_name = "number"
     number_remedy = "make 'mx-smi -L' work: it tells how the runtime numbers the GPUs"
+    control_nodes = (COMPUTE,)
     held = "none"  # nobody has shown which node of its own a process keeps open
     host_paths = (("driver_root", DRIVER),)  # the driver's libraries and tools
     tool = Tool(f"{DRIVER}/bin/mx-smi", "mx-smi", package="the MetaX driver package", hung="look at 'dmesg'")
@@ -65,6 +66,10 @@ class MetaX(Vendor):
         own = card.drm_nodes()
         card.nodes = (*own, COMPUTE) if own else ()
         card.check_node(COMPUTE, missing="load the metax driver again")
+
+    def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
+        """Name none: a device lists the control nodes itself, where its own is known."""
+        return ()
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
         """Ask mx-smi, which takes seconds, for the order of several GPUs, and for a product that no PCI id tells."""

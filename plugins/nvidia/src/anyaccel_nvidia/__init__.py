@@ -71,6 +71,7 @@ class Nvidia(Vendor):
     pci_classes = (0x0300, 0x0302)  # VGA and 3D controllers: neither audio functions nor NVSwitch bridges
     catalog = Catalog(__file__)
     mask, variables = masks.GPUS, (masks.ORDER, *shares.VARIABLES)
+    control_nodes = (*SHARED_NODES, WSL_NODE)
     nameless = "driver"
     registered = False  # files alone may not tell the number of the node
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -11,7 +10,7 @@ from typing import Any
 
 from anyaccel.errors import PluginError
 from anyaccel.model import ProblemKind
-from anyaccel.probe import HostFacts, RecordedFacts
+from anyaccel.text import listed
 from anyaccel.vendors import presence
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
@@ -106,15 +105,22 @@ def present(subject: Subject) -> None:
         raise CheckFailed(str(error)) from error
     if said is None:
         raise NotApplicable(f"the plug-in has no {presence.FILE_NAME}, which is optional")
-    demand(_presence_faults(subject, said.resource, info.resource))
+    demand(_presence_faults(subject, said, info.resource))
 
 
-def _presence_faults(subject: Subject, said: str, resource: str) -> Iterator[str]:
-    if said not in ("", resource):
-        yield f"'resource' of {presence.FILE_NAME} must be {resource!r}, as in PluginInfo (got {said!r})"
+def _presence_faults(subject: Subject, said: presence.Presence, resource: str) -> Iterator[str]:
+    file = presence.FILE_NAME
+    if said.resource not in ("", resource):
+        yield f"'resource' of {file} must be {resource!r}, as in PluginInfo (got {said.resource!r})"
+    if said.names is not None:
+        names = {name.casefold() for product in subject.plugin.products() for name in (product.name, *product.aliases)}
+        if missing := sorted(names - said.names):
+            yield f"'names' of {file} must list every name and alias of a product ({listed(missing)} is missing)"
+        if unknown := sorted(said.names - names):
+            yield f"'names' of {file} must list names and aliases of products alone (got {listed(unknown)})"
     for machine in subject.machines:
-        facts = HostFacts(os.environ) if subject.live else RecordedFacts(machine.recording)
-        if _found(machine) and not presence.possible([subject.source], facts, facts.environ):
+        facts = machine.facts
+        if _found(machine) and not presence.possible({subject.source.vendor: said}, facts, facts.environ):
             yield (
                 f"{presence.FILE_NAME} says that the vendor is certainly not on {machine.name}, where it is found: add"
                 " a PCI vendor id, a path or a variable by which it is recognised there"

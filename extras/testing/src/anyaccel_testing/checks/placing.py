@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from anyaccel.errors import EnvConflictError, PluginError
+from anyaccel.inventory import Names, contest
 from anyaccel.launcher import worker_environment
 from anyaccel.model import (
     UNITS_PER_DEVICE,
     Allocation,
     Detected,
+    Device,
     Grant,
     Inventory,
     PluginInfo,
@@ -24,7 +27,7 @@ from anyaccel.model import (
     encode,
 )
 from anyaccel.probe import Machine, Simulated
-from anyaccel.vendors import Source, installed, tasks
+from anyaccel.vendors import Source, VendorPlugin, installed, presence, tasks
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
 from anyaccel_testing.checks.environment import Devices, accepted, subsets
@@ -85,18 +88,70 @@ def _bad_reasons(subject: Subject, devices: Devices) -> Iterator[str]:
 
 
 def together(subject: Subject) -> None:
-    """C24: beside every other installed vendor, no two set a variable differently but one that PluginInfo lends."""
-    own = _report(subject.source)
-    if own is None:
-        raise NotApplicable("the plug-in lists no product, so nothing can be simulated")
-    others = [
-        report
-        for source in installed()[0]
-        if source.vendor != subject.source.vendor and (report := _report(source)) is not None
-    ]
+    """C24: beside every other installed vendor, no variable, name or device is claimed by both."""
+    vendor = subject.source.vendor
+    subject.plugin  # noqa: B018 - raises where it cannot be loaded
+    sources = installed()[0]
+    others = [source for source in sources if source.vendor != vendor]
     if not others:
         raise NotApplicable("no other plug-in is installed")
-    demand(_conflicts(own, others))
+    own = _report(subject.source)
+    rivals = [report for source in others if (report := _report(source)) is not None] if own else []
+    faults = [*_conflicts(own, rivals)] if own else []
+    demand([*faults, *_names_of_others(subject, others), *_listed_twice(subject, others)])
+
+
+def _names_of_others(subject: Subject, others: Sequence[Source]) -> Iterator[str]:
+    """Tags, and names of products, that are another vendor's."""
+    sources = [subject.source, *others]
+    products = {source.vendor: _product_names(source) for source in sources}
+    names = Names(sources, presence.declared(sources), products)
+    tags = [tag for machine in subject.machines for device in machine.known_devices for tag in device.tags]
+    for tag in dict.fromkeys((*tags, *products[subject.source.vendor])):
+        if owner := names.owner(tag, subject.source.vendor, sharing=False):
+            yield f"{tag!r} must be no tag and no product, since it is {owner}; choose another name"
+
+
+def _product_names(source: Source) -> list[str]:
+    listed = tasks.products(_payload(source)).get("value") or []
+    return [name for product in listed for name in (product["name"], *product.get("aliases", ()))]
+
+
+def _listed_twice(subject: Subject, others: Sequence[Source]) -> Iterator[str]:
+    """Devices of recorded machines, and of one that has nothing, that another plug-in lists as well."""
+    own, said = subject.plugin, presence.declared(others)
+    rivals = [plugin for source in others if (plugin := _loaded(source)) is not None]
+    nothing = TestedMachine(subject, machine=Machine(text="a machine without devices"))
+    for machine in (*subject.machines, nothing):
+        facts = machine.facts
+        found = {own.info.vendor: _devices(own, machine)}
+        present = presence.possible(said, facts, facts.environ) if found[own.info.vendor] else {}
+        seen = [own, *(rival for rival in rivals if rival.info.vendor in present)]
+        found |= {plugin.info.vendor: _devices(plugin, machine) for plugin in seen[1:]}
+        control_nodes = {plugin.info.vendor: plugin.info.control_nodes for plugin in seen}
+        after = contest(found, control_nodes, host=subject.live)[own.info.vendor]
+        for device, contested in zip(found[own.info.vendor], after, strict=True):
+            if device != contested:
+                yield (
+                    f"{machine.name}: {device.id} would be given to no request: {contested.health_reason}; detect only"
+                    " devices that are certainly this vendor's, such as by the PCI vendor id"
+                )
+                break
+
+
+def _loaded(source: Source) -> VendorPlugin | None:
+    try:
+        return VendorPlugin(source)
+    except PluginError:  # its own check tells
+        return None
+
+
+def _devices(plugin: VendorPlugin, machine: TestedMachine) -> list[Device]:
+    try:
+        detected = plugin.detect(machine.context())
+    except PluginError:  # see C07
+        return []
+    return list(detected.devices) if detected is not None else []
 
 
 Simulation = tuple[VendorReport, Devices]
@@ -104,7 +159,7 @@ Simulation = tuple[VendorReport, Devices]
 
 def _report(source: Source) -> Simulation | None:
     """A vendor's own largest machine; None when its plug-in cannot say."""
-    shared = {"load": {"source": encode(source), "path": sys.path}, "environ": {}, "seconds": SECONDS}
+    shared = _payload(source)
     listed = tasks.products(shared).get("value")
     if not listed:
         return None
@@ -125,6 +180,10 @@ def _report(source: Source) -> Simulation | None:
         cleared=info.cleared,
     )
     return report, detected.devices
+
+
+def _payload(source: Source) -> dict[str, Any]:
+    return {"load": {"source": encode(source), "path": sys.path}, "environ": {}, "seconds": SECONDS}
 
 
 def _conflicts(own: Simulation, others: list[Simulation]) -> Iterator[str]:

@@ -1,0 +1,159 @@
+"""Devices that several vendors list: they are given to no request until all but one of the plug-ins are disabled."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from anyaccel.model import Device, Health, Value, replace
+from anyaccel.vendors.discovery import DENY_VARIABLE
+
+SYSFS = "/sys"
+PCI_FUNCTIONS = f"{SYSFS}/bus/pci/devices"
+PCI_FUNCTION = "PCI function"
+DEVICE_NODE = "device node"
+_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+Claim = tuple[str, str]
+"""What a vendor says is a device's own: a kind of thing, and which one."""
+
+
+class Own(Value):
+    """A device with its parts, as one vendor lists them.
+
+    Attributes:
+        devices: The device and its parts, as far as they are listed.
+        nodes: Device nodes that no other device of the vendor lists.
+    """
+
+    devices: tuple[Device, ...]
+    nodes: frozenset[str]
+
+
+def families(devices: Sequence[Device], control_nodes: Collection[str] = ()) -> Iterator[Own]:
+    """Group one vendor's devices by the physical device that they are, or are parts of.
+
+    Args:
+        devices: All devices of the vendor.
+        control_nodes: Device nodes that the vendor says all of its devices use.
+    """
+    parents = {device.id: device.parent for device in devices}
+    groups: dict[str, list[Device]] = {}
+    for device in devices:
+        groups.setdefault(_outermost(device.id, parents), []).append(device)
+    nodes = [frozenset(node for device in group for node in device.nodes) for group in groups.values()]
+    users = Counter(node for own in nodes for node in own)
+    for group, listed_nodes in zip(groups.values(), nodes, strict=True):
+        own = (node for node in listed_nodes if users[node] == 1 and node not in control_nodes)
+        yield Own(devices=tuple(group), nodes=frozenset(own))
+
+
+def _outermost(device_id: str, parents: Mapping[str, str | None]) -> str:
+    seen = {device_id}
+    while (above := parents.get(device_id)) is not None and above not in seen:
+        seen.add(above)
+        device_id = above
+    return device_id
+
+
+def place(node: str) -> str:
+    """Find the directory of sysfs that stands for the device behind a device node, without opening the node.
+
+    Returns:
+        The directory of its PCI function where it has one, so that all who know the function or a node of it find the
+        same; else that of the device which the kernel shows behind the node; empty where it shows none.
+    """
+    try:
+        status = os.stat(node)
+    except OSError:
+        return ""
+    kind = "char" if stat.S_ISCHR(status.st_mode) else "block" if stat.S_ISBLK(status.st_mode) else ""
+    path = f"{SYSFS}/dev/{kind}/{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
+    if not kind or not os.path.exists(path):
+        return ""
+    path = os.path.realpath(path)
+    functions = [part for part in path.split("/") if _ADDRESS.fullmatch(part)]
+    if functions:
+        return f"{PCI_FUNCTIONS}/{functions[-1]}"
+    parent = f"{path}/device"
+    return os.path.realpath(parent) if os.path.isdir(parent) else path
+
+
+def places(device: Device, own_nodes: Iterable[str]) -> tuple[str, ...]:
+    """Find the directories of sysfs that stand for a device: that of its PCI function, else those behind its nodes.
+
+    Args:
+        device: A device of this host.
+        own_nodes: Device nodes that are its own.
+    """
+    if device.pci_bus_id:
+        return (f"{PCI_FUNCTIONS}/{device.pci_bus_id}",)
+    own = frozenset(own_nodes)
+    return tuple(dict.fromkeys(filter(None, (place(node) for node in device.nodes if node in own))))
+
+
+def contest(
+    found: Mapping[str, list[Device]], control_nodes: Mapping[str, Collection[str]], *, host: bool
+) -> dict[str, list[Device]]:
+    """Make the devices unhealthy that several vendors list, with all that are parts of the same physical device.
+
+    Two vendors list one device where they name the same PCI function, the same part, the same id, or the same device
+    node as a device's own.
+
+    Args:
+        found: The devices of each vendor, with ids as the vendor gave them.
+        control_nodes: By vendor, the device nodes that all of its devices use.
+        host: Whether they are of this host, where the kernel says which PCI function is behind a node.
+    """
+    present = {vendor: devices for vendor, devices in found.items() if devices}
+    if len(present) < 2:  # noqa: PLR2004 - one vendor contests nothing
+        return dict(found)
+    claims: dict[Claim, set[str]] = {}
+    owns: list[tuple[str, Own, set[Claim]]] = []
+    for vendor, devices in present.items():
+        for own in families(devices, control_nodes.get(vendor, ())):
+            claimed = set(_claims(own, host=host))
+            owns.append((vendor, own, claimed))
+            for claim in claimed:
+                claims.setdefault(claim, set()).add(vendor)
+    contested = {claim for claim, vendors in claims.items() if len(vendors) > 1}
+    if not contested:
+        return dict(found)
+    refused: dict[tuple[str, str], Device] = {}
+    for vendor, own, claimed in owns:
+        if shared := sorted(claimed & contested):
+            faulty = {"health": Health.UNHEALTHY, **_words(shared, claims)}
+            refused |= {(vendor, device.id): replace(device, **faulty) for device in own.devices}
+    return {
+        vendor: [refused.get((vendor, device.id), device) for device in devices] for vendor, devices in found.items()
+    }
+
+
+def _claims(own: Own, *, host: bool) -> Iterator[Claim]:
+    for device in own.devices:
+        yield "id", device.id
+        if device.parent is not None:
+            yield "id", device.parent
+        if device.pci_bus_id:
+            yield PCI_FUNCTION, device.pci_bus_id
+        elif host:
+            for path in places(device, own.nodes):
+                function = path.removeprefix(f"{PCI_FUNCTIONS}/")
+                yield (PCI_FUNCTION, function) if function != path else ("device", path)
+        yield from (("part", part) for part in device.occupies)
+    yield from ((DEVICE_NODE, node) for node in own.nodes)
+
+
+def _words(shared: Sequence[Claim], claims: Mapping[Claim, Collection[str]]) -> dict[str, str]:
+    """Say why a device is given to no request, and the way out; the PCI function is said where there is one."""
+    kind, name = min(shared, key=lambda claim: claim[0] != PCI_FUNCTION)
+    vendors = sorted({vendor for claim in shared for vendor in claims[claim]})
+    all_of_them = "both" if len(vendors) == 2 else "all"  # noqa: PLR2004 - both
+    ways = " or ".join(f"{DENY_VARIABLE}={','.join(v for v in vendors if v != kept)}" for kept in vendors)
+    return {
+        "health_reason": f"the plug-ins {' and '.join(vendors)} {all_of_them} list {kind} {name}",
+        "health_remedy": f"leave all but one of these plug-ins out: set {ways}, or uninstall them",
+    }

@@ -1,0 +1,132 @@
+"""Whose a name is: no tag of a device is another vendor's key, resource or product."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+from anyaccel.model import Device, VendorReport, replace
+from anyaccel.text import shown
+from anyaccel.vendors.discovery import Source
+from anyaccel.vendors.presence import Presence
+
+MOST_TOLD = 4
+"""Tags that a note names."""
+
+
+class Owner(NamedTuple):
+    """The vendor that a name belongs to.
+
+    Attributes:
+        vendor: Key of the vendor.
+        kind: What the name is: its ``key``, its ``resource`` or a ``product``.
+    """
+
+    vendor: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"a product of {self.vendor}" if self.kind == "product" else f"the {self.kind} of {self.vendor}"
+
+
+class Names:
+    """The names of all vendors whose plug-ins are installed, also of those that are not on the machine.
+
+    Args:
+        sources: The plug-ins.
+        said: What the data beside each plug-in says.
+        products: Names of products by vendor, where its process was asked for them.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        said: Mapping[str, Presence | None],
+        products: Mapping[str, Sequence[str] | None],
+    ) -> None:
+        self._keys = {source.vendor.casefold(): source.vendor for source in sources}
+        self._resources: dict[str, str] = {}
+        self._products: dict[str, frozenset[str]] = {}
+        self._sources = {source.vendor: source for source in sources}
+        for vendor in self._sources:
+            signs = said.get(vendor)
+            names = products.get(vendor)
+            if names is not None:
+                self._products[vendor] = frozenset(map(str.casefold, names))
+            elif signs is not None and signs.names:
+                self._products[vendor] = signs.names
+            if signs is not None:
+                self._resources[vendor] = signs.resource.casefold()
+
+    def owner(self, name: str, vendor: str, *, sharing: bool = True) -> Owner | None:
+        """Say whose a name is that a vendor uses for its devices; None where the vendor may use it.
+
+        Where two vendors list a product of that name, it belongs to the one that anyaccel itself offers as an extra, if
+        the other is none; else both may use it.
+
+        Args:
+            name: The name, in any case.
+            vendor: Key of the vendor that uses it.
+            sharing: Whether two vendors that list a product of one name may both use it.
+        """
+        name = name.casefold()
+        key = self._keys.get(name)
+        if key is not None:
+            return None if key == vendor else Owner(key, "key")
+        if self._resources.get(vendor) == name:
+            return None
+        for other, resource in self._resources.items():
+            if resource == name:
+                return Owner(other, "resource")
+        makers = [other for other, names in self._products.items() if name in names and other != vendor]
+        if makers and name in self._products.get(vendor, ()):
+            offered = [] if vendor in self._offered else [other for other in makers if other in self._offered]
+            makers = offered if sharing or vendor in self._offered else makers
+        return Owner(makers[0], "product") if makers else None
+
+    def own(
+        self, reports: Sequence[VendorReport], found: Mapping[str, list[Device]]
+    ) -> tuple[list[VendorReport], dict[str, list[Device]]]:
+        """Take the tags from devices that are other vendors' names, and note that in the vendors' reports."""
+        self._resources |= {report.vendor: report.resource.casefold() for report in reports if report.resource}
+        taken = {vendor: self._taken(vendor, devices) for vendor, devices in found.items()}
+        if not any(taken.values()):
+            return list(reports), dict(found)
+        noted = [
+            replace(report, notes=(*report.notes, self._note(report.vendor, taken[report.vendor])))
+            if taken.get(report.vendor)
+            else report
+            for report in reports
+        ]
+        return noted, {
+            vendor: [_without(device, taken[vendor]) for device in devices] if taken[vendor] else devices
+            for vendor, devices in found.items()
+        }
+
+    def _taken(self, vendor: str, devices: Sequence[Device]) -> dict[str, Owner]:
+        tags = dict.fromkeys(tag for device in devices for tag in device.tags)
+        return {tag: owner for tag in tags if (owner := self.owner(tag, vendor))}
+
+    def _note(self, vendor: str, taken: Mapping[str, Owner]) -> str:
+        said = [f"{shown(tag)} is {owner}" for tag, owner in taken.items()][:MOST_TOLD]
+        more = f" and {len(taken) - MOST_TOLD} more" if len(taken) > MOST_TOLD else ""
+        origin = self._sources[vendor].distribution or f"the plug-in {vendor}"
+        return (
+            f"tags of {vendor} that are names of other vendors do not count: {', '.join(said)}{more}; have the authors"
+            f" of {origin} rename them in anyaccel_tags"
+        )
+
+    @cached_property
+    def _offered(self) -> frozenset[str]:
+        """Keys of vendors that anyaccel offers as extras of its own distribution."""
+        from importlib.metadata import PackageNotFoundError, metadata
+
+        try:
+            return frozenset(metadata("anyaccel").get_all("Provides-Extra") or ())
+        except PackageNotFoundError:  # it was not installed
+            return frozenset()
+
+
+def _without(device: Device, taken: Collection[str]) -> Device:
+    return replace(device, tags=tuple(tag for tag in device.tags if tag not in taken))
