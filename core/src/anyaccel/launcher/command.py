@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import threading
     from typing import Any, NoReturn
 
+    from anyaccel.ledger import OnWait
+
 
 def run(
     request: str | Sequence[str],
@@ -38,6 +40,7 @@ def run(
     priority: int = 0,
     note: str = "",
     time: float | None = None,
+    on_wait: OnWait | None = None,
     cap: bool = False,
     bind: Bind = None,
     memory: int | str | None = None,
@@ -57,6 +60,7 @@ def run(
         note: What it is for, for people to read.
         time: Seconds for which it may run at most; then it is ended with all that it started. See
             :func:`anyaccel.acquire`.
+        on_wait: As of :func:`anyaccel.acquire`: by default, one sentence on standard error says that it waits.
         cap: Whether PyTorch and TensorFlow are capped at the command's share of memory as well.
         bind: Whether the command runs on the processors that are nearest to its devices, as far as the machine tells;
             None for whole devices.
@@ -70,7 +74,7 @@ def run(
 
     Raises:
         UsageError, RequestError, UnknownNameError: When the command or the request is wrong.
-        NeverFitsError, NotFreeError: When it cannot be served, or not in time.
+        NeverFitsError, NotFreeError, DeadlockError: When it cannot be served, or not in time.
         EnforcementError: When it must be confined, or held to ``memory``, and the kernel cannot.
         CommandNotFoundError, CommandNotRunnableError: When the command cannot be started.
 
@@ -83,6 +87,7 @@ def run(
     program = _program(command, **options)
     confined = confines(enforce)
     terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "time": time, "confined": confined}
+    terms["on_wait"] = on_wait
     where: dict[str, Any] = {"machine": machine, "declare": declare, "environ": environ}
     with take(request, marks.draw, cap=cap, bind=bind, memory=memory, limit=True, **where, **terms) as hold:
         sandbox = sandbox_for(hold.allocation, hold.launch.inventory, enforce=enforce)

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from anyaccel.ledger import process
+from anyaccel.ledger.names import without_scope
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.model.extent import Extent
 
@@ -84,4 +85,5 @@ def describe(device: str, path: str) -> str:
     with contextlib.suppress(OSError):
         pid = process.lock_owner(os.stat(path))
     who = f"process {pid}" if pid else "a process that cannot be seen from here"
-    return f"{device} is in use outside of this ledger: {who} has locked {path}; it may keep its leases elsewhere"
+    where = f"{who} has locked {path}; it may keep its leases elsewhere"
+    return f"{without_scope(device)} is in use outside of this ledger: {where}"
