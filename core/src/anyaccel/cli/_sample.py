@@ -152,8 +152,7 @@ def _jobs() -> tuple[Job, ...]:
 def reason(ticket: TicketRecord) -> str:
     """Say why a request waits, as far as its ticket says."""
     if ticket.limits:
-        user = "" if ticket.uid == os.geteuid() else ticket.user
-        return "; ".join(each.message(user) for each in ticket.limits)
+        return "; ".join(ticket.limits)
     if not ticket.responsive:
         return "it does not look for devices any more, and is overtaken: is it stopped?"
     if ticket.behind:

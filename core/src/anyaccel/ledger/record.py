@@ -23,8 +23,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from anyaccel.policy import OverLimit
-
 _STOPPED = ("T", "t")
 _SHOWN = 3
 _TEXT_LIMIT = 250  # so that all of it stays below the limit of a body
@@ -104,7 +102,7 @@ class TicketRecord(Value):
         seconds: How long it holds the devices at most; None when it does not say.
         starts: When it starts if everything lasts as long as it may, in seconds since 1970; None when nobody can tell.
         behind: How many of those ahead want one of the same devices.
-        limits: What of its user's limits stands in its way, as the machine's configuration has them.
+        limits: The limits of its user that are in its way, as the machine's configuration has them, a clause each.
         request: What it asks for, in its own words, like the two below.
         note: What for.
         command: Name of the program.
@@ -123,7 +121,7 @@ class TicketRecord(Value):
     seconds: float | None = None
     starts: float | None = None
     behind: int = 0
-    limits: tuple[OverLimit, ...] = ()
+    limits: tuple[str, ...] = ()
 
 
 def write_body(request: str, note: str, *, confined: bool = False, **more: Any) -> bytes:

@@ -245,17 +245,19 @@ def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:
             continue
         words = read_words(read_body(directory, name, BODY_LIMIT))
         start = starts.get(name)
+        whose = owner(found)
+        user = "" if whose["uid"] == os.geteuid() else whose["user"]
         yield TicketRecord(
             id=ticket.id,
             priority=policy.priority(facts),
             pid=ticket.pid,
-            **owner(found),
+            **whose,
             waited=max(0, now - words["arrived"]) / 1e9,
             responsive=found is None or not _silent(found, now, position),
             seconds=facts.seconds,
             starts=None if start is None else since_1970(max(start, clock)),
             behind=sum(facts.competes(other) for other in order[:position] if not limits.get(other.key)),
-            limits=limits.get(name, ()),
+            limits=tuple(each.message(user) for each in limits.get(name, ())),
             request=words["request"],
             note=words["note"],
             command=words["command"],
