@@ -9,6 +9,7 @@
     ├── PlacementError
     │   ├── NeverFitsError        the request can never be served on this machine              exit 3
     │   └── NotFreeError          the request cannot be served now                             exit 4
+    │       └── DeadlockError     it would wait for devices that this process itself holds     exit 4
     ├── AlreadyLoadedError        a vendor's runtime is loaded in this process already         exit 1
     ├── EnvConflictError          the environment of a worker cannot be made                   exit 1
     ├── EnforcementError          a worker cannot be confined to its devices                   exit 1
@@ -142,6 +143,12 @@ class NotFreeError(PlacementError):
     exit_code = 4
 
 
+class DeadlockError(NotFreeError):
+    """Raised when a request would wait for devices that this process itself holds, and that only it could give back."""
+
+    code = "deadlock"
+
+
 class EnvConflictError(AnyaccelError):
     """Raised when two vendors set one variable differently, or a mask cannot be written."""
 
@@ -255,10 +262,18 @@ class DevicesBusyError(LedgerError):
 
 
 class LimitError(LedgerError):
-    """Raised when the machine's configuration does not give a user so much, whatever is free."""
+    """Raised when the machine's configuration does not give a user so much, whatever is free.
+
+    Attributes:
+        reasons: What is over which limit, a clause each.
+    """
 
     code = "limit"
     exit_code = 3
+
+    def __init__(self, message: str, *, reasons: tuple[str, ...] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.reasons = reasons
 
 
 class LeaseCancelledError(LedgerError):

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from anyaccel.model import UNITS_PER_DEVICE, Value, field
+from anyaccel.text import span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Waiting(Value):
         sites: Where several machines could serve it, what it needs of each; else empty.
         hosts: On how many of these it is to be served.
         wants: The devices for which it competes; None for all of them.
+        inner: Whether it asks for parts of what its user holds already, which counts once.
     """
 
     key: Hashable
@@ -65,6 +67,7 @@ class Waiting(Value):
     sites: tuple[tuple[Need, ...], ...] = ()
     hosts: int = 1
     wants: frozenset[Hashable] | None = None
+    inner: bool = False
 
     def competes(self, other: Waiting) -> bool:
         """Whether both want one of the same devices."""
@@ -85,6 +88,7 @@ class Holding(Value):
         user: Number of the user; None when unknown.
         until: When it ends at the latest; None when it does not say.
         passed: When it was given, where it was not its turn; None where it was.
+        inner: Whether it is a part of what another lease of the user holds, which counts once.
     """
 
     device: Hashable
@@ -92,6 +96,7 @@ class Holding(Value):
     user: int | None = None
     until: float | None = None
     passed: float | None = None
+    inner: bool = False
 
 
 class Limits(Value):
@@ -108,6 +113,64 @@ class Limits(Value):
     seconds: float | None = None
     priority: int | None = None
     weight: float = 1
+
+
+class OverLimit(Value):
+    """A limit of a user that stands in the way of a request.
+
+    Attributes:
+        limit: Its name in the machine's configuration: ``devices``, ``time`` or ``priority``.
+        most: The limit: devices, seconds, or a priority.
+        asked: How much the request asks for.
+        held: How many devices the user holds.
+    """
+
+    limit: str
+    most: float
+    asked: float
+    held: float = 0.0
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the limit stands in the way whatever the user gives back."""
+        return self.asked > self.most
+
+    def message(self, user: str = "") -> str:
+        """Say what the limit is, as a clause without capital and period.
+
+        Args:
+            user: Name of the user; empty for the one who reads it.
+        """
+        whose = f"{user}'s" if user else "your"
+        if self.limit != "devices":
+            asked, most = map(self._written, (self.asked, self.most))
+            return f"a {self.limit} of {asked} is over {whose} limit of {most}"
+        if self.lasting:
+            verb = "is" if self.asked == 1 else "are"
+            return f"{self._written(self.asked)} {verb} over {whose} limit of {self.most:g}"
+        if self.held >= self.most:
+            return f"{f'{user} is at the' if user else 'you are at your'} limit of {self._written(self.most)}"
+        holds = f"{user} holds" if user else "you hold"
+        verb = "is" if self.asked == 1 else "are"
+        return f"{holds} {self._written(self.held)}, and {self.asked:g} more {verb} over {whose} limit of {self.most:g}"
+
+    @property
+    def remedy(self) -> str:
+        """The way out."""
+        from anyaccel.configuration import MACHINE_FILE
+
+        if not self.lasting:
+            return "'anyaccel status' lists your leases, and 'anyaccel release LEASE' ends one"
+        administrator = f"the administrator can raise {self.limit!r} in {MACHINE_FILE}"
+        nothing = self.limit == "devices" and not self.most
+        return administrator if nothing else f"ask for {self._written(self.most)} at most; {administrator}"
+
+    def _written(self, number: float) -> str:
+        if self.limit == "time":
+            return span(number)
+        if self.limit == "priority":
+            return f"{number:.0f}"
+        return f"{number:g} device{'s' * (number != 1)}"
 
 
 class Policy(Value):
@@ -182,10 +245,28 @@ class Policy(Value):
 
         return sorted(waiting, key=turn)
 
+    def over_limits(self, waiting: Waiting, held: Iterable[Holding]) -> tuple[OverLimit, ...]:
+        """Return the limits of its user that stand in the way of a request: the one answer for all that ask.
+
+        Args:
+            waiting: The request.
+            held: All that is held.
+        """
+        limits, found = self.limits_of(waiting.user), []
+        if limits.devices is not None and not waiting.inner:
+            has = usage(held).get(waiting.user, 0)
+            if has + waiting.units > limits.devices * UNITS_PER_DEVICE:
+                asked = waiting.units / UNITS_PER_DEVICE
+                found.append(OverLimit(limit="devices", most=limits.devices, asked=asked, held=has / UNITS_PER_DEVICE))
+        if limits.seconds is not None and waiting.seconds is not None and waiting.seconds > limits.seconds:
+            found.append(OverLimit(limit="time", most=limits.seconds, asked=waiting.seconds))
+        if limits.priority is not None and waiting.priority > limits.priority:
+            found.append(OverLimit(limit="priority", most=limits.priority, asked=waiting.priority))
+        return tuple(found)
+
     def limited(self, waiting: Waiting, held: Iterable[Holding]) -> bool:
-        """Whether somebody waits for a limit of its user's, and so for nobody else; and nobody for it."""
-        most = self.limits_of(waiting.user).devices
-        return most is not None and usage(held).get(waiting.user, 0) + waiting.units > most * UNITS_PER_DEVICE
+        """Whether a request waits until its user holds less: it waits for no other request then, and none for it."""
+        return any(each.limit == "devices" for each in self.over_limits(waiting, held))
 
     def may_pass(self, one: Waiting, ahead: Sequence[Waiting], held: Sequence[Holding], now: float) -> bool:
         """Whether somebody may be served before those ahead, who cannot start yet.
@@ -222,10 +303,11 @@ PLAIN = Policy()
 
 
 def usage(held: Iterable[Holding]) -> dict[int | None, int]:
-    """What each user holds, in 1/10000 of a device."""
+    """What each user holds, in 1/10000 of a device; what is a part of another lease is held once."""
     found: dict[int | None, int] = {}
     for each in held:
-        found[each.user] = found.get(each.user, 0) + each.units
+        if not each.inner:
+            found[each.user] = found.get(each.user, 0) + each.units
     return found
 
 

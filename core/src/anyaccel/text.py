@@ -59,6 +59,15 @@ def elapsed(seconds: float) -> str:
     return f"{whole}s"
 
 
+def span(seconds: float) -> str:
+    """Write a duration exactly, as :func:`duration` reads it: ``1h``, ``1h30m``, ``0.5s``."""
+    rest, found = seconds, ""
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "m")):
+        count, rest = divmod(rest, unit)
+        found += f"{count:.0f}{name}" if count else ""
+    return f"{found}{rest:g}s" if rest or not found else found
+
+
 def size(text: str) -> int:
     """Read an amount of memory, such as ``40GiB``, ``8G`` or ``1.5TB``, in bytes; a part of a byte counts as one.
 

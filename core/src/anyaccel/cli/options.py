@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from anyaccel.launcher.time_limit import TimeLimit
-    from anyaccel.ledger import LeaseRecord
 
 
 def add_request(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +66,12 @@ def add_wait(parser: argparse.ArgumentParser) -> None:
         default=False,
         help="leave devices alone that are used without a lease",
     )
+
+
+def add_terms(parser: argparse.ArgumentParser) -> None:
+    """Let a command that holds nothing say with which terms a request would be made."""
+    parser.add_argument("--time", metavar="DURATION", type=duration, help="as if asked for with this time limit")
+    parser.add_argument("--priority", metavar="N", type=int, default=0, help="as if asked for with it (default: 0)")
 
 
 def add_memory(parser: argparse.ArgumentParser) -> None:
@@ -138,7 +143,7 @@ def acquire(
         limit: Whether the command will be started in a cgroup of its own where one was made.
         told: Whether its time limit is told, and has the grace and the early signal of the arguments.
     """
-    from anyaccel.launcher.hold import take, waiting
+    from anyaccel.launcher.hold import take
     from anyaccel.launcher.monitor import monitor
     from anyaccel.ledger.mark import of_process
 
@@ -146,17 +151,17 @@ def acquire(
     inventory = survey(args)
     line = output.StatusLine()
 
-    def show(place: int, holders: tuple[LeaseRecord, ...]) -> None:
+    def show(sentence: str) -> None:
         nonlocal line
         if not line.used:
             waits()
             line = output.StatusLine()  # where standard error leads now
-        line.show(waiting(place, holders, inventory))
+        line.show(sentence)
 
     try:
         options: dict[str, Any] = {"confined": confined, "cap": cap, "bind": bind, "memory": memory, "limit": limit}
         options |= wait_options(args)
-        hold = take(request, of_process, inventory=inventory, on_wait=show, **options)
+        hold = take(request, of_process, inventory=inventory, tell=show, **options)
     finally:
         line.clear()
     if line.used:

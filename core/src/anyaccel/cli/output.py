@@ -190,7 +190,7 @@ def report_error(error: AnyaccelError, *, as_json: bool) -> None:
     if as_json:
         content: dict[str, Any] = {"code": error.code, "message": str(error), "hint": error.hint or None}
         if isinstance(error, PlacementError):
-            content |= error.verdict.to_json()
+            content |= {name: value for name, value in error.verdict.to_json().items() if name not in content}
         try:
             _print_json({"error": content})
         except (AnyaccelError, BrokenPipeError):

@@ -7,7 +7,7 @@ import argparse
 from anyaccel.cli import output
 from anyaccel.cli.sample import reason
 from anyaccel.ledger import Ledger
-from anyaccel.ledger.names import vendor_and_id
+from anyaccel.ledger.names import vendor_and_id, without_scope
 from anyaccel.text import elapsed
 
 EXAMPLES = (
@@ -49,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
             {
                 "lease": lease.id,
                 "vendor": vendor_and_id(lease.device)[0] or None,
-                "device": vendor_and_id(lease.device)[1],
+                "device": vendor_and_id(without_scope(lease.device))[1],
                 "user": lease.user,
                 "carriers": list(lease.carriers),
                 "reason": lease.reason,
@@ -79,7 +79,6 @@ def main(args: argparse.Namespace) -> int:
         output.print_line("Nobody waits.")
     if not args.json:
         for lease in kept:
-            # Before the last "|" it says of which machine, where that is not the host.
-            device = vendor_and_id(lease.device)[1].rpartition("|")[2]
+            device = vendor_and_id(without_scope(lease.device))[1]
             output.say(f"{device} is {lease.reason}; {lease.hint}")
     return 0

@@ -134,14 +134,14 @@ def look(inventory: Inventory, *, stats: bool = True, waiters: bool = True, time
 
 
 def reason(ticket: TicketRecord) -> str:
-    """Why somebody waits, as far as the ticket says, in words."""
-    if ticket.limited:
-        return "its user holds as much as the machine's limits allow"
+    """Say why a request waits, as far as its ticket says."""
+    if ticket.limits:
+        return "; ".join(ticket.limits)
     if not ticket.responsive:
         return "it does not look for devices any more, and is overtaken: is it stopped?"
     if ticket.behind:
-        return f"{ticket.behind} who came first want{'s' * (ticket.behind == 1)} the same devices"
-    return "what it wants is held"
+        return f"{ticket.behind} earlier request{'s are' if ticket.behind > 1 else ' is'} ahead"
+    return "devices are in use"
 
 
 class Reasons:
@@ -167,17 +167,21 @@ class Reasons:
             sample: The machine, of which :meth:`knows` was asked.
             ask: Whether to find it out where it is not known yet, which takes a moment.
         """
-        if ticket.limited or not ticket.responsive:
+        if ticket.limits or not ticket.responsive:
             return reason(ticket)
         if ask and ticket.request not in self._known and place <= _MOST_REASONS:
             self._known[ticket.request] = _reason(ticket.request, sample.inventory)
         return self._known.get(ticket.request) or (f"{place - 1} came first" if place > 1 else "-")
 
 
-def _reason(request: str, inventory: Inventory) -> str:
-    """Why a request does not fit now, in the words of ``why``; empty when it does, so that others came first."""
+def _reason(text: str, inventory: Inventory) -> str:
+    """Why a request does not fit beside what is held, in the words of ``why``; empty when it does."""
+    from anyaccel.launcher.hold import Held, fits_beside
+    from anyaccel.ledger import Ledger
+
     try:
-        verdict = anyaccel.why(request.split(), inventory=inventory)
+        request = anyaccel.parse_request(text.split())
+        verdict = fits_beside(Held.of(inventory, Ledger.open(), os.environ), inventory, request)
     except anyaccel.AnyaccelError as error:
         return str(error)
     if verdict.fits_now:

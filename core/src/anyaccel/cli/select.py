@@ -1,6 +1,7 @@
 """Print the ids of devices that would serve a request, one per line, without holding them.
 
-Leases are not looked at: what is chosen may be somebody's.
+Leases of others are not looked at: another user may hold what is chosen. Your limits are: a request that you can never
+have is refused, and one that would wait for a limit is told.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ import argparse
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import add_request, survey
+from anyaccel.cli.options import add_request, add_terms, survey
+from anyaccel.errors import NeverFitsError
+from anyaccel.launcher.hold import over_limits, within_limits
 from anyaccel.model import format_units
 
 EXAMPLES = (
@@ -21,6 +24,7 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_request(parser)
+    add_terms(parser)
     parser.add_argument(
         "--format", choices=("id", "index"), default="id", help="print stable ids or the vendor's indexes (default: id)"
     )
@@ -29,7 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     wanted = anyaccel.parse_request(args.request)
-    allocation = anyaccel.open_scheduler(survey(args)).allocate(wanted)
+    inventory = survey(args)
+    allocation = anyaccel.open_scheduler(inventory).allocate(wanted)
+    limits = () if allocation.cpu else over_limits(wanted, time=args.time, priority=args.priority, inventory=inventory)
+    verdict = within_limits(anyaccel.Verdict(request=wanted, fits_now=True, ever_fits=True), limits)
+    if not verdict.ever_fits:
+        raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
     if args.json:
         shares = [
             {
@@ -47,8 +56,12 @@ def main(args: argparse.Namespace) -> int:
             }
             for share in allocation.shares
         ]
-        output.print_json("select/1", {"request": str(wanted), "cpu": allocation.cpu, "devices": shares})
+        content = {"request": str(wanted), "cpu": allocation.cpu, "devices": shares}
+        output.print_json("select/1", content | {"limits": [each.message() for each in limits]})
         return 0
     output.print_lines(device.id if args.format == "id" else str(device.index) for device in allocation.devices)
     output.say("nothing is held: another program may take these devices")
+    if limits:
+        output.say(verdict.message)
+        output.say_lines(verdict.hint)
     return 0

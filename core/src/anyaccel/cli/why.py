@@ -6,7 +6,7 @@ import argparse
 
 import anyaccel
 from anyaccel.cli import output
-from anyaccel.cli.options import add_request, survey
+from anyaccel.cli.options import add_request, add_terms, survey
 from anyaccel.errors import NeverFitsError, NotFreeError
 from anyaccel.launcher.hold import starts
 
@@ -19,15 +19,16 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_request(parser)
+    add_terms(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     wanted = anyaccel.parse_request(args.request)
     inventory = survey(args)
-    verdict = anyaccel.why(wanted, inventory=inventory)
+    verdict = anyaccel.why(wanted, time=args.time, priority=args.priority, inventory=inventory)
     waits = verdict.ever_fits and not verdict.fits_now
-    start = starts(wanted, inventory=inventory) if waits else None
+    start = starts(wanted, time=args.time, inventory=inventory) if waits else None
     if args.json:
         told = None if start is None else output.moment(start)
         output.print_json("why/1", {"request": str(wanted), **verdict.to_json(), "starts": told})

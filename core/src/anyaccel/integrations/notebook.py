@@ -7,9 +7,8 @@ from typing import Any
 
 from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.inventory.detect import detect
-from anyaccel.launcher.hold import waiting
 from anyaccel.launcher.use import in_use, use
-from anyaccel.text import duration, printable
+from anyaccel.text import duration
 
 
 def accel(line: str) -> Any:
@@ -44,12 +43,8 @@ def _do(words: list[str]) -> Any:
         except ValueError as error:
             raise UsageError(f"--wait {error}") from None
         words = words[:at] + words[at + 2 :]
-    use(words, wait=wait, note="notebook", on_wait=_tell)  # a statement: nothing changes when the cell is run again
+    use(words, wait=wait, note="notebook")  # a statement: nothing changes when the cell is run again
     return in_use()
-
-
-def _tell(place: int, holders: tuple[Any, ...]) -> None:
-    print(printable(f"anyaccel: {waiting(place, holders, detect())}"))
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from anyaccel.launcher.completed import Completed
+    from anyaccel.ledger import OnWait
 
 
 def run(
@@ -41,6 +42,7 @@ def run(
     time: float | None = None,
     grace: float = GRACE_SECONDS,
     signal: str | None = None,
+    on_wait: OnWait | None = None,
     cap: bool = False,
     bind: Bind = None,
     memory: int | str | None = None,
@@ -63,6 +65,7 @@ def run(
         grace: Seconds between SIGTERM and SIGKILL when its time is over.
         signal: A signal to send before its time is over, such as ``"USR1@60s"``: 60 seconds before, to each process
             of the command that catches it.
+        on_wait: As of :func:`anyaccel.acquire`: by default, one sentence on standard error says that it waits.
         cap: Whether PyTorch and TensorFlow are capped at the command's share of memory as well.
         bind: Whether the command runs on the processors that are nearest to its devices, as far as the machine tells;
             None for whole devices.
@@ -79,7 +82,7 @@ def run(
 
     Raises:
         UsageError, RequestError, UnknownNameError: When the command or the request is wrong.
-        NeverFitsError, NotFreeError: When it cannot be served, or not in time.
+        NeverFitsError, NotFreeError, DeadlockError: When it cannot be served, or not in time.
         EnforcementError: When it must be confined, or held to ``memory``, and the kernel cannot.
         CommandNotFoundError, CommandNotRunnableError: When the command cannot be started.
 
@@ -96,6 +99,7 @@ def run(
     early = check_early(signal, time)
     confined = confines(enforce)
     terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "time": time, "confined": confined}
+    terms["on_wait"] = on_wait
     where: dict[str, Any] = {"machine": machine, "declare": declare, "environ": environ}
     with take(request, marks.draw, cap=cap, bind=bind, memory=memory, limit=True, **where, **terms) as hold:
         sandbox = sandbox_for(hold.allocation, hold.launch.inventory, enforce=enforce)

@@ -7,10 +7,9 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from time import monotonic
-from time import time as now
 from types import TracebackType
 
-from anyaccel.errors import DevicesBusyError, NeverFitsError, NotFreeError
+from anyaccel.errors import DeadlockError, DevicesBusyError, LimitError, NeverFitsError, NotFreeError
 from anyaccel.inventory.contested import families, places
 from anyaccel.inventory.current import LEASE_VARIABLE, current
 from anyaccel.launcher.bind import Bind, bound
@@ -19,11 +18,12 @@ from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.launch import Launch, choice_of, local_scheduler, remembered, survey
 from anyaccel.launcher.start import start
 from anyaccel.launcher.usage import Usage, end, end_at_exit
+from anyaccel.launcher.waits import describe_wait, holder, log_wait, note_own, other_threads, own_leases
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, OnWait, Want
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.device_locks import DeviceLock
-from anyaccel.ledger.lockfile import Life
 from anyaccel.ledger.names import device_name, vendor_and_id
+from anyaccel.ledger.turns import rules
 from anyaccel.model import (
     ANY_SLOTS,
     DIVIDED,
@@ -42,9 +42,9 @@ from anyaccel.model import (
 )
 from anyaccel.policy import Need
 from anyaccel.probe import HOST
-from anyaccel.scheduler import Choice, Verdict, parse_request
+from anyaccel.scheduler import Choice, Reason, Verdict, parse_request
 from anyaccel.scheduler.choice import extent_of
-from anyaccel.text import elapsed
+from anyaccel.scheduler.reasons import ReasonCode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,9 +53,7 @@ if TYPE_CHECKING:
 
     from anyaccel.launcher.usage import Ends
     from anyaccel.ledger.acquisition import Acquisition
-
-
-_LISTED = 4
+    from anyaccel.policy import OverLimit
 
 
 class Hold:
@@ -229,7 +227,9 @@ def acquire(
         avoid_busy: Whether devices that somebody uses without a lease are left alone.
         time: Seconds for which the devices are held at most: the lease says until when. Who is known to end in time may
             pass those who cannot start yet. Ending in time is up to you.
-        on_wait: Called with the place in line and with who holds the devices, when the wait begins and on change.
+        on_wait: Called with the place in line and with the leases that are in the way, when the wait begins and on
+            change. When None, one sentence goes to the logger ``anyaccel.wait`` when the wait begins: it is shown on
+            standard error, unless the program configures :mod:`logging` otherwise.
         environ: The environment to start from; that of this process when None.
         options: ``inventory``, ``machine``, ``declare``, ``timeout``, ``unallocated``, ``mask``, ``cap`` and
             ``bind`` as :func:`anyaccel.prepare` takes them; ``confined``: whether the holder will be confined; and
@@ -241,9 +241,10 @@ def acquire(
 
     Raises:
         RequestError, UnknownNameError: When the request is wrong.
-        NeverFitsError: When this machine can never serve it.
+        NeverFitsError: When this machine can never serve it, or its configuration does not give this user so much.
         NotFreeError: When the devices were not free in time; says who holds them.
-        LimitError: When the configuration of the machine does not give this user so much.
+        DeadlockError: When ``wait`` is None, and the request can be served only once this process itself gives back
+            what it holds, which has no other thread that could do so; says where the devices were taken.
         LedgerError: When leases cannot be kept on this machine.
         EnforcementError: When the kernel cannot hold it to ``memory``.
 
@@ -259,10 +260,12 @@ def acquire(
         avoid_busy=avoid_busy, time=time, **options,
     )  # fmt: skip
     try:
-        return wish.get().carried().noted()
+        hold = wish.get().carried().noted()
+        note_own(hold.lease)
     except BaseException:
         wish.undo()
         raise
+    return hold
 
 
 def take(  # noqa: D417 -- the others are those of acquire()
@@ -277,8 +280,9 @@ def take(  # noqa: D417 -- the others are those of acquire()
     Args:
         request: What is wanted.
         mark: Gives the mark; see :class:`anyaccel.ledger.Want`.
-        options: As of :func:`acquire`; and ``limit``: whether all that is going to use the devices will be put into a
-            cgroup of its own, so that the kernel may hold it to a share.
+        options: As of :func:`acquire`; ``limit``: whether all that is going to use the devices will be put into a
+            cgroup of its own, so that the kernel may hold it to a share; and ``tell``: called with a sentence about
+            the wait, when it begins and on change, where there is no ``on_wait``.
     """
     wish = Wish(request, environ, mark=mark, **options)
     try:
@@ -318,10 +322,12 @@ async def acquire_async(
     terms |= {"avoid_busy": avoid_busy, "time": time}
     wish = await asyncio.to_thread(Wish, request, environ, mark=marks.of_process, **terms, **options)
     try:
-        return (await wish.get_async()).carried().noted()
+        hold = (await wish.get_async()).carried().noted()
+        note_own(hold.lease)
     except BaseException:
         wish.undo()
         raise
+    return hold
 
 
 async def take_async(
@@ -583,6 +589,7 @@ class Wish:
         priority: int = 0,
         note: str = "",
         on_wait: OnWait | None = None,
+        tell: Callable[[str], object] | None = None,
         avoid_busy: bool = False,
         confined: bool = False,
         time: float | None = None,
@@ -622,9 +629,9 @@ class Wish:
         self._foreign = Foreign(self.inventory, self.request, self.environ, avoid_busy=avoid_busy)
         want = remembered(self.inventory, (self._choice, self.scope.prefix), self._always_wanted)
         self.want = replace(want, seconds=time, confined=confined, mark=mark)
-        self.terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note}
-        if on_wait is not None:
-            self.terms["on_wait"] = lambda place, records: on_wait(place, self.scope.ours(records))
+        self.terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "on_wait": self._waits}
+        self._on_wait, self._tell = on_wait, tell
+        self._blocks = False
         self._note = note
         self._began = monotonic()
 
@@ -632,21 +639,63 @@ class Wish:
         """Hold the devices, when it is our turn. Whoever calls it undoes it when anything happens until he has them."""
         if self.nothing:
             return self.hold(None)
-        self._attempt = self.ledger.begin(self.want, self.choose, **self.terms)
+        self._blocks = self.terms["wait"] is None
         try:
+            self._attempt = self.ledger.begin(self.want, self.choose, **self.terms)
             return self.hold(self._attempt.get())
-        except DevicesBusyError as error:
-            raise self.not_free(error) from error
+        except (DevicesBusyError, LimitError) as error:
+            raise self.refusal(error) from error
 
     async def get_async(self) -> Hold:
-        """The same on the running event loop."""
+        """The same on the running event loop, where anything may give devices back meanwhile."""
         if self.nothing:
             return self.hold(None)
-        self._attempt = self.ledger.begin(self.want, self.choose, **self.terms)
         try:
+            self._attempt = self.ledger.begin(self.want, self.choose, **self.terms)
             return self.hold(await self._attempt.get_async())
-        except DevicesBusyError as error:
-            raise self.not_free(error) from error
+        except (DevicesBusyError, LimitError) as error:
+            raise self.refusal(error) from error
+
+    def _waits(self, place: int, records: tuple[LeaseRecord, ...]) -> None:
+        """Say that the request waits and what for, unless it would do so for ever."""
+        if self._attempt is None:
+            return
+        if self._blocks:
+            self._refuse_deadlock()
+        holders = self.scope.ours(records)
+        if self._on_wait is not None:
+            self._on_wait(place, holders)
+            return
+        sentence = describe_wait(place, holders, self._attempt.limits, self.inventory)
+        if self._tell is not None:
+            self._tell(sentence)
+        else:  # once
+            self._attempt.on_wait = None
+            log_wait(sentence)
+
+    def _refuse_deadlock(self) -> None:
+        """Raise when the request can be served only once this process gives back, and nothing in it can do so."""
+        own = own_leases(self.ledger.path)
+        if not own or other_threads():
+            return
+        taken: dict[str, Extent] = {}
+        for lease, _ in own.values():
+            for name, extent in lease.devices.items():
+                taken[name] = taken.get(name, NOTHING).joined(extent)
+        if self._choice.choose(self.scope.taken(taken)) is not None and not self._limited_by(own):
+            return
+        verdict = self._verdict()
+        held = "; ".join(f"lease {key}, taken at {place}" for key, (_, place) in own.items())
+        raise DeadlockError(
+            f"{self.request} can be served only once this process gives back what it holds itself: {held}.",
+            verdict=verdict,
+            hint="release that first, or ask for all devices at once; with wait=SECONDS the call waits all the same,"
+            " for a signal handler to release it",
+        )
+
+    def _limited_by(self, own: Collection[str]) -> bool:
+        """Whether some leases alone, by their ids, take the user to a limit that is in the way of the request."""
+        return bool(self.ledger.over_limits(self.want, self.terms["priority"], only=own))
 
     def undo(self) -> None:
         """Give back what was got when it cannot be handed to anybody any more."""
@@ -692,13 +741,21 @@ class Wish:
         self._made = Hold(launch, lease, note=self._note if lease else "", waited=waited)
         return self._made
 
-    def not_free(self, error: DevicesBusyError) -> NotFreeError:
-        """Say who has what was wanted."""
-        verdict = _verdict(self.inventory, self.request, self.ledger, self.environ)
-        behind = f" {error.ahead} asked for them before." if error.ahead else ""
+    def refusal(self, error: DevicesBusyError | LimitError) -> NotFreeError | NeverFitsError:
+        """Say what is in the way of the request, in the words of :func:`why`."""
+        verdict = self._verdict()
+        if isinstance(error, LimitError):
+            verdict = beyond_limits(verdict, error)
+            return NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
+        told = any(reason.code is ReasonCode.WAITING_BEHIND for reason in verdict.reasons)
+        behind = f" {error.ahead} asked for them before." if error.ahead and not told else ""
         # They fit where they are free for somebody who came first, or were given back since.
         message = str(error) if verdict.fits_now else verdict.message + behind
         return NotFreeError(message, verdict=verdict, hint=verdict.hint)
+
+    def _verdict(self) -> Verdict:
+        terms = {"time": self.want.seconds, "priority": self.terms["priority"]}
+        return _verdict(self.inventory, self.request, self.ledger, self.environ, **terms)
 
     def _give_up(self) -> None:
         verdict = local_scheduler(self.inventory).why(self.request)
@@ -710,20 +767,28 @@ class Wish:
 def why(
     request: str | Sequence[str] | Request,
     *,
+    time: float | None = None,
+    priority: int = 0,
     inventory: Inventory | None = None,
     environ: Mapping[str, str] | None = None,
     **where: Any,
 ) -> Verdict:
-    """Say whether a request fits this machine, and now, by what others hold and wait for; why not, and what would.
+    """Say whether :func:`acquire` would get devices now: by what others hold, who waits, and this user's limits.
 
     Args:
         request: The request.
+        time: Seconds for which it would hold them at most; None when it would not say.
+        priority: The higher, the earlier.
         inventory: The machine's inventory; detected when None.
         environ: Our environment; that of this process when None.
         where: ``machine``, ``declare`` and ``timeout`` as :func:`anyaccel.detect` takes them.
 
+    Returns:
+        Whether it would, else why not and what would.
+
     Raises:
         RequestError, UnknownNameError: When the request is wrong.
+        ConfigurationError: When the machine's configuration cannot be trusted or understood.
         StateDirectoryError: When the ledger cannot be read.
 
     Examples:
@@ -736,21 +801,70 @@ def why(
     environ = os.environ if environ is None else environ
     inventory = survey(inventory, environ=environ, **where)
     request, ledger = parse_request(request), Ledger.open(environ)
-    verdict = _verdict(inventory, request, ledger, environ)
-    if not verdict.fits_now or not (ahead := ledger.ahead(_wanted(inventory, request, environ), 0)):
+    return _verdict(inventory, request, ledger, environ, time=time, priority=priority)
+
+
+def over_limits(request: Request, *, time: float | None, priority: int, inventory: Inventory) -> tuple[OverLimit, ...]:
+    """Return the limits of this user that are in the way of a request, whoever holds the devices.
+
+    Args:
+        request: The request; it fits the machine.
+        time: Seconds for which it would hold them at most; None when it would not say.
+        priority: The higher, the earlier.
+        inventory: The machine's inventory.
+
+    Raises:
+        ConfigurationError: When the machine's configuration cannot be trusted or understood.
+        StateDirectoryError: When the ledger cannot be read.
+    """
+    if rules().plain:
+        return ()
+    return Ledger.open().over_limits(_wanted(inventory, request, os.environ, time), priority)
+
+
+def within_limits(verdict: Verdict, limits: Sequence[OverLimit]) -> Verdict:
+    """A verdict with what the limits of this user, as far as they are in the way, make of it."""
+    if not limits or not verdict.ever_fits:
         return verdict
-    from anyaccel.scheduler.reasons import Reason, ReasonCode
+    lasting = [each for each in limits if each.lasting]
+    told = lasting or limits
+    reasons = tuple(Reason(code=ReasonCode.LIMIT, message=each.message()) for each in told)
+    ways_out = tuple(each.remedy for each in told)
+    return replace(
+        verdict,
+        fits_now=False,
+        ever_fits=not lasting,
+        reasons=reasons if lasting else (*reasons, *verdict.reasons),
+        ways_out=ways_out if lasting else (*ways_out, *verdict.ways_out),
+        nearest=None,
+        nearest_now=None,
+    )
 
-    message = f"{ahead} earlier request{'s wait' if ahead > 1 else ' waits'} for the same devices"
-    reasons = (Reason(code=ReasonCode.WAITING_BEHIND, message=message),)
-    return replace(verdict, fits_now=False, reasons=reasons, ways_out=("'anyaccel queue' shows who waits",))
+
+def beyond_limits(verdict: Verdict, error: LimitError) -> Verdict:
+    """A verdict of a request that the ledger refused, since its user may never have so much."""
+    reasons = tuple(Reason(code=ReasonCode.LIMIT, message=each) for each in error.reasons)
+    return Verdict(
+        request=verdict.request,
+        fits_now=False,
+        ever_fits=False,
+        reasons=reasons,
+        ways_out=tuple(error.hint.splitlines()),
+    )
 
 
-def starts(request: Request, *, inventory: Inventory, environ: Mapping[str, str] | None = None) -> float | None:
+def starts(
+    request: Request,
+    *,
+    time: float | None = None,
+    inventory: Inventory,
+    environ: Mapping[str, str] | None = None,
+) -> float | None:
     """Say when a request that came now would start if everything lasts as long as it may.
 
     Args:
         request: The request; it fits the machine.
+        time: Seconds for which it would hold the devices at most; None when it would not say.
         inventory: The machine's inventory.
         environ: Our environment; that of this process when None.
 
@@ -761,13 +875,14 @@ def starts(request: Request, *, inventory: Inventory, environ: Mapping[str, str]
         StateDirectoryError: When the ledger cannot be read.
     """
     environ = os.environ if environ is None else environ
-    return Ledger.open(environ).starts(_wanted(inventory, request, environ))
+    return Ledger.open(environ).starts(_wanted(inventory, request, environ, time))
 
 
-def _wanted(inventory: Inventory, request: Request, environ: Mapping[str, str]) -> Want:
-    """What somebody would want of the ledger who came now."""
+def _wanted(inventory: Inventory, request: Request, environ: Mapping[str, str], time: float | None) -> Want:
+    """Build what a request that came now would ask the ledger for."""
     choice = choice_of(inventory, request)
-    return Scope.of(inventory, environ).want([device.id for device in choice.candidates], choice.needs)
+    candidates = [device.id for device in choice.candidates]
+    return Scope.of(inventory, environ).want(candidates, choice.needs, seconds=time)
 
 
 def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[LeaseRecord, ...]:
@@ -786,9 +901,31 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
     return Scope.of(inventory, environ).leases(Ledger.open(environ))
 
 
-def _verdict(inventory: Inventory, request: Request, ledger: Ledger, environ: Mapping[str, str]) -> Verdict:
+def _verdict(
+    inventory: Inventory,
+    request: Request,
+    ledger: Ledger,
+    environ: Mapping[str, str],
+    *,
+    time: float | None,
+    priority: int,
+) -> Verdict:
+    """Say whether a request that came now would be served."""
+    verdict = fits_beside(Held.of(inventory, ledger, environ), inventory, request)
+    if not verdict.ever_fits:
+        return verdict
+    want = _wanted(inventory, request, environ, time)
+    verdict = within_limits(verdict, ledger.over_limits(want, priority))
+    if not verdict.fits_now or not (ahead := ledger.ahead(want, priority)):
+        return verdict
+    message = f"{ahead} earlier request{'s wait' if ahead > 1 else ' waits'} for the same devices"
+    reasons = (Reason(code=ReasonCode.WAITING_BEHIND, message=message),)
+    return replace(verdict, fits_now=False, reasons=reasons, ways_out=("'anyaccel queue' shows who waits",))
+
+
+def fits_beside(held: Held, inventory: Inventory, request: Request) -> Verdict:
+    """Say whether a request fits a machine beside what is held of it, whoever asks and waits."""
     scheduler = local_scheduler(inventory)
-    held = Held.of(inventory, ledger, environ)
     for lease, devices in held.devices.items():
         scheduler.occupy(devices, holder=lease, note=held.holders[lease])
     return held.with_ways_out(scheduler.why(request))
@@ -836,26 +973,3 @@ class Held(Value):
         blocking = {device for reason in verdict.reasons for device in reason.devices}
         ways = (record.hint for record in self.records if record.device in blocking)
         return replace(verdict, ways_out=tuple(dict.fromkeys(filter(None, (*verdict.ways_out, *ways)))))
-
-
-def holder(record: LeaseRecord) -> str:
-    """Name who holds a device, since when and what for, for people."""
-    words = record.note or record.request or record.command
-    if record.state == Life.KEPT.value:
-        return f"{record.user}, {record.reason}"
-    since = f", for {elapsed(now() - record.since)}" if record.since is not None else ""
-    return f"{record.user}, process {record.pid or 'unknown'}{since}" + (f", {words}" if words else "")
-
-
-def waiting(place: int, holders: tuple[LeaseRecord, ...], inventory: Inventory) -> str:
-    """Say how a wait goes, for people, naming each device once and the first holders."""
-    names = {device.id: device.name for device in inventory.devices}
-    by_device: dict[str, list[str]] = {}
-    for record in holders:
-        by_device.setdefault(names.get(record.device, record.device), []).append(holder(record))
-    by_holders: dict[str, list[str]] = {}
-    for name, by in sorted(by_device.items()):
-        by_holders.setdefault(" and by ".join(dict.fromkeys(by)), []).append(name)
-    who = "; ".join(f"{', '.join(them)} held by {by}" for by, them in list(by_holders.items())[:_LISTED])
-    more = f"; and {len(by_holders) - _LISTED} more" if len(by_holders) > _LISTED else ""
-    return f"waiting, place {place} in line: {who or 'others came first'}{more}"

@@ -122,7 +122,7 @@ def open_scheduler(
             gives is a lease that others see, which ends when it is released, or when this process and all that it has
             started since the first one have ended. Who waits has a place in the machine's line, among all who want
             the same devices, and only the machine's configuration says who may pass. Its calls raise a
-            :class:`~anyaccel.errors.LimitError` where the configuration does not give this user so much, and a
+            :class:`~anyaccel.errors.NeverFitsError` where the configuration does not give this user so much, and a
             :class:`~anyaccel.errors.LedgerError` where leases cannot be kept. Else it is for this process alone, and
             nobody else knows of it.
         environ: Our environment, in which ``ANYACCEL_STATE_DIR`` names the leases' directory; that of this process when

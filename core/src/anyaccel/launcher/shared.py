@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from time import monotonic
 
-from anyaccel.errors import AnyaccelError, DevicesBusyError
-from anyaccel.launcher.hold import Held, Wish
+from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError, NeverFitsError
+from anyaccel.launcher.hold import Held, Wish, beyond_limits, within_limits
 from anyaccel.launcher.launch import KnownNames, remembered, validate
 from anyaccel.launcher.usage import Usage, end, end_at_exit
+from anyaccel.launcher.waits import note_own
 from anyaccel.ledger import Choose, Lease, LeaseRecord, Ledger, Place
 from anyaccel.ledger import mark as marks
 from anyaccel.model import Allocation, Extent, Inventory, replace
@@ -125,7 +126,15 @@ class SharedScheduler(Scheduler):
             lease = self._ledger.acquire(wish.want, self._choosing(wish), wait=0, priority=waiting.priority, note=note)
         except DevicesBusyError:
             return None
+        except LimitError as error:
+            raise self._beyond_limits(plan, waiting.priority, error) from error
+        note_own(lease)
         return self._take(wish, lease, note, waited=0.0)
+
+    def _beyond_limits(self, plan: Plan, priority: int, error: LimitError) -> NeverFitsError:
+        """Say that the machine's configuration never gives a request so much."""
+        verdict = beyond_limits(super()._judge(plan, priority), error)
+        return NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
 
     def _wish(self, plan: Plan, waiting: Waiting) -> Wish:
         inventory, names = self.inventory, self._own.layout.names  # it knows those of devices that were lost, too
@@ -171,7 +180,12 @@ class SharedScheduler(Scheduler):
 
     def _judge(self, plan: Plan, priority: int, number: int = _LAST) -> Verdict:
         held = self._look()
-        return held.with_ways_out(super()._judge(plan, priority, number))
+        verdict = held.with_ways_out(super()._judge(plan, priority, number))
+        if not plan.ever_fits:
+            return verdict
+        time = next((ticket.waiting.seconds for ticket in self._queue if ticket.number == number), None)
+        waiting = replace(self._waiting(plan, number, priority, None, None), seconds=time)
+        return within_limits(verdict, self._ledger.over_limits(self._wish(plan, waiting).want, priority))
 
     def _ahead(self, plan: Plan, priority: int, number: int) -> dict[str, str]:
         found = super()._ahead(plan, priority, number)
@@ -208,6 +222,11 @@ class SharedScheduler(Scheduler):
                 on_wait=wait.tell,
                 place=wait.place,
             )
+        except LimitError as error:  # the configuration was changed
+            with self._lock:
+                refused = self._beyond_limits(ticket.plan, ticket.priority, error)
+            self._fail(ticket, refused)
+            return
         except Exception as error:  # noqa: BLE001 -- raised where the ticket is awaited
             self._fail(ticket, error)
             return

@@ -110,7 +110,7 @@ def use(
     Raises:
         UsageError: When this process uses devices already.
         AlreadyLoadedError: When the runtime of a vendor that is on the machine is loaded in this process.
-        NeverFitsError, NotFreeError, LedgerError: As of :func:`anyaccel.acquire`.
+        NeverFitsError, NotFreeError, DeadlockError, LedgerError: As of :func:`anyaccel.acquire`.
 
     Examples:
         >>> with anyaccel.use("GPU:2", machine="sim:H100:4") as devices:

@@ -33,12 +33,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from anyaccel.policy import OverLimit
+
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
 """Chooses how much of which device to hold, by the device's name, given what is taken; None when what is left does not
 do. Nothing is a choice."""
 
 OnWait = Callable[[int, tuple[LeaseRecord, ...]], None]
-"""Told the place in line, 1 for the next to be served, and who holds devices that would do; at first and on change."""
+"""Told the place in line, 1 for the next to be served, and who holds devices that would do, which is empty where enough
+are free and a limit of the user's alone is in the way; at first and on change."""
 
 _RUNNING = ("R", "S")
 """States of a process that gets on with what it does."""
@@ -65,6 +68,8 @@ class Acquisition:
 
     Attributes:
         waiter: Our place in line.
+        on_wait: Told how the wait goes; None once that is not wanted any more.
+        limits: What of the user's limits stood in the way when ``on_wait`` was told.
     """
 
     def __init__(
@@ -81,11 +86,13 @@ class Acquisition:
     ) -> None:
         policy = rules()
         self._state = state
+        self._asked, self._priority = want, priority
         self._want = want = permitted(want, priority, policy)
         self._turns = Turns(want, priority, policy, None if place is None else place.since)
         self._choose = choose
         self._note = note
-        self._on_wait = on_wait
+        self.on_wait = on_wait
+        self.limits: tuple[OverLimit, ...] = ()
         self._began = time.monotonic()
         self._deadline = None if wait is None else self._began + wait
         self.waiter = Waiter(state, self._turns, note=note, deadline=self._deadline, kept=place)
@@ -98,7 +105,8 @@ class Acquisition:
         self._vanished = 0
         self._contradicted: dict[str, str] = {}
         self._conflicts = 0
-        self._told: int | None = None
+        self._told: tuple[int, bool] | None = None
+        self._limited = False
         self._late = False
         self._again = False
         self._callers: OSError | None = None
@@ -158,7 +166,7 @@ class Acquisition:
                 if not self._late and self.waiter.still_behind(directory):
                     return None
                 self.waiter.forget()
-                self._turns.policy = rules()
+                self._follow_rules()
             self._contradicted.clear()
             self._doubtful.clear()
             self._kept.clear()
@@ -183,12 +191,23 @@ class Acquisition:
             self._state.close(directory)
         return lease
 
+    def _follow_rules(self) -> None:
+        """Go by the machine's rules as they are now.
+
+        Raises:
+            LimitError: When they do not give this user so much any more.
+        """
+        policy = rules()
+        if policy is not self._turns.policy:
+            self._want = permitted(self._asked, self._priority, policy)
+            self._turns.renew(self._want, policy)
+
     def _still_follows(self) -> bool:
         """Whether a thread of this process is still ahead of us, and nobody has to be told how the wait goes."""
         ticket = self.waiter.ticket
         if ticket and ticket.cancelled:
             raise self._cancelled()
-        return not self._late and not self._on_wait and self.waiter.follows()
+        return not self._late and not self.on_wait and self.waiter.follows()
 
     def sleep(self, cancel: Any) -> None:
         """Wait until it may be worth another attempt, and tell whoever wants to know how the wait goes.
@@ -209,17 +228,18 @@ class Acquisition:
 
     def tell(self) -> None:
         """Tell whoever wants to know how the wait goes."""
-        place = self.waiter.place
-        if self._on_wait and self.waiter.ticket and self._told != place:
-            self._told = place
+        now = self.waiter.place, self._limited
+        if self.on_wait and self.waiter.ticket and self._told != now:
+            self._told = now
             directory = self._state.open(make=True)
             try:
-                holders = self._holders(directory)
+                self.limits = self._turns.over_limits(directory, listings.read(directory), self._over)
+                holders = () if self._limited else self._holders(directory)
             except OSError as error:
                 raise self._state.fault(error) from error
             finally:
                 self._state.close(directory)
-            self._on_wait(place + 1, holders)
+            self.on_wait(self.waiter.place + 1, holders)
 
     def _cancelled(self) -> LeaseCancelledError:
         return LeaseCancelledError(f"the wait for {self._want.request or 'devices'} was cancelled")
@@ -250,6 +270,7 @@ class Acquisition:
     def _try(self, directory: int) -> tuple[Lease | None, bool]:
         """Look, choose and publish once; the second value says that it may be worth doing it again at once."""
         listing = listings.read(directory)
+        self._limited = False
         standing = self.waiter.stand(directory, listing)
         if listing.hidden and not self.waiter.ticket:
             listings.sweep(directory, listings.debris(directory, listing.hidden[:_SWEPT]))
@@ -258,10 +279,11 @@ class Acquisition:
         choice = self._select(directory, listing)
         if choice is None:
             return None, False
-        if self._turns.limited(directory, listing, self._over):
+        if self._turns.over_limits(directory, listing, self._over):
             self._count_out(directory, listing.leases)
             self._look_at_carriers(directory)
-            if self._turns.limited(directory, listing, self._over):
+            if self._turns.over_limits(directory, listing, self._over):
+                self._limited = True
                 return None, False
         if not choice:
             return Lease(self._state, new_nonce(), {}, {}, self._device_locks), False
@@ -419,7 +441,7 @@ class Acquisition:
             return False
         if not self.waiter.in_front(directory, listing, standing):
             return False
-        if self._turns.limited(directory, listing, self._over):
+        if self._turns.over_limits(directory, listing, self._over):
             return False
         if standing.over or self._over:
             dead = [lease.name for lease in listing.leases if lease.name in self._over and lease.understood]

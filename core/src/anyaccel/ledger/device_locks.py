@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from anyaccel.ledger import process
+from anyaccel.ledger.names import without_scope
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.model.extent import Extent
 
@@ -99,4 +100,5 @@ def describe(device: str, path: str) -> str:
     with contextlib.suppress(OSError):
         pid = process.lock_owner(os.stat(path))
     who = f"process {pid}" if pid else "a process that cannot be seen from here"
-    return f"{device} is in use outside of this ledger: {who} has locked {path}; it may keep its leases elsewhere, or know the device by another plug-in"
+    where = f"{who} has locked {path}; it may keep its leases elsewhere, or know the device by another plug-in"
+    return f"{without_scope(device)} is in use outside of this ledger: {where}"

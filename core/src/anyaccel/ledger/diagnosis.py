@@ -12,6 +12,7 @@ from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, fin
 from anyaccel.ledger.filesystem import file_system
 from anyaccel.ledger.listing import Listing, debris, read, states
 from anyaccel.ledger.lockfile import Life, look, obstacle
+from anyaccel.ledger.names import without_scope
 from anyaccel.ledger.places import MACHINE_WIDE, PRIVATE, VARIABLE, private_directories, private_places
 from anyaccel.ledger.record import clean, owner, user_name
 from anyaccel.ledger.usernamespace import outside
@@ -134,7 +135,7 @@ def _closed(state: StateDirectory, directory: int) -> Iterator[Finding]:
             with contextlib.suppress(OSError):
                 user = owner(os.stat(lease.name, dir_fd=directory, follow_symlinks=False))["user"]
                 file = f"{state.path}/{clean(lease.name)}"
-                message = f"{lease.device} counts as held by {user}, whose file {file} {reason}"
+                message = f"{without_scope(lease.device)} counts as held by {user}, whose file {file} {reason}"
                 fix = f"ask {user} to end what made it, or have root remove it"
                 yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
 

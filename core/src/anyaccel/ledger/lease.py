@@ -113,6 +113,11 @@ class Lease:
         return self._nonce.removeprefix(boot())
 
     @property
+    def path(self) -> str:
+        """The state directory that it is in."""
+        return self._state.path
+
+    @property
     def until(self) -> float | None:
         """When it ends at the latest, in seconds since the boot (``CLOCK_BOOTTIME``); None when it does not say."""
         return None if self._period.until is None else self._period.until / 1000

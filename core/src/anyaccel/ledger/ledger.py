@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from anyaccel.errors import LeaseNotFoundError, StateDirectoryError
@@ -18,6 +18,10 @@ from anyaccel.ledger.listing import Listing, read, states
 from anyaccel.ledger.lockfile import Life
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, records
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.policy import OverLimit
 
 _Found = TypeVar("_Found")
 
@@ -188,6 +192,32 @@ class Ledger:
 
         found = self._looked(lambda directory, listing: newcomers_place(directory, listing, want, priority))
         return found[0] if found else 0
+
+    def over_limits(self, want: Want, priority: int, *, only: Collection[str] | None = None) -> tuple[OverLimit, ...]:
+        """Return the limits of this user that stand in the way of a request that came now.
+
+        Args:
+            want: What it wants.
+            priority: The higher, the earlier.
+            only: Identities of the leases that count; all of them when None.
+
+        Raises:
+            ConfigurationError: When the machine's configuration cannot be trusted or understood.
+            StateDirectoryError: When the ledger cannot be read.
+        """
+        from anyaccel.ledger.turns import Turns, ended, rules
+
+        policy = rules()
+        if policy.plain:
+            return ()
+        turns = Turns(want, priority, policy)
+
+        def look(directory: int, listing: Listing) -> tuple[OverLimit, ...]:
+            others = {lease.name for lease in listing.leases if only is not None and lease.id not in only}
+            return turns.over_limits(directory, listing, ended(directory, listing) | others)
+
+        found = self._looked(look)
+        return found or policy.over_limits(turns.own, ())  # there may be no state directory yet
 
     def wanted(self, devices: frozenset[str]) -> frozenset[str]:
         """Those of some devices for which another process waits: a quick look for those who could give some back."""

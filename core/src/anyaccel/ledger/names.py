@@ -44,6 +44,7 @@ _NUMBER = slice(11, 27)
 _DEVICE = re.compile(rf"[ -~]{{1,{_LONGEST}}}")
 _VENDOR = r"(?P<vendor>[a-z][a-z0-9_]{0,31})"
 _OF_VENDOR = re.compile(rf"{_VENDOR}/(?P<id>.+)")
+_INNER = re.compile(r"([0-9a-f]{8}\|)?[0-9a-f]{12}\|")
 _PLAIN = re.compile(r"[0-9A-Za-z:@+_-]")
 _OWNER, _NONCE = r"(?P<pid>[0-9]{1,10})\.(?P<start>[0-9]{1,20})", r"(?P<boot>[0-9a-f]{8})(?P<id>[0-9a-f]{12})"
 _UNITS, _SLOTS = r"(?P<units>[0-9]{1,5})", r"(-(?P<slots>[0-9a-f]{1,8}))?"
@@ -161,6 +162,18 @@ def vendor_and_id(name: str) -> tuple[str, str]:
     """Read the name of a device in the ledger: its vendor and id, or nothing and the path of a physical part."""
     match = _OF_VENDOR.fullmatch(name)
     return (match["vendor"], match["id"]) if match else ("", name)
+
+
+def without_scope(name: str) -> str:
+    """The name of a device without what says of which machine or lease it is: ``vendor/id``, for people."""
+    vendor, own = vendor_and_id(name)
+    own = own.rpartition("|")[2]
+    return f"{vendor}/{own}" if vendor else own
+
+
+def is_inner(name: str) -> bool:
+    """Whether a device is a part of what a lease holds, as a worker with that lease sees it."""
+    return _INNER.match(vendor_and_id(name)[1]) is not None
 
 
 def encode(device: str, room: int = _ESCAPED_LENGTH) -> str:

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from anyaccel.ledger import process
 from anyaccel.ledger.listing import Listing, states
 from anyaccel.ledger.lockfile import Life, read_body
-from anyaccel.ledger.names import LeaseName, boot
+from anyaccel.ledger.names import LeaseName, boot, without_scope
 from anyaccel.ledger.usernamespace import unmapped
 from anyaccel.model import Value
 from anyaccel.model.device import UNITS_PER_DEVICE
@@ -84,7 +84,8 @@ class LeaseRecord(Value):
         words = f", {self.note or self.request!r}" if self.note or self.request else ""
         why = f"; {self.reason}" if self.reason else ""
         share = f" (with {self.through})" if self.through else share
-        return f"{self.device}{share} is held by {self.user} (process {self.pid or 'unknown'}{words}){why}"
+        name = without_scope(self.device)
+        return f"{name}{share} is held by {self.user} (process {self.pid or 'unknown'}{words}){why}"
 
 
 class TicketRecord(Value):
@@ -101,7 +102,7 @@ class TicketRecord(Value):
         seconds: How long it holds the devices at most; None when it does not say.
         starts: When it starts if everything lasts as long as it may, in seconds since 1970; None when nobody can tell.
         behind: How many of those ahead want one of the same devices.
-        limited: Whether it waits until its user holds less, as the machine's configuration has it.
+        limits: The limits of its user that are in its way, as the machine's configuration has them, a clause each.
         request: What it asks for, in its own words, like the two below.
         note: What for.
         command: Name of the program.
@@ -120,7 +121,7 @@ class TicketRecord(Value):
     seconds: float | None = None
     starts: float | None = None
     behind: int = 0
-    limited: bool = False
+    limits: tuple[str, ...] = ()
 
 
 def write_body(request: str, note: str, *, confined: bool = False, **more: Any) -> bytes:

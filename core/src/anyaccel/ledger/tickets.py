@@ -34,6 +34,8 @@ from anyaccel.ledger.record import TicketRecord, owner, read_object, read_words,
 from anyaccel.ledger.turns import (
     BODY_LIMIT,
     Turns,
+    bounded,
+    ended,
     holdings,
     lenient_rules,
     since_1970,
@@ -227,12 +229,15 @@ class Ticket:
 def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:
     """Describe those who wait, first to be served first."""
     now, clock, policy = process.monotonic_ns(), process.boot_seconds(), lenient_rules()
+    over = () if policy.plain else ended(directory, listing)
     looks = {name: look(directory, name) for name in listing.tickets}
     there = {name: file for name, (life, file) in looks.items() if life is not Life.OVER}
-    held = holdings(directory, listing)
+    held = holdings(directory, listing, over)
     waiting = {name: facts for name in there if (facts := waiting_of(directory, name))}
     order = list(waiting.values()) if policy.plain else policy.order(waiting.values(), held, clock)
-    starts = forecast([each for each in order if not policy.limited(each, held)], held, clock)
+    limits = {} if policy.plain else {each.key: policy.over_limits(each, held) for each in order}
+    unlimited = [each for each in order if not limits.get(each.key)]
+    starts = forecast(unlimited, held, clock)
     for position, facts in enumerate(order):
         name = str(facts.key)
         ticket, found = parse_ticket(name), there[name]
@@ -240,17 +245,19 @@ def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:
             continue
         words = read_words(read_body(directory, name, BODY_LIMIT))
         start = starts.get(name)
+        whose = owner(found)
+        user = "" if whose["uid"] == os.geteuid() else whose["user"]
         yield TicketRecord(
             id=ticket.id,
             priority=policy.priority(facts),
             pid=ticket.pid,
-            **owner(found),
+            **whose,
             waited=max(0, now - words["arrived"]) / 1e9,
             responsive=found is None or not _silent(found, now, position),
             seconds=facts.seconds,
             starts=None if start is None else since_1970(max(start, clock)),
-            behind=sum(facts.competes(other) for other in order[:position]),
-            limited=policy.limited(facts, held),
+            behind=sum(facts.competes(other) for other in order[:position] if not limits.get(other.key)),
+            limits=tuple(each.message(user) for each in limits.get(name, ())),
             request=words["request"],
             note=words["note"],
             command=words["command"],
@@ -310,21 +317,25 @@ def _forbid_writing(directory: int, name: str) -> bool:
 
 
 def newcomer_starts(directory: int, listing: Listing, want: Want) -> Iterator[float]:
-    """When somebody who came now would start if everything lasts as long as it may, in seconds since 1970, if known."""
+    """When a request that came now would start if everything lasts as long as it may, in seconds since 1970, if known.
+
+    When its user will hold less is not known.
+    """
     clock, policy = process.boot_seconds(), lenient_rules()
     held = holdings(directory, listing)
     there = [name for name in listing.tickets if look(directory, name)[0] is not Life.OVER]
     waiting = [facts for name in there if (facts := waiting_of(directory, name))]
-    own = Turns(want, 0, policy).own
+    own = Turns(bounded(want, policy), 0, policy).own
     order = policy.order([*waiting, own], held, clock)
-    start = forecast([each for each in order if each is own or not policy.limited(each, held)], held, clock)[own.key]
+    start = forecast([each for each in order if not policy.limited(each, held)], held, clock).get(own.key)
     if start is not None:
         yield since_1970(start)
 
 
 def newcomers_place(directory: int, listing: Listing, want: Want, priority: int) -> Iterator[int]:
     """How many must be waited for by somebody who came now, if any."""
-    standing = Line(Turns(want, priority, lenient_rules())).stand(directory, listing, None)
+    policy = lenient_rules()
+    standing = Line(Turns(bounded(want, policy), priority, policy)).stand(directory, listing, None)
     if standing.before is not None:
         yield standing.place
 

@@ -18,13 +18,13 @@ from anyaccel.configuration import Configuration
 from anyaccel.errors import ConfigurationError, LimitError
 from anyaccel.ledger import process
 from anyaccel.ledger.lease import Want
-from anyaccel.ledger.listing import Listing
-from anyaccel.ledger.lockfile import read_body
-from anyaccel.ledger.names import TicketName, hashes, parse_ticket
+from anyaccel.ledger.listing import Listing, states
+from anyaccel.ledger.lockfile import Life, read_body
+from anyaccel.ledger.names import TicketName, hashes, is_inner, parse_ticket
 from anyaccel.ledger.record import read_object
 from anyaccel.ledger.usernamespace import outside
-from anyaccel.model import UNITS_PER_DEVICE, replace
-from anyaccel.policy import PLAIN, Holding, Need, Policy, Waiting
+from anyaccel.model import replace
+from anyaccel.policy import PLAIN, Holding, Limits, Need, OverLimit, Policy, Waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,6 +56,12 @@ def own_user() -> int:
     return outside(os.geteuid())
 
 
+def bounded(want: Want, policy: Policy) -> Want:
+    """Return what is wanted with the time for which this user gets it: one that gives none gets the longest."""
+    longest = policy.limits_of(own_user()).seconds
+    return want if longest is None or want.seconds is not None else replace(want, seconds=longest)
+
+
 def permitted(want: Want, priority: int, policy: Policy) -> Want:
     """Say how long a request may hold what it wants; refuse what the user may never have.
 
@@ -69,24 +75,16 @@ def permitted(want: Want, priority: int, policy: Policy) -> Want:
     """
     if policy.plain:
         return want
-    limits = policy.limits_of(own_user())
-    units = sum(need.count * need.units for need in want.needs)
-    if limits.devices is not None and units > limits.devices * UNITS_PER_DEVICE:
-        raise _refusal(want, f"at most {limits.devices:g} at once", f"{units / UNITS_PER_DEVICE:g}", "devices")
-    if limits.priority is not None and priority > limits.priority:
-        raise _refusal(want, f"a priority of at most {limits.priority}", str(priority), "priority")
-    if limits.seconds is None or (want.seconds is not None and want.seconds <= limits.seconds):
-        return want
-    if want.seconds is not None:
-        raise _refusal(want, f"at most {limits.seconds:g} s", f"{want.seconds:g} s", "time")
-    return replace(want, seconds=limits.seconds)
-
-
-def _refusal(want: Want, rule: str, value: str, key: str) -> LimitError:
-    return LimitError(
-        f"{want.request or 'what was asked for'}: this machine gives you {rule} (got {value})",
-        hint=f"ask for less, or have the administrator change the limit {key!r} in {configuration.MACHINE_FILE}",
-    )
+    want = bounded(want, policy)
+    limits = [each for each in policy.over_limits(Turns(want, priority, policy).own, ()) if each.lasting]
+    if limits:
+        reasons = tuple(each.message() for each in limits)
+        raise LimitError(
+            f"{want.request or 'what was asked for'} can never fit: {'; '.join(reasons)}.",
+            reasons=reasons,
+            hint="\n".join(each.remedy for each in limits),
+        )
+    return want
 
 
 class Turns:
@@ -124,7 +122,13 @@ class Turns:
             seconds=want.seconds,
             needs=tuple(replace(need, among=hashes(_texts(need.among))) for need in want.needs),
             wants=hashes(want.candidates),
+            inner=any(map(is_inner, want.candidates)),
         )
+
+    def renew(self, want: Want, policy: Policy) -> None:
+        """Go on by other rules, which may give the request another time."""
+        self.want, self.policy = want, policy
+        vars(self).pop("own", None)
 
     @property
     def watches_all(self) -> bool:
@@ -153,17 +157,17 @@ class Turns:
             return False
         return self.policy.may_pass(self.own, waiting, holdings(directory, listing), process.boot_seconds())
 
-    def limited(self, directory: int, listing: Listing, over: Collection[str]) -> bool:
-        """Whether the user would hold more than it may.
+    def over_limits(self, directory: int, listing: Listing, over: Collection[str]) -> tuple[OverLimit, ...]:
+        """Return the limits of the user that stand in the way of the request.
 
         Args:
             directory: Descriptor of the state directory.
             listing: What is in it.
             over: Names of leases that are over.
         """
-        if self.policy.plain or self.policy.limits_of(self.own.user).devices is None:
-            return False
-        return self.policy.limited(self.own, holdings(directory, listing, over))
+        if self.policy.plain or self.policy.limits_of(self.own.user) == Limits():
+            return ()
+        return self.policy.over_limits(self.own, holdings(directory, listing, over))
 
     def _as(self, own: str | None) -> Waiting:
         """The request under the name that it has in line."""
@@ -176,6 +180,8 @@ def ticket_words(want: Want, since: float) -> dict[str, Any]:
     words: dict[str, Any] = {"since": round(since, 3)}
     if want.seconds is not None:
         words["seconds"] = want.seconds
+    if any(map(is_inner, want.candidates)):
+        words["inner"] = True
     if want.needs:
         words["needs"] = [
             [need.count, need.units, None if need.among == want.candidates else sorted(hashes(_texts(need.among)))]
@@ -225,6 +231,7 @@ def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
         seconds=seconds,
         needs=tuple(_needs(words.get("needs"), wants or frozenset())),
         wants=wants,
+        inner=words.get("inner") is True,
     )
 
 
@@ -273,9 +280,15 @@ def holdings(directory: int, listing: Listing, over: Collection[str] = ()) -> li
                 user=user,
                 until=None if until is None else until / 1000,
                 passed=None if passed is None else passed / 1000,
+                inner=is_inner(lease.device),
             )
         )
     return found
+
+
+def ended(directory: int, listing: Listing) -> frozenset[str]:
+    """Names of leases that are over and have been left behind."""
+    return frozenset(name for name, state in states(directory, listing.leases).items() if state.life is Life.OVER)
 
 
 @lru_cache(maxsize=4096)

@@ -40,6 +40,8 @@ class ReasonCode(Enum):
     """Each term fits, and all of them at once do not."""
     TAKEN = "taken"
     """Devices are held by somebody."""
+    LIMIT = "limit"
+    """The machine's configuration does not give this user so much, or not while the user holds what it holds."""
     WAITING_BEHIND = "waiting-behind"
     """Requests for the same devices came first."""
 
@@ -98,8 +100,12 @@ class Verdict(Value):
 
     @property
     def cpu(self) -> bool:
-        """Whether the request runs on the CPU instead, since it can never fit and accepts that."""
-        return self.request.else_cpu and not self.ever_fits
+        """Whether the request runs on the CPU instead, since it can never fit and accepts that.
+
+        A limit of its user is no reason to do so: what is over it is refused.
+        """
+        limited = any(reason.code is ReasonCode.LIMIT for reason in self.reasons)
+        return self.request.else_cpu and not self.ever_fits and not limited
 
     @property
     def message(self) -> str:

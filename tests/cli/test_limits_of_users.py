@@ -1,0 +1,132 @@
+"""Limits of the machine's configuration: six commands and calls give one answer about them, for a real user.
+
+The machine is one of its own, as in tests/support/users.py: the configuration lies where it lies everywhere.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to write a configuration and act as a user")
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "support" / "users.py"
+MACHINE = "--declare GPU=4"
+
+# What the configuration says, what the user holds, what is asked for, the answer, and the exit status.
+LIMITS = {
+    "devices, reached": ("[limits]\ndevices = 2", 2, ("1",), "you are at your limit of 2 devices", 4),
+    "devices, in part": (
+        "[limits]\ndevices = 2", 1, ("2",), "you hold 1 device, and 2 more are over your limit of 2", 4,
+    ),
+    "devices, never": ("[limits]\ndevices = 1", 0, ("2",), "2 devices are over your limit of 1", 3),
+    "devices of a user": (
+        "[limits]\ndevices = 8\n[users.bob]\ndevices = 0.5", 0, ("1",), "1 device is over your limit of 0.5", 3,
+    ),
+    "time": ("[limits]\ntime = '30s'", 0, ("1", "--time 1h"), "a time of 1h is over your limit of 30s", 3),
+    "priority": ("[limits]\npriority = 0", 0, ("1", "--priority 5"), "a priority of 5 is over your limit of 0", 3),
+}  # fmt: skip
+
+ACQUIRE = """
+import sys, anyaccel
+count, *words = sys.argv[1:]
+terms = {word.strip("-"): {"1h": 3600, "5": 5}[value] for word, value in zip(words[::2], words[1::2])}
+try:
+    anyaccel.acquire(f"declared:{count}", declare={"GPU": 4}, wait=0, **terms)
+except anyaccel.PlacementError as error:
+    print(f"anyaccel: {error}")
+    assert [each.code.value for each in error.verdict.reasons] == ["limit"]
+    sys.exit(error.exit_code)
+"""
+
+
+def of_users(commands, users=("bob",)):
+    """Have users type commands on a machine of several users; the exit status and output of each."""
+    given = {
+        "users": {name: 61_201 + number for number, name in enumerate(users)},
+        "keep": sorted({str(ROOT), sys.prefix, sys.base_prefix}),
+        "environ": {
+            "PATH": f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LANG": "C.UTF-8",
+            "PYTHONUNBUFFERED": "1",
+            "ACQUIRE": ACQUIRE,
+        },
+        "check": "python -c 'import anyaccel'",
+        "commands": [("root", "mkdir -m 1777 /run/anyaccel && mkdir -p /etc/anyaccel"), *commands],
+    }
+    inner = ["bash", "-c", '"$@"; exit $?', "bash", sys.executable, str(SCRIPT)]  # bash reaps what users leave behind
+    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", *inner]
+    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, timeout=280, check=False)
+    if done.stderr.startswith("unshare:"):
+        pytest.skip(f"no namespaces can be made here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    if "skip" in answer:
+        pytest.skip(answer["skip"])
+    return [tuple(result) for result in answer["results"][1:]]
+
+
+def in_background(command):
+    """A command that goes on beside what is typed next, once it has said something."""
+    return f"rm -f said; {command} 2>said & echo $! >pid; until [ -s said ]; do sleep 0.05; done; cat said"
+
+
+def configure(text):
+    return "root", f"printf '%s' \"{text}\" >/etc/anyaccel/config.toml"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("limit", LIMITS)
+def test_six_commands_and_calls_give_one_answer_about_a_limit(limit):
+    configuration, holds, (count, *terms), answer, status = LIMITS[limit]
+    asked = f"declared:{count} {MACHINE} {' '.join(terms)}"
+    waiting = in_background(f"anyaccel run {asked} -- true")
+    rest = 4 - holds
+    typed = {
+        # A request that waits when the limit comes. It is stopped, so that 'queue' is asked before it notices.
+        "bob holds": ("bob", f"anyaccel hold declared:{holds} {MACHINE}" if holds else "true"),
+        "root holds": ("root", f"anyaccel hold declared:{rest} {MACHINE} >lease"),
+        "waits": ("bob", f"{waiting}; kill -STOP $(cat pid)"),
+        "configured": configure(configuration),
+        "queue": ("bob", "anyaccel queue"),
+        "queue --json": ("bob", "anyaccel queue --json"),
+        "released": ("root", "anyaccel release $(cat lease)"),
+        "goes on": ("bob", "kill -CONT $(cat pid); " + ("wait; cat said; false" if status == 3 else "kill $(cat pid)")),
+        "why": ("bob", f"anyaccel why {asked}"),
+        "why --json": ("bob", f"anyaccel why {asked} --json"),
+        "run": ("bob", waiting if status == 4 else f"anyaccel run {asked} -- true"),
+        "run --no-wait": ("bob", f"anyaccel run {asked} --no-wait -- true"),
+        "run --json": ("bob", f"anyaccel run {asked} --no-wait --json -- true"),
+        "acquire": ("bob", f'python -c "$ACQUIRE" {count} {" ".join(terms)}'),
+        "select": ("bob", f"anyaccel select {asked}"),
+        "select --json": ("bob", f"anyaccel select {asked} --json"),
+    }
+    done = dict(zip(typed, of_users(typed.values()), strict=True))
+    verdict = f"declared:{count} {'does not fit now' if status == 4 else 'can never fit'}: {answer}."
+    refused = {"why": "", "run --no-wait": "anyaccel: ", "acquire": "anyaccel: "}
+    if status == 3:
+        refused |= {"run": "anyaccel: ", "select": "anyaccel: "}
+    for call, prefix in refused.items():
+        assert (done[call][0], done[call][1].splitlines()[0]) == (status, prefix + verdict), call
+    if status == 4:
+        assert done["run"] == (0, f"anyaccel: waiting, place 1 in line: {answer}\n")
+        assert done["select"][0] == 0  # it says what would serve, whoever holds it
+        assert f"anyaccel: {verdict}\n" in done["select"][1]
+        assert json.loads(done["select --json"][1])["limits"] == [answer]
+    else:
+        assert f"anyaccel: {verdict}\n" in done["goes on"][1]
+        assert json.loads(done["select --json"][1])["error"]["message"] == verdict
+    assert re.search(rf"  {re.escape(answer)}$", done["queue"][1], re.MULTILINE), done["queue"]
+    assert [ticket["reason"] for ticket in json.loads(done["queue --json"][1])["tickets"]] == [answer]
+    for call in ("why --json", "run --json"):
+        found = json.loads(done[call][1])
+        found = found.get("error", found)
+        reasons = [(reason["code"], reason["message"]) for reason in found["reasons"]]
+        assert (found["message"], reasons) == (verdict, [("limit", answer)]), call
+        assert (found["fits_now"], found["ever_fits"]) == (False, status == 4)
+    assert not re.search(r"[0-9a-f]{8}\|", json.dumps(done))
