@@ -1,8 +1,8 @@
 """Build every distribution of this workspace: an sdist each, and the wheel that is made from it; then check them all.
 
-    python scripts/build.py [--out DIR] [VENDOR ...]
+    python scripts/build.py [--out DIR] [NAME ...]
 
-Without names it builds the core and all plug-ins. It needs ``build``, ``hatchling`` and ``twine``, which
+Without names it builds the core, all plug-ins and all extras. It needs ``build``, ``hatchling`` and ``twine``, which
 ``tox -e build`` brings.
 """
 
@@ -17,18 +17,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-VENDORS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
+FOLDERS = {"core": ROOT / "core"} | {
+    path.parent.name: path.parent
+    for kind in ("plugins", "extras")
+    for path in sorted(ROOT.glob(f"{kind}/*/pyproject.toml"))
+}
+"""The folder of each distribution."""
 VERSION_FILE = ROOT / "core" / "src" / "anyaccel" / "_version.py"
-
-
-def folder(name: str) -> Path:
-    """The folder of a distribution: that of the core for ``core``, else that of a plug-in."""
-    return ROOT / "core" if name == "core" else ROOT / "plugins" / name
 
 
 def build(name: str, out: Path) -> None:
     """Build the sdist, and the wheel from it."""
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, folder(name)]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, FOLDERS[name]]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{name} cannot be built:\n{done.stdout}{done.stderr}")
@@ -65,12 +65,12 @@ def faults(out: Path, names: Sequence[str]) -> Iterator[str]:
 def main() -> None:
     """Build, check, and say what was built."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="VENDOR", help="what to build instead of all; 'core' is the core")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="what to build instead of all, such as 'core'")
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where to put it (default: dist)")
     args = parser.parse_args()
-    names = args.names or ["core", *VENDORS]
-    if unknown := set(names) - {"core", *VENDORS}:
-        parser.error(f"there is no plug-in {', '.join(sorted(unknown))}; there are {', '.join(VENDORS)}")
+    names = args.names or list(FOLDERS)
+    if unknown := set(names) - FOLDERS.keys():
+        parser.error(f"there is no distribution {', '.join(sorted(unknown))}; there are {', '.join(FOLDERS)}")
     args.out.mkdir(parents=True, exist_ok=True)
     for name in names:
         package = "anyaccel" if name == "core" else f"anyaccel_{name}"

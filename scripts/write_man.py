@@ -1,18 +1,18 @@
-"""Write the man pages of core/man from the same declarations as the commands' help. A test compares.
+"""Write the man pages of each distribution from the same declarations as the commands' help. A test compares.
 
 python scripts/write_man.py
 """
 
 import argparse
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
+from anyaccel import extras
 from anyaccel._version import __version__
 from anyaccel.cli import parser as cli
 from anyaccel.cli.arguments import Parser
 
-MAN = Path(__file__).parent.parent / "core" / "man"
+ROOT = Path(__file__).parent.parent
 FILES = (
     ("/etc/anyaccel/config.toml", "settings of the machine, for all users; root's alone to write"),
     ("~/.config/anyaccel/config.toml", "defaults of your own; 'anyaccel config --template user' prints one"),
@@ -54,7 +54,7 @@ def examples(module: object) -> Iterator[str]:
 
 def page(name: str) -> str:
     """The page of a command."""
-    module = import_module(f"anyaccel.cli.{name}")
+    module = cli.module_of(name)
     parser = Parser(prog=f"anyaccel {name}", add_help=False)
     module.add_arguments(parser)
     title, listed = parser.listed or ("", {})
@@ -87,14 +87,21 @@ def index() -> str:
     return "\n".join(lines) + "\n"
 
 
-def pages() -> dict[str, str]:
-    """Every page, by the name of its file."""
-    return {"anyaccel.1": index()} | {f"anyaccel-{name}.1": page(name) for name in cli.COMMANDS}
+def place(name: str) -> Path:
+    """The file of a command's page, in the folder of the distribution that brings the command."""
+    extra = extras.COMMANDS.get(name)
+    return (ROOT / "extras" / extra if extra else ROOT / "core") / "man" / f"anyaccel-{name}.1"
+
+
+def pages() -> dict[Path, str]:
+    """Every page, by its file."""
+    return {ROOT / "core" / "man" / "anyaccel.1": index()} | {place(name): page(name) for name in cli.COMMANDS}
 
 
 if __name__ == "__main__":
-    MAN.mkdir(exist_ok=True)
-    for old in MAN.glob("*.1"):
+    made = pages()
+    for old in {old for folder in {path.parent for path in made} for old in folder.glob("*.1")}:
         old.unlink()
-    for file, text in pages().items():
-        (MAN / file).write_text(text, encoding="utf-8")
+    for path, text in made.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")

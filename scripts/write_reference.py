@@ -10,7 +10,6 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from types import FunctionType
 
@@ -27,7 +26,7 @@ REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 def commands() -> Iterator[str]:
     """Every command with its own arguments."""
     for name, summary in cli.COMMANDS.items():
-        module = import_module(f"anyaccel.cli.{name}")
+        module = cli.module_of(name)
         parser = Parser(add_help=False)
         module.add_arguments(parser)
         yield f"### anyaccel {name}"

@@ -60,7 +60,7 @@ ROOMS = {
     "integrations": "model errors probe inventory scheduler launcher pool",
     "exports": "model errors probe vendors inventory scheduler",
 }
-"""What each room may import, for types too, besides itself, ``text`` and what begins with ``_``. The rest may import all."""
+"""What each room may import, for types too, besides itself, ``text`` and what begins with ``_``; the rest, all."""
 FOR_TYPES = {"errors": "model scheduler ledger"}
 """What errors carry is of rooms that come later; it is imported for type checkers alone."""
 LAST_ROOMS = ("testing", "cli", "__init__", "__main__")

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import anyaccel
+import anyaccel_testing
 import pytest
-from anyaccel import kit, plugin, testing
+from anyaccel import kit, plugin
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -64,7 +65,7 @@ def test_each_public_name_of_the_package_has_one_place():
 
 
 @pytest.mark.parametrize(
-    ("module", "page"), [(plugin, "hooks.md"), (kit, "kit.md"), (testing, "conformance.md")], ids=str
+    ("module", "page"), [(plugin, "hooks.md"), (kit, "kit.md"), (anyaccel_testing, "conformance.md")], ids=str
 )
 def test_each_public_name_for_authors_has_a_place(module, page):
     here = {name.removeprefix(f"{module.__name__}.") for name in DIRECTIVES if name.startswith(f"{module.__name__}.")}

@@ -16,6 +16,7 @@ from anyaccel.vendors.plugin import REQUIRED
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
+SOURCES = [path for folder in ("core", "extras/*") for path in sorted(ROOT.glob(f"{folder}/src/**/*.py"))]
 HOOKS = [name for name in vars(hookspecs) if name.startswith("anyaccel_")]
 
 
@@ -53,7 +54,7 @@ def test_every_question_to_the_machine_is_described():
 
 
 def test_every_variable_of_ours_is_described():
-    sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("core/src/anyaccel/**/*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in SOURCES]
     used = {name for text in sources for name in re.findall(r"\bANYACCEL_[A-Z][A-Z_]*[A-Z]\b", text)}
     described = set(re.findall(r"^\| `(ANYACCEL_[A-Z_]+)` \|", page("environment.md"), re.MULTILINE))
     assert used == described
@@ -75,7 +76,7 @@ def keys(value):
 
 
 def test_every_schema_is_described():
-    sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("core/src/anyaccel/cli/*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in SOURCES]
     printed = {name for text in sources for name in re.findall(r"print_json\(\s*\"(\w+/\d+)\"", text)}
     described = re.findall(r"^## anyaccel\.(\S+)$", page("json.md"), re.MULTILINE)
     assert sorted(described) == sorted(printed)

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.xdist_group("packaging"), pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="session")
 def bin_of_user(dist, tmp_path_factory):
-    """An environment in which somebody installed anyaccel[nvidia,tpu] from that folder, and nothing else."""
+    """An environment in which a user installed anyaccel[nvidia,tpu] from that folder, and nothing else."""
     where = tmp_path_factory.mktemp("user") / "venv"
     venv.create(where, with_pip=True)
     pip = [where / "bin" / "python", "-m", "pip", "install", "--quiet", "--find-links", dist]
@@ -32,8 +32,8 @@ def bare(bin_of_user, tmp_path):
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("ANYACCEL_", "PYTHON"))}
     environ["ANYACCEL_STATE_DIR"] = str(tmp_path / "state")  # what others hold on this machine does not matter
 
-    def run(command, *arguments):
-        return check(bin_of_user / command, *arguments, cwd=tmp_path, env=environ)
+    def run(command, *arguments, **more):
+        return check(bin_of_user / command, *arguments, cwd=tmp_path, env={**environ, **more})
 
     return run
 
@@ -93,8 +93,20 @@ def test_extras_bring_the_plugins_that_were_asked_for(bare):
     ]
 
 
-def test_an_installed_plugin_is_checked_on_the_recordings_that_it_brings(bare):
-    document = json.loads(bare("anyaccel", "check", "tpu", "--json"))
+def test_a_command_that_is_not_installed_names_the_extra_that_brings_it(bare, bin_of_user):
+    for command, extra in (("check", "testing"), ("new", "testing"), ("ray", "ray")):
+        done = subprocess.run([bin_of_user / "anyaccel", command], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.splitlines()[-1] == f"anyaccel: pip install 'anyaccel[{extra}]'"
+    shown = bare("anyaccel", "--help")
+    assert "'new' (anyaccel[testing])" in " ".join(shown.split())
+    assert "\n  new " not in shown
+
+
+def test_an_installed_plugin_is_checked_on_the_recordings_that_it_brings(bare, bin_of_user, dist):
+    pip = [bin_of_user / "python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--find-links", dist]
+    check(*pip, "--target", bin_of_user.parent / "suite", "anyaccel-testing", env=QUIET)
+    document = json.loads(bare("anyaccel", "check", "tpu", "--json", PYTHONPATH=bin_of_user.parent / "suite"))
     machines = {result["machine"] for result in document["results"] if result["check"] == "C07"}
     assert (document["passed"], machines) == (True, {path.name for path in ROOT.glob("plugins/tpu/recordings/*")})
 
@@ -102,7 +114,7 @@ def test_an_installed_plugin_is_checked_on_the_recordings_that_it_brings(bare):
 @pytest.mark.full
 def test_all_is_installed_from_a_folder_without_a_network(dist, tmp_path):
     """What a machine without a network needs is in one folder: what was built, and what that depends on."""
-    wanted = f"anyaccel[{','.join(VENDORS)}]"
+    wanted = f"anyaccel[{','.join((*VENDORS, 'testing'))}]"
     house = tmp_path / "house"
     pip = [sys.executable, "-m", "pip"]
     check(*pip, "download", "--quiet", "--dest", house, "--find-links", dist, wanted, env=QUIET)

@@ -11,7 +11,12 @@ ROOT = Path(__file__).parents[2]
 INSTALLED = ["nvidia", "tpu"]
 # Those that are installed below, and at full length all.
 VENDORS = length(INSTALLED, sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")))
-FOLDERS = {"anyaccel": ROOT / "core"} | {f"anyaccel_{vendor}": ROOT / "plugins" / vendor for vendor in VENDORS}
+EXTRAS = sorted(path.parent.name for path in ROOT.glob("extras/*/pyproject.toml"))
+FOLDERS = (
+    {"anyaccel": ROOT / "core"}
+    | {f"anyaccel_{vendor}": ROOT / "plugins" / vendor for vendor in VENDORS}
+    | {f"anyaccel_{extra}": ROOT / "extras" / extra for extra in EXTRAS}
+)
 QUIET = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
 
 
