@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 from anyaccel.errors import CommandNotFoundError, EnforcementError, UsageError
 from anyaccel.launcher import limits
-from anyaccel.launcher.start import start
+from anyaccel.launcher.start import start_marked
 from waiting import until
 
 GIB = 1 << 30
@@ -425,7 +425,7 @@ def test_a_real_group_is_made_entered_and_removed(kernel):
     with open(f"{group.path}/hugetlb.2MB.max", encoding="ascii") as file:
         assert file.read() == f"{6 << 20}\n"
     command = "cat /proc/self/cgroup; exec sleep 60"
-    with start(["sh", "-c", command], (), group, stdout=subprocess.PIPE, text=True) as process:
+    with start_marked(["sh", "-c", command], (), group, stdout=subprocess.PIPE, text=True) as process:
         lines = iter(process.stdout.readline, "")
         assert next(line for line in lines if line.startswith("0::")) == f"0::{group.path.removeprefix(kernel)}\n"
         assert limits.remove(group) == ""

@@ -12,13 +12,56 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
+    from anyaccel.cli.cancel import cancel_by_id as cancel_by_id
+    from anyaccel.cli.devices_table import Row as Row
+    from anyaccel.cli.devices_table import laid_out as laid_out
+    from anyaccel.cli.devices_table import megahertz as megahertz
+    from anyaccel.cli.devices_table import since as since
+    from anyaccel.cli.devices_table import used_of as used_of
+    from anyaccel.cli.options import add_command as add_command
+    from anyaccel.cli.options import add_launch as add_launch
+    from anyaccel.cli.options import add_memory as add_memory
+    from anyaccel.cli.options import add_request as add_request
+    from anyaccel.cli.options import add_signal as add_signal
+    from anyaccel.cli.options import add_time as add_time
+    from anyaccel.cli.options import add_wait as add_wait
+    from anyaccel.cli.options import machine_options as machine_options
     from anyaccel.cli.options import survey as survey
+    from anyaccel.cli.options import time_limit as time_limit
+    from anyaccel.cli.options import wait_options as wait_options
+    from anyaccel.cli.quantities import add_grace as add_grace
+    from anyaccel.cli.quantities import duration as duration
     from anyaccel.cli.quantities import whole as whole
+    from anyaccel.cli.run import acquire_devices as acquire_devices
+    from anyaccel.cli.run import become_command as become_command
+    from anyaccel.cli.run import confine as confine
+    from anyaccel.cli.status import INTERVAL as INTERVAL
+    from anyaccel.cli.status import add_looks as add_looks
 else:
     __all__, __getattr__, __dir__ = face(
-        __name__, {"anyaccel.cli.options": ("survey",), "anyaccel.cli.quantities": ("whole",)}
+        __name__,
+        {
+            "anyaccel.cli.cancel": ("cancel_by_id",),
+            "anyaccel.cli.devices_table": ("Row", "laid_out", "megahertz", "since", "used_of"),
+            "anyaccel.cli.options": (
+                "add_command",
+                "add_launch",
+                "add_memory",
+                "add_request",
+                "add_signal",
+                "add_time",
+                "add_wait",
+                "machine_options",
+                "survey",
+                "time_limit",
+                "wait_options",
+            ),
+            "anyaccel.cli.quantities": ("add_grace", "duration", "whole"),
+            "anyaccel.cli.run": ("acquire_devices", "become_command", "confine"),
+            "anyaccel.cli.status": ("INTERVAL", "add_looks"),
+        },
     )
-    __all__ += ["main", "output", "program"]
+    __all__ += ["main", "output", "program", "sample"]
 
 VERSION = (["--version"], ["-V"])
 """Arguments that ask for the version, and stand alone."""

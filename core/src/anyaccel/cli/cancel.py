@@ -61,7 +61,7 @@ def _cancel_all(
     failed: AnyaccelError | None = None
     for each in named:
         try:
-            done[each] = cancel(ledger, each, grace=args.grace)
+            done[each] = cancel_by_id(ledger, each, grace=args.grace)
         except AnyaccelError as error:
             if args.all and isinstance(error, LeaseNotFoundError):  # it has ended with another one
                 continue
@@ -90,7 +90,7 @@ def _own(ledger: Ledger) -> list[str]:
     return found
 
 
-def cancel(ledger: Ledger, what: str, *, grace: float | None = None) -> str:
+def cancel_by_id(ledger: Ledger, what: str, *, grace: float | None = None) -> str:
     """Cancel a job, a wait or a lease, by its identity; returns what to say about it.
 
     Args:

@@ -5,11 +5,19 @@ from anyaccel._faces import face
 __all__, __getattr__, __dir__ = face(
     __name__,
     {
-        "anyaccel.launcher.command": ("become", "run"),
+        "anyaccel.launcher.bind": ("bound",),
+        "anyaccel.launcher.capacity": ("capacity",),
+        "anyaccel.launcher.command": ("become", "not_started", "run"),
+        "anyaccel.launcher.detached": ("JOB_NAME", "exit_status_of", "start_detached"),
         "anyaccel.launcher.environment": ("WorkerEnvironment", "worker_environment"),
-        "anyaccel.launcher.hold": ("Hold", "acquire", "acquire_async", "leases", "why"),
+        "anyaccel.launcher.hold": ("Hold", "acquire", "acquire_async", "leases", "take_async", "why"),
         "anyaccel.launcher.launch": ("KnownNames", "Launch", "open_scheduler", "prepare", "validate"),
         "anyaccel.launcher.rendezvous": ("Rendezvous",),
+        "anyaccel.launcher.setup": ("write_whole",),
+        "anyaccel.launcher.signals": ("GRACE_SECONDS", "reap", "signal_carriers", "signal_group"),
+        "anyaccel.launcher.start": ("check_program", "start_marked"),
+        "anyaccel.launcher.usage": ("Usage",),
         "anyaccel.launcher.use": ("Use", "refuse_if_loaded"),
     },
 )
+__all__ += ["time_limit"]

@@ -15,7 +15,7 @@ from anyaccel.launcher.hold import take
 from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.sandbox import Enforce, Sandbox, confines, sandbox_for
 from anyaccel.launcher.signals import GRACE_SECONDS, signal_carriers
-from anyaccel.launcher.start import Group, becoming, check, start
+from anyaccel.launcher.start import Group, becoming, check_program, start_marked
 from anyaccel.launcher.time_limit import TimeLimit, check_early
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.mark import Mark
@@ -171,7 +171,7 @@ def _complete(
         options["stdin"] = subprocess.PIPE
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    popen = partial(start, command, mark, environment.group, **options)
+    popen = partial(start_marked, command, mark, environment.group, **options)
     with bound(environment.allocation.processors):
         started = popen() if sandbox is None else sandbox.start(popen)
     with started as process:
@@ -306,7 +306,7 @@ def entering(program: str, group: Group | None, environ: Mapping[str, str]) -> l
     if group is None:
         return []
     try:
-        check(program, environ)
+        check_program(program, environ)
     except OSError as error:
         raise not_started(program, error) from error
     return becoming(program, (), group)

@@ -16,7 +16,7 @@ from anyaccel.launcher.bind import Bind, bound
 from anyaccel.launcher.busy import Foreign
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.launch import Launch, choice_of, local_scheduler, remembered, survey
-from anyaccel.launcher.start import start
+from anyaccel.launcher.start import start_marked
 from anyaccel.launcher.usage import Usage, end, end_at_exit
 from anyaccel.launcher.waits import describe_wait, holder, log_wait, note_own, other_threads, own_leases
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, OnWait, Want
@@ -120,7 +120,7 @@ class Hold:
             options["env"] = dict(self.environ)
         environment = self.launch.environment
         with bound(environment.allocation.processors):
-            return start(command, self._started, environment.group, **options)
+            return start_marked(command, self._started, environment.group, **options)
 
     def release(self) -> None:
         """Give the devices back, those of :meth:`popen` once that has ended; does nothing the second time."""

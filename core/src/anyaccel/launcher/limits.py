@@ -85,7 +85,7 @@ def limited(made: WorkerEnvironment, memory: int | None = None, *, direct: bool 
     """Make the group of a worker that is about to be started.
 
     Whoever starts it puts it there first, and removes the group when it is gone: see :func:`enter`, :func:`remove` and
-    :func:`anyaccel.launcher.start.start`.
+    :func:`anyaccel.launcher.start.start_marked`.
 
     Args:
         made: The environment of the worker. Its ``regions`` are limited where the kernel lets us, else its shares stay

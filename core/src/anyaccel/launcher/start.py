@@ -53,7 +53,7 @@ class Group(Value):
     before: tuple[str, ...] = ()
 
 
-def start(
+def start_marked(
     command: Sequence[str] | str, mark: Mark, group: Group | None = None, **options: Any
 ) -> subprocess.Popen[Any]:
     """Start a command like :class:`subprocess.Popen`, so that it carries a mark with all that it starts.
@@ -75,7 +75,7 @@ def start(
     program = options.pop("executable", None)
     if options.pop("shell", False):
         program, arguments = program or "/bin/sh", ["/bin/sh", "-c", *arguments]
-    check(program or arguments[0], options.get("env"), options.get("cwd"))
+    check_program(program or arguments[0], options.get("env"), options.get("cwd"))
     if (tool := _prlimit()) and program in (None, arguments[0]) and group is None:
         value = limit(mark)
         before = [tool, f"--locks={value}:{value}", "--"]
@@ -104,7 +104,7 @@ def _prlimit() -> str | None:
     return shutil.which("prlimit")
 
 
-def check(program: str, environ: Mapping[str, str] | None = None, directory: str | None = None) -> None:
+def check_program(program: str, environ: Mapping[str, str] | None = None, directory: str | None = None) -> None:
     """Raise what :class:`subprocess.Popen` would raise for a program that cannot be started.
 
     Raises:

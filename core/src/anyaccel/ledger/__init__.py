@@ -9,7 +9,9 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.ledger.directory": ("find",),
         "anyaccel.ledger.lease": ("Lease", "Place", "Want"),
         "anyaccel.ledger.ledger": ("Ledger",),
+        "anyaccel.ledger.names": ("boot",),
         "anyaccel.ledger.process": ("descriptors",),
-        "anyaccel.ledger.record": ("LeaseRecord", "TicketRecord"),
+        "anyaccel.ledger.record": ("LeaseRecord", "TicketRecord", "pid_namespace"),
     },
 )
+__all__ += ["journal", "mark", "process"]

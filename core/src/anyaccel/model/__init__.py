@@ -13,6 +13,7 @@ from anyaccel.model.device import (
 )
 from anyaccel.model.extent import ANY_SLOTS, DIVIDED, NOTHING, Extent, format_slots, slot_mask, slot_numbers
 from anyaccel.model.inventory import Inventory, VendorReport, VendorState, parts_of
+from anyaccel.model.labels import write_labels
 from anyaccel.model.observation import (
     ContainerEdits,
     DeviceProcess,
@@ -69,4 +70,5 @@ __all__ = [
     "replace",
     "slot_mask",
     "slot_numbers",
+    "write_labels",
 ]

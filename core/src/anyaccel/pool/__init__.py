@@ -10,7 +10,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.pool.broker": ("PROCESSORS", "Broker", "broker_of"),
         "anyaccel.pool.call": ("BrokenPoolError", "Call", "Options"),
         "anyaccel.pool.core": ("Core",),
-        "anyaccel.pool.engine": ("Engine", "Setting"),
+        "anyaccel.pool.engine": ("Engine", "Setting", "find_engine"),
         "anyaccel.pool.gang": ("GangFuture", "ranked"),
         "anyaccel.pool.launching": ("CPU",),
         "anyaccel.pool.payload": ("Pickled", "dumps", "loads"),

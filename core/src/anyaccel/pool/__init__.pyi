@@ -9,6 +9,7 @@ from anyaccel.pool.call import Options as Options
 from anyaccel.pool.core import Core as Core
 from anyaccel.pool.engine import Engine as Engine
 from anyaccel.pool.engine import Setting as Setting
+from anyaccel.pool.engine import find_engine as find_engine
 from anyaccel.pool.gang import GangFuture as GangFuture
 from anyaccel.pool.gang import ranked as ranked
 from anyaccel.pool.launching import CPU as CPU

@@ -21,13 +21,9 @@ from functools import partial
 
 from anyaccel.configuration import user_directory
 from anyaccel.errors import AnyaccelError, JobNotFoundError, JobStateError, LeaseNotFoundError, UsageError
-from anyaccel.launcher.setup import write_whole
-from anyaccel.launcher.signals import GRACE_SECONDS
-from anyaccel.ledger import Ledger, process
-from anyaccel.ledger.names import boot
-from anyaccel.ledger.record import pid_namespace
-from anyaccel.model import Value, replace
-from anyaccel.model.wire import decode, encode
+from anyaccel.launcher import GRACE_SECONDS, write_whole
+from anyaccel.ledger import Ledger, boot, pid_namespace, process
+from anyaccel.model import Value, decode, encode, replace
 
 STATES = ("waiting", "running", "done", "failed", "timeout", "cancelled", "lost")
 LIVE = ("waiting", "running")

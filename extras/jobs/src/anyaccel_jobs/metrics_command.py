@@ -7,16 +7,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import anyaccel
-from anyaccel.cli import output
-from anyaccel.cli.options import machine_options
-from anyaccel.cli.sample import health, look
+from anyaccel.cli import machine_options, output
+from anyaccel.cli import sample as samples
 from anyaccel.errors import UsageError
 from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Stats, Value, VendorState
 from anyaccel.text import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from anyaccel.cli.sample import Leases, Sample
+    from anyaccel.cli import sample as samples
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 FRESH_SECONDS = 2.0
@@ -70,10 +69,10 @@ def main(args: argparse.Namespace) -> int:
 
 def page(args: argparse.Namespace) -> str:
     """What the machine is like now, as a document."""
-    return render(families(look(anyaccel.detect(**machine_options(args)), timeout=args.probe_timeout)))
+    return render(families(samples.look(anyaccel.detect(**machine_options(args)), timeout=args.probe_timeout)))
 
 
-def families(sample: Sample) -> Iterator[Family]:
+def families(sample: samples.Sample) -> Iterator[Family]:
     """All metrics of a machine at one moment. What nobody can tell has no sample: what is held is left out, not 0."""
     inventory = sample.inventory
     devices = [(device, _labels(device), sample.stats(device)) for device in inventory.devices]
@@ -100,7 +99,7 @@ def families(sample: Sample) -> Iterator[Family]:
     yield _gauge(
         "hw_status", "", "Whether the device is in a state.",
         (
-            (labels | {"hw_state": word}, health(device, seen)[0] is state)
+            (labels | {"hw_state": word}, samples.health(device, seen)[0] is state)
             for device, labels, seen in devices
             for state, word in _STATES.items()
         ),
@@ -131,7 +130,7 @@ def _gauge(name: str, unit: str, text: str, samples: Iterable[tuple[Labels, floa
     return Family(name=name, kind="gauge", unit=unit, help=text, samples=known)
 
 
-def _held(devices: Sequence[tuple[Device, Labels, Stats]], leases: Leases) -> Iterator[Family]:
+def _held(devices: Sequence[tuple[Device, Labels, Stats]], leases: samples.Leases) -> Iterator[Family]:
     held: list[tuple[Labels, list[int]]] = []
     for device, labels, _ in devices:
         by_user: dict[str, list[int]] = {}

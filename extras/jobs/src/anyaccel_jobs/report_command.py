@@ -6,10 +6,9 @@ import argparse
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from anyaccel.cli import output
-from anyaccel.cli.quantities import duration
+from anyaccel.cli import duration, output
 from anyaccel.errors import AnyaccelError
-from anyaccel.ledger.journal import Entry, Used, read
+from anyaccel.ledger import journal
 from anyaccel.model import UNITS_PER_DEVICE, Value, replace
 from anyaccel.text import elapsed, memory
 
@@ -74,7 +73,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     now = time.time()
     since = now - args.since
-    entries = [part for entry in read(since=since) if (part := clipped(entry, since, now))]
+    entries = [part for entry in journal.read(since=since) if (part := clipped(entry, since, now))]
     if args.plot:
         _write(args.plot, entries, since, now)
     rows = summarize(entries, args.by)
@@ -109,7 +108,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def clipped(entry: Entry, since: float, until: float) -> Entry | None:
+def clipped(entry: journal.Entry, since: float, until: float) -> journal.Entry | None:
     """The part of a use that lies in a period; None when there is none. How devices fared is that of the whole."""
     began, ended = max(entry.began, since), min(entry.ended, until)
     if ended < began:
@@ -119,9 +118,9 @@ def clipped(entry: Entry, since: float, until: float) -> Entry | None:
     return replace(entry, began=began, ended=ended, held=min(entry.held, whole or entry.held) * share)
 
 
-def summarize(entries: Iterable[Entry], by: str) -> list[Row]:
+def summarize(entries: Iterable[journal.Entry], by: str) -> list[Row]:
     """Add up uses by what they have in common, those with the most device hours first."""
-    groups: dict[str, list[tuple[Entry, Sequence[Used]]]] = {}
+    groups: dict[str, list[tuple[journal.Entry, Sequence[journal.Used]]]] = {}
     for entry in entries:
         for name, devices in _parts(entry, by):
             groups.setdefault(name, []).append((entry, devices))
@@ -129,18 +128,20 @@ def summarize(entries: Iterable[Entry], by: str) -> list[Row]:
     return sorted(rows, key=lambda row: (-row.device_seconds, row.name))
 
 
-def _parts(entry: Entry, by: str) -> list[tuple[str, Sequence[Used]]]:
+def _parts(entry: journal.Entry, by: str) -> list[tuple[str, Sequence[journal.Used]]]:
     """The groups that a use belongs to, with the devices that count there."""
     if by == "user":
         return [(entry.user, entry.devices)]
     if by == "job":
         return [(f"{entry.user}: {entry.note or entry.program or entry.request or '-'}", entry.devices)]
-    name: Callable[[Used], str] = (lambda used: used.device) if by == "device" else (lambda used: used.type or "-")
+    name: Callable[[journal.Used], str] = (
+        (lambda used: used.device) if by == "device" else (lambda used: used.type or "-")
+    )
     names = dict.fromkeys(map(name, entry.devices))
     return [(each, [used for used in entry.devices if name(used) == each]) for each in names]
 
 
-def _row(name: str, uses: Sequence[tuple[Entry, Sequence[Used]]], *, apart: bool) -> Row:
+def _row(name: str, uses: Sequence[tuple[journal.Entry, Sequence[journal.Used]]], *, apart: bool) -> Row:
     """Add up.
 
     Args:
@@ -202,7 +203,7 @@ def _print_csv(rows: Sequence[Row], by: str) -> None:
     output.print_lines(file.getvalue().splitlines())
 
 
-def _write(path: str, entries: Sequence[Entry], since: float, until: float) -> None:
+def _write(path: str, entries: Sequence[journal.Entry], since: float, until: float) -> None:
     from anyaccel_jobs.timeline import picture
 
     try:

@@ -31,15 +31,14 @@ def main(args: argparse.Namespace) -> int | None:
     if not args.detach:
         return None
     from anyaccel.errors import UsageError
-    from anyaccel.launcher.command import not_started
-    from anyaccel.launcher.start import check
+    from anyaccel.launcher import check_program, not_started
 
     from anyaccel_jobs.jobs_command import detach
 
     if not args.command:
         raise UsageError("a command to run must follow '--', as in: anyaccel run --detach GPU:1 -- python train.py")
     try:
-        check(args.command[0])
+        check_program(args.command[0])
     except OSError as error:
         raise not_started(args.command[0], error) from error
     return detach(args, args.command, lambda supervisor: _supervise(args, supervisor))
@@ -47,8 +46,7 @@ def main(args: argparse.Namespace) -> int | None:
 
 def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
     """Wait for the devices, run the command, and write down what happens."""
-    from anyaccel.cli.options import time_limit
-    from anyaccel.cli.run import acquire_devices, become_command, confine
+    from anyaccel.cli import acquire_devices, become_command, confine, time_limit
     from anyaccel.vendors import close
 
     with acquire_devices(args, waits=lambda: supervisor.begin("waiting", grace=args.grace), stays=True) as hold:

@@ -13,13 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError
-from anyaccel.launcher.detached import JOB_NAME, exit_status_of, start_detached
-from anyaccel.launcher.signals import reap, signal_carriers, signal_group
-from anyaccel.launcher.time_limit import TimeLimit, message, say_at_end
-from anyaccel.ledger import process
-from anyaccel.ledger.mark import Mark
-from anyaccel.ledger.names import boot
-from anyaccel.ledger.record import pid_namespace
+from anyaccel.launcher import JOB_NAME, exit_status_of, reap, signal_carriers, signal_group, start_detached, time_limit
+from anyaccel.ledger import boot, pid_namespace, process
+from anyaccel.ledger import mark as marks
 from anyaccel.model import replace
 
 from anyaccel_jobs import jobs
@@ -75,12 +71,14 @@ class Supervisor:
         """
         if self.job.id:
             if state == "timeout":
-                say_at_end(message(self.job.time_limit or 0.0), self.job.log)
+                time_limit.say_at_end(time_limit.message(self.job.time_limit or 0.0), self.job.log)
             state = state or ("failed" if status else "done")
             self.job = replace(self.job, state=state, status=status, ended=time.time())
             jobs.write(self.job)
 
-    def supervise(self, become: Callable[[], int], mark: Mark, limit: TimeLimit | None = None) -> tuple[int, str]:
+    def supervise(
+        self, become: Callable[[], int], mark: marks.Mark, limit: time_limit.TimeLimit | None = None
+    ) -> tuple[int, str]:
         """Run a function that becomes the command in a child, and wait for its end.
 
         SIGTERM and SIGINT are passed on to the command's process group and mean that the job is cancelled; the second
@@ -222,7 +220,7 @@ class _Alarm:
         log: Path of the log, where that is told.
     """
 
-    def __init__(self, limit: TimeLimit | None, mark: Mark, log: str) -> None:
+    def __init__(self, limit: time_limit.TimeLimit | None, mark: marks.Mark, log: str) -> None:
         self._limit = limit
         self._mark = mark
         self._log = log
@@ -241,7 +239,7 @@ class _Alarm:
         if number != signal.SIGALRM or self._limit is None or not self._early:
             return False
         self._early = False
-        say_at_end(self._limit.send_early(self._mark), self._log)
+        time_limit.say_at_end(self._limit.send_early(self._mark), self._log)
         self._set()
         return True
 
@@ -261,7 +259,7 @@ def _start(become: Callable[[], int]) -> int:
     return child
 
 
-def _end_carriers(mark: Mark, asked: set[int], *, kill: bool) -> set[int] | None:
+def _end_carriers(mark: marks.Mark, asked: set[int], *, kill: bool) -> set[int] | None:
     """Ask each process that carries a job's mark to end, once, or kill it; those that there are, None when unknown."""
     if kill:
         return signal_carriers([mark], signal.SIGKILL)

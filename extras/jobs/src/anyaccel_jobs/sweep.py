@@ -21,16 +21,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError, NotFreeError, UsageError
-from anyaccel.launcher.bind import bound
-from anyaccel.launcher.command import not_started
-from anyaccel.launcher.hold import Hold, take_async
-from anyaccel.launcher.signals import GRACE_SECONDS, signal_carriers, signal_group
-from anyaccel.launcher.start import start
-from anyaccel.launcher.time_limit import STATUS, EarlySignal, TimeLimit, say_at_end
-from anyaccel.ledger import Ledger
+from anyaccel.launcher import (
+    GRACE_SECONDS,
+    Hold,
+    bound,
+    not_started,
+    signal_carriers,
+    signal_group,
+    start_marked,
+    take_async,
+    time_limit,
+)
+from anyaccel.ledger import Ledger, process
 from anyaccel.ledger import mark as marks
-from anyaccel.ledger.mark import Mark
-from anyaccel.ledger.process import prctl
 from anyaccel.model import Inventory, Request, Value
 from anyaccel.text import shown
 
@@ -38,7 +41,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from anyaccel.launcher.usage import Usage
+    from anyaccel.launcher import Usage
 
 JOB_LOG = "jobs.tsv"
 COLUMNS = ("Seq", "Host", "Starttime", "JobRuntime", "Send", "Receive", "Exitval", "Signal", "Command")
@@ -370,7 +373,7 @@ class Setting(Value):
     stop_on_error: bool = False
     grace: float = GRACE_SECONDS
     time: float | None = None
-    early: EarlySignal | None = None
+    early: time_limit.EarlySignal | None = None
     memory: str | None = None
     wait: Mapping[str, Any]
 
@@ -413,7 +416,7 @@ class Sweep:
         self._stopped = 0
         self._asked = 0
         self._error: AnyaccelError | None = None
-        self._left_over: list[Mark] = []
+        self._left_over: list[marks.Mark] = []
         self._ledger = Ledger.open()
 
     def run(self) -> int:
@@ -426,12 +429,12 @@ class Sweep:
             AnyaccelError: When devices cannot be got.
         """
         with contextlib.suppress(OSError):
-            prctl(_SET_CHILD_SUBREAPER, 1)  # what a command leaves behind becomes our child, and is seen
+            process.prctl(_SET_CHILD_SUBREAPER, 1)  # what a command leaves behind becomes our child, and is seen
         try:
             asyncio.run(self._main())
         finally:
             with contextlib.suppress(OSError):
-                prctl(_SET_CHILD_SUBREAPER, 0)
+                process.prctl(_SET_CHILD_SUBREAPER, 0)
         if self._stopped:
             return 128 + self._stopped
         if self._error is not None:
@@ -541,7 +544,7 @@ class Sweep:
         try:
             lease = hold.lease
             with bound(hold.allocation.processors):
-                process = start(
+                process = start_marked(
                     command, lease.mark if lease else (), hold.launch.environment.group,
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                     env=dict(hold.environ), pass_fds=hold.fds, start_new_session=True,
@@ -567,8 +570,8 @@ class Sweep:
             self._over.discard(process.pid)
             if limit is not None and timed_out:
                 self._timed_out.add(hold)
-                status = status or (0 if number_of_signal else STATUS)
-                say_at_end(limit.message, path)
+                status = status or (0 if number_of_signal else time_limit.STATUS)
+                time_limit.say_at_end(limit.message, path)
         size = os.fstat(log).st_size
         os.close(log)
         return Ended(
@@ -576,11 +579,13 @@ class Sweep:
             seconds=time.monotonic() - clock, output_bytes=size, log=path, timed_out=timed_out,
         )  # fmt: skip
 
-    def _begin_limit(self) -> TimeLimit | None:
+    def _begin_limit(self) -> time_limit.TimeLimit | None:
         setting = self._setting
-        return None if setting.time is None else TimeLimit.begin(setting.time, setting.grace, setting.early)
+        return None if setting.time is None else time_limit.TimeLimit.begin(setting.time, setting.grace, setting.early)
 
-    def _limit(self, limit: TimeLimit | None, pid: int, mark: Mark, log: str) -> list[asyncio.TimerHandle]:
+    def _limit(
+        self, limit: time_limit.TimeLimit | None, pid: int, mark: marks.Mark, log: str
+    ) -> list[asyncio.TimerHandle]:
         """Ask a command to end once its time is over, and kill it after the grace; returns what does that.
 
         Args:
@@ -599,7 +604,7 @@ class Sweep:
         ]
         if limit.early is not None:
             before = limit.seconds - limit.early.seconds
-            timers.append(loop.call_later(before, lambda: say_at_end(limit.send_early(mark), log)))
+            timers.append(loop.call_later(before, lambda: time_limit.say_at_end(limit.send_early(mark), log)))
         return timers
 
     def _intact(self, hold: Hold) -> bool:
@@ -631,7 +636,7 @@ class Sweep:
             hold.lease.leave_to(hold.lease.mark)
         hold.unlimit()
 
-    def _orphans(self, wanted: Sequence[Mark]) -> list[int]:
+    def _orphans(self, wanted: Sequence[marks.Mark]) -> list[int]:
         """Living processes with some marks that have become our children; those that have ended are reaped."""
         found = []
         for pid in _children():
@@ -666,7 +671,7 @@ class Sweep:
             signal_group(pid, number)
         signal_carriers(self._marks(), number, spare=lambda pid: os.getpgid(pid) in self._running)
 
-    def _marks(self) -> list[Mark]:
+    def _marks(self) -> list[marks.Mark]:
         return [hold.lease.mark for hold in self._holds if hold.lease]
 
     async def _end_leftover(self) -> None:

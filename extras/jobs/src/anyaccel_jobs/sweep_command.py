@@ -17,22 +17,22 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 
 import anyaccel
-from anyaccel.cli import output
-from anyaccel.cli.options import (
+from anyaccel.cli import (
     add_command,
+    add_grace,
     add_launch,
     add_memory,
     add_request,
     add_signal,
     add_time,
     add_wait,
+    output,
     survey,
     wait_options,
+    whole,
 )
-from anyaccel.cli.quantities import add_grace, whole
 from anyaccel.errors import AnyaccelError, TaskTimeoutError, UsageError
-from anyaccel.launcher.capacity import capacity
-from anyaccel.launcher.time_limit import check_early
+from anyaccel.launcher import capacity, time_limit
 from anyaccel.model import replace
 from anyaccel.text import elapsed
 
@@ -114,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _engine(name: str) -> str:
     """The name of an engine that is installed."""
-    from anyaccel.pool.engine import find_engine
+    from anyaccel.pool import find_engine
 
     find_engine(name)
     return name
@@ -128,7 +128,7 @@ def main(args: argparse.Namespace) -> int:
         if name in each:
             raise UsageError(f"--each gives {name!r} twice; separate its values by commas")
         each[name] = values
-    check_early(args.signal, args.time)
+    time_limit.check_early(args.signal, args.time)
     if args.address is not None and args.engine == "local":
         raise UsageError("--address belongs to --engine ray and --engine dask")
     commands = Commands(args.command or (), each, None if args.source is None else _lines(args.source))
@@ -182,7 +182,7 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
                 stop_on_error=args.stop_on_error,
                 grace=args.grace,
                 time=args.time,
-                early=check_early(args.signal, args.time),
+                early=time_limit.check_early(args.signal, args.time),
                 memory=args.memory,
                 wait=wait_options(args),
             )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from html import escape
 
-from anyaccel.ledger.journal import Entry
+from anyaccel.ledger import journal
 from anyaccel.model import UNITS_PER_DEVICE
 from anyaccel.text import printable
 
@@ -18,7 +18,7 @@ _BUSY, _IDLE = 0.85, 0.3
 """How strong the colour is: devices that were held idle are pale."""
 
 
-def picture(entries: Sequence[Entry], since: float, until: float) -> str:
+def picture(entries: Sequence[journal.Entry], since: float, until: float) -> str:
     """Draw a row for each device and a bar for each use, in a colour for each user.
 
     Args:

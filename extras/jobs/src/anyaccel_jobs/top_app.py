@@ -12,15 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import anyaccel
-from anyaccel.cli import output
+from anyaccel.cli import Row, cancel_by_id, laid_out, megahertz, output, since, used_of
 from anyaccel.cli import sample as samples
-from anyaccel.cli.cancel import cancel
-from anyaccel.cli.devices_table import Row, laid_out, megahertz, since, used_of
-from anyaccel.cli.sample import Holder, Sample
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, TicketRecord
-from anyaccel.model import Device, replace
-from anyaccel.model.labels import write_labels
+from anyaccel.model import Device, replace, write_labels
 from anyaccel.text import cells, memory, padded, printable
 from rich.text import Text
 from textual.app import App, ComposeResult
@@ -241,13 +237,17 @@ class Top(App[None]):
     """
 
     def __init__(
-        self, look: Callable[[], Sample], look_for_jobs: Callable[[], tuple[Job, ...]] = tuple, *, interval: float = 2.0
+        self,
+        look: Callable[[], samples.Sample],
+        look_for_jobs: Callable[[], tuple[Job, ...]] = tuple,
+        *,
+        interval: float = 2.0,
     ) -> None:
         super().__init__()
         self._look = look
         self._look_for_jobs = look_for_jobs
         self._interval = interval
-        self._sample: Sample | None = None
+        self._sample: samples.Sample | None = None
         self._jobs: tuple[Job, ...] = ()
         self._reasons = samples.Reasons()
         self._history: dict[str, deque[float | None]] = {}
@@ -308,7 +308,7 @@ class Top(App[None]):
             if self.is_running:
                 raise
 
-    def _rows(self, sample: Sample, *, ask: bool) -> list[tuple[str, list[str]]]:
+    def _rows(self, sample: samples.Sample, *, ask: bool) -> list[tuple[str, list[str]]]:
         """What is shown of those who wait, by ticket."""
         return [
             (
@@ -325,7 +325,7 @@ class Top(App[None]):
             for place, ticket in enumerate(sample.tickets, start=1)
         ]
 
-    def _took(self, sample: Sample, jobs: tuple[Job, ...], waiting: list[tuple[str, list[str]]]) -> None:
+    def _took(self, sample: samples.Sample, jobs: tuple[Job, ...], waiting: list[tuple[str, list[str]]]) -> None:
         if sample is not self._sample:
             for device in sample.inventory.devices:
                 own = self._history.setdefault(device.id, deque(maxlen=_HISTORY))
@@ -340,7 +340,7 @@ class Top(App[None]):
         self._told = text
         self._draw()
 
-    def _shown(self, sample: Sample) -> list[Device]:
+    def _shown(self, sample: samples.Sample) -> list[Device]:
         """The devices, filtered and sorted."""
         wanted = self._filter.lower()
         found = [
@@ -506,7 +506,7 @@ class Top(App[None]):
 
         def work() -> None:
             try:
-                told = cancel(Ledger.open(), key)
+                told = cancel_by_id(Ledger.open(), key)
             except AnyaccelError as error:
                 told = f"{error} {error.hint}".strip()
             self._from_thread(self._tell, told)
@@ -515,7 +515,7 @@ class Top(App[None]):
         self.run_worker(work, thread=True, group="end")
 
 
-def device_details(device: Device, sample: Sample, room: int) -> list[Line]:
+def device_details(device: Device, sample: samples.Sample, room: int) -> list[Line]:
     """All that is known of a device: facts, health, who uses it, what it is linked to."""
     seen = sample.stats(device)
     is_now, reason, remedy = samples.health(device, seen)
@@ -560,7 +560,7 @@ def _facts(facts: Sequence[tuple[str, str]], room: int) -> list[Line]:
     return found
 
 
-def _of_lease(holder: Holder) -> str:
+def _of_lease(holder: samples.Holder) -> str:
     return f"lease {holder.lease}  for {since(holder.since)}  {holder.note}" if holder.lease else ""
 
 

@@ -6,10 +6,8 @@ import argparse
 import os
 
 import anyaccel
-from anyaccel.cli import output
+from anyaccel.cli import INTERVAL, add_looks, machine_options, output, survey
 from anyaccel.cli import sample as samples
-from anyaccel.cli.options import machine_options, survey
-from anyaccel.cli.status import INTERVAL, add_looks
 from anyaccel.errors import AnyaccelError, UsageError
 
 TYPE_CHECKING = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 
 from anyaccel.cli import output
-from anyaccel.launcher.time_limit import STATUS, written
+from anyaccel.launcher import time_limit
 
 from anyaccel_jobs.jobs import Job, find, list_ids, wait
 from anyaccel_jobs.jobs_command import describe
@@ -44,10 +44,10 @@ def main(args: argparse.Namespace) -> int:
 def _how(job: Job) -> str:
     """Say what its exit status does not tell of a job; empty for nothing."""
     if job.state == "timeout":
-        return f"reached its time limit of {written(job.time_limit or 0)}"
+        return f"reached its time limit of {time_limit.written(job.time_limit or 0)}"
     return {"cancelled": "was cancelled", "lost": "is lost"}.get(job.state, "")
 
 
 def _status(job: Job) -> int:
     """The exit status for a job that has not ended well: one that is lost has none of its own."""
-    return STATUS if job.state == "timeout" else job.status or 1
+    return time_limit.STATUS if job.state == "timeout" else job.status or 1
