@@ -10,7 +10,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-COMMANDS = {"check": "testing", "new": "testing", "ray": "ray"}
+COMMANDS = {
+    "top": "jobs", "sweep": "jobs", "jobs": "jobs", "logs": "jobs", "wait": "jobs", "report": "jobs", "metrics": "jobs",
+    "check": "testing", "new": "testing", "ray": "ray",
+}  # fmt: skip
 """Extras by the command that they bring."""
 ENGINES = {"dask": "dask", "ray": "ray"}
 """Extras by the engine that they bring."""
