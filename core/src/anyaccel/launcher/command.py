@@ -10,12 +10,12 @@ from functools import partial
 
 from anyaccel.errors import CommandNotFoundError, CommandNotRunnableError, UsageError
 from anyaccel.launcher.bind import Bind, bound, put
-from anyaccel.launcher.environment import WorkerEnvironment
+from anyaccel.launcher.environment import Group, WorkerEnvironment
 from anyaccel.launcher.hold import take
 from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.sandbox import Enforce, Sandbox, confines, sandbox_for
 from anyaccel.launcher.signals import GRACE_SECONDS, signal_carriers
-from anyaccel.launcher.start import Group, becoming, check_program, start_marked
+from anyaccel.launcher.start import becoming, check_program, start_marked
 from anyaccel.launcher.time_limit import TimeLimit, check_early
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.mark import Mark

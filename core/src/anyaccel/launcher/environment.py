@@ -12,7 +12,6 @@ from anyaccel.errors import EnvConflictError, PluginError
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
 from anyaccel.launcher import caps
 from anyaccel.launcher.bind import Bind, near
-from anyaccel.launcher.start import Group
 from anyaccel.model import (
     AGREEMENT,
     Allocation,
@@ -39,6 +38,18 @@ DEVICES_VARIABLE = "ANYACCEL_DEVICES"
 _ENCODER = json.JSONEncoder(default=partial(plain, without=("links",)), separators=(",", ":"))
 HIDE_SECONDS = 0.4
 """Time for a vendor whose devices nobody asked for to say how they are hidden."""
+
+
+class Group(Value):
+    """A cgroup that was made for a worker.
+
+    Attributes:
+        path: Its directory.
+        before: A program, with its arguments, that brings a process to where it may enter; empty where it may already.
+    """
+
+    path: str
+    before: tuple[str, ...] = ()
 
 
 class WorkerEnvironment(Value):

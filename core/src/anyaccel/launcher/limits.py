@@ -16,9 +16,8 @@ from collections.abc import Collection, Iterator, Mapping
 
 from anyaccel.errors import AnyaccelError, EnforcementError, UsageError
 from anyaccel.inventory.memory import MADE
-from anyaccel.launcher.environment import WorkerEnvironment, amended
+from anyaccel.launcher.environment import Group, WorkerEnvironment, amended
 from anyaccel.launcher.launch import prepare
-from anyaccel.launcher.start import Group
 from anyaccel.ledger.process import exists
 from anyaccel.model import Finding, Grant, Inventory, Severity, replace
 from anyaccel.probe import HOST

@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from anyaccel.ledger.mark import Mark, limit
-from anyaccel.model import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from typing import Any
+
+    from anyaccel.launcher.environment import Group
 
 _BECOME = (
     "import os,resource,signal,sys\n"
@@ -39,18 +40,6 @@ _BECOME = (
     " os.write(2,f'{program}: {error.strerror}\\n'.encode())\n"
     " os._exit(127 if error.errno==2 else 126)\n"
 )
-
-
-class Group(Value):
-    """A cgroup that was made for a worker.
-
-    Attributes:
-        path: Its directory.
-        before: A program, with its arguments, that brings a process to where it may enter; empty where it may already.
-    """
-
-    path: str
-    before: tuple[str, ...] = ()
 
 
 def start_marked(

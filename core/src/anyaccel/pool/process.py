@@ -28,7 +28,7 @@ from anyaccel.pool.proc import ending
 from anyaccel.pool.reactor import Timer, reactor
 
 if TYPE_CHECKING:
-    from anyaccel.launcher.start import Group
+    from anyaccel.launcher.environment import Group
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.ledger import Lease
 
