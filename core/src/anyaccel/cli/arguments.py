@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from anyaccel import extras
 from anyaccel.cli import output
 from anyaccel.cli.parser import EPILOG, HELP, PASSES_ON, UNCONFIGURED, add_common, columns, defaults
 from anyaccel.errors import UsageError
@@ -73,6 +74,8 @@ class Parser(argparse.ArgumentParser):
             from difflib import get_close_matches
 
             option = unknown.split(" ")[0].partition("=")[0]
+            if option in extras.OPTIONS:
+                raise extras.not_installed(f"the option {option}", extras.OPTIONS[option])
             close = get_close_matches(option, self._option_string_actions, n=1, cutoff=0.75)
             message += f"; did you mean {close[0]}?" if close else ""
             if any(action.dest == "cmd" for action in self._actions):
