@@ -99,4 +99,5 @@ def describe(device: str, path: str) -> str:
     with contextlib.suppress(OSError):
         pid = process.lock_owner(os.stat(path))
     who = f"process {pid}" if pid else "a process that cannot be seen from here"
-    return f"{device} is in use outside of this ledger: {who} has locked {path}; it may keep its leases elsewhere, or know the device by another plug-in"
+    elsewhere = "it may keep its leases elsewhere, or know the device by another plug-in"
+    return f"{device} is in use outside of this ledger: {who} has locked {path}; {elsewhere}"
