@@ -161,7 +161,7 @@ def test_an_answer_that_is_too_large_says_so(install, acme, record):
     assert reason == "it answered 20.0 MB, and an answer may have 8.4 MB."
 
 
-def test_equal_ids_of_two_vendors_harm_nobody(install, acme, record):
+def test_devices_with_equal_ids_of_two_vendors_are_listed_apart_and_not_given(install, acme, record):
     install(
         "twin",
         HEAD.replace("bad", "twin")
@@ -171,10 +171,11 @@ def test_equal_ids_of_two_vendors_harm_nobody(install, acme, record):
     assert [device.id for device in inventory.devices] == ["acme/acme-s0", "acme/acme-s1", "twin/acme-s0"]
     assert [report.problem for report in inventory.vendors] == [None, None]
     assert inventory.devices[2].links == {"twin/b": 1}
-    made = aa.prepare("acme:2", inventory=inventory).environment
-    assert made.values["ACME_VISIBLE"] == "acme-s0,acme-s1"
-    with aa.acquire("twin:1", inventory=inventory, wait=0), aa.acquire("acme:2", inventory=inventory, wait=0) as hold:
-        assert [device.id for device in hold.devices] == ["acme/acme-s0", "acme/acme-s1"]
+    assert [device.usable for device in inventory.devices] == [False, True, False]
+    made = aa.prepare("acme:1", inventory=inventory).environment
+    assert made.values["ACME_VISIBLE"] == "acme-s1"
+    with pytest.raises(aa.NeverFitsError, match="the plug-ins acme and twin both list id acme-s0"):
+        aa.acquire("twin:1", inventory=inventory, wait=0)
 
 
 def test_an_unhealthy_device_is_listed_with_its_reason(acme, record):

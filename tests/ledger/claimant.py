@@ -18,7 +18,6 @@ import threading
 import time
 
 from anyaccel.ledger import Ledger, Want, acquisition, tickets
-from anyaccel.ledger.device_locks import DeviceLock  # noqa: F401 - what tests write
 from anyaccel.model import NOTHING, Extent
 
 PATIENCE = 60.0
@@ -144,6 +143,8 @@ def serve(connection):
 
 
 PRELUDE = """
+from anyaccel.ledger.device_locks import DeviceLock
+
 def open_ledger(path):
     global ledger
     ledger = Ledger.open({"ANYACCEL_STATE_DIR": path})

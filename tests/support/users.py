@@ -42,6 +42,7 @@ def make_machine(users: dict[str, int], keep: list[str]) -> None:
         if hidden is not None and not any(hidden.startswith(f"{each}/") for each in empty):
             empty.setdefault(hidden, 0o755)
     for path, mode in sorted(empty.items()):
+        os.makedirs(path, exist_ok=True)  # one below /tmp has just been covered
         mount("none", path, "tmpfs", options=f"mode={mode:o}")
     mount("none", "/etc", "tmpfs", options="mode=755")
     subprocess.run(["tar", "-C", "/etc", "-x"], input=etc, check=True)
