@@ -271,3 +271,31 @@ def test_the_configuration_becomes_the_rules():
 def test_the_order_without_rules_is_that_of_priority_and_arrival(plain):
     found = Policy(plain=plain).order([waiting(1), waiting(2, priority=1), waiting(3)], [], 0.0)
     assert [each.number for each in found] == [2, 1, 3]
+
+
+def test_a_limit_says_what_is_over_it_and_the_way_out():
+    rules = Policy(limits=Limits(devices=2, seconds=5400.0, priority=1), plain=False)
+    held = [Holding(device="a", user=5), Holding(device="b", units=5000, user=5), Holding(device="c", user=6)]
+
+    def said(count, user=5, held=held, **more):
+        return [each.message() for each in rules.over_limits(waiting(1, count, user=user, **more), held)]
+
+    assert said(1) == ["you hold 1.5 devices, and 1 more is over your limit of 2"]
+    assert said(1, held=[*held, Holding(device="b", units=5000, user=5)]) == ["you are at your limit of 2 devices"]
+    assert said(1, held=[*held, Holding(device="x", user=5, inner=True)], inner=True) == []
+    assert said(1, user=6) == said(9, user=0) == []
+    assert said(3, seconds=3.5 * 3600, priority=2) == [
+        "3 devices are over your limit of 2",
+        "a time of 3h30m is over your limit of 1h30m",
+        "a priority of 2 is over your limit of 1",
+    ]
+    now, (never,) = rules.over_limits(waiting(1, user=5), held)[0], rules.over_limits(waiting(1, 3, user=6), [])
+    assert now.message("ada") == "ada holds 1.5 devices, and 1 more is over ada's limit of 2"
+    assert now.remedy == "'anyaccel status' lists your leases, and 'anyaccel release LEASE' ends one"
+    assert never.message("ada") == "3 devices are over ada's limit of 2"
+    assert never.remedy == (
+        "ask for 2 devices at most; the administrator can raise 'devices' in /etc/anyaccel/config.toml"
+    )
+    (nothing,) = Policy(limits=Limits(devices=0), plain=False).over_limits(waiting(1, user=5), [])
+    assert nothing.message() == "1 device is over your limit of 0"
+    assert nothing.remedy == "the administrator can raise 'devices' in /etc/anyaccel/config.toml"

@@ -130,3 +130,38 @@ def test_six_commands_and_calls_give_one_answer_about_a_limit(limit):
         assert (found["message"], reasons) == (verdict, [("limit", answer)]), call
         assert (found["fits_now"], found["ever_fits"]) == (False, status == 4)
     assert not re.search(r"[0-9a-f]{8}\|", json.dumps(done))
+
+
+TWICE = """
+import anyaccel
+from anyaccel.errors import DeadlockError
+held = anyaccel.acquire("declared:1", declare={"GPU": 4})
+try:
+    anyaccel.run("declared:1", ["true"], declare={"GPU": 4})
+except DeadlockError as error:
+    print(error.verdict.reasons[0].message)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_limit_counts_what_a_user_holds_once_and_not_for_other_users():
+    inner = f"anyaccel run declared:1 {MACHINE} --no-wait -- echo inside"
+    waiting = in_background(f"anyaccel run declared:1 {MACHINE} -- true")
+    typed = {
+        "configured": configure("[limits]\ndevices = 1"),
+        "inside": ("bob", f"anyaccel run declared:1 {MACHINE} -- {inner}"),
+        "twice": ("bob", f"python -c '{TWICE}'"),
+        "held": ("bob", f"anyaccel hold declared:1 {MACHINE}"),
+        "waits": ("bob", waiting),
+        "queue": ("alice", "anyaccel queue"),
+        "why": ("alice", f"anyaccel why declared:1 {MACHINE}"),
+        "run": ("alice", f"anyaccel run declared:1 {MACHINE} --no-wait -- echo served"),
+        "root": ("root", f"anyaccel run declared:3 {MACHINE} --no-wait -- echo served"),
+    }
+    done = dict(zip(typed, of_users(typed.values(), users=("alice", "bob")), strict=True))
+    assert done["inside"] == (0, "inside\n")
+    assert done["twice"] == (0, "you are at your limit of 1 device\n")
+    assert done["waits"] == (0, "anyaccel: waiting, place 1 in line: you are at your limit of 1 device\n")
+    assert done["queue"][1].splitlines()[1].endswith("  bob is at the limit of 1 device")
+    assert done["why"] == (0, "declared:1 fits now.\n")
+    assert done["run"] == done["root"] == (0, "served\n")
