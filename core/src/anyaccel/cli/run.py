@@ -109,7 +109,7 @@ def main(args: argparse.Namespace) -> int:
     if args.signal is not None:
         from anyaccel.launcher.time_limit import check_early
 
-        check_early(args.signal, args.time)  # before anybody waits for devices
+        check_early(args.signal, args.time)  # before it waits for devices
     if args.detach:
         return _detach(args)
     shell = not args.command
