@@ -315,7 +315,7 @@ def test_what_does_not_end_is_killed_after_the_grace_that_was_given(run):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to start a process of another user")
 def test_a_process_of_another_user_gets_no_signal_before_the_limit():
-    """Marks can be copied, and the one who copies them may catch what they like."""
+    """Marks can be copied, and the process of a user who copies them may catch any signal."""
     catches = ["sh", "-c", "trap 'echo caught' USR1; echo; while :; do sleep 0.1; done"]
     with aa.acquire("A1:1") as hold:
         own = hold.popen(catches, stdout=subprocess.PIPE, text=True)

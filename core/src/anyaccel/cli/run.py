@@ -103,7 +103,7 @@ def main(args: argparse.Namespace) -> int:
     if args.signal is not None:
         from anyaccel.launcher.time_limit import check_early
 
-        check_early(args.signal, args.time)  # before anybody waits for devices
+        check_early(args.signal, args.time)  # before it waits for devices
     for extension in extensions("run"):
         status: int | None = extension.main(args)
         if status is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
     from anyaccel.launcher.completed import Completed
     from anyaccel.ledger import OnWait
+
+_TO_TELL = 1.0
+"""Seconds after which a line on standard error is waited for no more."""
 
 
 def run(
@@ -233,7 +237,7 @@ class _Ending:
         if limit.early_at is not None:
             if self._passes(limit.early_at):
                 return
-            _tell(limit.send_early(self._mark))
+            self._tell_soon(limit.send_early(self._mark))
         if self._passes(limit.until):
             return
         self.timed_out = True
@@ -242,6 +246,14 @@ class _Ending:
             signal_carriers([self._mark], number, spare=pid.__eq__)
             if self._called_off.wait(pause):
                 return
+
+    def _tell_soon(self, text: str) -> None:
+        """Tell people something; a standard error that takes no more does not keep the command from its end."""
+        import threading
+
+        telling = threading.Thread(target=_tell, args=[text], name="anyaccel-time", daemon=True)
+        telling.start()
+        telling.join(_TO_TELL)
 
     def _passes(self, until: float) -> bool:
         """Wait until a time since the boot; returns whether there is nothing to end any more."""
@@ -258,7 +270,8 @@ def _tell(text: str) -> None:
     import sys
 
     if sys.stderr is not None:
-        print(f"anyaccel: {text}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # it is closed, or the reader has gone
+            print(f"anyaccel: {text}", file=sys.stderr, flush=True)
 
 
 def replace_process(launch: Launch, command: Sequence[str], sandbox: Sandbox | None = None) -> NoReturn:

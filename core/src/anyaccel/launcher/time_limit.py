@@ -24,6 +24,8 @@ STATUS = 124
 """Exit status of a command of ours that waited for what its time limit has ended; that of timeout(1)."""
 _NEVER_CAUGHT = (signal.SIGKILL, signal.SIGSTOP)
 _MINUTE = 60.0
+_LOOKS = 10
+"""How often the carriers of a mark are looked for where processes start faster than one look takes."""
 
 
 class EarlySignal(Value):
@@ -77,7 +79,10 @@ class EarlySignal(Value):
                 sent.add(pid)
             return not hears
 
-        signal_carriers([mark], signal.Signals(self.number), spare=spare)
+        with contextlib.suppress(OSError):  # no descriptor is left to look: the limit ends what runs all the same
+            for _ in range(_LOOKS):
+                if signal_carriers([mark], signal.Signals(self.number), spare=spare) is not None:
+                    break
         return len(sent)
 
     def __str__(self) -> str:
