@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import sleep
 
 from anyaccel.errors import CommandNotFoundError, CommandNotRunnableError, UsageError
 from anyaccel.launcher.bind import Bind, bound, put
@@ -14,16 +15,16 @@ from anyaccel.launcher.environment import WorkerEnvironment
 from anyaccel.launcher.hold import take
 from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.sandbox import Enforce, Sandbox, confines, sandbox_for
-from anyaccel.launcher.signals import GRACE_SECONDS, signal_carriers
+from anyaccel.launcher.signals import GRACE_SECONDS
 from anyaccel.launcher.start import Group, becoming, check, start
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.mark import Mark
+from anyaccel.ledger.teardown import Confirm, Teardown, find_carriers
 from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    import threading
     from typing import Any, NoReturn
 
 
@@ -165,38 +166,52 @@ def _complete(
             raise
         finally:
             if ending is not None:
-                ending.set()
+                ending()
     done = subprocess.CompletedProcess(command, process.returncode, out, err)
     if check:
         done.check_returncode()
     return done
 
 
-def _end_at(until: float, pid: int, mark: Mark) -> threading.Event:
+def _end_at(until: float, pid: int, mark: Mark) -> Callable[[], None]:
     """End a command, and all that carries its mark, at a time since the boot: TERM, grace, KILL.
 
     Returns:
-        What calls it off.
+        What is called when the command has ended: it calls that off, or waits for its end once the time is over.
     """
     import threading
 
     from anyaccel.ledger import process
 
-    called_off = threading.Event()
+    ended = threading.Event()
     started = process.start_time(pid) or 0
+    over = False  # the time
+
+    def find() -> tuple[Mapping[int, Confirm], bool]:
+        found, complete = find_carriers([mark])()
+        gone = ended.is_set() or process.gone(pid, started)
+        command = {} if gone else {pid: lambda pid: process.started_at(pid, started)}  # it may have no mark
+        return {**found, **command}, complete
 
     def end() -> None:
+        nonlocal over
         while (left := until - process.boot_seconds()) > 0:
-            if called_off.wait(min(left, 60.0)):
+            if ended.wait(min(left, 60.0)):
                 return
-        for number, pause in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 0.0)):
-            process.send(pid, number, partial(process.started_at, pid, started))
-            signal_carriers([mark], number, spare=pid.__eq__)
-            if called_off.wait(pause):
-                return
+        over = True
+        rest = Teardown(find, grace=GRACE_SECONDS)
+        while (pause := rest.step()) is not None:
+            sleep(pause)
 
-    threading.Thread(target=end, name="anyaccel-time", daemon=True).start()
-    return called_off
+    thread = threading.Thread(target=end, name="anyaccel-time", daemon=True)
+    thread.start()
+
+    def finish() -> None:
+        ended.set()
+        if over:
+            thread.join()
+
+    return finish
 
 
 def replace_process(launch: Launch, command: Sequence[str], sandbox: Sandbox | None = None) -> NoReturn:

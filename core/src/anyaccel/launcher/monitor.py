@@ -17,12 +17,13 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 from anyaccel.errors import AnyaccelError
 from anyaccel.launcher.hold import Hold
 from anyaccel.launcher.sampling import Sampler, sampler
 from anyaccel.launcher.signals import GRACE_SECONDS
-from anyaccel.launcher.usage import Usage, wanted
+from anyaccel.launcher.usage import wanted
 from anyaccel.ledger import Ledger, process
 
 NAME = "anyaccel-mon"
@@ -56,6 +57,39 @@ def monitor(hold: Hold, program: str = "", *, stays: bool = False) -> None:
         if stays:
             hold.noted(use)
         return
+
+    def watch(status: int) -> None:
+        _watch(use.lease, until, own, asking)
+        use.ended(_told(status))
+        hold.unlimit()
+
+    ending = _start(watch)
+    if ending is None:
+        return
+    if stays:
+        hold.noted(_Told(ending))
+    else:
+        os.close(ending)
+
+
+def end_in_time(lease: str, until: float) -> None:
+    """Start a monitor that ends what keeps a lease, once its time is over. Call it with no other threads.
+
+    Args:
+        lease: Identity of the lease, which was left to what carries its mark.
+        until: The time, in seconds since the boot.
+    """
+    ending = _start(lambda _: _watch(lease, until, (0, 0), None))
+    if ending is not None:
+        os.close(ending)
+
+
+def _start(watch: Callable[[int], None]) -> int | None:
+    """Start a process that belongs to no parent, and calls a function with one end of a pipe.
+
+    Returns:
+        The other end; None where no process can be made.
+    """
     status, ending = os.pipe()
     try:
         child = os.fork()
@@ -65,17 +99,13 @@ def monitor(hold: Hold, program: str = "", *, stays: bool = False) -> None:
         os.close(status)
         if child > 0:
             os.waitpid(child, 0)
-        if child > 0 and stays:
-            hold.noted(_Told(ending))
-        else:
-            os.close(ending)
-        return
+            return ending
+        os.close(ending)
+        return None
     try:
         status = _leave(status)
         if not os.fork():
-            _watch(use, until, own, asking)
-            use.ended(_told(status))
-            hold.unlimit()
+            watch(status)
     except BaseException:  # noqa: BLE001, S110 - there is nobody to tell
         pass
     finally:
@@ -130,13 +160,13 @@ def _most_descriptors() -> int:
         return 65536
 
 
-def _watch(use: Usage, until: float | None, holder: tuple[int, int], asking: Sampler | None) -> None:
+def _watch(lease: str, until: float | None, holder: tuple[int, int], asking: Sampler | None) -> None:
     """Wait until a lease is over, and end it when its time is."""
     ledger = Ledger.open()
     pid, start = holder
     if process.start_time(pid) != start:
         pid = 0
-    pause = _LOOK_SECONDS
+    pause = again = _LOOK_SECONDS
     try:
         while True:
             _wait(pid, _LONGEST_PAUSE if pid else pause, until, asking)
@@ -145,10 +175,11 @@ def _watch(use: Usage, until: float | None, holder: tuple[int, int], asking: Sam
                 if asking is not None:
                     asking.stop()
                 with contextlib.suppress(AnyaccelError):
-                    ledger.release_of(use.lease, grace=GRACE_SECONDS, force=True)
-                until = process.boot_seconds() + _LOOK_SECONDS  # again, should something be left
+                    ledger.release_of(lease, grace=GRACE_SECONDS, force=True)
+                until = process.boot_seconds() + again  # should something be left, such as another user's process
+                again = min(2 * again, _LONGEST_PAUSE)
             with contextlib.suppress(AnyaccelError):
-                carriers = ledger.carriers(use.lease)
+                carriers = ledger.carriers(lease)
                 if carriers is None:
                     return
                 if not pid or process.start_time(pid) != start:

@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from anyaccel.errors import AnyaccelError, LeaseCancelledError
 from anyaccel.launcher import jobs
 from anyaccel.launcher.jobs import Job
-from anyaccel.launcher.signals import GRACE_SECONDS, reap, signal_carriers, signal_group
+from anyaccel.launcher.signals import GRACE_SECONDS, reap, signal_group
 from anyaccel.ledger import process
 from anyaccel.ledger.mark import Mark
 from anyaccel.ledger.names import boot
 from anyaccel.ledger.record import pid_namespace
+from anyaccel.ledger.teardown import Teardown, find_carriers, tell_left
 from anyaccel.model import replace
 
 TYPE_CHECKING = False
@@ -31,7 +32,7 @@ NAME = "anyaccel-job"
 
 _ASKED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGALRM})
 """Signals by which a supervisor is asked to end the command."""
-_LOOK = 0.05
+_LOOK_SECONDS = 1.0
 
 
 class Supervisor:
@@ -80,7 +81,8 @@ class Supervisor:
         """Run a function that becomes the command in a child, and wait for its end.
 
         SIGTERM and SIGINT are passed on to the command's process group and mean that the job is cancelled; the second
-        one kills all that it has started.
+        one kills all that it has started. Orphans of the command become children of this process, which tells them from
+        other users' processes that have copied the mark; it waits for these no longer than for its own.
 
         Args:
             become: Called in the child, the leader of a process group; it replaces the child, or returns its status.
@@ -90,9 +92,11 @@ class Supervisor:
         Returns:
             The exit status, and whether the job was cancelled.
         """
+        with contextlib.suppress(OSError):
+            process.adopt_orphans()
         child = _start(become)
         status, told, cancelled = None, 0, False
-        heard: set[int] = set()
+        rest, pause = Teardown(find_carriers([mark]), grace=GRACE_SECONDS), _LOOK_SECONDS
         signal.setitimer(signal.ITIMER_REAL, seconds or 0.0, GRACE_SECONDS)
         while True:
             ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) if status is None else None
@@ -100,19 +104,28 @@ class Supervisor:
                 if told > 1:
                     signal_group(child, signal.SIGKILL)  # before it is reaped
                 status = reap(child)
+            _reap_orphans(child)
             if status is not None:
-                left = _end_carriers(mark, heard, kill=told > 1) if told else set()
-                if left is not None and not left:
+                left = rest.step() if told else None
+                if left is None:
+                    self._tell(rest)
                     return status, cancelled
-                heard |= left or set()
-            came = signal.sigtimedwait({*_ASKED, signal.SIGCHLD}, 1.0 if status is None else _LOOK)
+                pause = left
+            came = signal.sigtimedwait({*_ASKED, signal.SIGCHLD}, pause)
             if came is not None and came.si_signo in _ASKED:
                 told += 1
                 cancelled = cancelled or came.si_signo != signal.SIGALRM
                 if status is None:
                     signal_group(child, signal.SIGTERM if told == 1 else signal.SIGKILL)
                 if told > 1:
-                    _end_carriers(mark, heard, kill=True)
+                    rest.kill()
+                    rest.step()
+
+    def _tell(self, rest: Teardown) -> None:
+        """Name in the log of the job what was not ended with it."""
+        told = "".join(f"anyaccel: {line}\n" for line in tell_left(rest, f"job {self.job.id}"))
+        with contextlib.suppress(OSError):
+            os.write(2, told.encode(errors="replace"))
 
     def _detach(self) -> None:
         """Let go of all that was the caller's, and tell it the number of the job."""
@@ -273,11 +286,13 @@ def _status_of(function: Callable[[], int]) -> int:
     return status
 
 
-def _end_carriers(mark: Mark, asked: set[int], *, kill: bool) -> set[int] | None:
-    """Ask each process that carries a job's mark to end, once, or kill it; those that there are, None when unknown."""
-    if kill:
-        return signal_carriers([mark], signal.SIGKILL)
-    return signal_carriers([mark], signal.SIGTERM, spare=asked.__contains__)
+def _reap_orphans(child: int) -> None:
+    """Reap the orphans that have ended, until the command has: that one is reaped when it is asked for."""
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid == child:
+                return
+            os.waitpid(ended.si_pid, 0)
 
 
 def _here() -> str:

@@ -24,17 +24,20 @@ from anyaccel.errors import AnyaccelError, LeaseCancelledError, NotFreeError, Us
 from anyaccel.launcher.bind import bound
 from anyaccel.launcher.command import not_started
 from anyaccel.launcher.hold import Hold, take_async
-from anyaccel.launcher.signals import GRACE_SECONDS, signal_carriers, signal_group
+from anyaccel.launcher.monitor import end_in_time
+from anyaccel.launcher.signals import GRACE_SECONDS, signal_group
 from anyaccel.launcher.start import start
 from anyaccel.ledger import Ledger
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.mark import Mark
-from anyaccel.ledger.process import prctl
+from anyaccel.ledger.process import adopt_orphans, boot_seconds
+from anyaccel.ledger.teardown import Teardown, find_carriers, tell_left
 from anyaccel.model import Inventory, Request, Value
 from anyaccel.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import logging
     from typing import Any
 
     from anyaccel.launcher.usage import Usage
@@ -44,13 +47,11 @@ COLUMNS = ("Seq", "Host", "Starttime", "JobRuntime", "Send", "Receive", "Exitval
 
 _LONGEST_RANGE = 1_000_000
 _TICK = 1.0
-_LOOK = 0.05
 _VARIABLE = re.compile(r"\{(#|[A-Za-z_][A-Za-z0-9_]*|)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)")
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""")
 _OPERATOR = re.compile("[|&;<>]")
-_SET_CHILD_SUBREAPER = 36
 
 
 def parse_each(text: str) -> tuple[str, tuple[str, ...]]:
@@ -405,6 +406,9 @@ class Sweep:
         self._asked = 0
         self._error: AnyaccelError | None = None
         self._left_over: list[Mark] = []
+        self._rest: Teardown | None = None
+        self._ends: dict[str, tuple[float, asyncio.Task[None]]] = {}
+        self._over: set[str] = set()
         self._ledger = Ledger.open()
 
     def run(self) -> int:
@@ -417,12 +421,14 @@ class Sweep:
             AnyaccelError: When devices cannot be got.
         """
         with contextlib.suppress(OSError):
-            prctl(_SET_CHILD_SUBREAPER, 1)  # what a command leaves behind becomes our child, and is seen
+            adopt_orphans()  # what a command leaves behind becomes our child, and is seen
         try:
             asyncio.run(self._main())
         finally:
             with contextlib.suppress(OSError):
-                prctl(_SET_CHILD_SUBREAPER, 0)
+                adopt_orphans(adopt=False)
+        for lease, (until, _) in self._ends.items():
+            end_in_time(lease, until)
         if self._stopped:
             return 128 + self._stopped
         if self._error is not None:
@@ -441,8 +447,10 @@ class Sweep:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._slots):
                     group.create_task(self._slot())
-            if self._asked:
-                await self._end_leftover()
+            if self._rest is not None:
+                await self._finish(self._rest, "the sweep")
+                self._orphans(self._marks())
+            await self._end_those_over()
         finally:
             ticker.cancel()
             for hold in tuple(self._holds):
@@ -543,7 +551,7 @@ class Sweep:
         else:
             self._running[process.pid] = hold
             self._on_change()
-            limit = self._limit(process.pid)
+            limit = self._limit(process.pid, hold)
             await _end_of(process.pid)
             for timer in limit:
                 timer.cancel()
@@ -551,6 +559,7 @@ class Sweep:
                 signal_group(process.pid, signal.SIGKILL)  # before it is reaped
             code = process.wait()
             del self._running[process.pid]
+            await self._end_of_time(hold)
             status, number_of_signal = (code, 0) if code >= 0 else (0, -code)
         size = os.fstat(log).st_size
         os.close(log)
@@ -559,15 +568,49 @@ class Sweep:
             seconds=time.monotonic() - clock, output_bytes=size, log=path,
         )  # fmt: skip
 
-    def _limit(self, pid: int) -> list[asyncio.TimerHandle]:
-        """Ask a command to end once its time is over, and kill it after the grace; returns what does that."""
+    def _limit(self, pid: int, hold: Hold) -> list[asyncio.TimerHandle]:
+        """Ask a command to end once its time is over, and kill it after the grace; returns what does that.
+
+        What carries the mark of its lease outside of its process group is ended likewise, also when the command has
+        ended before: see :meth:`_end_of_time`.
+        """
         if self._setting.time is None:
             return []
         loop, seconds = asyncio.get_running_loop(), self._setting.time
+        if hold.lease is not None and hold.lease.mark:
+            task = asyncio.create_task(self._end_rest(hold.lease.id, hold.lease.mark, seconds))
+            self._ends[hold.lease.id] = boot_seconds() + seconds, task
         return [
             loop.call_later(seconds, signal_group, pid, signal.SIGTERM),
             loop.call_later(seconds + self._setting.grace, signal_group, pid, signal.SIGKILL),
         ]
+
+    async def _end_rest(self, lease: str, mark: Mark, seconds: float) -> None:
+        """Wait until a time is over, and end what carries the mark of a lease; process groups hear it otherwise."""
+        await asyncio.sleep(seconds)
+        self._over.add(lease)
+        rest = Teardown(find_carriers([mark]), grace=self._setting.grace, spare=self._in_group)
+        await self._finish(rest, "a command whose time is over")
+
+    async def _end_of_time(self, hold: Hold) -> None:
+        """A command has ended: wait for what is ended with it, and forget the limit where nothing is left to end."""
+        if hold.lease is None or hold.lease.id not in self._ends:
+            return
+        _, task = self._ends[hold.lease.id]
+        if hold.lease.id in self._over:
+            await task
+        elif not (self._asked or self._intact(hold)):
+            return  # what is left has its time still
+        task.cancel()
+        del self._ends[hold.lease.id]
+
+    async def _end_those_over(self) -> None:
+        """Wait for what is being ended, since its time is over; the rest is left to monitors."""
+        for lease, (_, task) in tuple(self._ends.items()):
+            if lease in self._over:
+                await task
+                del self._ends[lease]
+            task.cancel()
 
     def _intact(self, hold: Hold) -> bool:
         """Whether nothing that a command has left behind runs with the devices."""
@@ -617,29 +660,42 @@ class Sweep:
         self._asked += 1
         if self._taking is not None:
             self._taking.cancel()
-        self._signal_all(signal.SIGTERM if self._asked == 1 else signal.SIGKILL)
         if self._asked == 1:
-            asyncio.get_running_loop().call_later(self._setting.grace, self._press)
+            self._rest = Teardown(find_carriers(self._marks()), grace=self._setting.grace, spare=self._in_group)
+            self._signal_all(self._rest)
+            asyncio.get_running_loop().call_later(self._setting.grace, self._press, self._rest)
+        elif self._rest is not None:
+            self._rest.kill()
+            self._signal_all(self._rest)
         self._on_change()
 
-    def _press(self) -> None:
+    def _press(self, rest: Teardown) -> None:
         self._asked += 1
-        self._signal_all(signal.SIGKILL)
+        rest.kill()
+        self._signal_all(rest)
 
-    def _signal_all(self, number: signal.Signals) -> None:
-        """Send a signal to all that was started and runs."""
+    def _signal_all(self, rest: Teardown) -> None:
+        """End all that was started and runs, as far as one step goes."""
         for pid in self._running:
-            signal_group(pid, number)
-        signal_carriers(self._marks(), number, spare=lambda pid: os.getpgid(pid) in self._running)
+            signal_group(pid, signal.SIGKILL if rest.killing else signal.SIGTERM)
+        rest.step()
+
+    def _in_group(self, pid: int) -> bool:
+        """Return whether a process hears what the process group of a running command hears."""
+        try:
+            return os.getpgid(pid) in self._running
+        except OSError:
+            return True
 
     def _marks(self) -> list[Mark]:
         return [hold.lease.mark for hold in self._holds if hold.lease]
 
-    async def _end_leftover(self) -> None:
+    async def _finish(self, rest: Teardown, of: str) -> None:
         """Wait for what commands have left behind, which was asked to end with them; kill it in the end."""
-        while signal_carriers(self._marks(), signal.SIGKILL if self._asked > 1 else None) != set():  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK)
-        self._orphans(self._marks())
+        while (pause := rest.step()) is not None:  # noqa: ASYNC110 - nothing else tells of it
+            await asyncio.sleep(pause)
+        for line in tell_left(rest, of):
+            _log().warning("%s", line)
 
     async def _tick(self) -> None:
         while True:
@@ -662,6 +718,12 @@ async def _end_of(pid: int) -> None:
             loop.remove_reader(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _log() -> logging.Logger:
+    import logging
+
+    return logging.getLogger("anyaccel")
 
 
 def _children() -> list[int]:
