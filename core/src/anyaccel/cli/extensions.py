@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         def list_own(self) -> tuple[list[str], list[str], set[int]]:
             """Return what this user can cancel: what waits, what runs, and the processes that wait for the former."""
 
-        def cancel(self, what: str, grace: float) -> str | None:
+        def cancel(self, what: str, grace: float | None) -> str | None:
             """Cancel something by its identity; return the message for the user, None where it is of another kind."""
 
 

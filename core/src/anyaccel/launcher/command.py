@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from functools import partial
+from time import sleep
 
 from anyaccel.errors import CommandNotFoundError, CommandNotRunnableError, UsageError
 from anyaccel.launcher.bind import Bind, bound, put
@@ -15,11 +16,13 @@ from anyaccel.launcher.environment import Group, WorkerEnvironment
 from anyaccel.launcher.hold import take
 from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.sandbox import Enforce, Sandbox, confines, sandbox_for
-from anyaccel.launcher.signals import GRACE_SECONDS, signal_carriers
+from anyaccel.launcher.signals import GRACE_SECONDS
 from anyaccel.launcher.start import becoming, check_program, start_marked
 from anyaccel.launcher.time_limit import TimeLimit, check_early
 from anyaccel.ledger import mark as marks
+from anyaccel.ledger import process
 from anyaccel.ledger.mark import Mark
+from anyaccel.ledger.teardown import Confirm, Teardown, find_carriers
 from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False
@@ -178,18 +181,18 @@ def _complete(
     popen = partial(start_marked, command, mark, environment.group, **options)
     with bound(environment.allocation.processors):
         started = popen() if sandbox is None else sandbox.start(popen)
-    with started as process:
-        ending.begin(process.pid)
+    with started as running:
+        ending.begin(running.pid)
         try:
-            out, err = process.communicate(input, timeout=timeout)
+            out, err = running.communicate(input, timeout=timeout)
         except BaseException as error:
-            process.kill()
+            running.kill()
             if isinstance(error, subprocess.TimeoutExpired):
                 error.cmd = command  # without the program that marked it
             raise
         finally:
             ending.call_off()
-    done = Completed(command, process.returncode, out, err)
+    done = Completed(command, running.returncode, out, err)
     done.timed_out = ending.timed_out
     if check:
         done.check_returncode()
@@ -213,27 +216,26 @@ class _Ending:
         self.timed_out = False
         self._limit = limit
         self._mark = mark
-        self._called_off = threading.Event()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def begin(self, pid: int) -> None:
         """Watch over a process that carries the mark."""
         import threading
 
-        from anyaccel.ledger import process
-
         if self._limit is not None:
             what = self._limit, pid, process.start_time(pid) or 0
-            threading.Thread(target=self._watch, args=what, name="anyaccel-time", daemon=True).start()
+            self._thread = threading.Thread(target=self._watch, args=what, name="anyaccel-time", daemon=True)
+            self._thread.start()
 
     def call_off(self) -> None:
-        """The command has ended, or is left alone: tell people if it was ended here."""
-        self._called_off.set()
-        if self._limit is not None and self.timed_out:
+        """Take note that the command has ended; where its time was over, wait for the end of what it left behind."""
+        self._ended.set()
+        if self._limit is not None and self._thread is not None and self.timed_out:
+            self._thread.join()
             _tell(self._limit.message)
 
     def _watch(self, limit: TimeLimit, pid: int, started: int) -> None:
-        from anyaccel.ledger import process
-
         if limit.early_at is not None:
             if self._passes(limit.early_at):
                 return
@@ -241,14 +243,19 @@ class _Ending:
         if self._passes(limit.until):
             return
         self.timed_out = True
-        for number, pause in ((signal.SIGTERM, limit.grace), (signal.SIGKILL, 0.0)):
-            process.send(pid, number, partial(process.started_at, pid, started))
-            signal_carriers([self._mark], number, spare=pid.__eq__)
-            if self._called_off.wait(pause):
-                return
+
+        def find() -> tuple[Mapping[int, Confirm], bool]:
+            found, complete = find_carriers([self._mark])()
+            gone = self._ended.is_set() or process.gone(pid, started)
+            command = {} if gone else {pid: lambda pid: process.started_at(pid, started)}  # it may have no mark
+            return {**found, **command}, complete
+
+        rest = Teardown(find, grace=limit.grace)
+        while (pause := rest.step()) is not None:
+            sleep(pause)
 
     def _tell_soon(self, text: str) -> None:
-        """Tell people something; a standard error that takes no more does not keep the command from its end."""
+        """Write a line to standard error; one that takes no more does not keep the command from its end."""
         import threading
 
         telling = threading.Thread(target=_tell, args=[text], name="anyaccel-time", daemon=True)
@@ -256,17 +263,15 @@ class _Ending:
         telling.join(_TO_TELL)
 
     def _passes(self, until: float) -> bool:
-        """Wait until a time since the boot; returns whether there is nothing to end any more."""
-        from anyaccel.ledger import process
-
+        """Wait until a time since the boot; return whether the command has ended before."""
         while (left := until - process.boot_seconds()) > 0:
-            if self._called_off.wait(min(left, 60.0)):
+            if self._ended.wait(min(left, 60.0)):
                 return True
-        return self._called_off.is_set()
+        return self._ended.is_set()
 
 
 def _tell(text: str) -> None:
-    """Tell people something on standard error, if this program has one."""
+    """Write a line to standard error, if this program has one."""
     import sys
 
     if sys.stderr is not None:

@@ -18,6 +18,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 from anyaccel.errors import AnyaccelError
 from anyaccel.launcher.hold import Hold
@@ -26,6 +27,7 @@ from anyaccel.launcher.signals import GRACE_SECONDS
 from anyaccel.launcher.time_limit import TimeLimit, say
 from anyaccel.launcher.usage import wanted
 from anyaccel.ledger import Ledger, process
+from anyaccel.ledger.mark import Mark
 
 NAME = "anyaccel-mon"
 """What lists of processes call it."""
@@ -62,6 +64,46 @@ def monitor(hold: Hold, program: str = "", *, stays: bool = False, limit: TimeLi
         if stays:
             hold.noted(use)
         return
+
+    mark = hold.lease.mark
+
+    def watch(voice: int) -> None:
+        timed_out = _Watch(use.lease, mark, limit, voice).run(until, own, asking)
+        exit_status, told = _told(_STATUS)
+        use.ended(exit_status, timed_out=timed_out or told)
+        hold.unlimit()
+
+    ending = _start(watch, keep_error=limit is not None)
+    if ending is None:
+        return
+    if stays:
+        hold.noted(_Told(ending))
+    else:
+        os.close(ending)
+
+
+def end_in_time(lease: str, until: float) -> None:
+    """Start a monitor that ends what keeps a lease, once its time is over. Call it with no other threads.
+
+    Args:
+        lease: Identity of the lease, which was left to what carries its mark.
+        until: The time, in seconds since the boot.
+    """
+    ending = _start(lambda voice: _Watch(lease, (), None, voice).run(until, (0, 0), None), keep_error=False)
+    if ending is not None:
+        os.close(ending)
+
+
+def _start(watch: Callable[[int], object], *, keep_error: bool) -> int | None:
+    """Start a process that belongs to no parent, and calls a function; one end of a pipe is its ``_STATUS``.
+
+    Args:
+        watch: Called there with the descriptor that is standard error's; -1 for none.
+        keep_error: Whether it keeps standard error.
+
+    Returns:
+        The other end of the pipe; None where no process can be made.
+    """
     status, ending = os.pipe()
     try:
         child = os.fork()
@@ -71,18 +113,13 @@ def monitor(hold: Hold, program: str = "", *, stays: bool = False, limit: TimeLi
         os.close(status)
         if child > 0:
             os.waitpid(child, 0)
-        if child > 0 and stays:
-            hold.noted(_Told(ending))
-        else:
-            os.close(ending)
-        return
+            return ending
+        os.close(ending)
+        return None
     try:
-        voice = _leave(status, keep_error=limit is not None)
+        voice = _leave(status, keep_error=keep_error)
         if not os.fork():
-            timed_out = _Watch(hold, limit, voice).run(until, own, asking)
-            exit_status, told = _told(_STATUS)
-            use.ended(exit_status, timed_out=timed_out or told)
-            hold.unlimit()
+            watch(voice)
     except BaseException:  # noqa: BLE001, S110 - there is nobody to tell
         pass
     finally:
@@ -150,14 +187,15 @@ class _Watch:
     """Waits until a lease is over, and ends it when its time is.
 
     Args:
-        hold: What is held.
+        lease: Identity of the lease.
+        mark: Its mark, by which the limit's early signal finds processes.
         limit: The time limit that it tells of; None for none.
         voice: Descriptor of the command's standard error; -1 for none. It is closed once the command has ended: a
             reader of it waits for the command alone.
     """
 
-    def __init__(self, hold: Hold, limit: TimeLimit | None, voice: int) -> None:
-        self._lease, self._mark = hold.id, hold.lease.mark if hold.lease else ()
+    def __init__(self, lease: str, mark: Mark, limit: TimeLimit | None, voice: int) -> None:
+        self._lease, self._mark = lease, mark
         self._limit = limit
         self._early_at = None if limit is None else limit.early_at
         self._voice = voice
@@ -177,7 +215,8 @@ class _Watch:
         pid, start = holder
         if process.start_time(pid) != start:
             pid = 0
-        pause, timed_out = _LOOK_SECONDS, False
+        pause = again = _LOOK_SECONDS
+        timed_out = False
         try:
             while True:
                 due = min((each for each in (until, self._early_at) if each is not None), default=None)
@@ -191,7 +230,8 @@ class _Watch:
                     if asking is not None:
                         asking.stop()
                     timed_out = self._end(told=timed_out)
-                    until = process.boot_seconds() + _LOOK_SECONDS  # again, should something be left
+                    until = process.boot_seconds() + again  # should something be left, such as another user's process
+                    again = min(2 * again, _LONGEST_PAUSE)
                 with contextlib.suppress(AnyaccelError):
                     carriers = self._ledger.carriers(self._lease)
                     if carriers is None:

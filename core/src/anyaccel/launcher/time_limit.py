@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from functools import partial
 
 from anyaccel.errors import UsageError
-from anyaccel.launcher.signals import GRACE_SECONDS, signal_carriers
+from anyaccel.launcher.signals import GRACE_SECONDS
 from anyaccel.ledger import process
 from anyaccel.ledger.mark import Mark
+from anyaccel.ledger.teardown import find_carriers
 from anyaccel.model import Value
 from anyaccel.text import duration, elapsed, shown
 
@@ -71,17 +73,17 @@ class EarlySignal(Value):
         Returns:
             How many processes got it.
         """
-        sent = set()
-
-        def spare(pid: int) -> bool:
-            hears = process.user(pid) == os.getuid() and process.catches(pid, self.number)
-            if hears:
-                sent.add(pid)
-            return not hears
-
+        sent: set[int] = set()
+        find = find_carriers([mark])
         with contextlib.suppress(OSError):  # no descriptor is left to look: the limit ends what runs all the same
             for _ in range(_LOOKS):
-                if signal_carriers([mark], signal.Signals(self.number), spare=spare) is not None:
+                found, complete = find()
+                for pid in found.keys() - sent:
+                    if process.user(pid) != os.getuid() or not process.catches(pid, self.number):
+                        continue
+                    if process.send(pid, self.number, partial(found[pid], pid)):
+                        sent.add(pid)
+                if complete:
                     break
         return len(sent)
 

@@ -12,6 +12,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.ledger.names": ("boot",),
         "anyaccel.ledger.process": ("descriptors",),
         "anyaccel.ledger.record": ("LeaseRecord", "TicketRecord", "pid_namespace"),
+        "anyaccel.ledger.teardown": ("Teardown", "find_carriers", "tell_left"),
     },
 )
 __all__ += ["journal", "mark", "process"]

@@ -13,3 +13,6 @@ from anyaccel.ledger.process import descriptors as descriptors
 from anyaccel.ledger.record import LeaseRecord as LeaseRecord
 from anyaccel.ledger.record import TicketRecord as TicketRecord
 from anyaccel.ledger.record import pid_namespace as pid_namespace
+from anyaccel.ledger.teardown import Teardown as Teardown
+from anyaccel.ledger.teardown import find_carriers as find_carriers
+from anyaccel.ledger.teardown import tell_left as tell_left

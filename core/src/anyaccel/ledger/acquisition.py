@@ -287,7 +287,7 @@ class Acquisition:
                 return None, False
         if not choice:
             return Lease(self._state, new_nonce(), {}, {}, self._device_locks), False
-        lease = self._publish(directory, choice, standing)
+        lease = self._publish(directory, choice, standing, listing.summary.marks)
         return lease, self._busy_since is None
 
     def _select(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
@@ -389,8 +389,17 @@ class Acquisition:
                 raise ValueError(f"slots of {device!r} must be some of {MOST_SLOTS}, or any (got {extent.slots!r})")
         return choice
 
-    def _publish(self, directory: int, choice: dict[str, Extent], standing: Standing) -> Lease | None:
-        """Make the lease if what was chosen is still free and it is still our turn."""
+    def _publish(
+        self, directory: int, choice: dict[str, Extent], standing: Standing, marked: Collection[marks.Mark]
+    ) -> Lease | None:
+        """Make the lease if what was chosen is still free and it is still our turn.
+
+        Args:
+            directory: Descriptor of the state directory.
+            choice: What was chosen.
+            standing: Our place in line when it was chosen.
+            marked: The marks of all leases then.
+        """
         nonce = new_nonce()
         done = False
         try:
@@ -400,6 +409,7 @@ class Acquisition:
                 self._device_locks.open(choice, want.device_locks)
                 locks = tuple(each.path for device in choice for each in want.device_locks.get(device, ()))
             body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
+            mark = want.mark(marked) if want.mark else ()  # before the lock: it may look at all processes
             for device in choice:
                 file = self._files[device] = LockedFile(self._state.path)
                 file.make(directory, body)
@@ -409,10 +419,11 @@ class Acquisition:
                 listing = listings.read(directory)
                 if not self._still_free(directory, listing, choice, standing):
                     return None
+                if mark and mark in listing.summary.marks and mark not in marked:
+                    return None  # another lease has drawn it meanwhile
                 if contradiction := self._device_locks.lock():
                     self._contradicted[contradiction[0]] = describe(*contradiction)
                     return None
-                mark = want.mark(listing.summary.marks) if want.mark else ()
                 period = ENDLESS if want.seconds is None else _period(want.seconds, passes=standing.passes)
                 for device, file in self._files.items():
                     file.rename(directory, lease_name(device, choice[device], nonce, mark=mark, period=period))

@@ -12,22 +12,19 @@ import ctypes
 import fcntl
 import os
 import select
-import signal
-import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
-from anyaccel.ledger import mark as marks
 from anyaccel.ledger import process
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.listing import LeaseState, read, states, sweep
 from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import LeaseName
 from anyaccel.ledger.record import read_locks, user_name
+from anyaccel.ledger.teardown import KILL_SECONDS, Confirm, Teardown, find_carriers
 
 _LOOK_AGAIN = 0.05
-_TO_END_A_PROCESS = 10.0
 _PIDFD_GETFD = 438  # the same number on every architecture; see pidfd_getfd(2)
 
 File = tuple[int, int]
@@ -36,9 +33,6 @@ File = tuple[int, int]
 
 def end(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> tuple[int, ...]:
     """End every process that holds a lease or was started with it: see :meth:`anyaccel.ledger.Ledger.release_of`."""
-    asked: set[int] = set()
-    ours: dict[int, int] = {}
-    others: dict[int, int] = {}
     directory = state.open()
     try:
         files, owner = _files(state, directory, lease_id)
@@ -47,27 +41,21 @@ def end(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> t
                 raise LedgerError(
                     f"lease {lease_id} is held by this very process", hint="call release() on the lease itself"
                 )
-        for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, _TO_END_A_PROCESS)):
-            deadline = time.monotonic() + seconds
-            while left := _in_force(directory, files):
-                ours, others = _processes(directory, left, owner)
-                for pid in ours if number == signal.SIGKILL else [pid for pid in ours if pid not in asked]:
-                    process.send(pid, number, partial(process.started_at, pid, ours[pid]))
-                    asked.add(pid)
-                pause = min(_LOOK_AGAIN, deadline - time.monotonic())
-                if pause <= 0 or (others and not ours):
-                    break
-                _wait(ours, pause)
-            if not left:
-                sweep(directory, [lease.name for lease in files])
-                return tuple(sorted(asked))
-            if not force or not ours:
+        rest = Teardown(partial(_holders, directory, files), grace=grace, user=owner, inside=False, force=force)
+        while left := _in_force(directory, files):
+            pause = rest.step()
+            # With none of its owner's left, it is about to be over, unless something else keeps it.
+            if rest.expired or (not rest.own and (rest.others or rest.killing)):
                 break
+            _wait(rest.own, _LOOK_AGAIN if pause is None else pause)
+        if not left:
+            sweep(directory, [lease.name for lease in files])
+            return tuple(sorted(rest.asked))
     except OSError as error:
         raise state.fault(error) from error
     finally:
         state.close(directory)
-    raise _still_held(files[0], owner, ours, others, seconds)
+    raise _still_held(files[0], owner, rest.own, rest.others, KILL_SECONDS if rest.killing else grace)
 
 
 def forget(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
@@ -81,7 +69,7 @@ def forget(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
                 " processes still use them",
                 hint=f"'anyaccel release {lease_id}' ends the processes",
             )
-        running = {**(found := _processes(directory, files, owner))[0], **found[1]}
+        running = [pid for pid in _holders(directory, files)[0] if process.exists(pid)]
         locks = _device_locks(directory, files)
         for lease in files:
             os.unlink(lease.name, dir_fd=directory)
@@ -133,27 +121,16 @@ def _in_force(directory: int, files: Iterable[LeaseName]) -> list[LeaseName]:
     return [lease for lease in files if found[lease.name].life is not Life.OVER]
 
 
-def _processes(directory: int, files: Iterable[LeaseName], owner: int) -> tuple[dict[int, int], dict[int, int]]:
-    """Processes that the kernel confirms to hold files or to carry their marks, with their start times.
-
-    Returns:
-        Those of the owner of the files, which are ended with the lease; and those of other users, which are not.
-    """
+def _holders(directory: int, files: Iterable[LeaseName]) -> tuple[dict[int, Confirm], bool]:
+    """The processes that the kernel confirms to hold files or to carry their marks, and whether these are all."""
     wanted = set()
     for lease in files:
         with contextlib.suppress(FileNotFoundError):
             found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
             wanted.add((found.st_dev, found.st_ino))
-    pids = {pid for pid, _ in _locked(wanted)}
-    for carriers in (marks.carriers({lease.mark for lease in files if lease.mark}) or {}).values():
-        pids.update(carriers)
-    ours: dict[int, int] = {}
-    others: dict[int, int] = {}
-    for pid in pids - {os.getpid()}:
-        start, user = process.start_time(pid), process.user(pid)
-        if start is not None and user is not None:
-            (ours if user == owner else others)[pid] = start
-    return ours, others
+    carriers, complete = find_carriers(lease.mark for lease in files)()
+    holders: dict[int, Confirm] = {pid: lambda _: True for pid, _ in _locked(wanted) if pid != os.getpid()}
+    return {**carriers, **holders}, complete
 
 
 def _locked(files: set[File]) -> Iterator[tuple[int, int]]:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import os
 import resource
 import threading
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 
 from anyaccel.ledger import process
@@ -30,9 +31,15 @@ _ALL = (1 << _BITS * _LEVELS) - 1
 _LINE = b"Max file locks"
 _ROUNDS = 100
 """How often a look at all processes lists them anew before it gives up: they fork faster than it can look."""
+_FASTEST_FORK = 2e-6
+"""Seconds that a fork takes at least, over all processors: until all process ids can have been given out once."""
+_SEEN_SECONDS = 60.0
+"""How long a pool relies on its last look at the marks of living processes."""
 
 _lock = threading.Lock()
 _of_process: tuple[int, Mark] = (0, ())
+_seen: tuple[float, frozenset[Mark]] = (float("-inf"), frozenset())
+_drawn: set[Mark] = set()
 
 
 def own() -> Mark | None:
@@ -90,10 +97,10 @@ def limit(mark: Mark) -> int:
 
 
 def draw(used: Collection[Mark] = (), *, inside: Mark | None = None) -> Mark:
-    """Draw a mark at random.
+    """Draw a mark at random that no living process carries, by one look at all processes.
 
     Args:
-        used: Marks that must not be drawn: those of other leases.
+        used: Marks that must not be drawn either: those of other leases.
         inside: The mark that it begins with; that of this process when None.
 
     Returns:
@@ -102,19 +109,57 @@ def draw(used: Collection[Mark] = (), *, inside: Mark | None = None) -> Mark:
     outer = own() if inside is None else inside
     if outer is None or len(outer) == _LEVELS:
         return ()
+    return _draw(outer, used, _living())
+
+
+def draw_often(used: Collection[Mark] = ()) -> Mark:
+    """Draw a mark like :func:`draw`, but rely on earlier looks: for a pool, which starts many processes.
+
+    The marks that were seen are kept, with those that were drawn since, and looked at anew once a minute.
+    """
+    global _seen, _drawn
+    outer = own()
+    if outer is None or len(outer) == _LEVELS:
+        return ()
+    now = time.monotonic()
+    if now - _seen[0] > _SEEN_SECONDS:
+        living = _living()  # without the lock: a fork must not find it taken for so long
+        with _lock:
+            _seen, _drawn = (now, living | _drawn), set()
+    with _lock:
+        mark = _draw(outer, used, _seen[1], _drawn)
+        _drawn.add(mark)
+    return mark
+
+
+def _draw(outer: Mark, *used: Collection[Mark]) -> Mark:
     while True:
         mark = (*outer, 1 + int.from_bytes(os.urandom(4)) % (_ONES - 1))
-        if mark not in used:
+        if not any(mark in each for each in used):
             return mark
+
+
+def _living() -> frozenset[Mark]:
+    """The marks that living processes carry, each with the outer ones that it begins with."""
+    found: set[Mark] = set()
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        value = hard_limit(int(name))
+        mark = None if value is None else parse(value)
+        while mark:
+            found.add(mark)
+            mark = mark[:-1]
+    return frozenset(found)
 
 
 def of_process(used: Collection[Mark] = ()) -> Mark:
     """The mark of the leases that this process takes for itself; drawn once, and put on the process by :func:`put`."""
     global _of_process  # noqa: PLW0603 -- a process cannot change its mark
-    with _lock:
-        if _of_process[0] != os.getpid():  # a fork has its parent's
-            _of_process = os.getpid(), draw(used)
-        return _of_process[1]
+    if _of_process[0] != os.getpid():  # a fork has its parent's
+        drawn = draw(used)
+        with _lock:
+            if _of_process[0] != os.getpid():
+                _of_process = os.getpid(), drawn
+    return _of_process[1]
 
 
 def put(mark: Mark) -> None:
@@ -136,34 +181,66 @@ def hidden() -> bool:
 def carriers(marks: Iterable[Mark]) -> Mapping[Mark, tuple[int, ...]] | None:
     """Find the living processes that carry one of some marks, by one look at all processes.
 
-    A carrier was forked by a carrier. So a look that is complete and finds none is final. It is complete once a listing
-    shows no process that was not looked at. A process is listed after its child only where process ids began anew in
-    between; then it looks again.
-
     Returns:
         Process ids by mark, without marks that no process carries; None when processes start faster than it can look.
     """
+    found, complete = look(marks)
+    return found if complete else None
+
+
+def look(marks: Iterable[Mark]) -> tuple[Mapping[Mark, tuple[int, ...]], bool]:
+    """Look at all processes for those that are alive and carry one of some marks.
+
+    A carrier was forked by a carrier. So a look that is complete and finds none is final. It is complete once a listing
+    shows no process that was not looked at. A process is listed after its child only where process ids began anew in
+    between: then it lists them once more. A number that was given out again is another process to it.
+
+    Returns:
+        Process ids by mark, without marks that no process carries; and whether the look came to an end: processes may
+        start faster than it can look.
+    """
     ranges = {mark: _range(mark) for mark in marks if mark}
-    rounds = 0
-    while ranges:
-        before = _last_pid()
-        seen: set[str] = set()
-        found: dict[Mark, tuple[int, ...]] = {}
-        while new := [name for name in os.listdir("/proc") if name[0] <= "9" and name not in seen]:
-            seen.update(new)
-            rounds += 1
-            if rounds > _ROUNDS:
-                return None
-            for pid in map(int, new):
-                value = hard_limit(pid)
-                if value is None or not 0 <= value < _ALL:
-                    continue
-                for mark, (low, high) in ranges.items():
-                    if low <= value <= high and not process.gone(pid, 0):
-                        found[mark] = (*found.get(mark, ()), pid)
-        if found or _last_pid() >= before:
-            return found
-    return {}
+    seen: set[tuple[str, int]] = set()
+    found: dict[Mark, tuple[int, ...]] = {}
+    before = None
+    for _ in range(_ROUNDS if ranges else 0):
+        began = _Moment()
+        new = set(_listed()) - seen
+        if not new and before is not None and before.precedes_in_order(_Moment()):
+            return found, True
+        before = began
+        seen |= new
+        for pid in sorted(int(name) for name, _ in new):
+            value = hard_limit(pid)
+            if value is None or not 0 <= value < _ALL:
+                continue
+            for mark, (low, high) in ranges.items():
+                if low <= value <= high and pid not in found.get(mark, ()) and not process.gone(pid, 0):
+                    found[mark] = (*found.get(mark, ()), pid)
+    return found, not ranges
+
+
+def _listed() -> Iterator[tuple[str, int]]:
+    """Every process by its number and by its inode in ``/proc``, which the next one of the same number does not get."""
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            if entry.name[0] <= "9":
+                yield entry.name, entry.inode()
+
+
+class _Moment:
+    """A moment, by the clock and by the process id that was given out last."""
+
+    def __init__(self) -> None:
+        self._pid = _number("/proc/loadavg")
+        self._time = time.monotonic()
+
+    def precedes_in_order(self, later: _Moment) -> bool:
+        """Return whether process ids have risen from this moment to a later one, without beginning anew."""
+        if later._pid < self._pid:
+            return False
+        seconds = later._time - self._time  # long where this process was stopped: all may have been given out once
+        return seconds < 32768 * _FASTEST_FORK or seconds < _number("/proc/sys/kernel/pid_max") * _FASTEST_FORK
 
 
 def carries(pid: int, mark: Mark) -> bool:
@@ -215,10 +292,10 @@ def _read(pid: int) -> bytes:
     return words[1] if len(words) > 1 else b""
 
 
-def _last_pid() -> int:
-    """The process id that was given out last."""
+def _number(path: str) -> int:
+    """The last number in a file of the kernel's; 0 where there is none."""
     try:
-        with open("/proc/loadavg", "rb") as file:
+        with open(path, "rb") as file:
             return int(file.read().split()[-1])
     except OSError:
         return 0

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 _SET_PARENT_DEATH_SIGNAL = 1
+_SET_CHILD_SUBREAPER = 36
 _EXITING = 0x4
 """PF_EXITING of the flags in ``/proc/PID/stat``, in all versions of the kernel."""
 _LOOKS_AT_LOCKS = 5
@@ -181,6 +182,11 @@ def live_on() -> None:
     prctl(_SET_PARENT_DEATH_SIGNAL, 0)
 
 
+def adopt_orphans(*, adopt: bool = True) -> None:
+    """Become the parent of descendants whose own parent ends, so that none of them escapes; or leave them to others."""
+    prctl(_SET_CHILD_SUBREAPER, int(adopt))
+
+
 def set_name(name: str) -> None:
     """Be called so, by at most 15 characters, in lists of processes."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
@@ -247,6 +253,27 @@ def is_ancestor(pid: int, start: int) -> bool:
         if current == pid:
             return start_time(pid) == start
     return False
+
+
+def descends(pid: int) -> bool:
+    """Return whether a process descends from this one, by the parents that the kernel names now."""
+    own = os.getpid()
+    while pid > 1 and (fields := stat_fields(pid)):
+        pid = int(fields[1])
+        if pid == own:
+            return True
+    return False
+
+
+def may_signal(pid: int) -> bool:
+    """Return whether the kernel lets this process signal another one, or that one has gone."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return False
+    except ProcessLookupError:
+        pass
+    return True
 
 
 def descriptors(pid: int | str = "self") -> list[int]:

@@ -80,7 +80,7 @@ class Asked:
             device_locks={} if broker.private else broker.scope.device_locks(broker.inventory, candidates),
             request=str(self.request),
             confined=confined,
-            mark=marks.draw,
+            mark=marks.draw_often,
         )
 
     def choose(self, taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:

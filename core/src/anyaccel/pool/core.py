@@ -395,7 +395,7 @@ class Core(Engine):
         def release() -> None:
             with self.lock:
                 self._quarantined.pop(id(held), None)
-            held.release()
+            held.release(carried=gone.carried)
 
         if gone.status == 0 or not gone.forked or not can_tell(inventory, held.allocation):
             release()

@@ -9,18 +9,12 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator
 
-from anyaccel.ledger.process import descriptors, prctl, send, stat_fields
+from anyaccel.ledger.process import descriptors, send, stat_fields
 
-_SET_CHILD_SUBREAPER = 36
 _HARMLESS_MAJORS = {1, 4, 5, 136, 137, 138, 139, 140, 141, 142, 143}
 """Memory, consoles and terminals: all other character devices are hardware."""
 
 _MEMORY = ("/dev/shm/", "/dev/zero")  # noqa: S108 - nothing is written there
-
-
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that none of them escapes."""
-    prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def touched_devices() -> list[str]:

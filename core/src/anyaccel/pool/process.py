@@ -101,11 +101,18 @@ class Held:
         if self._lease:
             self._lease.quarantine(reason)
 
-    def release(self) -> None:
-        """Give them back; does nothing the second time."""
+    def release(self, *, carried: bool = False) -> None:
+        """Give them back; does nothing the second time.
+
+        Args:
+            carried: Whether they are left to the processes that carry the mark of the lease, whoever started these.
+        """
         lease, self._lease = self._lease, None
         if lease is not None:
-            lease.release()
+            if carried:
+                lease.leave_to(lease.mark)
+            else:
+                lease.release()
             self._on_release(lease.devices)
             if self._usage is not None:
                 self._usage.ended(added_up=True, timed_out=self.timed_out)
@@ -291,7 +298,7 @@ class WorkerProcess:
         try:
             descriptors = () if held is None else held.descriptors
             server = client.spawn(self, setting.preload, grace=setting.grace, leases=descriptors, ahead=ahead)
-            self.mark = (() if held is None else held.mark) or marks.draw()
+            self.mark = (() if held is None else held.mark) or marks.draw_often()
             made, setup = setting.preparation.setup(
                 self.allocation,
                 owner.inventory,

@@ -13,12 +13,12 @@ def list_own() -> tuple[list[str], list[str], set[int]]:
     return waiting, running, {job.pid for job in mine if job.live}
 
 
-def cancel(what: str, grace: float) -> str | None:
+def cancel(what: str, grace: float | None) -> str | None:
     """Cancel the job of a number, or that which holds a lease.
 
     Args:
         what: The number of a job, or the identity of a lease.
-        grace: Seconds between SIGTERM and SIGKILL.
+        grace: Seconds between SIGTERM and SIGKILL; None for those that the job was given.
 
     Returns:
         The message for the user; None when there is no such job.

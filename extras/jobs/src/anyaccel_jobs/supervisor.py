@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError
-from anyaccel.launcher import JOB_NAME, exit_status_of, reap, signal_carriers, signal_group, start_detached, time_limit
-from anyaccel.ledger import boot, pid_namespace, process
+from anyaccel.launcher import JOB_NAME, exit_status_of, reap, signal_group, start_detached, time_limit
+from anyaccel.ledger import Teardown, boot, find_carriers, pid_namespace, process, tell_left
 from anyaccel.ledger import mark as marks
 from anyaccel.model import replace
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ASKED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGALRM})
 """Signals by which a supervisor is asked to end the command."""
-_LOOK = 0.05
+_LOOK_SECONDS = 1.0
 _AT_ONCE = 1e-3
 """Seconds of a timer that is due: with 0 it would never go off."""
 
@@ -82,7 +82,8 @@ class Supervisor:
         """Run a function that becomes the command in a child, and wait for its end.
 
         SIGTERM and SIGINT are passed on to the command's process group and mean that the job is cancelled; the second
-        one kills all that it has started.
+        one kills all that it has started. Orphans of the command become children of this process, which tells them from
+        other users' processes that have copied the mark; it waits for these no longer than for its own.
 
         Args:
             become: Called in the child, the leader of a process group; it replaces the child, or returns its status.
@@ -92,9 +93,11 @@ class Supervisor:
         Returns:
             The exit status, and the state of :meth:`end`.
         """
+        with contextlib.suppress(OSError):
+            process.adopt_orphans()
         child = _start(become)
         status, told, state = None, 0, ""
-        heard: set[int] = set()
+        rest, pause = Teardown(find_carriers([mark]), grace=self.job.grace), _LOOK_SECONDS
         alarm = _Alarm(limit, mark, self.job.log)
         while True:
             ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) if status is None else None
@@ -102,19 +105,28 @@ class Supervisor:
                 if told > 1:
                     signal_group(child, signal.SIGKILL)  # before it is reaped
                 status = reap(child)
+            _reap_orphans(child)
             if status is not None:
-                left = _end_carriers(mark, heard, kill=told > 1) if told else set()
-                if left is not None and not left:
+                left = rest.step() if told else None
+                if left is None:
+                    self._tell(rest)
                     return status, state
-                heard |= left or set()
-            came = signal.sigtimedwait({*_ASKED, signal.SIGCHLD}, 1.0 if status is None else _LOOK)
+                pause = left
+            came = signal.sigtimedwait({*_ASKED, signal.SIGCHLD}, pause)
             if came is not None and came.si_signo in _ASKED and not alarm.was_early(came.si_signo):
                 told += 1
                 state = state or ("timeout" if came.si_signo == signal.SIGALRM else "cancelled")
                 if status is None:
                     signal_group(child, signal.SIGTERM if told == 1 else signal.SIGKILL)
                 if told > 1:
-                    _end_carriers(mark, heard, kill=True)
+                    rest.kill()
+                    rest.step()
+
+    def _tell(self, rest: Teardown) -> None:
+        """Name in the log of the job what was not ended with it."""
+        told = "".join(f"anyaccel: {line}\n" for line in tell_left(rest, f"job {self.job.id}"))
+        with contextlib.suppress(OSError):
+            os.write(2, told.encode(errors="replace"))
 
     def _detach(self) -> None:
         """Let go of all that was the caller's, and tell it the number of the job."""
@@ -259,11 +271,13 @@ def _start(become: Callable[[], int]) -> int:
     return child
 
 
-def _end_carriers(mark: marks.Mark, asked: set[int], *, kill: bool) -> set[int] | None:
-    """Ask each process that carries a job's mark to end, once, or kill it; those that there are, None when unknown."""
-    if kill:
-        return signal_carriers([mark], signal.SIGKILL)
-    return signal_carriers([mark], signal.SIGTERM, spare=asked.__contains__)
+def _reap_orphans(child: int) -> None:
+    """Reap the orphans that have ended, until the command has: that one is reaped when it is asked for."""
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid == child:
+                return
+            os.waitpid(ended.si_pid, 0)
 
 
 def _here() -> str:

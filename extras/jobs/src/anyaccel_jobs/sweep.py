@@ -25,20 +25,21 @@ from anyaccel.launcher import (
     GRACE_SECONDS,
     Hold,
     bound,
+    end_in_time,
     not_started,
-    signal_carriers,
     signal_group,
     start_marked,
     take_async,
     time_limit,
 )
-from anyaccel.ledger import Ledger, process
+from anyaccel.ledger import Ledger, Teardown, find_carriers, process, tell_left
 from anyaccel.ledger import mark as marks
 from anyaccel.model import Inventory, Request, Value
 from anyaccel.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import logging
     from typing import Any
 
     from anyaccel.launcher import Usage
@@ -48,13 +49,11 @@ COLUMNS = ("Seq", "Host", "Starttime", "JobRuntime", "Send", "Receive", "Exitval
 
 _LONGEST_RANGE = 1_000_000
 _TICK = 1.0
-_LOOK = 0.05
 _VARIABLE = re.compile(r"\{(#|[A-Za-z_][A-Za-z0-9_]*|)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RANGE = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)")
 _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""")
 _OPERATOR = re.compile("[|&;<>]")
-_SET_CHILD_SUBREAPER = 36
 
 
 def parse_each(text: str) -> tuple[str, tuple[str, ...]]:
@@ -417,6 +416,9 @@ class Sweep:
         self._asked = 0
         self._error: AnyaccelError | None = None
         self._left_over: list[marks.Mark] = []
+        self._rest: Teardown | None = None
+        self._ends: dict[str, tuple[float, asyncio.Task[None]]] = {}
+        self._over_leases: set[str] = set()
         self._ledger = Ledger.open()
 
     def run(self) -> int:
@@ -429,12 +431,14 @@ class Sweep:
             AnyaccelError: When devices cannot be got.
         """
         with contextlib.suppress(OSError):
-            process.prctl(_SET_CHILD_SUBREAPER, 1)  # what a command leaves behind becomes our child, and is seen
+            process.adopt_orphans()  # what a command leaves behind becomes our child, and is seen
         try:
             asyncio.run(self._main())
         finally:
             with contextlib.suppress(OSError):
-                process.prctl(_SET_CHILD_SUBREAPER, 0)
+                process.adopt_orphans(adopt=False)
+        for lease, (until, _) in self._ends.items():
+            end_in_time(lease, until)
         if self._stopped:
             return 128 + self._stopped
         if self._error is not None:
@@ -453,8 +457,10 @@ class Sweep:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._slots):
                     group.create_task(self._slot())
-            if self._asked:
-                await self._end_leftover()
+            if self._rest is not None:
+                await self._finish(self._rest, "the sweep")
+                self._orphans(self._marks())
+            await self._end_those_over()
         finally:
             ticker.cancel()
             for hold in tuple(self._holds):
@@ -544,7 +550,7 @@ class Sweep:
         try:
             lease = hold.lease
             with bound(hold.allocation.processors):
-                process = start_marked(
+                running = start_marked(
                     command, lease.mark if lease else (), hold.launch.environment.group,
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                     env=dict(hold.environ), pass_fds=hold.fds, start_new_session=True,
@@ -554,20 +560,21 @@ class Sweep:
             os.write(log, f"anyaccel: {fault}\n".encode(errors="replace"))
             status = fault.exit_code
         else:
-            self._running[process.pid] = hold
+            self._running[running.pid] = hold
             self._on_change()
             limit = self._begin_limit()
-            timers = self._limit(limit, process.pid, lease.mark if lease else (), path)
-            await _end_of(process.pid)
+            timers = self._limit(limit, running.pid, hold, path)
+            await _end_of(running.pid)
             for timer in timers:
                 timer.cancel()
             if self._asked > 1:
-                signal_group(process.pid, signal.SIGKILL)  # before it is reaped
-            code = process.wait()
-            del self._running[process.pid]
+                signal_group(running.pid, signal.SIGKILL)  # before it is reaped
+            code = running.wait()
+            del self._running[running.pid]
+            await self._end_of_time(hold)
             status, number_of_signal = (code, 0) if code >= 0 else (0, -code)
-            timed_out = limit is not None and process.pid in self._over
-            self._over.discard(process.pid)
+            timed_out = limit is not None and running.pid in self._over
+            self._over.discard(running.pid)
             if limit is not None and timed_out:
                 self._timed_out.add(hold)
                 status = status or (0 if number_of_signal else time_limit.STATUS)
@@ -583,20 +590,24 @@ class Sweep:
         setting = self._setting
         return None if setting.time is None else time_limit.TimeLimit.begin(setting.time, setting.grace, setting.early)
 
-    def _limit(
-        self, limit: time_limit.TimeLimit | None, pid: int, mark: marks.Mark, log: str
-    ) -> list[asyncio.TimerHandle]:
-        """Ask a command to end once its time is over, and kill it after the grace; returns what does that.
+    def _limit(self, limit: time_limit.TimeLimit | None, pid: int, hold: Hold, log: str) -> list[asyncio.TimerHandle]:
+        """Ask a command to end once its time is over, and kill it after the grace; return the timers that do so.
+
+        What carries the mark of its lease outside of its process group is ended likewise, also when the command has
+        ended before: see :meth:`_end_of_time`.
 
         Args:
             limit: The time limit; None for none.
             pid: The command, the leader of a process group.
-            mark: Mark of its lease.
+            hold: Its devices.
             log: Path of what it prints, where its early signal is told.
         """
         if limit is None:
             return []
-        loop = asyncio.get_running_loop()
+        loop, mark = asyncio.get_running_loop(), hold.lease.mark if hold.lease else ()
+        if hold.lease is not None and mark:
+            task = asyncio.create_task(self._end_rest(hold.lease.id, mark, limit))
+            self._ends[hold.lease.id] = limit.until, task
         timers = [
             loop.call_later(limit.seconds, self._over.add, pid),
             loop.call_later(limit.seconds, signal_group, pid, signal.SIGTERM),
@@ -606,6 +617,33 @@ class Sweep:
             before = limit.seconds - limit.early.seconds
             timers.append(loop.call_later(before, lambda: time_limit.say_at_end(limit.send_early(mark), log)))
         return timers
+
+    async def _end_rest(self, lease: str, mark: marks.Mark, limit: time_limit.TimeLimit) -> None:
+        """Wait until a time is over, and end what carries the mark of a lease; process groups hear it otherwise."""
+        await asyncio.sleep(limit.seconds)
+        self._over_leases.add(lease)
+        rest = Teardown(find_carriers([mark]), grace=limit.grace, spare=self._in_group)
+        await self._finish(rest, "a command whose time is over")
+
+    async def _end_of_time(self, hold: Hold) -> None:
+        """A command has ended: wait for what is ended with it, and forget the limit where nothing is left to end."""
+        if hold.lease is None or hold.lease.id not in self._ends:
+            return
+        _, task = self._ends[hold.lease.id]
+        if hold.lease.id in self._over_leases:
+            await task
+        elif not (self._asked or self._intact(hold)):
+            return  # what is left has its time still
+        task.cancel()
+        del self._ends[hold.lease.id]
+
+    async def _end_those_over(self) -> None:
+        """Wait for what is being ended, since its time is over; the rest is left to monitors."""
+        for lease, (_, task) in tuple(self._ends.items()):
+            if lease in self._over_leases:
+                await task
+                del self._ends[lease]
+            task.cancel()
 
     def _intact(self, hold: Hold) -> bool:
         """Whether nothing that a command has left behind runs with the devices."""
@@ -656,29 +694,42 @@ class Sweep:
         self._asked += 1
         if self._taking is not None:
             self._taking.cancel()
-        self._signal_all(signal.SIGTERM if self._asked == 1 else signal.SIGKILL)
         if self._asked == 1:
-            asyncio.get_running_loop().call_later(self._setting.grace, self._press)
+            self._rest = Teardown(find_carriers(self._marks()), grace=self._setting.grace, spare=self._in_group)
+            self._signal_all(self._rest)
+            asyncio.get_running_loop().call_later(self._setting.grace, self._press, self._rest)
+        elif self._rest is not None:
+            self._rest.kill()
+            self._signal_all(self._rest)
         self._on_change()
 
-    def _press(self) -> None:
+    def _press(self, rest: Teardown) -> None:
         self._asked += 1
-        self._signal_all(signal.SIGKILL)
+        rest.kill()
+        self._signal_all(rest)
 
-    def _signal_all(self, number: signal.Signals) -> None:
-        """Send a signal to all that was started and runs."""
+    def _signal_all(self, rest: Teardown) -> None:
+        """End all that was started and runs, as far as one step goes."""
         for pid in self._running:
-            signal_group(pid, number)
-        signal_carriers(self._marks(), number, spare=lambda pid: os.getpgid(pid) in self._running)
+            signal_group(pid, signal.SIGKILL if rest.killing else signal.SIGTERM)
+        rest.step()
+
+    def _in_group(self, pid: int) -> bool:
+        """Return whether a process hears what the process group of a running command hears."""
+        try:
+            return os.getpgid(pid) in self._running
+        except OSError:
+            return True
 
     def _marks(self) -> list[marks.Mark]:
         return [hold.lease.mark for hold in self._holds if hold.lease]
 
-    async def _end_leftover(self) -> None:
+    async def _finish(self, rest: Teardown, of: str) -> None:
         """Wait for what commands have left behind, which was asked to end with them; kill it in the end."""
-        while signal_carriers(self._marks(), signal.SIGKILL if self._asked > 1 else None) != set():  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK)
-        self._orphans(self._marks())
+        while (pause := rest.step()) is not None:  # noqa: ASYNC110 - nothing else tells of it
+            await asyncio.sleep(pause)
+        for line in tell_left(rest, of):
+            _log().warning("%s", line)
 
     async def _tick(self) -> None:
         while True:
@@ -701,6 +752,12 @@ async def _end_of(pid: int) -> None:
             loop.remove_reader(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _log() -> logging.Logger:
+    import logging
+
+    return logging.getLogger("anyaccel")
 
 
 def _children() -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import signal
 import socket
 import struct
 import sys
@@ -17,14 +16,15 @@ from typing import NamedTuple, Protocol
 
 from anyaccel.errors import WorkerStartError
 from anyaccel.interpreter import Interpreter, start
-from anyaccel.launcher.signals import signal_carriers
-from anyaccel.ledger.mark import Mark
+from anyaccel.ledger.mark import Mark, carries
+from anyaccel.ledger.teardown import Teardown, find_carriers, tell_left
 from anyaccel.pool.channel import GONE, HOLD, NUMBER, SPAWN, STOP, Kind, Message, receive, send
 from anyaccel.pool.proc import ending
 from anyaccel.pool.reactor import reactor
 
 CLOSE_SECONDS = 5.0
-SWEEP_SECONDS = 0.01
+STUCK_LOOK_SECONDS = 5.0
+"""Pause between two looks at what ignores SIGKILL after the death of a fork server."""
 BUFFER = 1 << 18
 
 
@@ -36,12 +36,15 @@ class Gone(NamedTuple):
         status: Its exit status, the negative number of a signal, or None when nobody could tell.
         reason: Why there is no worker any more, where its own end is not the reason.
         forked: Whether there was a process at all.
+        carried: Whether processes of other users carry its mark, which it may have started: then its devices are left
+            to the mark.
     """
 
     pid: int = 0
     status: int | None = None
     reason: str = ""
     forked: bool = True
+    carried: bool = False
 
 
 class Child(Protocol):
@@ -248,16 +251,27 @@ class ForkServer:
             children, self._children, self._spare = self._children, {}, None
         code = self._process.wait()
         reason = f"its fork server {ending(code)}"
-        self._sweep(children, Gone(reason=reason))
-
-    def _sweep(self, children: dict[int, Child], gone: Gone) -> None:
-        left = signal_carriers([child.mark for child in children.values()], signal.SIGKILL)
-        if left is None or left:
-            self._reactor.call_later(SWEEP_SECONDS, partial(self._sweep, children, gone))
-            return
         self._control.close()
-        for child in children.values():
-            child.ended(gone)
+        self._end(list(children.values()), Gone(reason=reason))
+
+    def _end(self, children: list[Child], gone: Gone) -> None:
+        """Kill what is left of some workers, each with all that carries its mark."""
+        rest = Teardown(find_carriers(child.mark for child in children), grace=0)
+        self._go_on(rest, children, gone)
+
+    def _go_on(self, rest: Teardown, children: list[Child], gone: Gone) -> None:
+        pause = rest.step()
+        if pause is not None:
+            self._reactor.call_later(pause, partial(self._go_on, rest, children, gone))
+            return
+        stuck = [child for child in children if any(carries(pid, child.mark) for pid in rest.own)]
+        for child in children:
+            if child in stuck:
+                child.on_stuck("; ".join(tell_left(rest, "a worker")))
+            else:
+                child.ended(gone._replace(carried=any(carries(pid, child.mark) for pid in rest.others)))
+        if stuck:
+            self._reactor.call_later(STUCK_LOOK_SECONDS, partial(self._end, stuck, gone))
 
 
 class _Spare:

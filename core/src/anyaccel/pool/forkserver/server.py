@@ -27,7 +27,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped, unused-ignore]  # noqa: F401 - workers need it, and they should not each load it
 
 from anyaccel.interpreter import CONTROL
-from anyaccel.ledger.process import die_with_parent, set_name, state, waits_in
+from anyaccel.ledger.process import adopt_orphans, die_with_parent, set_name, state, waits_in
 from anyaccel.pool import proc
 from anyaccel.pool.channel import GONE, HOLD, LONGEST_SECONDS, NUMBER, SPAWN, STOP, Kind, receive, send
 from anyaccel.pool.forkserver.child import serve
@@ -107,7 +107,7 @@ class Server:
         self.owners: dict[int, frozenset[Family]] = {}
         self.outbox: deque[tuple[Kind, bytes]] = deque()
         self.closing = False
-        proc.adopt_orphans()
+        adopt_orphans()
         set_name("accel-forksrv")
         self.wake, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.private = [self.control.fileno(), self.caller, self.wake, wake_end]
@@ -199,7 +199,7 @@ class Server:
                 for lease in family.leases:  # of others: they must not end with this worker
                     os.close(lease)
             os.setsid()
-            proc.adopt_orphans()
+            adopt_orphans()
             set_name("accel-worker")
             gc.enable()
             serve(channel, ahead=ahead)

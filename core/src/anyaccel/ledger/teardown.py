@@ -1,0 +1,178 @@
+"""The end of what was started with devices: asked at first, killed in the end, and looked at in between.
+
+Every user can read the mark of a process and put it on a process of its own. So a carrier counts for the end of what is
+ours only where it is our own:
+
+- its real user id is that of the owner: a program with the set-user-ID bit keeps the one of the user who started it,
+  until it changes that itself. Or, for the process that has started it all, it descends from that one, whatever its
+  user id is by now: the supervisor of a job and a sweep adopt orphans, so all descendants of theirs stay below them;
+- and the kernel lets this process signal it. What ``sudo`` has started cannot be ended by a user without privilege, and
+  what runs in a container of that user's own can.
+
+So a process of root's that has taken another user id (``setpriv``, ``su``) is ended with its job, and a process of
+another user that has copied root's mark is left alone. From outside, and where nothing is left above it, as after the
+SIGKILL of all that started it, the two look alike: both are left alone and named, and keep the devices taken.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from anyaccel.ledger import mark as marks
+from anyaccel.ledger import process
+from anyaccel.ledger.mark import Mark
+
+KILL_SECONDS = 10.0
+"""How long processes may take to leave the kernel after SIGKILL, until they count as stuck."""
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
+_SHARE = 4.0
+"""A pause is so many times as long as the look before it took: looks cost a fifth of one processor at most."""
+
+Confirm = Callable[[int], bool]
+"""Say whether a process is still the one that was found, given its id once no other process can get that."""
+Find = Callable[[], tuple[Mapping[int, Confirm], bool]]
+"""Find the living processes that are to end, this one left out, and say whether these are all."""
+
+
+def find_carriers(wanted: Iterable[Mark]) -> Find:
+    """Return what finds the processes that carry one of some marks; an empty mark is carried by none."""
+    wanted = {mark for mark in wanted if mark}
+
+    def find() -> tuple[Mapping[int, Confirm], bool]:
+        found, complete = marks.look(wanted)
+        pids = {pid: mark for mark, carriers in found.items() for pid in carriers if pid != os.getpid()}
+        return {pid: lambda pid, mark=mark: marks.carries(pid, mark) for pid, mark in pids.items()}, complete
+
+    return find
+
+
+class Teardown:
+    """The end of some processes, step by step; the caller pauses between two steps in its own way.
+
+    Args:
+        find: Finds them.
+        grace: Seconds between asking them to end (SIGTERM) and killing them, from the first step on.
+        user: Whose processes they are; those of this process's user when None.
+        inside: Whether this process has started them, so that all that descends from it counts.
+        force: Whether what does not end is killed; if not, the time is up after the grace.
+        spare: Returns whether a process has been asked to end already.
+
+    Attributes:
+        own: Those that are left and count, with their start times.
+        others: Those that are left alone, likewise.
+        asked: Ids of all that were asked to end, or killed.
+        killing: Whether they are being killed.
+        expired: Whether the time is up.
+    """
+
+    def __init__(
+        self,
+        find: Find,
+        *,
+        grace: float,
+        user: int | None = None,
+        inside: bool = True,
+        force: bool = True,
+        spare: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        self.own: dict[int, int] = {}
+        self.others: dict[int, int] = {}
+        self.asked: set[int] = set()
+        self.killing = False
+        self.expired = False
+        self._find = find
+        self._grace = grace
+        self._user = os.geteuid() if user is None else user
+        self._inside = inside
+        self._force = force
+        self._spare = spare
+        self._asked: set[tuple[int, int]] = set()
+        self._pause = _SHORTEST_PAUSE
+        self._until: float | None = None
+
+    def kill(self) -> None:
+        """Kill what is left from the next step on, whatever is left of the grace."""
+        if not self.killing:
+            self.killing = True
+            self._pause = _SHORTEST_PAUSE
+            self._until = time.monotonic() + KILL_SECONDS
+
+    def step(self) -> float | None:
+        """Look once, and ask or kill what there is.
+
+        Returns:
+            Seconds to pause until the next step; None when nothing is left that counts, or the time is up.
+        """
+        began = time.monotonic()
+        if self._until is None:
+            self._until = began + self._grace
+        if began >= self._until and not self.killing and self._force:
+            self.kill()
+        found, complete = self._find()
+        self.own, self.others = self._sort(found)
+        for pid, start in self.own.items():
+            self._signal(pid, start, found[pid])
+        now = time.monotonic()
+        self.expired = now >= self._until and (self.killing or not self._force)
+        if self.expired or (complete and not self.own):
+            return None
+        pause = max(self._pause, _SHARE * (now - began))
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        return max(_SHORTEST_PAUSE, min(pause, self._until - now))
+
+    def _sort(self, found: Iterable[int]) -> tuple[dict[int, int], dict[int, int]]:
+        """Tell our own processes from those of others, each with its start time; one that has gone is neither."""
+        own: dict[int, int] = {}
+        others: dict[int, int] = {}
+        for pid in found:
+            start, user = process.start_time(pid), process.user(pid)
+            if start is not None and user is not None:
+                (own if self._counts(pid, user) else others)[pid] = start
+        return own, others
+
+    def _counts(self, pid: int, user: int) -> bool:
+        return (user == self._user or (self._inside and process.descends(pid))) and process.may_signal(pid)
+
+    def _signal(self, pid: int, start: int, confirm: Confirm) -> None:
+        def still() -> bool:
+            user = process.user(pid)
+            return process.started_at(pid, start) and confirm(pid) and user is not None and self._counts(pid, user)
+
+        if self.killing:
+            process.send(pid, signal.SIGKILL, still)
+        elif (pid, start) in self._asked:
+            return
+        elif not self._spare(pid) and process.send(pid, signal.SIGTERM, still):
+            process.send(pid, signal.SIGCONT, still)  # a stopped process hears only once it goes on
+        self._asked.add((pid, start))
+        self.asked.add(pid)
+
+
+def tell_left(rest: Teardown, of: str) -> list[str]:
+    """Say which processes a teardown has left, each kind in one sentence.
+
+    Args:
+        rest: The teardown, after its last step.
+        of: What it has ended, such as ``job 3``.
+    """
+    told = []
+    if rest.others:
+        told.append(f"{_listed(rest.others)} carry the mark of {of}, belong to another user, and were not ended")
+    if rest.own:
+        told.append(f"{_listed(rest.own)} of {of} did not end {KILL_SECONDS:g} s after SIGKILL")
+    return told
+
+
+def _listed(pids: Iterable[int]) -> str:
+    """Name processes and their users; all are called processes, also where there is one."""
+    return f"processes {', '.join(map(_named, sorted(pids)))}"
+
+
+def _named(pid: int) -> str:
+    from anyaccel.ledger.record import user_name
+
+    user = process.user(pid)
+    return str(pid) if user is None else f"{pid} ({user_name(user)})"
