@@ -1,15 +1,12 @@
 """Two vendors that use the same ids: given to no request where both are seen, and apart where one is seen alone."""
 
 import json
-import os
-import subprocess
 import sys
 
 import anyaccel as aa
 import pytest
 from anyaccel.model import VendorState
 from holders import end, hold_and_show
-from waiting import PATIENCE
 
 VENDOR = """
 import os

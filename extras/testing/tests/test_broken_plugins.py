@@ -71,10 +71,30 @@ def test_two_vendors_that_set_one_variable_differently(install, recordings):
 def test_a_variable_that_is_borrowed_is_no_conflict(install, recordings):
     rival = ACME.replace('vendor="acme"', 'vendor="zeta", borrowed=("ACME_VISIBLE",)').replace("acme-{", "zeta-{")
     rival = rival.replace("Acme-", "Zeta-").replace("Acme One", "Zeta One").replace("Acme Whole", "Zeta Whole")
+    rival = rival.replace("/dev/acme{", "/dev/zeta{")
     install("acme", ACME)
     install("zeta", rival.replace('"A1"', '"Z1"'))
     (result,) = {(result.check, result.state) for result in run_checks("acme", recordings(ACME), only=["C24"])}
     assert result == ("C24", State.OK)
+
+
+def test_a_name_that_another_plugin_claims_as_well(install, recordings):
+    rival = ACME.replace('vendor="acme"', 'vendor="zeta"').replace("ACME_VISIBLE", "ZETA_VISIBLE")
+    install("acme", ACME)
+    install("zeta", rival)
+    (result,) = [each for each in run_checks("acme", recordings(ACME), only=["C24"]) if each.check == "C24"]
+    assert result.state is State.FAILED
+    assert "must be no tag and no product, since it is a product of zeta; choose another name" in result.message
+
+
+def test_a_device_that_another_plugin_lists_as_well(install, recordings):
+    rival = ACME.replace('vendor="acme"', 'vendor="zeta"').replace("ACME_VISIBLE", "ZETA_VISIBLE")
+    rival = rival.replace("Acme-", "Zeta-").replace("Acme One", "Zeta One").replace("Acme Whole", "Zeta Whole")
+    install("acme", ACME)
+    install("zeta", rival.replace('"A1"', '"Z1"'))
+    (result,) = [each for each in run_checks("acme", recordings(ACME), only=["C24"]) if each.check == "C24"]
+    assert result.state is State.FAILED
+    assert "would be given to no request: the plug-ins acme and zeta both list " in result.message
 
 
 def test_what_is_not_installed(monkeypatch):
