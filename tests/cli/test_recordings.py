@@ -4,8 +4,9 @@ import json
 import os
 
 import pytest
-from anyaccel.cli.parser import APART, COMMANDS
+from anyaccel.cli.parser import APART
 from lengths import length
+from our_commands import INSTALLED
 
 SCHEMA = {"schema": "anyaccel.recording/1"}
 
@@ -62,7 +63,7 @@ def assert_refused(
 def each_command():
     """Every command with every fault; where time matters, all faults with one command and two with each other."""
     kinds = list(DAMAGED)
-    for number, command in enumerate(command for command in COMMANDS if command not in ELSEWHERE):
+    for number, command in enumerate(command for command in INSTALLED if command not in ELSEWHERE):
         few = [kinds[number % len(kinds)], kinds[(number + 5) % len(kinds)]]
         for kind in kinds if command == "status" else length(few, kinds):
             yield pytest.param(command, kind, id=f"{command}-{kind}")

@@ -14,6 +14,7 @@ from anyaccel.cli.parser import APART, COMMANDS
 from anyaccel.exports.targets import TARGETS
 from anyaccel.ledger import Ledger
 from lengths import length
+from our_commands import INSTALLED
 from terminals import assert_plain, run_on_terminal
 
 STEERING = "be\nanyaccel: forged\r\x1b]0;title\x07\x1b[2J\x9b31m\t\x7f\u202etxt\u2066\u2028\u200b\udcff end"
@@ -186,7 +187,7 @@ def fill(text):
     return text.replace("{", "(").replace("}", ")")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", INSTALLED)
 def test_nothing_in_a_text_reaches_the_terminal(command, hostile, taken, tmp_path):
     text = HOSTILE
     machine = hostile(text)
@@ -289,7 +290,7 @@ C = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCO
 
 @pytest.mark.parametrize(
     ("command", "variables"),
-    [*((command, ASCII) for command in COMMANDS), ("status", LATIN), ("queue", LATIN), ("status", C), ("doctor", C)],
+    [*((command, ASCII) for command in INSTALLED), ("status", LATIN), ("queue", LATIN), ("status", C), ("doctor", C)],
 )
 def test_what_an_encoding_lacks_is_replaced(command, variables, hostile, taken, tmp_path):
     text = "\u65e5\u672c \u2013 \xe9"
@@ -325,7 +326,7 @@ STREAMS = {
 def streams():
     """Every command with every stream; where time matters, all streams with one command and one with each other."""
     names = list(STREAMS)
-    for number, command in enumerate([*COMMANDS, "--help", "--version"]):
+    for number, command in enumerate([*INSTALLED, "--help", "--version"]):
         few = [names[number % len(names)]]
         for name in names if command == "status" or length(0, 1) else few:
             yield pytest.param(command, STREAMS[name], id=f"{command}-{name}")

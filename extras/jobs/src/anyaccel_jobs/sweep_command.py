@@ -114,9 +114,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _engine(name: str) -> str:
     """The name of an engine that is installed."""
-    from anyaccel.pool import find_engine
+    if name != "local":
+        from anyaccel.pool import find_engine
 
-    find_engine(name)
+        find_engine(name)
     return name
 
 

@@ -1,0 +1,95 @@
+"""Without an extra: what is asked for says which one brings it, and all else works."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from anyaccel import extras
+
+NEEDED = ("anyaccel", "argcomplete", "cloudpickle", "msgpack", "pluggy")
+
+
+@pytest.fixture(scope="module")
+def core_alone(tmp_path_factory):
+    """Run an interpreter that sees the core and what it needs, and nothing else that is installed here."""
+    site = tmp_path_factory.mktemp("site")
+    for name in NEEDED:
+        (site / name).symlink_to(Path(find_spec(name).origin).parent)
+
+    def run(*arguments):
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(("ANYACCEL_", "PYTHON"))}
+        environ |= {"PYTHONPATH": str(site), "ANYACCEL_STATE_DIR": str(site / "state")}
+        return subprocess.run(
+            [sys.executable, "-S", *arguments], env=environ, capture_output=True, text=True, check=False
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        *(((command,), extra) for command, extra in extras.COMMANDS.items()),
+        *((("help", command), extra) for command, extra in extras.COMMANDS.items()),
+        *((("sweep", "GPU", "--engine", engine, "--", "true"), extra) for engine, extra in extras.ENGINES.items()),
+    ],
+)
+def test_a_command_says_what_to_install(core_alone, arguments, extra):
+    done = core_alone("-m", "anyaccel", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    said, remedy = done.stderr.splitlines()
+    assert f"is in the extra '{extra}', which is not installed" in said
+    assert remedy == f"anyaccel: pip install 'anyaccel[{extra}]'"
+
+
+@pytest.mark.parametrize(
+    ("code", "extra"),
+    [
+        ("import anyaccel; anyaccel.Pool(engine='ray')", "ray"),
+        ("import anyaccel; anyaccel.Pool(engine='dask')", "dask"),
+        ("from anyaccel.testing import run_checks", "testing"),
+        ("from anyaccel.engines.ray import accelerator_manager", "ray"),
+    ],
+)
+def test_python_says_what_to_install(core_alone, code, extra):
+    done = core_alone("-c", code)
+    assert done.returncode == 1
+    assert f"pip install 'anyaccel[{extra}]'" in done.stderr.splitlines()[-1]
+
+
+def test_help_lists_what_is_there_and_names_the_rest(core_alone):
+    told = core_alone("-m", "anyaccel", "--help").stdout
+    for command in extras.COMMANDS:
+        assert f"\n  {command} " not in told
+        assert f"'{command}' (anyaccel[{extras.COMMANDS[command]}])" in " ".join(told.split())
+    assert "\n  run " in told
+
+
+def test_an_engine_that_does_not_exist_names_all_that_do(core_alone):
+    done = core_alone("-m", "anyaccel", "sweep", "GPU", "--engine", "rey", "--", "true")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "engine must be one of 'dask', 'local', 'ray' (got 'rey')" in done.stderr
+
+
+def test_a_command_of_ours_comes_from_its_extra_alone(acme, anyaccel):
+    """Another distribution cannot take its name."""
+    site = acme.parent
+    (site / "taken.py").write_text("raise SystemExit('taken')")
+    info = site / "aaa_taken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: aaa-taken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[anyaccel.commands]\ncheck = taken\nnew = taken\nray = taken\n")
+    for command in extras.COMMANDS:
+        assert "taken" not in anyaccel(command, "--help").stderr
+
+
+@pytest.mark.skipif(not find_spec("anyaccel_testing"), reason="needs anyaccel-testing")
+def test_names_that_were_in_the_core_are_those_of_the_extra():
+    code = "import anyaccel.testing, anyaccel_testing as own; assert anyaccel.testing.run_checks is own.run_checks"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import anyaccel.testing.suite"  # it would be a second copy of the module
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "'anyaccel.testing' is not a package" in done.stderr
