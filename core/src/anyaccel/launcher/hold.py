@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections import Counter
@@ -10,11 +11,11 @@ from time import monotonic
 from time import time as now
 from types import TracebackType
 
-from anyaccel.errors import DevicesBusyError, NeverFitsError, NotFreeError
+from anyaccel.errors import AnyaccelError, DevicesBusyError, NeverFitsError, NotFreeError
 from anyaccel.inventory.current import LEASE_VARIABLE, current
 from anyaccel.launcher.bind import Bind, bound
 from anyaccel.launcher.busy import Foreign
-from anyaccel.launcher.environment import worker_environment
+from anyaccel.launcher.environment import tell_once, worker_environment
 from anyaccel.launcher.launch import Launch, choice_of, local_scheduler, remembered, survey
 from anyaccel.launcher.start import start
 from anyaccel.launcher.usage import Usage, end, end_at_exit
@@ -661,6 +662,7 @@ class Wish:
         waited = monotonic() - self._began if lease else 0.0
         allocation = self.allocation(lease)
         environment = worker_environment(allocation, self.inventory, lease=allocation.id, **self._options)
+        tell_once(environment.allocation.gaps)
         if self._memory is not None or (self._limit and environment.regions):
             from anyaccel.launcher.limits import limited
 
@@ -714,6 +716,8 @@ def why(
     inventory = survey(inventory, environ=environ, **where)
     request, ledger = parse_request(request), Ledger.open(environ)
     verdict = _verdict(inventory, request, ledger, environ)
+    if verdict.ever_fits:
+        verdict = replace(verdict, gaps=_gaps(request, inventory, environ))
     if not verdict.fits_now or not (ahead := ledger.ahead(_wanted(inventory, request, environ), 0)):
         return verdict
     from anyaccel.scheduler.reasons import Reason, ReasonCode
@@ -761,6 +765,14 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
     """
     environ = os.environ if environ is None else environ
     return Scope.of(inventory, environ).leases(Ledger.open(environ))
+
+
+def _gaps(request: Request, inventory: Inventory, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """What a worker would not be kept from that is given what a request wants; empty where no worker can be started."""
+    with contextlib.suppress(AnyaccelError):
+        allocation = local_scheduler(inventory).allocate(request)
+        return worker_environment(allocation, inventory, environ=environ).allocation.gaps
+    return ()
 
 
 def _verdict(inventory: Inventory, request: Request, ledger: Ledger, environ: Mapping[str, str]) -> Verdict:

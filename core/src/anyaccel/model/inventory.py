@@ -47,6 +47,7 @@ class VendorReport(Value):
         borrowed: Those of them that are another vendor's, and
         cleared: those that it only removes; see :class:`PluginInfo`.
         runtimes: How the file names of the vendor's runtime libraries begin.
+        maskable: Whether a variable hides its devices; see :class:`PluginInfo`.
         ray_switch: See :class:`PluginInfo`.
         distribution: Distribution that ships the plug-in, and
         version: its version.
@@ -66,6 +67,7 @@ class VendorReport(Value):
     borrowed: tuple[str, ...] = ()
     cleared: tuple[str, ...] = ()
     runtimes: tuple[str, ...] = ()
+    maskable: bool = True
     ray_switch: str = ""
     distribution: str = ""
     version: str = ""
