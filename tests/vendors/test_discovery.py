@@ -3,6 +3,7 @@
 import os
 
 import anyaccel as aa
+import pytest
 from anyaccel.vendors.discovery import Source, installed
 
 
@@ -23,6 +24,43 @@ def test_an_explicit_list_needs_no_scan(monkeypatch):
     monkeypatch.setattr("anyaccel.vendors.discovery.scan", lambda: (_ for _ in ()).throw(AssertionError("scanned")))
     environ = {"ANYACCEL_PLUGINS": "b=pkg.b:plugin, a=pkg_a"}
     assert installed(environ)[0] == [Source(vendor="a", target="pkg_a"), Source(vendor="b", target="pkg.b:plugin")]
+
+
+def test_installed_plugins_and_modules_are_named_side_by_side(install):
+    install("zeta", "")
+    install("acme", "")
+    found = installed({"ANYACCEL_PLUGINS": "b=pkg.b:plugin,zeta , acme = mine"})
+    assert found == (
+        [
+            Source(vendor="acme", target="mine"),
+            Source(vendor="b", target="pkg.b:plugin"),
+            Source(vendor="zeta", target="plug_anyaccel_zeta", distribution="anyaccel-zeta", version="1.2.3"),
+        ],
+        [],
+    )
+
+
+def test_a_module_that_is_not_there_is_told_beside_what_is_used(acme, anyaccel, record):
+    done = anyaccel("--machine", record({}), env={"ANYACCEL_PLUGINS": "bad=nope,acme"})
+    assert "vendor 'bad': importing 'nope' raised ModuleNotFoundError" in done.stderr
+    assert "acme-s0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("value", "item", "written"),
+    [("acme,bad=", "'bad='", "bad=package.module"), ("=good,acme", "'=good'", "acme=good"), ("=", "'='", "acme=package")],
+)
+def test_an_item_without_a_vendor_or_a_module_is_an_error(acme, value, item, written):
+    with pytest.raises(aa.UsageError, match=f"must name a vendor and a module where there is a '=' \\(got {item}\\)") as e:
+        installed({"ANYACCEL_PLUGINS": value})
+    assert f"write {written}" in str(e.value)
+
+
+def test_a_vendor_whose_plugin_is_named_twice_is_told(install):
+    install("zeta", "", distribution="one")
+    for value, names in (("zeta=mine,zeta=theirs", "mine and theirs"), ("zeta,zeta=mine", "mine and one")):
+        sources, (problem,) = installed({"ANYACCEL_PLUGINS": value})
+        assert (sources, problem.reason) == ([], f"{names} both claim the vendor 'zeta', so neither is used.")
 
 
 def test_plugins_can_be_left_out(install):

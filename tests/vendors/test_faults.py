@@ -81,6 +81,7 @@ FAULTS = {
     "exits": "os._exit(3)",
     "crashes": "__import__('ctypes').string_at(0)",
     "forks": f"os.fork() or os.execvp('sleep', ['{MARK}', '1000'])",
+    "kills its parent": "os.kill(os.getppid(), signal.SIGKILL)",
     "edits the environment": "os.environ['STRAY'] = '1'; ctx_environ = os.environ",
 }
 RUN = """
@@ -91,6 +92,10 @@ done = aa.run("APU:1", [sys.executable, "-c", "import os; print(os.environ['ACME
 print(json.dumps({"out": done.stdout, "seconds": time.monotonic() - start,
                   "loaded": [name for name in sys.modules if name.startswith("plug_")]}))
 """
+
+
+INTERPRETER = "__import__('psutil').Process(os.getppid()).ppid()"
+"""In a hook: what has forked the parent of the vendor's process."""
 
 
 def strays():
@@ -126,6 +131,38 @@ def test_a_fault_in_a_hook_costs_nobody_else(fault, hook, install, acme, record)
     if fault == "sleeps":  # against some 0.3 s without a fault; it sleeps for 1000, and this machine may be busy
         assert done["seconds"] < 30
     until(lambda: strays() == [], "the end of the strays")
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("os.kill(os.getppid(), signal.SIGTERM), signal.pause()", "its process was killed by SIGTERM before it answered"),
+        ("os.kill(os.getppid(), signal.SIGKILL), signal.pause()", "its process was killed by SIGKILL before it answered"),
+        ("os.kill(os.getppid(), signal.SIGINT), signal.pause()", "its process was killed by SIGINT before it answered"),
+        ("os.killpg(0, signal.SIGTERM), signal.pause()", "its process was killed by SIGTERM before it answered"),
+        (
+            "os.killpg(os.getpgid(os.getppid()), signal.SIGKILL), signal.pause()",
+            "its process was killed by SIGKILL before it answered",
+        ),
+        ("os.kill(os.getppid(), signal.SIGSTOP)", ""),
+    ],
+)
+def test_a_vendor_that_signals_its_parent_is_alone_in_that(fault, reason, install, acme, record):
+    install("bad", BAD.format(hook="anyaccel_detect", fault=fault))
+    inventory = aa.detect(record({}), timeout=PATIENCE)
+    problem = inventory.report("bad").problem
+    assert reason in problem.reason if reason else problem is None
+    assert [device.id for device in inventory.devices if device.vendor == "acme"] == ["acme-s0"]
+    assert aa.prepare("APU:1", inventory=inventory).environment.values["ACME_VISIBLE"] == "acme-s0"
+
+
+def test_a_process_ends_whose_parent_is_stopped(install, acme, record):
+    install("bad", BAD.format(hook="anyaccel_detect", fault="os.kill(os.getppid(), signal.SIGSTOP), os._exit(5)"))
+    assert "its process ended with exit status 5" in aa.detect(record({})).report("bad").problem.reason
+    children = psutil.Process().children(recursive=True)
+    close()
+    psutil.wait_procs(children, timeout=PATIENCE)
+    assert [child for child in children if child.is_running()] == []
 
 
 def test_what_is_printed_is_kept_and_shown(install, acme, record, anyaccel):
@@ -180,7 +217,8 @@ def test_a_process_that_dies_is_started_again_once_and_then_the_vendor_has_faile
 def test_how_a_process_ended_is_heard_also_when_its_interpreter_gets_no_processor(install, acme, record, monkeypatch):
     """It is stopped for longer than a process may live on that has closed its socket."""
     monkeypatch.setattr(guard, "END_SECONDS", 0.01)
-    install("bad", BAD.format(hook="anyaccel_detect", fault="os.kill(os.getppid(), signal.SIGSTOP), os._exit(5)"))
+    stops = f"os.kill({INTERPRETER}, signal.SIGSTOP), os._exit(5)"
+    install("bad", BAD.format(hook="anyaccel_detect", fault=stops))
     ended = threading.Event()
 
     def let_it_go_on():

@@ -30,7 +30,16 @@ def main(args: argparse.Namespace) -> int:
     launch = anyaccel.prepare(request, inventory=survey(args), mask=args.mask, unallocated=args.unallocated)
     environment = launch.environment
     if args.json:
-        output.print_json("env/1", {"set": dict(environment.set), "unset": sorted(environment.unset)})
+        output.print_json(
+            "env/1",
+            {
+                "set": dict(environment.set),
+                "unset": sorted(environment.unset),
+                "gaps": list(environment.allocation.gaps),
+            },
+        )
         return 0
+    for gap in environment.allocation.gaps:
+        output.say(gap)
     output.print_document(statements(environment.set, environment.unset))
     return 0

@@ -170,7 +170,7 @@ def confine(args: argparse.Namespace, hold: anyaccel.Hold) -> Sandbox | None:
     sandbox = sandbox_for(hold.allocation, hold.launch.inventory, enforce=args.enforce)
     if args.enforce and sandbox is None:
         output.say(f"the command is not confined to its devices: {available()}")
-    for gap in dict.fromkeys((*hold.allocation.gaps, *(sandbox.gaps if sandbox else ()))):
+    for gap in sandbox.gaps if sandbox else ():
         output.say(gap)
     return sandbox
 

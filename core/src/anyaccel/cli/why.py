@@ -35,6 +35,8 @@ def main(args: argparse.Namespace) -> int:
     else:
         for line in (verdict.message, *verdict.hint.splitlines()):
             output.print_folded(line)
+        for gap in verdict.gaps:
+            output.print_folded(gap)
         if start is not None:
             output.print_folded(f"It would start by {output.clock(start)}, if everything lasts as long as it may.")
     if verdict.fits_now:

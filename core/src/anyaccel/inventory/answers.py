@@ -109,6 +109,7 @@ def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Devi
         kind=info.kind if info else "",
         env_vars=info.env_vars if info else (),
         runtimes=info.runtimes if info else (),
+        maskable=info.maskable if info else True,
         borrowed=info.borrowed if info else (),
         cleared=info.cleared if info else (),
         control_nodes=info.control_nodes if info else (),

@@ -65,7 +65,8 @@ class Vendor:
             they are cards.
         catalog: Its products.
         entry_attribute: Attribute of a device that holds the key of its entry in the catalog.
-        mask: The variable by which a process sees certain devices.
+        mask: The variable by which a process sees certain devices; None where the vendor's software has none. Then
+            each launch names the vendor, whose devices are open to all workers that are not confined.
         alike: Variables that are always set to what the mask is, since some software looks at them instead.
         variables: Further variables that the plug-in sets or unsets.
         borrowed: Those of all its variables that are another vendor's and that the runtime obeys; no worker gets
@@ -108,7 +109,7 @@ class Vendor:
     virtual_functions: bool = True
     catalog: Catalog
     entry_attribute: str = ""
-    mask: Mask
+    mask: Mask | None
     alike: Sequence[str] = ()
     variables: Sequence[str] = ()
     borrowed: Sequence[str] = ()
@@ -144,7 +145,7 @@ class Vendor:
             vendor=self.key,
             resource=self.resource,
             kind=self.kind,
-            env_vars=(self.mask.variable, *self.alike, *self.variables),
+            env_vars=(*self._written, *self.variables),
             borrowed=tuple(self.borrowed),
             cleared=tuple(self.cleared),
             url=self.url,
@@ -152,6 +153,7 @@ class Vendor:
             counts=tuple(self.counts),
             exclusive=self.exclusive,
             control_nodes=tuple(self.control_nodes),
+            maskable=self.mask is not None,
             ray_switch=self.ray_switch,
         )
 
@@ -408,8 +410,13 @@ class Vendor:
         Raises:
             FaultError: When the mask cannot name a device, or one is given twice.
         """
-        values = dict.fromkeys((self.mask.variable, *self.alike), self.written(devices))
+        values = dict.fromkeys(self._written, self.written(devices)) if self._written else {}
         return EnvEdits(set=values, unset=frozenset(self.cleared))
+
+    @property
+    def _written(self) -> tuple[str, ...]:
+        """The variables that hold the mask's value."""
+        return (self.mask.variable, *self.alike) if self.mask else ()
 
     def written(self, devices: Sequence[Device], mask: Mask | None = None) -> str:
         """Write a value of the mask, or of another one.
@@ -420,7 +427,8 @@ class Vendor:
         nameless = next((device for device in devices if not self.maskable(device)), None)
         if nameless is not None:
             raise FaultError(*self._unmaskable(nameless))
-        return (mask or self.mask).write(devices)
+        mask = mask or self.mask
+        return mask.write(devices) if mask else ""
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str | VisiblePart] | None:
         """Say which devices an environment leaves visible, or which slots of them; None when it hides none.
@@ -438,7 +446,8 @@ class Vendor:
         Raises:
             FaultError: When the runtime would refuse the value.
         """
-        seen = (mask or self.mask).read(environ, [device for device in devices if self.maskable(device)])
+        mask = mask or self.mask
+        seen = mask.read(environ, [device for device in devices if self.maskable(device)]) if mask else None
         return None if seen is None else [device.id for device in seen]
 
     def container(self, devices: Sequence[Device]) -> ContainerEdits:

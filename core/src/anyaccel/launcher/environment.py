@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Literal
 
@@ -28,6 +30,8 @@ from anyaccel.model import (
 )
 from anyaccel.model.wire import plain
 from anyaccel.probe import HOST, MACHINE_VARIABLE
+from anyaccel.text import printable
+from anyaccel.vendors.discovery import DENY_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -122,7 +126,7 @@ def worker_environment(
     """
     base = dict(os.environ if environ is None else environ)
     held = allocation.by_device
-    edits, gaps = _edits(held, inventory, base, unallocated, mask)
+    edits, gaps = _edits(held, inventory, base, unallocated, mask, confined=allocation.confined)
     parts = [share for share in allocation.shares if not share.whole]
     fraction = None
     if parts:
@@ -148,6 +152,18 @@ def worker_environment(
         del values[name]
     regions = _regions(held, edits) if inventory.machine == HOST else {}
     return WorkerEnvironment(allocation=allocation, set=changes, unset=frozenset(unset), values=values, regions=regions)
+
+
+_told: set[str] = set()
+
+
+def tell_once(gaps: Iterable[str]) -> None:
+    """Say on standard error what workers are not kept from, each sentence once in this process."""
+    for gap in gaps:
+        if gap not in _told:
+            _told.add(gap)
+            with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody can be told
+                sys.stderr.write(f"anyaccel: {printable(gap)}\n")
 
 
 def amended(made: WorkerEnvironment, allocation: Allocation) -> WorkerEnvironment:
@@ -177,10 +193,13 @@ def _edits(
     environ: Mapping[str, str],
     unallocated: str,
     mask: Literal["id", "index"],
+    *,
+    confined: bool,
 ) -> tuple[dict[str, EnvEdits], list[str]]:
     """The edits of every vendor that may be on the machine, and which of them cannot be hidden.
 
-    The process of a vendor is asked only where it has to say something that it has not said when it detected.
+    The process of a vendor is asked only where it has to say something that it has not said when it detected. The
+    devices that no variable hides are named unless the worker is confined: then the sandbox says what stays open.
     """
     shares: dict[str, dict[str, Share]] = {}
     for device_id, share in held.items():
@@ -192,13 +211,38 @@ def _edits(
             given = tuple([share.device for share in own.values()])
             ctx = EnvContext(devices=inventory.of_vendor(report.vendor), shares=own, environ=environ, mask=mask)
             edits[report.vendor] = _vendor(report.vendor).env(given, ctx)
+            if len(given) < len(ctx.devices) and not confined and not _hides(report, edits[report.vendor]):
+                gaps.append(_unhidden(report.vendor, "its other devices"))
         elif unallocated == "hide" and report.state in {VendorState.OK, VendorState.FAILED}:
             try:
                 edits[report.vendor] = report.hidden or _ask_to_hide(report, inventory, environ, mask)
             except PluginError as error:
-                if report.resource or report.state is VendorState.OK:  # else nothing is known about any device
-                    gaps.append(f"devices of {report.vendor} may be open to the worker: {error.problem.reason}")
+                if report.resource or not confined:
+                    gaps.append(_not_asked_to_hide(report.vendor, error.problem.reason))
+            else:
+                here = report.state is VendorState.FAILED or report.partial or inventory.of_vendor(report.vendor)
+                if here and not confined and not _hides(report, edits[report.vendor]):
+                    gaps.append(_unhidden(report.vendor, "them"))
     return edits, gaps
+
+
+def _hides(report: VendorReport, edits: EnvEdits) -> bool:
+    """Whether a worker with these edits does not see all of a vendor's devices."""
+    return report.maskable and bool(edits.set or edits.unset.difference(report.cleared))
+
+
+def _unhidden(vendor: str, what: str) -> str:
+    return (
+        f"devices of {vendor} may be open to the worker: no variable hides {what}; confine the worker (--enforce, or"
+        " enforce=True) to close their nodes"
+    )
+
+
+def _not_asked_to_hide(vendor: str, reason: str) -> str:
+    return (
+        f"devices of {vendor} may be open to the worker: {reason.rstrip('.')}; see 'anyaccel plugins {vendor}', or set"
+        f" {DENY_VARIABLE}={vendor} where there are none"
+    )
 
 
 def _ask_to_hide(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections import Counter
@@ -9,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from time import monotonic
 from types import TracebackType
 
-from anyaccel.errors import DeadlockError, DevicesBusyError, LimitError, NeverFitsError, NotFreeError
+from anyaccel.errors import AnyaccelError, DeadlockError, DevicesBusyError, LimitError, NeverFitsError, NotFreeError
 from anyaccel.inventory.contested import families, places
 from anyaccel.inventory.current import LEASE_VARIABLE, current
 from anyaccel.launcher.bind import Bind, bound
 from anyaccel.launcher.busy import Foreign
-from anyaccel.launcher.environment import worker_environment
+from anyaccel.launcher.environment import tell_once, worker_environment
 from anyaccel.launcher.launch import Launch, choice_of, local_scheduler, remembered, survey
 from anyaccel.launcher.start import start_marked
 from anyaccel.launcher.usage import Usage, end, end_at_exit
@@ -733,6 +734,7 @@ class Wish:
         waited = monotonic() - self._began if lease else 0.0
         allocation = self.allocation(lease)
         environment = worker_environment(allocation, self.inventory, lease=allocation.id, **self._options)
+        tell_once(environment.allocation.gaps)
         if self._memory is not None or (self._limit and environment.regions):
             from anyaccel.launcher.limits import limited
 
@@ -801,7 +803,8 @@ def why(
     environ = os.environ if environ is None else environ
     inventory = survey(inventory, environ=environ, **where)
     request, ledger = parse_request(request), Ledger.open(environ)
-    return _verdict(inventory, request, ledger, environ, time=time, priority=priority)
+    verdict = _verdict(inventory, request, ledger, environ, time=time, priority=priority)
+    return replace(verdict, gaps=_gaps(request, inventory, environ)) if verdict.ever_fits else verdict
 
 
 def over_limits(request: Request, *, time: float | None, priority: int, inventory: Inventory) -> tuple[OverLimit, ...]:
@@ -899,6 +902,14 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
     """
     environ = os.environ if environ is None else environ
     return Scope.of(inventory, environ).leases(Ledger.open(environ))
+
+
+def _gaps(request: Request, inventory: Inventory, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """What a worker would not be kept from that is given what a request wants; empty where no worker can be started."""
+    with contextlib.suppress(AnyaccelError):
+        allocation = local_scheduler(inventory).allocate(request)
+        return worker_environment(allocation, inventory, environ=environ).allocation.gaps
+    return ()
 
 
 def _verdict(

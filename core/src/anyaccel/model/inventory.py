@@ -48,6 +48,7 @@ class VendorReport(Value):
         cleared: those that it only removes; see :class:`PluginInfo`.
         runtimes: How the file names of the vendor's runtime libraries begin.
         control_nodes: Device nodes that all of its devices use.
+        maskable: Whether a variable hides its devices; see :class:`PluginInfo`.
         ray_switch: See :class:`PluginInfo`.
         distribution: Distribution that ships the plug-in, and
         version: its version.
@@ -68,6 +69,7 @@ class VendorReport(Value):
     cleared: tuple[str, ...] = ()
     runtimes: tuple[str, ...] = ()
     control_nodes: tuple[str, ...] = ()
+    maskable: bool = True
     ray_switch: str = ""
     distribution: str = ""
     version: str = ""

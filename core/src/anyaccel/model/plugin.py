@@ -17,7 +17,7 @@ class PluginInfo(Value):
         resource: Name under which schedulers count its devices: ``GPU``, ``TPU``, ``NPU`` ...
         kind: Kind of accelerator in lower case: ``gpu``, ``tpu``, ``npu`` ...
         env_vars: Every variable that the plug-in may set or unset. A hook that touches another one is refused.
-            Empty when the vendor's runtime cannot be masked.
+            Empty when there is none; ``maskable`` says so then.
         borrowed: Those of them that are another vendor's own, or of no vendor in particular, and that this vendor's
             runtime obeys, too. One worker never gets devices of two vendors that obey one variable which one of them
             borrows: no value of it means devices of both.
@@ -32,6 +32,8 @@ class PluginInfo(Value):
             devices can be shared, and where there is nothing to say.
         control_nodes: Device nodes that all of its devices use, such as ``/dev/acmectl``. Any other node that only one
             device lists is that device's own: where another vendor lists it as well, neither device is given out.
+        maskable: Whether a variable keeps a process from devices. Where none does, say ``False``: each launch names the
+            vendor, since its devices are open to all workers that are not confined.
         ray_switch: Variable by which people keep Ray from writing the mask, where Ray calls it otherwise than
             ``RAY_EXPERIMENTAL_NOSET_`` and the first of ``env_vars``.
     """
@@ -47,6 +49,7 @@ class PluginInfo(Value):
     counts: tuple[int, ...] = ()
     exclusive: str = ""
     control_nodes: tuple[str, ...] = ()
+    maskable: bool = True
     ray_switch: str = ""
 
     def refusal(self, term: Term, devices: Sequence[Device]) -> str | None:

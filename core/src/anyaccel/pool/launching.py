@@ -12,7 +12,7 @@ from typing import Any, Literal
 from anyaccel.errors import WorkerStartError
 from anyaccel.launcher.bind import Bind
 from anyaccel.launcher.caps import FRACTION_VARIABLE
-from anyaccel.launcher.environment import WorkerEnvironment, worker_environment
+from anyaccel.launcher.environment import WorkerEnvironment, tell_once, worker_environment
 from anyaccel.launcher.sandbox import Enforce, available, sandbox_for
 from anyaccel.ledger.mark import Mark
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
@@ -91,6 +91,7 @@ class Preparation(Value):
             allocation = replace(allocation, gaps=(f"the worker is not confined to its devices: {available()}",))
         how: dict[str, Any] = {"unallocated": self.unallocated, "mask": self.mask, "cap": self.cap, "bind": self.bind}
         made = worker_environment(allocation, inventory, lease=lease, **how)
+        tell_once(gap for gap in made.allocation.gaps if gap not in allocation.gaps)
         if self.memory is not None or made.regions:
             from anyaccel.launcher.limits import limited
 

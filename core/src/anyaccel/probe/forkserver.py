@@ -6,6 +6,9 @@ packets. ``{"start": n}`` comes with a socket and forks process ``n``, which ans
 what it has printed. When process ``n`` has ended, the server kills what it left behind and says ``{"ended": n,
 "status": s, "printed": text}``; so it does of one that it has killed and that does not end, with the status null. When
 the caller goes away, everything is killed.
+
+A vendor's code may signal its parent. So each process has a parent of its own, which the server forks, which forks the
+process, and which does nothing else.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import _socket
 import contextlib
 import ctypes
+import errno
 import faulthandler
 import gc
 import importlib
@@ -41,7 +45,10 @@ BUSY_SECONDS = 5.0
 _BOTTOM = b'"<string>", line 1 in <module>\n'
 """What is printed last: the command line of this interpreter."""
 
+_LIBC = ctypes.CDLL(None)
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36
+_FORKED = struct.Struct("i")
+"""What a parent says: the process id of what it has forked, or the negative number of the error that kept it from that."""
 
 
 def main(preload: Sequence[str]) -> None:
@@ -63,8 +70,10 @@ class Child:
 
     Attributes:
         number: Its number.
-        pid: Its process id.
-        ended: A descriptor that can be read once it has ended.
+        parent: Process id of its parent, which is a child of the server.
+        said: The end of the pipe on which the parent says what it has forked.
+        pid: Its process id; 0 until it is known.
+        ended: A descriptor that can be read once it has ended, from when its process id is known.
         output: The pipe's end.
         printed: The end of what it has printed.
         told: Whether the caller knows of its end.
@@ -75,13 +84,29 @@ class Child:
         self.printed = bytearray()
         self.told = False
         self.output, output = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.said, say = os.pipe2(os.O_CLOEXEC)
         server = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _become_child(calls, output, server)
-        self.ended = os.pidfd_open(self.pid)
+        self.parent = os.fork()
+        if self.parent == 0:
+            _become_parent(calls, output, say, server)
+        self.pid = 0
         os.close(output)
+        os.close(say)
         calls.close()
+
+    def learn(self) -> None:
+        """Learn its process id: wait for the parent to say it.
+
+        Raises:
+            OSError: When the parent could not fork, or has ended before.
+        """
+        with open(self.said, "rb", buffering=0) as file:
+            data = file.read(_FORKED.size)
+        number = _FORKED.unpack(data)[0] if len(data) == _FORKED.size else -errno.ESRCH
+        if number < 0:
+            raise OSError(-number, os.strerror(-number))
+        self.ended = os.pidfd_open(number)
+        self.pid = number
 
     def drain(self) -> bool:
         """Take what it has printed out of the pipe, a part of it where it prints without end.
@@ -113,14 +138,33 @@ class Child:
         del self.printed[:-PRINTED_LIMIT]
 
     def kill(self) -> None:
-        """End it and its process group."""
+        """End it and its process group, once its process id is known; before that, its parent, which ends it as well."""
         with contextlib.suppress(OSError):
-            os.kill(self.pid, signal.SIGKILL)
-            os.killpg(self.pid, signal.SIGKILL)
+            os.kill(self.pid or self.parent, signal.SIGKILL)
+            os.killpg(self.pid or self.parent, signal.SIGKILL)
 
-    def is_stuck(self) -> bool:
-        """Whether it was killed and does not end, since it is stuck in the kernel."""
-        return not select.select([self.ended], [], [], REAP_SECONDS)[0]
+    def has_ended(self, seconds: float = 0.0) -> bool:
+        """Whether it has ended, or does so within some seconds: a killed one does not that is stuck in the kernel."""
+        return bool(select.select([self.ended], [], [], seconds)[0])
+
+    def reap(self) -> int | None:
+        """Reap the process, which has ended, and its parent.
+
+        Returns:
+            The exit status of the process, or of the parent where that has ended first, of which the process died; None
+            where there was no process.
+        """
+        if self.pid:
+            with contextlib.suppress(OSError):
+                os.killpg(self.pid, signal.SIGKILL)  # before its number can be another's
+        first, status = os.waitpid(self.parent, os.WNOHANG)
+        if not first:
+            os.kill(self.parent, signal.SIGKILL)
+            os.waitpid(self.parent, 0)  # the process is a child of the server from here on
+        if not self.pid:
+            return None
+        _, own = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status if first else own)
 
     def _patience(self) -> float:
         """How long to wait for what it prints: it may have had no processor yet, or print without end."""
@@ -132,7 +176,8 @@ class Child:
     def close(self) -> None:
         """Close the server's descriptors."""
         os.close(self.output)
-        os.close(self.ended)
+        if self.pid:
+            os.close(self.ended)
 
 
 class Server:
@@ -159,8 +204,11 @@ class Server:
                         return
                 elif (child := self.owners.get(descriptor)) is None:
                     continue
-                elif descriptor == child.ended:
-                    self._on_end(child)
+                elif descriptor == child.said and not child.pid:
+                    self._on_forked(child)
+                elif child.pid and descriptor == child.ended:
+                    if child.has_ended():  # the descriptor may have been another's when it could be read
+                        self._on_end(child)
                 else:
                     self._on_output(child)
 
@@ -177,12 +225,7 @@ class Server:
             os.set_inheritable(descriptor, False)
             self._on_start(message["start"], _socket.socket(fileno=descriptor))
         elif "end" in message and message["end"] in self.children:
-            child = self.children[message["end"]]
-            if message["trace"]:
-                child.trace()
-            child.kill()
-            if child.is_stuck():
-                self._tell_end(child, None)
+            self._end(self.children[message["end"]], trace=message["trace"])
         elif "tell" in message and message["tell"] in self.children:
             child = self.children[message["tell"]]
             child.drain()
@@ -196,27 +239,53 @@ class Server:
             calls.close()
             self._say({"ended": number, "status": None, "printed": f"no process can be started: {error}\n"})
             return
-        for descriptor in (child.output, child.ended):
-            self.owners[descriptor] = child
-            self.poll.register(descriptor, select.POLLIN)
+        self._watch(child, child.output)
+        self._watch(child, child.said)
+
+    def _end(self, child: Child, *, trace: bool) -> None:
+        if not child.pid:
+            self._on_forked(child)
+        if not child.pid:
+            return
+        if trace:
+            child.trace()
+        child.kill()
+        if not child.has_ended(REAP_SECONDS):
+            self._tell_end(child, None)
+
+    def _on_forked(self, child: Child) -> None:
+        self._unwatch(child.said)
+        try:
+            child.learn()
+        except OSError as error:
+            child.printed += f"no process can be started: {error}\n".encode()
+            self._on_end(child)
+        else:
+            self._watch(child, child.ended)
 
     def _on_output(self, child: Child) -> None:
         if not child.drain():  # poll would tell of the end again and again
             self.poll.unregister(child.output)
 
     def _on_end(self, child: Child) -> None:
-        with contextlib.suppress(OSError):
-            os.killpg(child.pid, signal.SIGKILL)  # before its number can be another's
-        _, status = os.waitpid(child.pid, 0)
+        status = child.reap()
         self._kill_orphans()
         child.drain()
-        for descriptor in (child.output, child.ended):
-            with contextlib.suppress(KeyError):
-                self.poll.unregister(descriptor)
-            del self.owners[descriptor]
+        self._unwatch(child.output)
+        if child.pid:
+            self._unwatch(child.ended)
         child.close()
         del self.children[child.number]
-        self._tell_end(child, os.waitstatus_to_exitcode(status))
+        self._tell_end(child, status)
+
+    def _watch(self, child: Child, descriptor: int) -> None:
+        self.owners[descriptor] = child
+        self.poll.register(descriptor, select.POLLIN)
+
+    def _unwatch(self, descriptor: int) -> None:
+        with contextlib.suppress(KeyError):
+            self.poll.unregister(descriptor)
+        del self.owners[descriptor]
 
     def _tell_end(self, child: Child, status: int | None) -> None:
         """Say once that a process has ended, or that it is stuck."""
@@ -226,7 +295,7 @@ class Server:
 
     def _kill_orphans(self) -> None:
         """Kill what an ended process left behind: every process of ours that the caller did not ask for."""
-        known = {child.pid for child in self.children.values()}
+        known = {pid for child in self.children.values() for pid in (child.parent, child.pid)}
         deadline = time.monotonic() + REAP_SECONDS
         while (orphans := _children() - known) and time.monotonic() < deadline:
             for pid in orphans:
@@ -262,15 +331,41 @@ def _children() -> set[int]:
 
 
 def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+    _LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0)
 
 
-def _become_child(calls: _socket.socket, output: int, server: int) -> None:
+def _become_parent(calls: _socket.socket, output: int, say: int, server: int) -> None:
+    """Fork the process and live as long as it does; never returns."""
+    try:
+        _die_with(server)
+        os.setsid()  # a process that signals the group of its parent does not reach the server
+        me = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            pid = -(error.errno or errno.EAGAIN)
+        if pid == 0:
+            _become_child(calls, output, me)
+        os.write(say, _FORKED.pack(pid))
+        os.closerange(0, os.sysconf("SC_OPEN_MAX"))
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        while pid > 0:
+            signal.pause()
+    finally:
+        os._exit(70)
+
+
+def _die_with(parent: int) -> None:
+    """Have this process killed when its parent ends, also if that has just happened."""
+    _prctl(_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _become_child(calls: _socket.socket, output: int, parent: int) -> None:
     """What the child does after the fork; never returns."""
     try:
-        _prctl(_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != server:
-            os._exit(0)
+        _die_with(parent)
         os.setsid()
         _prctl(_CHILD_SUBREAPER, 1)  # so that the server knows whose orphans it gets: those of the one that ended
         os.set_blocking(output, True)

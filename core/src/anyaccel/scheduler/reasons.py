@@ -88,6 +88,8 @@ class Verdict(Value):
         nearest: The nearest request that this machine can ever serve; None when there is none, or this one can be.
         nearest_now: The nearest request that can be served now; None likewise.
         ways_out: What can be done about what holds the devices or is wrong with them, a line each.
+        gaps: What a worker would not be kept from that is given what the request wants, one sentence each; known to
+            :func:`anyaccel.why` alone.
     """
 
     request: Request
@@ -97,6 +99,7 @@ class Verdict(Value):
     nearest: Request | None = None
     nearest_now: Request | None = None
     ways_out: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
 
     @property
     def cpu(self) -> bool:
@@ -136,6 +139,7 @@ class Verdict(Value):
             "message": self.message,
             "reasons": [reason.to_json() for reason in self.reasons],
             "ways_out": list(self.ways_out),
+            "gaps": list(self.gaps),
             "nearest": None if self.nearest is None else str(self.nearest),
             "nearest_now": None if self.nearest_now is None else str(self.nearest_now),
         }

@@ -36,27 +36,28 @@ class Source(Value):
 def installed(environ: Mapping[str, str] | None = None) -> tuple[list[Source], list[Problem]]:
     """List the plug-ins to use, by vendor, and the problems that keep others out.
 
-    ``ANYACCEL_PLUGINS`` is a comma list of vendors to keep (``acme,zeta``), or of ``vendor=module`` pairs, which are
-    taken as they stand, without a scan of what is installed; ``none`` keeps none. ``ANYACCEL_DISABLE`` is a comma list
-    of vendors to leave out. The first wins over everything, the second over what was found.
+    ``ANYACCEL_PLUGINS`` is a comma list of the only plug-ins to use: ``acme`` is the installed one of that vendor,
+    ``acme=package.module`` is that module, whatever is installed for the vendor. Where all items are of the second
+    form, what is installed is not scanned. ``none`` keeps none. ``ANYACCEL_DISABLE`` is a comma list of vendors to
+    leave out, also of those.
 
     Raises:
-        UsageError: When ``ANYACCEL_PLUGINS`` names a vendor that has no plug-in.
+        UsageError: When ``ANYACCEL_PLUGINS`` names a vendor that has no plug-in, or no vendor or no module where one
+            must be.
     """
     environ = os.environ if environ is None else environ
-    allowed = _items(environ.get(ALLOW_VARIABLE, ""))
-    if allowed == [NONE]:
+    items = _items(environ.get(ALLOW_VARIABLE, ""))
+    if items == [NONE]:
         return [], []
     denied = set(_items(environ.get(DENY_VARIABLE, "")))
-    named = [Source(vendor=vendor, target=target) for vendor, _, target in (item.partition("=") for item in allowed)]
-    if named and all(source.target for source in named):
-        return _unique(source for source in named if source.vendor not in denied)
-    keep = {source.vendor for source in named}
-    found = list(scan())
-    missing = sorted(keep - {source.vendor for source in found} - {source.vendor for source in named if source.target})
+    named = [_named(item) for item in items if "=" in item]
+    wanted = {item for item in items if "=" not in item}
+    found = list(scan()) if wanted or not named else []
+    missing = sorted(wanted - {source.vendor for source in found})
     if missing:
         raise UsageError(_not_installed(missing[0], {source.vendor for source in found}))
-    return _unique(source for source in found if source.vendor not in denied and (not keep or source.vendor in keep))
+    chosen = [*named, *(source for source in found if not items or source.vendor in wanted)]
+    return _unique(source for source in chosen if source.vendor not in denied)
 
 
 def scan() -> Iterable[Source]:
@@ -93,6 +94,17 @@ def _not_installed(vendor: str, known: Collection[str]) -> str:
         f"{ALLOW_VARIABLE} must name vendors whose plug-ins are installed (got {vendor!r}; installed:"
         f" {', '.join(sorted(known)) or 'none'}); {way_out}"
     )
+
+
+def _named(item: str) -> Source:
+    """The plug-in that an item ``vendor=module`` of ``ANYACCEL_PLUGINS`` names."""
+    vendor, _, target = (part.strip() for part in item.partition("="))
+    if not vendor or not target:
+        raise UsageError(
+            f"{ALLOW_VARIABLE} must name a vendor and a module where there is a '=' (got {item!r}); write"
+            f" {vendor or 'acme'}={target or 'package.module'}, or the vendor alone for its installed plug-in"
+        )
+    return Source(vendor=vendor, target=target)
 
 
 def _items(text: str) -> list[str]:

@@ -21,6 +21,7 @@ def _mask(variable: str) -> Mask:
     )
 
 
+OWN = _mask("MLU_VISIBLE_DEVICES")
 FIRST = _mask("CN_VISIBLE_DEVICES")
 """Wins where it is set."""
 
@@ -42,7 +43,7 @@ class Cambricon(Vendor):
     pci_vendors, virtual_functions = (0xCABC,), False
     control_nodes = ("/dev/cambricon_ctl",)
     catalog = Catalog(__file__)
-    mask, variables = _mask("MLU_VISIBLE_DEVICES"), (FIRST.variable,)
+    mask, variables = OWN, (FIRST.variable,)
     sharing = Fractional.SHARED
     number_name = "card number"
     number_remedy = f"look whether {PROC}/*/information names a device node"
@@ -105,11 +106,11 @@ class Cambricon(Vendor):
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
         """The runtime looks at the mask only where the first variable is not there at all."""
-        return EnvEdits(set={self.mask.variable: self.written(devices)}, unset=frozenset({FIRST.variable}))
+        return EnvEdits(set={OWN.variable: self.written(devices)}, unset=frozenset({FIRST.variable}))
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """Read the variable that wins. UUIDs mean cards that no file tells, so they are refused."""
-        mask = FIRST if FIRST.variable in environ else self.mask
+        mask = FIRST if FIRST.variable in environ else OWN
         value = environ.get(mask.variable, "")
         if "-" in value and len(value) >= UUIDS:
             raise mask.refusal(value)
@@ -117,7 +118,7 @@ class Cambricon(Vendor):
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """Card numbers for Cambricon's container runtime; no value for none is known, so none is written."""
-        return {"CAMBRICON_VISIBLE_DEVICES": self.mask.write(devices)} if devices else {}
+        return {"CAMBRICON_VISIBLE_DEVICES": OWN.write(devices)} if devices else {}
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
         """Ask cnmon."""

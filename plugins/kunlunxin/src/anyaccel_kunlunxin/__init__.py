@@ -18,6 +18,7 @@ def _mask(variable: str) -> Mask:
     return Mask(variable, strict=True, blanks=False, entries="indexes of xpu-smi such as '0,1', each once")
 
 
+XPU = _mask("XPU_VISIBLE_DEVICES")
 CUDA = _mask("CUDA_VISIBLE_DEVICES")
 """What software for P800 looks at; the vendor's samples set both variables, always alike."""
 
@@ -31,7 +32,7 @@ class Kunlunxin(Vendor):
     pci_vendors, pci_known, virtual_functions = (0x1D22, 0x2057), True, False
     control_nodes = ("/dev/xpuctrl",)
     catalog = Catalog(__file__)
-    mask, alike, borrowed = _mask("XPU_VISIBLE_DEVICES"), (CUDA.variable,), (CUDA.variable,)
+    mask, alike, borrowed = XPU, (CUDA.variable,), (CUDA.variable,)
     exclusive = "no public text says that several processes may use a Kunlunxin device, or divides one"
     number_name = "xpu-smi index"
     number_remedy = "make 'xpu-smi -m' and 'xpu-smi -q' work"
@@ -102,18 +103,18 @@ class Kunlunxin(Vendor):
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """Both variables must say the same; one that hides everything does, whatever the other says."""
         seen: list[str] | None = None
-        for mask in (self.mask, CUDA):
+        for mask in (XPU, CUDA):
             ids = self.masked(environ, devices, mask) if seen != [] else None
             if seen and ids and seen != ids:
-                own, other = environ[self.mask.variable], environ[CUDA.variable]
-                reason = f"{self.mask.variable} and {CUDA.variable} must say the same (got {own!r} and {other!r})"
+                own, other = environ[XPU.variable], environ[CUDA.variable]
+                reason = f"{XPU.variable} and {CUDA.variable} must say the same (got {own!r} and {other!r})"
                 raise FaultError(reason, "unset one of them")
             seen = seen if ids is None else ids
         return seen
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """Indexes for Kunlunxin's container runtime, to which ``none`` means no device."""
-        return {"CXPU_VISIBLE_DEVICES": self.mask.write(devices) or "none"}
+        return {"CXPU_VISIBLE_DEVICES": XPU.write(devices) or "none"}
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
         """Ask xpu-smi."""

@@ -20,6 +20,8 @@ TABLE = (
     r"\s*\|\s*(?P<busy>\d+|N/A)%?\s+(?P<memory>\d+)MiB\((?P<total>\d+)MiB\)[^\n]*"
     r"(?:\n[^|\n]*\|[^|\n]*\|\s*(?P<celsius>\d+)C)?"
 )
+# The runtime is closed. What it does with other lists than ascending numbers is unconfirmed: they are refused.
+MUSA = Mask("MUSA_VISIBLE_DEVICES", strict=True, entries="numbers of GPUs of this machine, each once, such as '0,1'")
 
 
 class MooreThreads(Vendor):
@@ -34,10 +36,7 @@ class MooreThreads(Vendor):
     url = "https://docs.mthreads.com"
     pci_vendors, pci_classes = (0x1ED5,), (0x0300, 0x0302, 0x0380, 0x1200)  # sound has a class of its own
     catalog = Catalog(__file__)
-    # The runtime is closed. What it does with other lists than ascending numbers is unconfirmed: they are refused.
-    mask = Mask(
-        "MUSA_VISIBLE_DEVICES", strict=True, entries="numbers of GPUs of this machine, each once, such as '0,1'"
-    )
+    mask = MUSA
     variables = cleared = (CUDA,)
     sharing = Fractional.SHARED
     number_name = "number"
@@ -82,7 +81,7 @@ class MooreThreads(Vendor):
         if not devices:
             return {}
         inside = ",".join(str(number) for number in range(len(devices)))
-        return {CONTAINER_DEVICES: self.written(devices), self.mask.variable: inside}
+        return {CONTAINER_DEVICES: self.written(devices), MUSA.variable: inside}
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
         """Ask mthreads-gmi, or where it is missing the driver, which knows the memory in use alone."""

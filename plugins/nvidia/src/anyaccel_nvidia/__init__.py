@@ -227,9 +227,9 @@ class Nvidia(Vendor):
         if fault := _never_together(devices):
             raise FaultError(*fault)
         if not devices:
-            return EnvEdits(set={masks.VARIABLE: self.mask.nothing})
+            return EnvEdits(set={masks.VARIABLE: masks.GPUS.nothing})
         by_id = ctx.mask == "id" or any(is_mig(device) or "mps_pipe" in device.attributes for device in devices)
-        mask = self.mask if by_id and _have_uuids(devices) else masks.NUMBERS
+        mask = masks.GPUS if by_id and _have_uuids(devices) else masks.NUMBERS
         values = {masks.VARIABLE: self.written(devices, mask), masks.ORDER: masks.PCI_ORDER}
         share = ctx.shares.get(devices[0].id)
         if share is None or share.whole or len(devices) > 1:  # caps count for every GPU that a program sees
@@ -258,7 +258,7 @@ class Nvidia(Vendor):
         mounts = [Mount(source=pipe, target=pipe, read_only=False) for pipe in pipes]
         if wsl := WSL_NODE in own:
             mounts.append(Mount(source=WSL_LIBRARIES, target=WSL_LIBRARIES))
-        names = (self.mask if _have_uuids(devices) else masks.NUMBERS).write(devices)
+        names = (masks.GPUS if _have_uuids(devices) else masks.NUMBERS).write(devices)
         return ContainerEdits(
             nodes=own if wsl else (*SHARED_NODES, *own),
             mounts=tuple(mounts),

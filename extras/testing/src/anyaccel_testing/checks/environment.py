@@ -139,8 +139,13 @@ def _failures(subject: Subject, machine: TestedMachine) -> Iterator[str]:
 def hides(subject: Subject, machine: TestedMachine) -> None:
     """C17: the empty set hides every device."""
     plugin, devices = subject.plugin, machine.devices
+    if not plugin.info.maskable:
+        raise NotApplicable("PluginInfo.maskable is False: its devices are open to each worker, and each launch says so")
     if not plugin.info.env_vars:
-        raise NotApplicable("the vendor's runtime cannot be masked: PluginInfo.env_vars is empty")
+        raise CheckFailed(
+            "PluginInfo.env_vars must name the variable that hides the devices (got none); where the vendor's runtime"
+            " has no such variable, say maskable=False (in the kit: mask = None)"
+        )
     for environ in ({}, _stale(subject), _shown(subject, devices)):
         for mask in MASKS:
             ctx = EnvContext(devices=devices, environ=environ, mask=mask)
