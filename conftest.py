@@ -25,6 +25,26 @@ def pytest_report_header() -> list[str]:
 settings.register_profile("anywhere", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("anywhere")
 
+NOTHING_HERE = Path(__file__).parent / "tests" / "support" / "nothing_here"
+"""A recorded machine without accelerators."""
+
+
+@pytest.fixture(autouse=True)
+def chosen_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test, and what it starts, sees a machine without accelerators where it names none.
+
+    With the mark ``host`` it sees the machine that it runs on, of which no vendor is asked but those that the test
+    names. So no test ends as it does because of what is plugged in there. No variable of ours leaks into a test, and a
+    pytest that a test starts does not take itself for a worker of this one.
+    """
+    for name in list(os.environ):
+        if name.startswith(("ANYACCEL_", "PYTEST_XDIST_")):
+            monkeypatch.delenv(name)
+    if request.node.get_closest_marker("host") is None:
+        monkeypatch.setenv("ANYACCEL_MACHINE", str(NOTHING_HERE))
+    else:
+        monkeypatch.setenv("ANYACCEL_PLUGINS", "none")
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import empty_folders
 import pytest
 from anyaccel import configuration
 
@@ -132,8 +133,6 @@ def test_a_dry_run_changes_nothing(tmp_path, anyaccel):
 
 MOUNTS = """
 set -e
-mount -n -t tmpfs -o mode=755 none /run
-mount -n -t tmpfs -o mode=1777 none /dev/shm
 cp -a /etc /dev/shm/etc
 mount -n --bind /dev/shm/etc /etc
 exec "$0" "$@"
@@ -183,7 +182,8 @@ def test_setup_lets_users_see_each_other_and_without_it_they_are_told_once():
     package = os.path.dirname(configuration.__file__)
     if not readable_by_all(sys.executable) or not readable_by_all(package):
         pytest.skip(f"other users cannot run {sys.executable} here, or cannot read {package}")
-    command = ["unshare", "--mount", "sh", "-c", MOUNTS, sys.executable, "-c", SHARES]
+    emptied = [sys.executable, empty_folders.__file__, "/run", "/dev/shm", "--"]
+    command = ["unshare", "--mount", *emptied, "sh", "-c", MOUNTS, sys.executable, "-c", SHARES]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("ANYACCEL_", "XDG_"))}
     environ |= {"PYTHONPATH": os.path.dirname(package), "ANYACCEL_PLUGINS": ""}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110, check=False)

@@ -1,6 +1,7 @@
 """Processes that claim devices: forked on demand by one small process, and driven from outside with lines of Python.
 
-Run as a script, it is the process that forks: it gets the two ends of a claimant's pipes over its standard input.
+Run as a script, it is the process that forks: it gets the two ends of a claimant's pipes over its standard input. Code
+in its first argument is executed once, before the first claimant is forked.
 """
 
 import asyncio
@@ -168,6 +169,7 @@ def give():
 
 
 def main():
+    exec("".join(sys.argv[1:]), {})
     nest = socket.socket(fileno=0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for claimants: they are watched from outside
     while True:

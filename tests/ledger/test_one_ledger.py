@@ -1,6 +1,7 @@
 """One ledger for one machine: users with directories of their own, the machine's directory, and the change to it.
 
-Each test has an empty ``/run`` and an empty ``/dev/shm`` of its own, in a mount namespace.
+Each test has an empty ``/run`` and an empty ``/dev/shm`` of its own, in a mount namespace. What these tests need from
+their own files is loaded before: the clone, and the Python that runs it, may lie there.
 """
 
 import os
@@ -19,12 +20,21 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount 
 SOURCES = str(Path(anyaccel.__file__).parents[1])
 ALICE, BOB, MALLORY = 61_001, 61_002, 61_003
 MOUNTS = "mount -n -t tmpfs -o mode=755 none /run && mount -t tmpfs -o mode=1777 none /dev/shm && rm -rf /run/mount"
-PRELOAD = """
+LOAD = """
 import codecs, contextlib, ctypes, datetime, fcntl, logging, pwd, random, shlex, shutil, subprocess, typing, unicodedata
 for encoding in ("ascii", "utf-8", "latin-1"): codecs.lookup(encoding)
 import anyaccel.launcher.hold, anyaccel.launcher.diagnose
 import anyaccel.ledger.diagnosis, anyaccel.ledger.ending, anyaccel.ledger.filesystem, anyaccel.ledger.recovery
 import anyaccel.ledger.inotify; anyaccel.ledger.inotify._libc()
+"""
+MOUNT = f"""
+done = subprocess.run(["sh", "-c", {MOUNTS!r}], stdin=subprocess.DEVNULL, check=False)
+if done.returncode:
+    raise SystemExit(done.returncode)
+"""
+PRELOAD = (
+    LOAD
+    + """
 sys.executable = PYTHON  # the one that runs the tests may be closed to other users
 
 def become(uid):
@@ -42,6 +52,7 @@ def told():
     from anyaccel.ledger.diagnosis import diagnose
     return [f"{each.severity.value} {each.reason} -> {each.remedy}" for each in diagnose({})]
 """
+)
 
 
 @pytest.fixture
@@ -50,7 +61,7 @@ def as_user():
     python = next(filter(None, (shutil.which("python3", path="/usr/bin:/bin:/usr/local/bin"), sys.executable)))
     script = str(Path(__file__).parent / "claimant.py")
     ours, theirs = socket.socketpair()
-    command = ["unshare", "--mount", "sh", "-c", f'{MOUNTS} && exec "$0" "$1"', sys.executable, script]
+    command = ["unshare", "--mount", sys.executable, script, LOAD + MOUNT]
     nest = subprocess.Popen(command, stdin=theirs, stderr=subprocess.PIPE, start_new_session=True)
     theirs.close()
     claimants = []

@@ -27,14 +27,8 @@ Anyaccel = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No variable of ours leaks into a test, no lease of another one is seen, no plug-in stays loaded.
-
-    Nor does a pytest that a test starts take itself for a worker of this one.
-    """
-    for name in list(os.environ):
-        if name.startswith(("ANYACCEL_", "PYTEST_XDIST_")):
-            monkeypatch.delenv(name)
+def clean_environment(chosen_machine: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No lease of another test is seen, and no plug-in stays loaded."""
     monkeypatch.setenv("ANYACCEL_STATE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state-home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))
@@ -50,7 +44,12 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Install a plug-in as pip would: a module and a dist-info with an entry point, on the module path."""
+    """Install a plug-in as pip would: a module and a dist-info with an entry point, on the module path.
+
+    These plug-ins are all that is asked, and of the machine that the tests run on, as with the mark ``host``.
+    """
+    monkeypatch.delenv("ANYACCEL_MACHINE", raising=False)
+    monkeypatch.setenv("ANYACCEL_PLUGINS", "none")
     site = tmp_path / "site"
     site.mkdir()
     monkeypatch.syspath_prepend(str(site))

@@ -5,7 +5,6 @@ is JSON: the users' names with their numbers, paths that have to be readable for
 commands with the user who types each. Standard output is JSON: exit status and output of each, or why there are none.
 """
 
-import ctypes
 import json
 import os
 import pwd
@@ -13,17 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-_BIND = 4096 | 16384  # MS_BIND, MS_REC
-_EMPTY = {"/run": 0o755, "/dev/shm": 0o1777, "/tmp": 0o1777, "/home": 0o755, "/var/lib": 0o755}
-_libc = ctypes.CDLL(None, use_errno=True)
+from empty_folders import empty, mount
 
-
-def mount(what: str, where: str, kind: str | None = None, flags: int = 0, options: str = "") -> None:
-    """Mount a file system, or with flags a directory that is there."""
-    given = (what.encode(), where.encode(), kind and kind.encode(), ctypes.c_ulong(flags), options.encode())
-    if _libc.mount(*given):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), where)
+_EMPTY = {"/run", "/dev/shm", "/tmp", "/home", "/var/lib"}
 
 
 def closed(path: str) -> str | None:
@@ -34,22 +25,10 @@ def closed(path: str) -> str | None:
 
 def make_machine(users: dict[str, int], keep: list[str]) -> None:
     """Give it empty directories and users; keep paths where they are, and let everybody get there."""
-    kept = {path: os.open(path, os.O_PATH) for path in sorted(keep)}
     etc = subprocess.run(["tar", "-C", "/etc", "-c", "."], capture_output=True, check=True).stdout
-    empty = dict(_EMPTY)
-    for path in keep:
-        hidden = closed(path)
-        if hidden is not None and not any(hidden.startswith(f"{each}/") for each in empty):
-            empty.setdefault(hidden, 0o755)
-    for path, mode in sorted(empty.items()):
-        os.makedirs(path, exist_ok=True)  # one below /tmp has just been covered
-        mount("none", path, "tmpfs", options=f"mode={mode:o}")
+    empty([*(_EMPTY | set(filter(None, map(closed, keep))))], keep)
     mount("none", "/etc", "tmpfs", options="mode=755")
     subprocess.run(["tar", "-C", "/etc", "-x"], input=etc, check=True)
-    for path, fd in kept.items():
-        if any(path.startswith(f"{each}/") for each in empty):
-            os.makedirs(path, exist_ok=True)
-            mount(f"/proc/self/fd/{fd}", path, flags=_BIND)
     for name, uid in users.items():
         home = f"/home/{name}"
         with open("/etc/passwd", "a") as passwd, open("/etc/group", "a") as group:
