@@ -129,7 +129,7 @@ def broken(vendors):
     return vendors["left"].with_name(vendors["left"].name + ".broken")
 
 
-def test_a_vendor_that_fails_while_somebody_watches_leaves_the_ids_as_they_were(broken):
+def test_a_vendor_that_fails_during_a_watch_leaves_the_ids_as_they_were(broken):
     before = aa.detect()
     ids = ["left/card-0", "left/card-1", "right/card-0", "right/card-1"]
     assert [device.id for device in before.devices] == ids
@@ -145,7 +145,7 @@ def test_a_vendor_that_fails_while_somebody_watches_leaves_the_ids_as_they_were(
         assert (report.state, report.resource, report.problem.vendor) == (VendorState.FAILED, "LEFT", "left")
 
 
-def test_a_vendor_that_comes_while_somebody_watches_takes_no_id_of_another(broken):
+def test_a_vendor_that_comes_during_a_watch_takes_no_id_of_another(broken):
     broken.touch()
     alone = aa.detect()
     assert [device.id for device in alone.devices] == ["card-0", "card-1"]

@@ -63,7 +63,7 @@ def place(node: str) -> str:
     """Find the directory of sysfs that stands for the device behind a device node, without opening the node.
 
     Returns:
-        The directory of its PCI function where it has one, so that all who know the function or a node of it find the
+        The directory of its PCI function where it has one, so that plug-ins that know the function or a node find the
         same; else that of the device which the kernel shows behind the node; empty where it shows none.
     """
     try:
