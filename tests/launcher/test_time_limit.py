@@ -1,5 +1,6 @@
 """A time limit is told wherever something is ended by it, and programs may save what they have before that."""
 
+import contextlib
 import json
 import os
 import signal
@@ -131,6 +132,19 @@ def test_a_job_says_that_its_limit_ended_it(run):
     assert dict(zip(header, values, strict=True))["timeouts"] == "1"
     header, values = (line.split() for line in run("report").stdout.splitlines())
     assert (header[-1], values[-1]) == ("TIMEOUTS", "1")
+
+
+def test_what_a_job_leaves_behind_is_ended_in_time(run):
+    """By a command that has ended, and where the supervisor is killed that would have ended the command."""
+    asked = ("A1:1", "--time", "5s", "--detach", "--")
+    done = run("run", *asked, "sh", "-c", "setsid sleep 1000 &").stdout.strip()
+    lost = run("run", *asked, "setsid", "sleep", "1000").stdout.strip()
+    with contextlib.suppress(ProcessLookupError):  # the time is over already
+        os.kill(jobs.find(lost).pid, signal.SIGKILL)
+    for number in (done, lost):
+        jobs.wait(jobs.find(number))
+    until(lambda: not Ledger.open().leases(), "the end of what was left")
+    assert [line["timeouts"] for line in entries(2)] == [1, 1]
 
 
 def test_a_job_that_was_cancelled_or_ended_by_itself_was_not_ended_by_its_limit(run):

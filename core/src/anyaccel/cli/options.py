@@ -169,7 +169,7 @@ def acquire(
         output.say(f"got {names} after {elapsed(hold.waited)}")
     if hold.lease is not None and inventory.machine == "host":
         _tell_once_of_others()
-    monitor(hold, program, stays=stays, limit=time_limit(args, hold) if told and not stays else None)
+    monitor(hold, program, stays=stays, limit=time_limit(args, hold) if told else None)
     return hold.carried()
 
 

@@ -51,16 +51,17 @@ def monitor(hold: Hold, program: str = "", *, stays: bool = False, limit: TimeLi
         hold: The hold.
         program: Name of the program that will run; that of this process when empty.
         stays: Whether this process stays, ends what runs in time, and says how that ended: see :meth:`Hold.note_end`.
-        limit: The time limit, of which the monitor tells on standard error and in the journal; None where this process
-            stays, or to end what runs without a word once the lease says so.
+            What is left once it has ended is ended by the monitor.
+        limit: The time limit, of which the monitor tells in the journal, and on standard error unless this process
+            stays; None to end what runs without a word once the lease says so.
     """
     if hold.lease is None:
         return
-    until = None if stays else hold.lease.until
+    until = hold.lease.until
     use, own = hold.usage(program), process.me()
     asking = sampler(hold.launch.inventory, hold.allocation.shares, use.fared) if wanted() else None
     grouped = hold.launch.environment.group is not None
-    if (asking is None and stays) or (until is None and not wanted() and not grouped):
+    if until is None and (asking is None if stays else not wanted() and not grouped):
         if stays:
             hold.noted(use)
         return
@@ -68,12 +69,12 @@ def monitor(hold: Hold, program: str = "", *, stays: bool = False, limit: TimeLi
     mark = hold.lease.mark
 
     def watch(voice: int) -> None:
-        timed_out = _Watch(use.lease, mark, limit, voice).run(until, own, asking)
+        timed_out = _Watch(use.lease, mark, limit, voice, stays=stays).run(until, own, asking)
         exit_status, told = _told(_STATUS)
         use.ended(exit_status, timed_out=timed_out or told)
         hold.unlimit()
 
-    ending = _start(watch, keep_error=limit is not None)
+    ending = _start(watch, keep_error=limit is not None and not stays)
     if ending is None:
         return
     if stays:
@@ -192,13 +193,15 @@ class _Watch:
         limit: The time limit that it tells of; None for none.
         voice: Descriptor of the command's standard error; -1 for none. It is closed once the command has ended: a
             reader of it waits for the command alone.
+        stays: Whether the holder ends what runs in time, as long as it lives.
     """
 
-    def __init__(self, lease: str, mark: Mark, limit: TimeLimit | None, voice: int) -> None:
+    def __init__(self, lease: str, mark: Mark, limit: TimeLimit | None, voice: int, *, stays: bool = False) -> None:
         self._lease, self._mark = lease, mark
         self._limit = limit
         self._early_at = None if limit is None else limit.early_at
         self._voice = voice
+        self._stays = stays
         self._ledger = Ledger.open()
 
     def run(self, until: float | None, holder: tuple[int, int], asking: Sampler | None) -> bool:
@@ -219,14 +222,14 @@ class _Watch:
         timed_out = False
         try:
             while True:
-                due = min((each for each in (until, self._early_at) if each is not None), default=None)
+                due = None if self._left_to(holder) else self._next(until)
                 if _wait(pid, _LONGEST_PAUSE if pid else pause, due, asking):
                     self._close_voice()
                 pause = _LOOK_SECONDS if pid else min(2 * pause, _LONGEST_LOOK_SECONDS)
-                if self._limit is not None and _due(self._early_at):
+                if due is not None and self._limit is not None and _due(self._early_at):
                     self._early_at = None
                     self._say(self._limit.send_early(self._mark))
-                if _due(until) and self._lasts():
+                if due is not None and _due(until) and self._lasts():
                     if asking is not None:
                         asking.stop()
                     timed_out = self._end(told=timed_out)
@@ -243,6 +246,18 @@ class _Watch:
         finally:
             if asking is not None:
                 asking.stop()
+
+    def _left_to(self, holder: tuple[int, int]) -> bool:
+        """Whether the holder ends what runs in time, and has sent the early signal if that was due."""
+        if self._stays and process.gone(*holder):
+            self._stays = False
+            if _due(self._early_at):
+                self._early_at = None
+        return self._stays
+
+    def _next(self, until: float | None) -> float | None:
+        """When there is something to do next, in seconds since the boot; None for never."""
+        return min((each for each in (until, self._early_at) if each is not None), default=None)
 
     def _lasts(self) -> bool:
         """Whether the lease may still be in force."""

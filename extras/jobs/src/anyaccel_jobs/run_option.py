@@ -47,7 +47,6 @@ def main(args: argparse.Namespace) -> int | None:
 def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
     """Wait for the devices, run the command, and write down what happens."""
     from anyaccel.cli import acquire_devices, become_command, confine, time_limit
-    from anyaccel.launcher import end_in_time
     from anyaccel.vendors import close
 
     with acquire_devices(args, waits=lambda: supervisor.begin("waiting", grace=args.grace), stays=True) as hold:
@@ -63,6 +62,4 @@ def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
         supervisor.end(status, state=state)
         hold.note_end(status, timed_out=state == "timeout")
         hold.unlimit()
-        if hold.lease is not None and hold.lease.until is not None and not hold.lease.leave_to(mark):
-            end_in_time(hold.id, hold.lease.until)  # what the command has left behind
         os._exit(status)  # the devices go with this process, or with the last one that the command has left behind
