@@ -9,6 +9,7 @@ import sys
 from anyaccel._version import __version__
 
 _HOMES = {
+    "anyaccel.cli._notebook": ("load_ipython_extension",),
     "anyaccel.errors": (
         "AlreadyLoadedError",
         "AnyaccelError",
@@ -29,7 +30,6 @@ _HOMES = {
         "WorkerError",
         "WorkerStartError",
     ),
-    "anyaccel.integrations.notebook": ("load_ipython_extension",),
     "anyaccel.inventory.current": ("current",),
     "anyaccel.inventory.declared": ("declare",),
     "anyaccel.inventory.detect": ("detect",),

@@ -103,7 +103,13 @@ class Holder(Value):
 
 
 def look(
-    inventory: Inventory, *, stats: bool = True, waiters: bool = True, own_jobs: bool = False, timeout: float = 10.0
+    inventory: Inventory,
+    *,
+    stats: bool = True,
+    waiters: bool = True,
+    own_jobs: bool = False,
+    timeout: float = 10.0,
+    environ: Mapping[str, str] | None = None,
 ) -> Sample:
     """Look at a machine now.
 
@@ -113,8 +119,10 @@ def look(
         waiters: Whether to look who waits.
         own_jobs: Whether to look for jobs of this user.
         timeout: Seconds that each vendor may take.
+        environ: The environment that says from where; that of this process when None.
     """
-    observed, problems = anyaccel.stats(inventory, timeout=timeout) if stats else ({}, ())
+    environ = os.environ if environ is None else environ
+    observed, problems = anyaccel.stats(inventory, timeout=timeout, environ=environ) if stats else ({}, ())
     found: dict[str, list[LeaseRecord]] = {}
     unknown = ""
     tickets: tuple[TicketRecord, ...] = ()
@@ -123,9 +131,9 @@ def look(
         from anyaccel.ledger import Ledger
 
         try:
-            for record in leases(inventory):
+            for record in leases(inventory, environ):
                 found.setdefault(record.device, []).append(record)
-            tickets = Ledger.open().tickets() if waiters else ()
+            tickets = Ledger.open(environ).tickets() if waiters else ()
         except LedgerError as error:
             unknown = str(error)
     return Sample(
@@ -255,6 +263,14 @@ def notes(sample: Sample) -> list[str]:
     if sample.unknown:
         found.append(f"who holds what is not known: {sample.unknown}")
     return found
+
+
+def all_notes(sample: Sample) -> list[str]:
+    """What people should know beside the table, with what detection said, a sentence each."""
+    reports = sample.inventory.vendors
+    found = [note for report in reports for note in report.notes]
+    found += [str(report.problem) for report in reports if report.problem is not None]
+    return found + notes(sample)
 
 
 def holders(device: Device, sample: Sample) -> tuple[Holder, ...]:
