@@ -1,5 +1,6 @@
-"""Notebooks: the magic and the tables, in a real kernel."""
+"""Notebooks: the magic and the tables, in a real kernel. What needs none is in test_magic.py."""
 
+import getpass
 import json
 import os
 from pathlib import Path
@@ -30,17 +31,28 @@ def run(monkeypatch, tmp_path):
         client.execute()
         shown = []
         for cell in notebook.cells:
+            stream = ""
             for output in cell.get("outputs", ()):
+                if stream and output.get("name") == stream:  # a line may come in two messages
+                    shown[-1] += output["text"]
+                    continue
+                stream = output.get("name", "")
                 data = output.get("data", {})
-                shown.append(output.get("text") or data.get("text/html") or data.get("text/plain") or "")
+                told = "\n".join(output.get("traceback", ()))
+                shown.append(output.get("text") or data.get("text/html") or data.get("text/plain") or told)
         return shown
 
     return run
 
 
 def cells(*sources):
+    """A notebook of these cells; those that begin with an exclamation mark may fail."""
     notebook = nbformat.v4.new_notebook()
-    notebook.cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    for source in sources:
+        cell = nbformat.v4.new_code_cell(source.removeprefix("!"))
+        if source.startswith("!"):
+            cell.metadata["tags"] = ["raises-exception"]
+        notebook.cells.append(cell)
     return notebook
 
 
@@ -50,25 +62,57 @@ def test_a_kernel_gets_devices_by_a_line(run, acme, monkeypatch):
         cells(
             "%load_ext anyaccel",
             "%accel",
-            "%accel APU:1",
+            "%accel APU:1 --note 'a first try'",
             "import os; print(os.environ['ACME_VISIBLE'])",
-            "%accel APU:2",
-            "%accel APU:x",
+            "!%accel APU:2",
+            "!%accel APU:x",
+            "%accel",
             "%accel release",
             "print('ACME_VISIBLE' in os.environ)",
-            "%accel APU:9",
-            "%accel APU:1 --wait",
+            "!%accel APU:9",
+            "!%accel APU:1 --wait",
+            "!%accel APU:1 --nte x",
+            "%accel --help",
+            "import anyaccel\ntry:\n    %accel APU:9\nexcept anyaccel.NeverFitsError:\n    print('caught')",
         )
     )
-    assert "2 devices of sim:A1:2" in shown[0]
+    assert "<caption>2 devices, 2 free on sim:A1:2</caption>" in shown[0]
+    assert "<th>USER</th>" not in shown[0]
     assert "<caption>APU:1 held as " in shown[1]
     assert shown[2].strip() in shown[1]
     assert "already" in shown[3]
     assert "%accel release" in shown[3]
-    assert shown[5] == "False\n"
-    assert "APU:9 can never fit" in shown[6]
-    assert "--wait must be a duration such as 90s" in shown[7]
+    assert "anyaccel: " in shown[4]
+    assert "<caption>2 devices, 1 free on sim:A1:2; this kernel holds acme/" in shown[5]
+    assert f"<td>{getpass.getuser()}</td>" in shown[5]
+    assert "<td>a first try</td>" in shown[5]
+    assert "<td>hidden</td>" not in shown[5]
+    assert shown[6] == "False\n"
+    assert shown[7].splitlines()[0].startswith("anyaccel: APU:9 can never fit")
+    assert shown[8:10] == [
+        "anyaccel: argument --wait: expected one argument\nanyaccel: see '%accel --help'",
+        "anyaccel: unrecognized arguments: --nte x; did you mean --note?\nanyaccel: see '%accel --help'",
+    ]
+    assert "--note TEXT" in shown[10]
+    assert shown[11] == "caught\n"
     assert "Traceback" not in "".join(shown)
+    assert "_notebook.py" not in "".join(shown)
+
+
+def test_a_line_that_fails_stops_the_notebook(run, acme, monkeypatch):
+    """Else the cells below would run with every device of the machine."""
+    monkeypatch.setenv("ANYACCEL_MACHINE", "sim:A1:2")
+    notebook = cells("%load_ext anyaccel", "%accel APU:9", "print('trained')")
+    with pytest.raises(nbclient.exceptions.CellExecutionError) as caught:
+        run(notebook)
+    assert caught.value.ename == "NeverFitsError"
+    assert caught.value.evalue.startswith("APU:9 can never fit")
+    (output,) = notebook.cells[1].outputs
+    assert output.output_type == "error"
+    assert [line.startswith("anyaccel: ") for line in output.traceback] == [True] * len(output.traceback)
+    assert len(output.traceback) <= 2
+    assert notebook.cells[2].execution_count is None
+    assert not notebook.cells[2].outputs
 
 
 def test_a_cell_that_is_run_again_changes_nothing(run, acme, monkeypatch):
@@ -80,7 +124,7 @@ def test_a_cell_that_is_run_again_changes_nothing(run, acme, monkeypatch):
             "%accel APU:1",
             "%accel APU:1",
             "%reload_ext anyaccel\nimport gc; gc.collect();",
-            "%accel",
+            "%accel APU:1",
         )
     )
     assert "held as" in shown[0]
@@ -90,12 +134,13 @@ def test_a_cell_that_is_run_again_changes_nothing(run, acme, monkeypatch):
 def test_a_kernel_that_waits_says_for_whom(run, acme, monkeypatch):
     monkeypatch.setenv("ANYACCEL_MACHINE", "sim:A1:2")
     with anyaccel.acquire("APU:2", note="a training"):
-        shown = run(cells("%load_ext anyaccel", "%accel APU:1 --wait 2s", "%accel"))
+        shown = run(cells("%load_ext anyaccel", "!%accel APU:1 --wait 2s", "!%accel APU:1 --no-wait", "%accel"))
     text = "".join(shown)
     assert "anyaccel: waiting, place 1 in line: acme/0, acme/1 held by " in text
     assert "a training" in text
-    assert "does not fit now" in text
-    assert "2 devices of" in shown[-1]
+    assert text.count("does not fit now") == 2
+    assert "2 devices, 0 free on sim:A1:2" in shown[-1]
+    assert shown[-1].count("<td>a training</td>") == 2
 
 
 def test_a_cell_that_keeps_nothing_uses_devices_until_the_kernel_ends(run, acme, monkeypatch):
@@ -108,7 +153,7 @@ def test_a_cell_that_keeps_nothing_uses_devices_until_the_kernel_ends(run, acme,
             "anyaccel.use('APU:1');",
             "Out.clear(); _ = __ = ___ = None",
             "print(os.environ['ACME_VISIBLE'])",
-            "%accel",
+            "%accel APU:1",
             "%accel release",
             "print('ACME_VISIBLE' in os.environ)",
         )
@@ -125,7 +170,7 @@ def test_the_example_notebook_runs(run, acme):
     text = EXAMPLE.read_text().replace("GPU:1", "APU:1").replace("sim:H100:2", "sim:A1:2")
     text = text.replace("CUDA_VISIBLE_DEVICES", "ACME_VISIBLE")
     shown = run(nbformat.reads(text, 4))
-    assert any("<table>" in each for each in shown)
+    assert any("<table><caption>2 devices, 2 free on " in each for each in shown)
     assert any("held as" in each for each in shown)
 
 

@@ -8,6 +8,7 @@ from anyaccel._faces import face
 from anyaccel._version import __version__
 
 _HOMES = {
+    "anyaccel.cli._notebook": ("load_ipython_extension",),
     "anyaccel.errors": (
         "AlreadyLoadedError",
         "AnyaccelError",
@@ -28,7 +29,6 @@ _HOMES = {
         "WorkerError",
         "WorkerStartError",
     ),
-    "anyaccel.integrations.notebook": ("load_ipython_extension",),
     "anyaccel.inventory.current": ("current",),
     "anyaccel.inventory.declared": ("declare",),
     "anyaccel.inventory.detect": ("detect",),

@@ -1,4 +1,5 @@
 from anyaccel._version import __version__ as __version__
+from anyaccel.cli._notebook import load_ipython_extension as load_ipython_extension
 from anyaccel.errors import AlreadyLoadedError as AlreadyLoadedError
 from anyaccel.errors import AnyaccelError as AnyaccelError
 from anyaccel.errors import BrokenWorkerError as BrokenWorkerError
@@ -17,7 +18,6 @@ from anyaccel.errors import UnknownNameError as UnknownNameError
 from anyaccel.errors import UsageError as UsageError
 from anyaccel.errors import WorkerError as WorkerError
 from anyaccel.errors import WorkerStartError as WorkerStartError
-from anyaccel.integrations.notebook import load_ipython_extension as load_ipython_extension
 from anyaccel.inventory.current import current as current
 from anyaccel.inventory.declared import declare as declare
 from anyaccel.inventory.detect import detect as detect

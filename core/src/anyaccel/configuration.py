@@ -335,12 +335,12 @@ def user(environ: Mapping[str, str] | None = None) -> Configuration:
     return _read(path, "user", {0, os.geteuid()}) if path else _nothing(path)
 
 
-def draft(path: str, kind: str) -> Configuration:
+def read_draft(path: str, kind: str) -> Configuration:
     """Read a file that does not lie in its place yet: whose it will be does not count, but who else may change it does.
 
     Args:
         path: The file.
-        kind: Whose it is to become; see :func:`kind_of`.
+        kind: Whose it is to become; see :func:`find_kind`.
 
     Raises:
         ConfigurationError: When it cannot be read, says something wrong, or can be written by other users.
@@ -348,7 +348,7 @@ def draft(path: str, kind: str) -> Configuration:
     return _read(path, kind, None)
 
 
-def kind_of(path: str, environ: Mapping[str, str] | None = None) -> tuple[str, bool]:
+def find_kind(path: str, environ: Mapping[str, str] | None = None) -> tuple[str, bool]:
     """Say whose file of configuration one is, ``machine`` or ``user``, and whether it lies in its place.
 
     Elsewhere its tables tell; a file without any that is known is taken for the machine's.
@@ -476,7 +476,7 @@ def _values(path: str, kind: str, content: bytes) -> Mapping[str, Any]:
         text = content.decode()
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        line, told = _place(error, content)
+        line, told = _locate(error, content)
         where = f"{name!r}, line {line}," if line else f"{name!r}"
         raise ConfigurationError(
             f"{where} must be TOML in UTF-8: {printable(told)}", hint="correct it, or move it away"
@@ -494,7 +494,7 @@ def _values(path: str, kind: str, content: bytes) -> Mapping[str, Any]:
             told = f"{printable(key)} must be {setting.rule.words} (got {shown(value)})"
             wrong[key] = told, f"{printable(key)}: {setting.summary}"
     if wrong:
-        lines = _lines(text)
+        lines = _find_lines(text)
         first, *further = (
             ConfigurationError(
                 f"{name!r}, line {lines[key]}: {told}" if key in lines else f"{name!r}: {told}", hint=hint
@@ -506,7 +506,7 @@ def _values(path: str, kind: str, content: bytes) -> Mapping[str, Any]:
     return values
 
 
-def _place(error: Exception, content: bytes) -> tuple[int, str]:
+def _locate(error: Exception, content: bytes) -> tuple[int, str]:
     """The line on which a document is wrong, 0 where that is not known, and what is wrong there."""
     import re
 
@@ -520,17 +520,17 @@ def _place(error: Exception, content: bytes) -> tuple[int, str]:
     return int(found[2]), f"{found[1]} (column {found[3]})"
 
 
-def lines(path: str) -> Mapping[str, int]:
+def find_lines(path: str) -> Mapping[str, int]:
     """The line on which a file gives each of its settings, by key, as far as that can be found."""
     try:
         with open(path, encoding="utf-8") as file:
-            return _lines(file.read(_MOST_BYTES))
+            return _find_lines(file.read(_MOST_BYTES))
     except (OSError, ValueError):  # it has changed since it was read
         return {}
 
 
-def _lines(text: str) -> dict[str, int]:
-    """As :func:`lines`, of a text that is TOML.
+def _find_lines(text: str) -> dict[str, int]:
+    """As :func:`find_lines`, of a text that is TOML.
 
     The parser tells no positions, but a line that begins a value of several lines is no TOML without the rest of it.
     """
@@ -548,7 +548,7 @@ def _lines(text: str) -> dict[str, int]:
             continue
         first = number - len(statement) + 1
         if statement[0].lstrip().startswith("["):
-            table = _path(part)
+            table = _heading_key(part)
             found.setdefault(table, first)
         else:
             for key, _ in _flat(part, table):
@@ -557,7 +557,7 @@ def _lines(text: str) -> dict[str, int]:
     return found
 
 
-def _path(part: Mapping[str, Any]) -> str:
+def _heading_key(part: Mapping[str, Any]) -> str:
     """The key of the table that a heading opens, which is all that is in its document."""
     names = []
     inner: Any = part

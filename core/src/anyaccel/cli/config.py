@@ -71,11 +71,11 @@ def _check(args: argparse.Namespace) -> int:
     path = os.path.abspath(args.check)
     if not os.path.exists(path):
         raise UsageError(f"--check must be a file (got {printable(args.check)!r}, which cannot be found)")
-    kind, in_place = configuration.kind_of(path)
+    kind, in_place = configuration.find_kind(path)
     if in_place:
         found = tuple(diagnose_file(configuration.machine if kind == "machine" else configuration.user))
     else:
-        found = tuple(diagnose_file(lambda: configuration.draft(path, kind)))
+        found = tuple(diagnose_file(lambda: configuration.read_draft(path, kind)))
     if args.json:
         findings = [
             {"severity": each.severity.value, "message": each.reason, "fix": each.remedy or None} for each in found

@@ -244,10 +244,7 @@ def laid_out(
     Returns:
         The heading, the lines of each device, and names of columns that were asked for and have no room.
     """
-    rows = [
-        Row(device=device, seen=sample.stats(device), sample=sample, holders=samples.holders(device, sample))
-        for device in sample.inventory.devices
-    ]
+    rows = _rows(sample)
     anybody = any(row.holders for row in rows)
     shown = list(columns) or [column for column in COLUMNS if column.steps and (anybody or column.cell)]
     content = {column.name: _cells(column, rows) for column in shown}
@@ -277,6 +274,25 @@ def laid_out(
         found.append(lines)
     heading = _line([(column, column.heading, "bold") for column in kept], widths, gap)
     return heading, found, [column.name for column in shown if column.name not in widths]
+
+
+def plain_table(sample: Sample, columns: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
+    """The same for a table that lays itself out: headings, and the texts of a row for each holder of each device."""
+    rows = _rows(sample)
+    content = [_cells(column, rows) for column in columns]
+    found = []
+    for number, row in enumerate(rows):
+        for place in range(max(1, len(row.holders))):
+            own = [of_column[number] for of_column in content]
+            found.append([each[place][0].strip() if place < len(each) else "" for each in own])
+    return [column.heading for column in columns], found
+
+
+def _rows(sample: Sample) -> list[Row]:
+    return [
+        Row(device=device, seen=sample.stats(device), sample=sample, holders=samples.holders(device, sample))
+        for device in sample.inventory.devices
+    ]
 
 
 def _cells(column: Column, rows: Sequence[Row]) -> list[list[tuple[str, str]]]:

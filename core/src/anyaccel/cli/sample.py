@@ -99,7 +99,14 @@ class Holder(Value):
             return self.program
 
 
-def look(inventory: Inventory, *, stats: bool = True, waiters: bool = True, timeout: float = 10.0) -> Sample:
+def look(
+    inventory: Inventory,
+    *,
+    stats: bool = True,
+    waiters: bool = True,
+    timeout: float = 10.0,
+    environ: Mapping[str, str] | None = None,
+) -> Sample:
     """Look at a machine now.
 
     Args:
@@ -107,8 +114,10 @@ def look(inventory: Inventory, *, stats: bool = True, waiters: bool = True, time
         stats: Whether vendors are asked how their devices fare.
         waiters: Whether to look who waits.
         timeout: Seconds that each vendor may take.
+        environ: The environment that says from where; that of this process when None.
     """
-    observed, problems = anyaccel.stats(inventory, timeout=timeout) if stats else ({}, ())
+    environ = os.environ if environ is None else environ
+    observed, problems = anyaccel.stats(inventory, timeout=timeout, environ=environ) if stats else ({}, ())
     found: dict[str, list[LeaseRecord]] = {}
     unknown = ""
     tickets: tuple[TicketRecord, ...] = ()
@@ -117,9 +126,9 @@ def look(inventory: Inventory, *, stats: bool = True, waiters: bool = True, time
         from anyaccel.ledger import Ledger
 
         try:
-            for record in leases(inventory):
+            for record in leases(inventory, environ):
                 found.setdefault(record.device, []).append(record)
-            tickets = Ledger.open().tickets() if waiters else ()
+            tickets = Ledger.open(environ).tickets() if waiters else ()
         except LedgerError as error:
             unknown = str(error)
     return Sample(
@@ -243,6 +252,14 @@ def notes(sample: Sample) -> list[str]:
     if sample.unknown:
         found.append(f"who holds what is not known: {sample.unknown}")
     return found
+
+
+def all_notes(sample: Sample) -> list[str]:
+    """What people should know beside the table, with what detection said, a sentence each."""
+    reports = sample.inventory.vendors
+    found = [note for report in reports for note in report.notes]
+    found += [str(report.problem) for report in reports if report.problem is not None]
+    return found + notes(sample)
 
 
 def holders(device: Device, sample: Sample) -> tuple[Holder, ...]:

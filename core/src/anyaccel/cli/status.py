@@ -103,9 +103,7 @@ def _frame(args: argparse.Namespace, sample: samples.Sample) -> Lines:
     """All that there is to see at one moment: the table, and below it what people should know."""
     inventory = sample.inventory
     told = [f"this is not your host but {inventory.machine}"] if inventory.machine != HOST else []
-    told += [note for report in inventory.vendors for note in report.notes]
-    told += [str(report.problem) for report in inventory.vendors if report.problem is not None]
-    told += samples.notes(sample)
+    told += samples.all_notes(sample)
     lines: Lines = [[("No accelerators were found.", "")]]
     if inventory.devices:
         lines, further = _lines(args, sample)

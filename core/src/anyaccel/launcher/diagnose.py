@@ -42,7 +42,7 @@ def diagnose_file(read: Callable[[], Configuration]) -> Iterator[Finding]:
             yield Finding(severity=Severity.FAIL, reason=str(each), remedy=each.hint)
         return
     unknown = unknown_users(found)
-    lines = configuration.lines(found.path) if unknown else {}
+    lines = configuration.find_lines(found.path) if unknown else {}
     for name in unknown:
         line = next((number for key, number in lines.items() if f"{key}.".startswith(f"users.{name}.")), None)
         where = f"{printable(found.path)!r}" + (f", line {line}" if line else "")

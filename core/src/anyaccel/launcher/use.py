@@ -52,6 +52,7 @@ class Use(Hold):
         vars(self).update(vars(hold))
         environment = self.launch.environment
         former = {name: os.environ.get(name) for name in (*environment.set, *environment.unset)}
+        self._former = former
         before = os.sched_getaffinity(0) if environment.allocation.processors else set()
         self._dropped = weakref.finalize(self, _give_back, hold, former, before, os.getpid(), dropped=True)
         self._dropped.atexit = False  # the process may use its devices until it is gone, which ends the lease
@@ -63,6 +64,11 @@ class Use(Hold):
             os.environ.pop(name, None)
         os.environ.update(environment.set)
         put(environment.allocation.processors)
+
+    def outer_environ(self) -> dict[str, str]:
+        """Return the environment of this process without what this use has set: it sees the machine from outside."""
+        outer = {**os.environ, **{name: value for name, value in self._former.items() if value is not None}}
+        return {name: value for name, value in outer.items() if self._former.get(name, value) is not None}
 
     def release(self) -> None:
         """Give the devices back, and the variables their former values; does nothing the second time.

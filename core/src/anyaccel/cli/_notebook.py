@@ -1,0 +1,158 @@
+"""``%load_ext anyaccel`` for IPython and Jupyter: devices for the kernel by the line magic ``%accel``."""
+
+from __future__ import annotations
+
+import shlex
+from functools import partial
+
+from anyaccel.cli import output
+from anyaccel.cli import sample as samples
+from anyaccel.cli.arguments import Parser
+from anyaccel.cli.devices_table import Column, chosen, laid_out, plain_table
+from anyaccel.cli.options import add_wait
+from anyaccel.errors import AnyaccelError, UsageError
+from anyaccel.inventory.detect import detect
+from anyaccel.launcher.use import in_use, use
+from anyaccel.model.html import html_table
+from anyaccel.text import printable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from anyaccel.cli.sample import Sample
+    from anyaccel.launcher.use import Use
+
+ALONE = ("release", "status")
+"""Words that are no requests, and stand without one and without options."""
+EXAMPLES = (
+    ("%accel", "the devices of this machine, and who holds them"),
+    ("%accel GPU:1", "hold a device for this kernel, and show it to frameworks that are imported later"),
+    ("%accel GPU:2 --wait 10m --note 'fine-tuning'", "wait at most ten minutes; the note is for other users"),
+    ("%accel release", "give back what this kernel holds"),
+)
+_COLUMNS = "device,type,memory,load,state,user,share,program,since,note,id"
+
+
+def accel(line: str) -> Any:
+    """Hold devices for this kernel.
+
+    %accel GPU:1              hold a device; --wait 1m waits at most a minute, --note TEXT says what for
+    %accel                    show the devices of the machine, and who holds them
+    %accel release            give back what the kernel holds
+    %accel --help             all options
+
+    Raises:
+        AnyaccelError: When that fails, so that the cell fails and those after it do not run without devices.
+    """
+    try:
+        return _perform(line)
+    except (AnyaccelError, KeyboardInterrupt) as error:
+        # IPython shows what this returns instead of a traceback through modules of ours.
+        vars(error)["_render_traceback_"] = partial(
+            _write_error, str(error) or "interrupted", getattr(error, "hint", "")
+        )
+        raise
+
+
+def _write_error(message: str, hint: str) -> list[str]:
+    """Write an error as the command line does."""
+    return [printable(f"anyaccel: {each}") for each in (message, *hint.splitlines())]
+
+
+def _perform(line: str) -> Any:
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"the line cannot be split into words: {error}", hint="quote it as in a shell") from None
+    parser = _parser()
+    args = parser.parse_intermixed_args(words)
+    if args.help:
+        output.print_help(parser.format_help())
+        return None
+    alone = next((word for word in ALONE if word in args.request), "")
+    if alone and len(words) > 1:
+        raise UsageError(f"{alone!r} stands alone (got {line!r})", hint="see '%accel --help'")
+    if words and not args.request:
+        raise UsageError(f"options stand beside a request (got {line!r})", hint="see '%accel --help'")
+    held = in_use()  # also what a cell has taken by anyaccel.use()
+    if alone == "release":
+        if held is not None:
+            held.release()
+        return None
+    if alone or not words:
+        return _show_machine(held)
+    options = {
+        "wait": 0 if args.no_wait else args.wait,
+        "priority": args.priority,
+        "note": args.note or "notebook",
+        "avoid_busy": args.avoid_busy,
+    }
+    use(args.request, **options)  # a statement: nothing changes when the cell is run again
+    return in_use()
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="%accel",
+        description="Hold devices for this kernel; without a request, show the devices of the machine and who holds"
+        " them.",
+        allow_abbrev=False,
+        add_help=False,  # it would end the kernel's cell by an exception
+    )
+    parser.examples = EXAMPLES
+    parser.add_argument(
+        "request", nargs="*", metavar="REQUEST", help="what to hold, such as GPU:1; 'release' gives it back"
+    )
+    add_wait(parser)
+    parser.add_argument("-h", "--help", action="store_true", help="show this")
+    return parser
+
+
+def _show_machine(held: Use | None) -> _DeviceTable:
+    """Look at the machine, of which the kernel sees a part while it holds devices."""
+    if held is None:
+        sample = samples.look(detect())
+    else:
+        sample = samples.look(held.launch.inventory, environ=held.outer_environ())
+    for note in samples.all_notes(sample):
+        output.say(note)
+    return _DeviceTable(sample, "" if held is None else ", ".join(device.name for device in held.devices))
+
+
+class _DeviceTable:
+    """The devices of a machine at one moment and who holds them, as a table.
+
+    Args:
+        sample: The machine.
+        held: Names of the devices that the kernel holds.
+    """
+
+    def __init__(self, sample: Sample, held: str) -> None:
+        self._sample = sample
+        self._caption = f"{samples.summary(sample)} on {sample.inventory.machine}"
+        if sample.tickets:
+            self._caption += f"; {len(sample.tickets)} waiting"
+        if held:
+            self._caption += f"; this kernel holds {held}"
+
+    def _columns(self) -> tuple[Column, ...]:
+        anybody = any(samples.holders(device, self._sample) for device in self._sample.inventory.devices)
+        return tuple(column for column in chosen(_COLUMNS) if anybody or column.cell)
+
+    def __repr__(self) -> str:
+        if not self._sample.inventory.devices:
+            return "No accelerators were found: 'anyaccel doctor' says why"
+        heading, rows, _ = laid_out(self._sample, None, self._columns())
+        lines = [heading, *(line for lines in rows for line in lines)]
+        return "\n".join([*("".join(text for text, _ in line).rstrip() for line in lines), self._caption])
+
+    def _repr_html_(self) -> str:
+        if not self._sample.inventory.devices:
+            return ""
+        return html_table(self._caption, *plain_table(self._sample, self._columns()))
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Give a shell of IPython the magic ``%accel``."""
+    shell.register_magic_function(accel, magic_kind="line")
