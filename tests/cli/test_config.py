@@ -185,7 +185,7 @@ def test_setup_lets_users_see_each_other_and_without_it_they_are_told_once():
     emptied = [sys.executable, empty_folders.__file__, "/run", "/dev/shm", "--"]
     command = ["unshare", "--mount", *emptied, "sh", "-c", MOUNTS, sys.executable, "-c", SHARES]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("ANYACCEL_", "XDG_"))}
-    environ |= {"PYTHONPATH": os.path.dirname(package), "ANYACCEL_PLUGINS": ""}
+    environ |= {"PYTHONPATH": os.path.dirname(package), "ANYACCEL_PLUGINS": "none"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=110, check=False)
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip(f"no mount namespace can be made here: {done.stderr.strip()}")
