@@ -50,7 +50,7 @@ OWNER, COPIER, TAKEN = 61_011, 61_012, 61_013
 """Users: who owns the trees, beside root; who copies; who processes of root's trees become."""
 GRACE = 0.5
 TIME = 2.0
-SHAPES = ("fork", "double", "setsid", "clean", "spawn", "vfork", "group", "exec", "thread", "namespace", "clone parent")
+SHAPES = ("fork", "double", "setsid", "clean", "spawn", "vfork", "group", "exec", "thread", "clone parent")
 LEAVES = ("sleep", "stopped", "stubborn", "stubborn and stopped", "moving", "memfd")
 WRONG = ("early", "left", "copies ended")
 _LOCKS = 10
@@ -102,7 +102,8 @@ def grow(signs: str, plan: list[str]) -> NoReturn:  # noqa: C901, PLR0912 -- one
     elif shape == "vfork":
         subprocess.Popen(argv, close_fds=False)
     elif shape == "group":
-        os.setpgid(0, 0)
+        with contextlib.suppress(PermissionError):  # it leads a session
+            os.setpgid(0, 0)
         grow(signs, rest)
     elif shape == "thread":
         threading.Thread(target=os.execv, args=(argv[0], argv)).start()
@@ -147,10 +148,14 @@ def leaf(signs: str, kind: str) -> NoReturn:
 def plans(rng: random.Random, *, root: bool, inside: bool) -> list[str]:
     """Draw the branches of a tree."""
     shapes = (*SHAPES, "user") if root and inside else SHAPES
-    return [
-        ",".join([*(rng.choice(shapes) for _ in range(rng.randint(0, 3))), rng.choice(LEAVES)])
-        for _ in range(rng.randint(1, 3))
-    ]
+    drawn = []
+    for _ in range(rng.randint(1, 3)):
+        branch = [rng.choice(shapes) for _ in range(rng.randint(0, 3))]
+        leaf = rng.choice(LEAVES)
+        if rng.random() < 0.2 and leaf != "moving":  # a namespace ends with its first process
+            branch.append("namespace")
+        drawn.append(",".join([*branch, leaf]))
+    return drawn
 
 
 # Those who start one inside of Python.
@@ -326,7 +331,7 @@ class Teardown:
         elif way == "sweep":
             sweep = self.start(*self.ours("sweep", *grace, "GPU:1", "--each", "n=1", "--", *self.command))
             until(self.ready, f"{self.words}")
-            sweep.send_signal(signal.SIGINT)
+            sweep.send_signal(signal.SIGTERM)  # SIGINT may be ignored here, as in the background of a shell
         elif way == "sweep in time":
             limits = ("--time", f"{TIME}s", *grace, "--out", "out")
             self.start(*self.ours("sweep", *limits, "GPU:1", "--each", "n=1", "--", *self.command))

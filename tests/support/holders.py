@@ -1,11 +1,20 @@
 """Processes that hold devices, and say which: for tests of what one holder leaves to another."""
 
+from __future__ import annotations
+
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 from anyaccel.ledger import Ledger
+from anyaccel.ledger.mark import Mark, carries, limit
+from anyaccel.ledger.names import parse_lease
 from waiting import PATIENCE, until
+
+COPIER = 61_012
+"""A user without any privilege."""
 
 
 def hold_and_show(variable: str, request: str, **changes: str) -> tuple[subprocess.Popen[str], str]:
@@ -41,3 +50,30 @@ def end(*holders: subprocess.Popen[str]) -> None:
     for holder in holders:
         holder.communicate(timeout=PATIENCE)
         assert holder.returncode == 0
+
+
+@contextlib.contextmanager
+def copied(*marks: Mark) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Let another user carry some marks, as a user does who has read them; needs root.
+
+    Yields:
+        The processes that carry them.
+    """
+    other = ["setpriv", f"--reuid={COPIER}", f"--regid={COPIER}", "--clear-groups"]
+    copies = [
+        subprocess.Popen([*other, "prlimit", f"--locks={limit(mark)}:{limit(mark)}", "sleep", "600"]) for mark in marks
+    ]
+    try:
+        for copy, mark in zip(copies, marks, strict=True):
+            until(lambda copy=copy, mark=mark: carries(copy.pid, mark), "a copy of a mark")
+        yield copies
+    finally:
+        for copy in copies:
+            copy.kill()
+            copy.wait()
+
+
+def mark_of(state: str) -> Mark:
+    """The mark of the only lease in a state directory."""
+    (mark,) = {lease.mark for name in os.listdir(state) if (lease := parse_lease(name))}
+    return mark

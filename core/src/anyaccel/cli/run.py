@@ -14,7 +14,6 @@ from anyaccel.cli.options import acquire, add_command, add_launch, add_memory, a
 from anyaccel.errors import UnknownNameError, UsageError
 from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.launcher.command import not_started, replace_process
-from anyaccel.launcher.monitor import end_in_time
 from anyaccel.launcher.sandbox import Sandbox, available, sandbox_for
 from anyaccel.launcher.start import check
 from anyaccel.model import Share, format_slots, format_units, replace
@@ -210,6 +209,4 @@ def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
         supervisor.end(status, cancelled=cancelled)
         hold.note_end(status)
         hold.unlimit()
-        if hold.lease is not None and hold.lease.until is not None and not hold.lease.leave_to(mark):
-            end_in_time(hold.id, hold.lease.until)  # what the command has left behind
         os._exit(status)  # the devices go with this process, or with the last one that the command has left behind
