@@ -272,7 +272,7 @@ class Teardown:
         self.output = (self.place / "output").open("w")
         self.started: list[subprocess.Popen[bytes]] = []
         self.devices: set[str] = set()
-        drawn = plans(random.Random(seed), root=not owner, inside=way not in ("release", "pool"))
+        drawn = plans(random.Random(seed), root=not owner, inside=way in ("cancel", "sweep", "sweep in time"))
         self.words = f"{way} {seed} of {owner}: {drawn}"
         self.command = [sys.executable, "-I", "-S", os.path.abspath(__file__), "tree", str(self.signs), *drawn]
         self.copier = Copier(self.state)

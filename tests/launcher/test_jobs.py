@@ -153,12 +153,12 @@ def test_cancel_does_not_wait_for_another_user_who_has_copied_the_mark(run):
     inner = "setsid env -i sh -c 'echo $$ > pid; trap \"\" TERM; while :; do sleep 0.1; done' & sleep 1000"
     number = submit(run, "sh", "-c", inner)
     pid = int(until(lambda: Path("pid").exists() and Path("pid").read_text(), "the job"))
-    with copied(mark_of(Ledger.open().path)) as (copy,):
+    with copied(mark_of(Ledger.open().path)) as copy:
         run("cancel", number, "--grace", "0.2s")
-        assert (state(number), alive(pid), copy.poll()) == ("cancelled", False, None)
-        assert f"processes {copy.pid} ({COPIER}) carry the mark of job {number}" in run("logs", number)
+        assert (state(number), alive(pid), alive(copy)) == ("cancelled", False, True)
+        assert f"processes {copy} ({COPIER}) carry the mark of job {number}" in run("logs", number)
         (lease,) = Ledger.open().leases()
-        assert (lease.state, lease.carriers) == ("kept", (copy.pid,))
+        assert (lease.state, lease.carriers) == ("kept", (copy,))
     until(lambda: not Ledger.open().leases(), "the device")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,24 +54,22 @@ def end(*holders: subprocess.Popen[str]) -> None:
 
 
 @contextlib.contextmanager
-def copied(*marks: Mark) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Let another user carry some marks, as a user does who has read them; needs root.
+def copied(mark: Mark) -> Iterator[int]:
+    """Let a process of another user carry a mark, as a user does who has read it; needs root.
 
     Yields:
-        The processes that carry them.
+        Its id; it is no child of this process.
     """
-    other = ["setpriv", f"--reuid={COPIER}", f"--regid={COPIER}", "--clear-groups"]
-    copies = [
-        subprocess.Popen([*other, "prlimit", f"--locks={limit(mark)}:{limit(mark)}", "sleep", "600"]) for mark in marks
-    ]
+    value = f"--locks={limit(mark)}:{limit(mark)}"
+    other = ["setpriv", f"--reuid={COPIER}", f"--regid={COPIER}", "--clear-groups", "prlimit", value, "sleep", "600"]
+    start = ["sh", "-c", '"$@" >/dev/null 2>&1 & echo $!', "sh"]
+    pid = int(subprocess.run([*start, *other], stdout=subprocess.PIPE, text=True, check=True).stdout)
     try:
-        for copy, mark in zip(copies, marks, strict=True):
-            until(lambda copy=copy, mark=mark: carries(copy.pid, mark), "a copy of a mark")
-        yield copies
+        until(lambda: carries(pid, mark), "a copy of a mark")
+        yield pid
     finally:
-        for copy in copies:
-            copy.kill()
-            copy.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def mark_of(state: str) -> Mark:
