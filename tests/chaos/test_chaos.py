@@ -1,5 +1,6 @@
 """Bounded runs of what ``chaos_ledger.py``, ``chaos_workers.py`` and ``torture.py`` do for as long as one likes."""
 
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -10,11 +11,13 @@ sys.path.append(str(Path(__file__).parent))
 
 import chaos_ledger
 import chaos_workers
+import copied_marks
 import torture
 from lengths import length
 
 ROUNDS = length(16, 200)
 TREES = length(1, 72)  # of each way
+COPIED = length(2, 50)  # of each way
 FEWEST_KILLS = length(0, 30)  # of a few trees, any may be gone before it is killed
 
 
@@ -45,3 +48,17 @@ def test_no_descendant_loses_its_device_and_no_device_is_lost(way):
         print(dict(found))
         assert (found["early"], found["late"]) == (0, 0)
     assert found["kills"] >= FEWEST_KILLS
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", copied_marks.WAYS)
+@pytest.mark.skipif(bool(torture.able()), reason=torture.able() or "-")
+def test_what_ends_a_tree_does_not_wait_for_a_user_who_copies_its_mark(way):
+    """It ends while the copies live; nothing of the tree is left then, and nobody has got its device before."""
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace can be made here, in which other users may run this Python")
+    command = [sys.executable, copied_marks.__file__, "--ways", way, "--trees", str(COPIED), "--slots", "2"]
+    done = subprocess.run([*command, "--seed", "17"], stdout=subprocess.PIPE, text=True, check=False)
+    print(done.stdout)
+    assert f"{way}: trees {COPIED} " in done.stdout
+    assert done.returncode == 0

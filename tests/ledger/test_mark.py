@@ -55,6 +55,62 @@ def test_what_is_drawn_is_new_and_inside(used, outer):
         assert drawn not in used
 
 
+@pytest.fixture
+def few_marks(monkeypatch):
+    """Let random numbers have four values, so that marks would often be drawn twice."""
+    random = os.urandom
+    monkeypatch.setattr(mark.os, "urandom", lambda count: bytes([*bytes(count - 1), random(1)[0] % 4]))
+
+
+@pytest.mark.parametrize("draw", [mark.draw, mark.draw_often], ids=["draw", "draw often"])
+def test_no_mark_is_drawn_that_a_living_process_carries(claim, few_marks, monkeypatch, draw):
+    """As of a process that has given its devices back: no lease names its mark any more."""
+    monkeypatch.setattr(mark, "_SEEN_SECONDS", -1.0)
+    stale = claim()
+    outer = mark.own()
+    carried = [(*outer, number) for number in (1, 2)]
+    stale.do(f"from anyaccel.ledger import mark; mark.put({(*carried[0], 7)!r})")
+    other = claim()
+    other.do(f"from anyaccel.ledger import mark; mark.put({carried[1]!r})")
+    assert {draw() for _ in range(40)} <= {(*outer, 3), (*outer, 4)}
+
+
+def test_a_pool_remembers_the_marks_that_it_has_drawn(few_marks, monkeypatch):
+    """Nothing carries them by then: its workers have not been told."""
+    monkeypatch.setattr(mark, "_seen", (float("-inf"), frozenset()))
+    monkeypatch.setattr(mark, "_drawn", set())
+    assert len({mark.draw_often() for _ in range(4)}) == 4
+
+
+def test_a_lease_gets_no_mark_that_a_living_process_carries(claim):
+    """Whatever the ledger says: no lease names it."""
+    stale, holder = claim(), claim()
+    outer = mark.own()
+    stale.do(IMPORT + f"mark.put({(*outer, 1)!r})")
+    few = "lambda count: bytes([*bytes(3), real(1)[0] % 2]) if count == 4 else real(count)"
+    for _ in range(8):  # each of two at random
+        holder.do(f"real = os.urandom; os.urandom = {few}")
+        holder.do(IMPORT + TAKE + "os.urandom = real; lease.release()")
+        assert tuple(holder.do("lease.mark")) == (*outer, 2)
+
+
+def test_a_number_that_is_given_out_again_is_another_process_to_a_look(claim, monkeypatch):
+    """A carrier that got the number of a process that the look had seen before is found all the same."""
+    carrier, looked = claim(), []
+    carrier.do(IMPORT + "mark.put((5, 7))")
+    old = mark._listed
+    real = mark.hard_limit
+
+    def listed():
+        """Let the carrier appear late, under a number that was seen as another process."""
+        looked.append(1)
+        return {(name, inode if len(looked) > 1 or int(name) != carrier.pid else 1) for name, inode in old()}
+
+    monkeypatch.setattr(mark, "_listed", listed)
+    monkeypatch.setattr(mark, "hard_limit", lambda pid: -1 if pid == carrier.pid and len(looked) == 1 else real(pid))
+    assert mark.carriers([(5, 7)]) == {(5, 7): (carrier.pid,)}
+
+
 def test_a_process_with_a_mark_passes_it_on_and_cannot_lose_it(claim):
     claimant = claim()
     claimant.do(

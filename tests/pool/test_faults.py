@@ -10,9 +10,11 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
+from anyaccel.ledger import Ledger
 from anyaccel.pool import proc
 from anyaccel.pool.forkserver import client
 from anyaccel.pool.process import WorkerProcess
+from holders import copied, mark_of
 from processes import gone, left_of
 from waiting import until
 
@@ -235,6 +237,26 @@ def test_the_fork_server_dies(pool, tmp_path):
     assert waiting.result()
     assert client.fork_server() is not old
     until(lambda: all(gone(int(pid)) for pid in pids), "the end of the call's processes")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as another user")
+def test_a_pool_whose_fork_server_dies_does_not_wait_for_another_user_who_has_copied_the_mark(pool, tmp_path):
+    """The device is kept for the copy, which the worker may have started: nothing tells the two apart."""
+
+    def work():
+        (tmp_path / "begun").touch()
+        time.sleep(1000)
+
+    one = pool("A1:1", machine="sim:A1:1")
+    future = one.submit(work)
+    until((tmp_path / "begun").exists, "the call")
+    with copied(mark_of(Ledger.open().path)) as copy:
+        os.kill(client.fork_server().pid, signal.SIGKILL)
+        with pytest.raises(aa.BrokenWorkerError, match="its fork server was killed by SIGKILL"):
+            future.result()
+        until(lambda: [each.carriers for each in Ledger.open().leases()] == [(copy,)], "the end of the worker")
+        assert not gone(copy)
+    assert one.submit(int).result() == 0
 
 
 def test_a_fork_server_that_cannot_live(pool, tmp_path, monkeypatch):

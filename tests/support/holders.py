@@ -1,11 +1,21 @@
 """Processes that hold devices, and say which: for tests of what one holder leaves to another."""
 
+from __future__ import annotations
+
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 from anyaccel.ledger import Ledger
+from anyaccel.ledger.mark import Mark, carries, limit
+from anyaccel.ledger.names import parse_lease
 from waiting import PATIENCE, until
+
+COPIER = 61_012
+"""A user without any privilege."""
 
 
 def hold_and_show(variable: str, request: str, **changes: str) -> tuple[subprocess.Popen[str], str]:
@@ -41,3 +51,28 @@ def end(*holders: subprocess.Popen[str]) -> None:
     for holder in holders:
         holder.communicate(timeout=PATIENCE)
         assert holder.returncode == 0
+
+
+@contextlib.contextmanager
+def copied(mark: Mark) -> Iterator[int]:
+    """Let a process of another user carry a mark, as a user does who has read it; needs root.
+
+    Yields:
+        Its id; it is no child of this process.
+    """
+    value = f"--locks={limit(mark)}:{limit(mark)}"
+    other = ["setpriv", f"--reuid={COPIER}", f"--regid={COPIER}", "--clear-groups", "prlimit", value, "sleep", "600"]
+    start = ["sh", "-c", '"$@" >/dev/null 2>&1 & echo $!', "sh"]
+    pid = int(subprocess.run([*start, *other], stdout=subprocess.PIPE, text=True, check=True).stdout)
+    try:
+        until(lambda: carries(pid, mark), "a copy of a mark")
+        yield pid
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def mark_of(state: str) -> Mark:
+    """The mark of the only lease in a state directory."""
+    (mark,) = {lease.mark for name in os.listdir(state) if (lease := parse_lease(name))}
+    return mark

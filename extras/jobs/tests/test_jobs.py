@@ -12,6 +12,7 @@ import pytest
 from anyaccel.errors import JobNotFoundError, JobStateError, LeaseCancelledError, UsageError
 from anyaccel.launcher import jobs as jobs_
 from anyaccel.ledger import Ledger
+from holders import COPIER, copied, mark_of
 from terminals import assert_plain, run_on_terminal
 from waiting import PATIENCE, until
 
@@ -141,6 +142,34 @@ def test_cancel_ends_all_that_a_job_started_and_kills_what_does_not_listen(run):
     run("cancel", number, "--grace", "0.2s")
     assert state(number) == "cancelled"
     until(lambda: not alive(pid), "its end")
+    until(lambda: not Ledger.open().leases(), "the device")
+
+
+root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as another user")
+
+
+@root
+def test_cancel_does_not_wait_for_another_user_who_has_copied_the_mark(run):
+    inner = "setsid env -i sh -c 'echo $$ > pid; trap \"\" TERM; while :; do sleep 0.1; done' & sleep 1000"
+    number = submit(run, "sh", "-c", inner)
+    pid = int(until(lambda: Path("pid").exists() and Path("pid").read_text(), "the job"))
+    with copied(mark_of(Ledger.open().path)) as copy:
+        run("cancel", number, "--grace", "0.2s")
+        assert (state(number), alive(pid), alive(copy)) == ("cancelled", False, True)
+        assert f"processes {copy} ({COPIER}) carry the mark of job {number}" in run("logs", number)
+        (lease,) = Ledger.open().leases()
+        assert (lease.state, lease.carriers) == ("kept", (copy,))
+    until(lambda: not Ledger.open().leases(), "the device")
+
+
+@root
+def test_cancel_ends_what_has_become_another_user_and_lost_its_parents(run):
+    other = f"setpriv --reuid={COPIER} --regid={COPIER} --clear-groups"
+    inner = f"(setsid {other} sh -c 'echo $$; exec sleep 1000' > pid &); sleep 1000"
+    number = submit(run, "sh", "-c", inner)
+    pid = int(until(lambda: Path("pid").exists() and Path("pid").read_text(), "the job"))
+    run("cancel", number, "--grace", "0.2s")
+    assert (state(number), alive(pid), run("logs", number)) == ("cancelled", False, "")
     until(lambda: not Ledger.open().leases(), "the device")
 
 

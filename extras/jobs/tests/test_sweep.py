@@ -14,6 +14,7 @@ import pytest
 from anyaccel.errors import UsageError
 from anyaccel.ledger import Ledger
 from anyaccel_jobs.sweep import COLUMNS, Commands, parse_each, written
+from holders import COPIER, copied, mark_of
 from terminals import assert_plain, read_to_end, run_on_terminal
 from waiting import PATIENCE, until
 
@@ -285,6 +286,21 @@ def test_ctrl_c_on_a_terminal_stops_tidily(script, acme):
     assert Ledger.open().leases() == ()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as another user")
+def test_a_stopped_sweep_does_not_wait_for_another_user_who_has_copied_the_mark(acme):
+    command = [sys.executable, "-m", "anyaccel", "sweep", "A1:1", "--grace", "0.2s", "--each", "n=1", "--"]
+    with subprocess.Popen([*command, "sh", "-c", STUBBORN], stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: Path("ready1").exists() and Path("inner1").exists(), "the command")
+        with copied(mark_of(Ledger.open().path)) as copy:
+            process.terminate()
+            said = process.communicate(timeout=PATIENCE)[1]
+            assert process.returncode == 143
+            assert f"processes {copy} ({COPIER}) carry the mark of the sweep" in said
+            (lease,) = Ledger.open().leases()
+            assert (lease.state, lease.carriers) == ("kept", (copy,))
+    until(lambda: not Ledger.open().leases(), "the device")
+
+
 def test_progress_is_one_line_in_place_on_a_terminal(acme):
     command = [sys.executable, "-m", "anyaccel", "sweep", "A1:1", "--each", "n=1..4", "--", "sleep", "0.{n}"]
     status, data = run_on_terminal(command, columns=40)
@@ -340,3 +356,16 @@ def test_a_command_whose_time_is_over_is_ended_and_the_next_gets_its_device(swee
             break
     assert ended == [("0", "15"), ("0", "0")]
     assert Ledger.open().leases() == ()
+
+
+LEAVES = "setsid env -i sh -c 'trap : TERM; while :; do sleep 0.1; done' & "
+
+
+@pytest.mark.parametrize("then", ["wait", "true"], ids=["its time is over", "it ended before"])
+def test_what_has_left_the_process_group_of_a_command_is_ended_at_its_time(sweep, then):
+    """With the command, or by a monitor where the sweep is over before."""
+    status, _ = sweep("--time", "1s", "--grace", "0.2s", "--each", "n=1", "--", "sh", "-c", f"{LEAVES}: {{n}}; {then}")
+    assert status == (then == "wait")
+    if then == "wait":
+        assert Ledger.open().leases() == ()
+    until(lambda: not Ledger.open().leases(), "the device")

@@ -90,6 +90,7 @@ class Teardown:
         self._force = force
         self._spare = spare
         self._asked: set[tuple[int, int]] = set()
+        self._below: set[tuple[int, int]] = set()
         self._pause = _SHORTEST_PAUSE
         self._until: float | None = None
 
@@ -130,16 +131,19 @@ class Teardown:
         for pid in found:
             start, user = process.start_time(pid), process.user(pid)
             if start is not None and user is not None:
-                (own if self._counts(pid, user) else others)[pid] = start
+                (own if self._counts(pid, start, user) else others)[pid] = start
         return own, others
 
-    def _counts(self, pid: int, user: int) -> bool:
-        return (user == self._user or (self._inside and process.descends(pid))) and process.may_signal(pid)
+    def _counts(self, pid: int, start: int, user: int) -> bool:
+        if self._inside and user != self._user and process.descends(pid):
+            self._below.add((pid, start))  # it still counts when what is above it has ended
+        return (user == self._user or (pid, start) in self._below) and process.may_signal(pid)
 
     def _signal(self, pid: int, start: int, confirm: Confirm) -> None:
         def still() -> bool:
             user = process.user(pid)
-            return process.started_at(pid, start) and confirm(pid) and user is not None and self._counts(pid, user)
+            meant = process.started_at(pid, start) and confirm(pid)
+            return meant and user is not None and self._counts(pid, start, user)
 
         if self.killing:
             process.send(pid, signal.SIGKILL, still)
