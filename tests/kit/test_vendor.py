@@ -116,6 +116,20 @@ def test_a_vendor_that_is_not_here_is_absent(vendor, machine):
     assert vendor.anyaccel_diagnose(machine()) == ()
 
 
+def test_a_vendor_without_a_mask_says_so_and_sets_nothing(vendor):
+    class Open(type(vendor)):
+        key, mask, cleared, variables = "open", None, ("OTHER_VISIBLE",), ("OTHER_VISIBLE",)
+
+    plugin = VendorPlugin(Source(vendor="open", target="acme"), Open())
+    device = Device(id="open-0", index=0, model="Acme One")
+    assert (plugin.info.maskable, plugin.info.env_vars) == (False, ("OTHER_VISIBLE",))
+    for devices in ((), (device,)):
+        edits = plugin.env(devices, EnvContext(devices=(device,)))
+        assert (edits.set, edits.unset) == ({}, {"OTHER_VISIBLE"})
+    assert plugin.visible({"OPEN_VISIBLE": "0"}, [device]) == (None, [])
+    assert VendorPlugin(Source(vendor="acme", target="acme"), vendor).info.maskable
+
+
 def test_a_driver_without_a_device_is_found_and_warned_about(vendor, machine):
     ctx = machine({"/sys/module/acme/version": {"text": "1.2\n"}})
 

@@ -16,7 +16,7 @@ from anyaccel.plugin import (
 
 @hookimpl
 def anyaccel_info() -> PluginInfo:
-    return PluginInfo(vendor="cards", resource="CARD", kind="card", env_vars=())
+    return PluginInfo(vendor="cards", resource="CARD", kind="card", env_vars=("CARDS_VISIBLE",))
 
 
 @hookimpl
@@ -36,7 +36,7 @@ def anyaccel_tags(device: Device) -> Sequence[str]:
 
 @hookimpl
 def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-    return EnvEdits()
+    return EnvEdits(set={"CARDS_VISIBLE": ",".join(device.id for device in devices)})
 
 
 @hookimpl

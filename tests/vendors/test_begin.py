@@ -49,11 +49,8 @@ def test_what_the_caller_leaves_open_for_its_children_does_not_reach_it(acme, re
         os.set_inheritable(lease.fileno(), True)
         assert aa.detect(record({})).devices
         (interpreter,) = set(psutil.Process().children()) - before
-        opened = [
-            file.path
-            for process in (interpreter, *interpreter.children(recursive=True))
-            for file in process.open_files()
-        ]
+        processes = (interpreter, *interpreter.children(recursive=True))
+        opened = [file.path for process in processes for file in process.open_files()]
     assert [path for path in opened if "libffi" not in path] == []  # which keeps itself open on some systems
 
 

@@ -51,15 +51,13 @@ def test_a_module_that_is_not_there_is_told_beside_what_is_used(acme, anyaccel, 
     [
         ("acme,bad=", "'bad='", "bad=package.module"),
         ("=good,acme", "'=good'", "acme=good"),
-        ("=", "'='", "acme=package"),
+        ("=", "'='", "acme=package.module"),
     ],
 )
 def test_an_item_without_a_vendor_or_a_module_is_an_error(acme, value, item, written):
-    with pytest.raises(
-        aa.UsageError, match=f"must name a vendor and a module where there is a '=' \\(got {item}\\)"
-    ) as e:
+    with pytest.raises(aa.UsageError) as raised:
         installed({"ANYACCEL_PLUGINS": value})
-    assert f"write {written}" in str(e.value)
+    assert f"must name a vendor and a module where there is a '=' (got {item}); write {written}" in str(raised.value)
 
 
 def test_a_vendor_whose_plugin_is_named_twice_is_told(install):

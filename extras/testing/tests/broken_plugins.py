@@ -264,6 +264,16 @@ BROKEN = {
         (body("env", "if not devices: return EnvEdits(unset=frozenset({'ACME_VISIBLE'}))"),),
         "anyaccel_env for no device must hide all of them (visible after {}: all)",
     ),
+    "has no mask, and does not say so": Broken(
+        "C17",
+        (
+            ('env_vars=("ACME_VISIBLE", "ACME_ORDER")', "env_vars=()"),
+            body("env", "return EnvEdits()"),
+            body("visible", "return None"),
+        ),
+        "PluginInfo.env_vars must name the variable that hides the devices (got none); where the vendor's runtime has"
+        " no such variable, say maskable=False",
+    ),
     "does not expect no device": Broken(
         "C17", (body("env", "devices[0]"),), "anyaccel_env for no device: it raised IndexError"
     ),

@@ -68,6 +68,24 @@ def test_two_vendors_that_set_one_variable_differently(install, recordings):
     assert "acme and zeta set the variable ACME_VISIBLE differently" in failures["C24"]
 
 
+def test_a_vendor_that_says_that_it_has_no_mask_passes_with_a_word(install, recordings):
+    edits = {
+        'env_vars=("ACME_VISIBLE", "ACME_ORDER")': "env_vars=(), maskable=False",
+        'EnvEdits(set={"ACME_VISIBLE": ",".join(names)}, unset=frozenset({"ACME_ORDER"}))': "EnvEdits()",
+        '    mask = environ.get("ACME_VISIBLE")\n': "    mask = None\n",
+    }
+    source = ACME
+    for old, new in edits.items():
+        assert old in source
+        source = source.replace(old, new)
+    install("acme", source)
+    results = run_checks("acme", recordings(ACME), only=["C16", "C17", "C18", "C19", "C20"])
+    assert {result.state for result in results if result.check != "C17"} <= {State.OK, State.SKIPPED}
+    ended = {(result.state, result.message) for result in results if result.check == "C17"}
+    said = "PluginInfo.maskable is False: its devices are open to all workers, and launches say so"
+    assert ended == {(State.SKIPPED, said)}
+
+
 def test_a_variable_that_is_borrowed_is_no_conflict(install, recordings):
     rival = ACME.replace('vendor="acme"', 'vendor="zeta", borrowed=("ACME_VISIBLE",)').replace("acme-{", "zeta-{")
     rival = rival.replace("Acme-", "Zeta-").replace("Acme One", "Zeta One").replace("Acme Whole", "Zeta Whole")

@@ -30,14 +30,8 @@ def main(args: argparse.Namespace) -> int:
     launch = anyaccel.prepare(request, inventory=survey(args), mask=args.mask, unallocated=args.unallocated)
     environment = launch.environment
     if args.json:
-        output.print_json(
-            "env/1",
-            {
-                "set": dict(environment.set),
-                "unset": sorted(environment.unset),
-                "gaps": list(environment.allocation.gaps),
-            },
-        )
+        gaps = list(environment.allocation.gaps)
+        output.print_json("env/1", {"set": dict(environment.set), "unset": sorted(environment.unset), "gaps": gaps})
         return 0
     for gap in environment.allocation.gaps:
         output.say(gap)

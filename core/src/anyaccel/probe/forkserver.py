@@ -48,7 +48,7 @@ _BOTTOM = b'"<string>", line 1 in <module>\n'
 _LIBC = ctypes.CDLL(None)
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36
 _FORKED = struct.Struct("i")
-"""What a parent says: the process id of what it has forked, or the negative number of the error that kept it from that."""
+"""What a parent says: the process id of what it has forked, or the negative number of the error when it could not."""
 
 
 def main(preload: Sequence[str]) -> None:
@@ -138,7 +138,7 @@ class Child:
         del self.printed[:-PRINTED_LIMIT]
 
     def kill(self) -> None:
-        """End it and its process group, once its process id is known; before that, its parent, which ends it as well."""
+        """End it and its process group; while its process id is not known, its parent, which ends it as well."""
         with contextlib.suppress(OSError):
             os.kill(self.pid or self.parent, signal.SIGKILL)
             os.killpg(self.pid or self.parent, signal.SIGKILL)

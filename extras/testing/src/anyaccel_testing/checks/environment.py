@@ -140,9 +140,7 @@ def hides(subject: Subject, machine: TestedMachine) -> None:
     """C17: the empty set hides every device."""
     plugin, devices = subject.plugin, machine.devices
     if not plugin.info.maskable:
-        raise NotApplicable(
-            "PluginInfo.maskable is False: its devices are open to each worker, and each launch says so"
-        )
+        raise NotApplicable("PluginInfo.maskable is False: its devices are open to all workers, and launches say so")
     if not plugin.info.env_vars:
         raise CheckFailed(
             "PluginInfo.env_vars must name the variable that hides the devices (got none); where the vendor's runtime"
