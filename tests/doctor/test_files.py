@@ -157,7 +157,7 @@ def test_a_file_is_checked_before_it_is_put_in_its_place(text, told, anyaccel, t
     assert done.stdout.removeprefix("fail  ").removeprefix("warn  ").startswith(f"'{path}{told}")
     assert (done.returncode, done.stderr) == ("is well" not in told, "")
     document = json.loads(anyaccel("config", "--check", str(path), "--json").stdout)
-    assert (document["schema"], document["path"]) == ("anyaccel.config-check/1", str(path))
+    assert (document["schema"], document["path"]) == ("anyaccel.config_check/1", str(path))
     assert document["well"] == ("is well" in told) == (document["findings"] == [])
     assert document["whose"] == ("user" if "[defaults]" in text and "[limits]" not in text else "machine")
 

@@ -80,7 +80,7 @@ def _check(args: argparse.Namespace) -> int:
         findings = [
             {"severity": each.severity.value, "message": each.reason, "fix": each.remedy or None} for each in found
         ]
-        output.print_json("config-check/1", {"path": path, "whose": kind, "well": not found, "findings": findings})
+        output.print_json("config_check/1", {"path": path, "whose": kind, "well": not found, "findings": findings})
         return 1 if found else 0
     for each in found:
         output.print_folded(line(Diagnosis(vendor="", finding=each)))
