@@ -82,7 +82,5 @@ def test_a_directory_without_the_file_hides_no_package_behind_it(tmp_path, monke
     (package / "__init__.py").touch()
     (package / "presence.json").write_text('{"paths": ["/dev/acme*"]}')
     monkeypatch.setattr("sys.path", [str(tmp_path / "first"), str(tmp_path / "second"), *sys.path])
-    assert (
-        possible([Source(vendor="acme", target="anyaccel_acme:plugin")], RecordedFacts({"paths": NETWORK_CARD}), {})
-        == {}
-    )
+    said = declared([Source(vendor="acme", target="anyaccel_acme:plugin")])
+    assert possible(said, RecordedFacts({"paths": NETWORK_CARD}), {}) == {}
