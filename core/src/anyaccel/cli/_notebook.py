@@ -137,8 +137,8 @@ class _DeviceTable:
             self._caption += f"; this kernel holds {held}"
 
     def _columns(self) -> tuple[Column, ...]:
-        anybody = any(samples.holders(device, self._sample) for device in self._sample.inventory.devices)
-        return tuple(column for column in chosen(_COLUMNS) if anybody or column.cell)
+        held = any(samples.holders(device, self._sample) for device in self._sample.inventory.devices)
+        return tuple(column for column in chosen(_COLUMNS) if held or column.cell)
 
     def __repr__(self) -> str:
         if not self._sample.inventory.devices:
