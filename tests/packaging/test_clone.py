@@ -23,7 +23,7 @@ def clone(tmp_path):
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     path = closed / "clone"
-    for part in ("core", "plugins"):
+    for part in ("core", "extras", "plugins"):
         copy_project(ROOT / part, path / part)
     shutil.copy(ROOT / "pyproject.toml", path)
     yield path
