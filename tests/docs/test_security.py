@@ -10,7 +10,7 @@ PROMISED = PAGE.partition("\n## What is promised\n")[2].partition("\n## ")[0]
 ROWS = [
     line for line in PROMISED.splitlines() if line.startswith("|") and not line.startswith(("| promise |", "| ---"))
 ]
-ROW = re.compile(r"\| (?P<promise>[^|]+\.) \| `(?P<path>tests/[\w/]+\.py)::(?P<name>test_\w+)` \|")
+ROW = re.compile(r"\| (?P<promise>[^|]+\.) \| `(?P<path>[\w/]*tests/[\w/]+\.py)::(?P<name>test_\w+)` \|")
 
 
 def functions(path):
