@@ -83,13 +83,16 @@ def _obstacle(check: Check, subject: Subject) -> str:
 
 def _faults_of_products(check: Check, subject: Subject) -> Iterable[str]:
     machines = list(_simulated(subject))
+    reasons = []
     for machine in machines:
         try:
             check.function(subject, machine)
         except CheckFailed as failure:
             yield f"{machine.name}: {failure}"
-        except NotApplicable:
-            continue
+        except NotApplicable as reason:
+            reasons.append(reason)
+    if reasons and len(reasons) == len(machines):
+        raise reasons[0]
     if not machines:
         raise NotApplicable("the plug-in lists no product, so nothing can be simulated")
 
