@@ -128,8 +128,9 @@ def _holders(directory: int, files: Iterable[LeaseName]) -> tuple[dict[int, Conf
         with contextlib.suppress(FileNotFoundError):
             found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
             wanted.add((found.st_dev, found.st_ino))
-    carriers, complete = find_carriers(lease.mark for lease in files)()
     holders: dict[int, Confirm] = {pid: lambda _: True for pid, _ in _locked(wanted) if pid != os.getpid()}
+    # Last, since a process that replaces itself all the time has to be met before it does so again.
+    carriers, complete = find_carriers(lease.mark for lease in files)()
     return {**carriers, **holders}, complete
 
 
