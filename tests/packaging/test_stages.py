@@ -91,11 +91,11 @@ LASTING = {
         'def test_it():\n    if os.path.exists("tried"): pytest.skip()\n    open("tried", "w"); assert False',
         "what failed in it does not pass alone either",
     ),
-    "six tests": (
+    "more tests than five": (
         '@pytest.mark.parametrize("number", range(6))\ndef test_it(number): assert False',
         "6 tests failed: only 5 run again",
     ),
-    "a file that cannot be loaded": ("import no_such_module", "test_it.py could not be collected"),
+    "a module that cannot be imported": ("import no_such_module", "test_it.py could not be collected"),
     "a process that crashes": ("def test_it(): os._exit(3)", "a process that ran tests has crashed"),
 }
 
@@ -104,7 +104,7 @@ LASTING = {
 def test_what_is_broken_fails(stage, what):
     text, reason = LASTING[what]
     write(stage, FAILING + text)
-    done = stage.run(*(SPREAD if "crash" in what else PYTEST), "--max-worker-restart=0" if "crash" in what else "-q")
+    done = stage.run(*(PYTEST if "test" in what else (*SPREAD, "--max-worker-restart=0")))
     assert (done.returncode, done.stderr) == (1, f"The stage failed: {reason}\n")
     assert stage.read("unstable") == []
 
