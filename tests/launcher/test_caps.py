@@ -12,8 +12,7 @@ import anyaccel as aa
 import cloudpickle
 import pytest
 from anyaccel.launcher import caps
-
-from tests.conftest import ACME
+from installed import ACME
 
 FAKE = """
 import os
