@@ -5,6 +5,9 @@ An entry point of the group ``anyaccel.options`` has the name of a command, and 
 of its options was given. That of ``cancel`` is a :class:`CancelExtension`.
 """
 
+# The methods of the protocol have a docstring and no body.
+# pyright: reportReturnType=false
+
 from __future__ import annotations
 
 from importlib import import_module
