@@ -45,6 +45,7 @@ if sys.argv[1:2] not in (
     import torture
     import users
     from anyaccel.ledger.names import boot, parse_lease
+    from empty_folders import BIND, mount
     from waiting import PATIENCE, until
 
 WAYS = ("cancel", "sweep", "sweep in time", "call in time", "release", "pool")
@@ -235,11 +236,11 @@ def let_in() -> None:
     paths = {sys.base_prefix, sys.prefix, str(Path(anyaccel.__file__).parents[1]), str(Path(__file__).parents[1])}
     kept = {path: os.open(path, os.O_PATH) for path in sorted(paths)}
     for hidden in sorted({hidden for path in paths if (hidden := users.closed(f"{path}/x"))}):
-        users.mount("none", hidden, "tmpfs", options="mode=755")
+        mount("none", hidden, "tmpfs", options="mode=755")
     for path, descriptor in kept.items():
         if not os.path.exists(path):
             os.makedirs(path)
-            users.mount(f"/proc/self/fd/{descriptor}", path, flags=users._BIND)
+            mount(f"/proc/self/fd/{descriptor}", path, flags=BIND)
 
 
 def _as(owner: int) -> list[str]:

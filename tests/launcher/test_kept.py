@@ -197,13 +197,13 @@ class TestStart:
     def start(command, **options):
         found = mark.draw()
         options = {"stdout": subprocess.PIPE, "text": True} | options
-        with starting.start(command, found, **options) as process:
+        with starting.start_marked(command, found, **options) as process:
             out = process.communicate()[0]
         return process.returncode, out
 
     def test_it_carries_the_mark_from_its_first_instruction_on(self):
         found = mark.draw()
-        with starting.start(["cat", "/proc/self/limits"], found, stdout=subprocess.PIPE, text=True) as process:
+        with starting.start_marked(["cat", "/proc/self/limits"], found, stdout=subprocess.PIPE, text=True) as process:
             out = process.communicate()[0]
         assert f" {mark.limit(found)} " in next(line for line in out.splitlines() if line.startswith("Max file locks"))
 

@@ -238,6 +238,7 @@ def test_a_verdict_is_json():
         "nearest": "GPU:2",
         "nearest_now": "GPU:2",
         "ways_out": [],
+        "gaps": [],
     }
 
 

@@ -19,8 +19,10 @@ from anyaccel.model import Health, Request, Term, VendorReport, VendorState
 from anyaccel.scheduler import Choice, ReasonCode, Scheduler, parse_request
 from anyaccel.scheduler.filters import FILTERS, facts
 from anyaccel.scheduler.serving import serves
-from lanes import laned
+from lanes import laned, lanes
 from small_machines import gpus, machine
+
+__all__ = ["lanes"]
 
 GIB = 1 << 30
 REFERENCE = Path(__file__).parents[2] / "docs/reference/requests.md"

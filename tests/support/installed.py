@@ -19,6 +19,8 @@ from anyaccel.vendors.process import close as close_vendors
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+NOTHING_HERE = Path(__file__).parent / "nothing_here"
+"""A recorded machine without accelerators, which a test sees that names none."""
 VENDORS = Path(__file__).parents[1] / "vendors"
 ACME = (VENDORS / "acme.py").read_text()
 
@@ -46,9 +48,11 @@ def clean_environment(chosen_machine: None, monkeypatch: pytest.MonkeyPatch, tmp
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Install a plug-in as pip would: a module and a dist-info with an entry point, on the module path.
 
-    These plug-ins are all that is asked, and of the machine that the tests run on, as with the mark ``host``.
+    These plug-ins are all that is asked, and of the machine that the tests run on, as with the mark ``host``, unless
+    the test names another one.
     """
-    monkeypatch.delenv("ANYACCEL_MACHINE", raising=False)
+    if os.environ.get("ANYACCEL_MACHINE") == str(NOTHING_HERE):
+        monkeypatch.delenv("ANYACCEL_MACHINE")
     monkeypatch.setenv("ANYACCEL_PLUGINS", "none")
     site = tmp_path / "site"
     site.mkdir()

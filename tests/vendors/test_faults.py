@@ -154,9 +154,10 @@ def test_a_vendor_that_signals_its_parent_is_alone_in_that(fault, reason, instal
 
 
 def test_a_process_ends_whose_parent_is_stopped(install, acme, record):
+    before = psutil.Process().children(recursive=True)
     install("bad", BAD.format(hook="anyaccel_detect", fault="os.kill(os.getppid(), signal.SIGSTOP), os._exit(5)"))
     assert "its process ended with exit status 5" in aa.detect(record({})).report("bad").problem.reason
-    children = psutil.Process().children(recursive=True)
+    children = [child for child in psutil.Process().children(recursive=True) if child not in before]
     close()
     psutil.wait_procs(children, timeout=PATIENCE)
     assert [child for child in children if child.is_running()] == []

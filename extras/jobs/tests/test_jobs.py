@@ -10,8 +10,8 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.errors import JobNotFoundError, JobStateError, LeaseCancelledError, UsageError
-from anyaccel.launcher import jobs as jobs_
 from anyaccel.ledger import Ledger
+from anyaccel_jobs import jobs as jobs_
 from holders import COPIER, copied, mark_of
 from terminals import assert_plain, run_on_terminal
 from waiting import PATIENCE, until

@@ -12,11 +12,12 @@ import urllib.request
 from xml.etree import ElementTree as ET
 
 import pytest
-from anyaccel.cli import metrics, report
 from anyaccel.cli.sample import look
 from anyaccel.ledger import journal
 from anyaccel.ledger.journal import Entry, Used
 from anyaccel.model import Health, Stats, replace
+from anyaccel_jobs import metrics_command as metrics
+from anyaccel_jobs import report_command as report
 from anyaccel_jobs.timeline import picture
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 

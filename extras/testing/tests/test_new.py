@@ -61,7 +61,7 @@ def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp
 
     def run(*command, **options):
         done = subprocess.run(
-            command, env=environ, capture_output=True, text=True, check=False, **{"cwd": tmp_path, **options}
+            command, capture_output=True, text=True, check=False, **{"cwd": tmp_path, "env": environ, **options}
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout
@@ -69,13 +69,15 @@ def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp
     pip = (python, "-m", "pip", "install", "-q")
     if clean:
         run(sys.executable, "-m", "venv", "venv")
-        run(*pip, ROOT / "core", *(f"./{name}[test]" for name in PROJECTS))
+        run(*pip, ROOT / "core", ROOT / "extras" / "testing", *(f"./{name}[test]" for name in PROJECTS))
     else:
         site = tmp_path / "site"
         run(*pip, "--no-deps", "--no-build-isolation", "--target", site, *(f"./{name}" for name in PROJECTS))
         environ |= {"PYTHONPATH": str(site), "ANYACCEL_PLUGINS": "my_npu,other,lumen"}
-    for project in PROJECTS:
-        tests = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path / project)
+    for project, rival in zip(PROJECTS, ("other", "my_npu", ""), strict=True):
+        # Both new projects have the made-up PCI id of the template: beside each other they would claim the same cards.
+        alone = environ | {"ANYACCEL_DISABLE": rival}
+        tests = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path / project, env=alone)
         # What is skipped is the check of a hook that it need not have.
         assert re.search(r"^\d+ passed(, \d+ skipped)? in", tests, re.MULTILINE), tests
         assert not clean or "Success" in run(python, "-m", "mypy", "src", "tests", cwd=tmp_path / project)
@@ -89,7 +91,7 @@ def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp
     shown = run(*cli, "--machine", "sim:MyNpu-One:4", "run", "NPU:2", "--", "printenv", "MY_NPU_VISIBLE_DEVICES")
     assert shown == "0,1\n"
     assert run(*cli, "new", "zeta") == "anyaccel-zeta\n"  # the template is in the wheel
-    checked = json.loads(run(*cli, "check", "my_npu", "--json"))
+    checked = json.loads(run(*cli, "check", "my_npu", "--json", env=environ | {"ANYACCEL_DISABLE": "other"}))
     assert checked["passed"] is True
     assert "two-devices" in {result["machine"] for result in checked["results"]}  # the recordings are installed, too
 

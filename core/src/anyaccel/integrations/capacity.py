@@ -8,7 +8,7 @@ from typing import Any
 
 from anyaccel.errors import UsageError
 from anyaccel.inventory.detect import detect
-from anyaccel.launcher.capacity import capacity
+from anyaccel.launcher.capacity import count_capacity
 from anyaccel.scheduler import RequestLike, parse_request
 
 
@@ -37,6 +37,6 @@ def count_jobs(n_jobs: object, needs: RequestLike | None, options: Mapping[str, 
         most = len(os.sched_getaffinity(0))
     else:
         request = parse_request(needs)
-        most = capacity(detect(options.get("machine"), declare=options.get("declare")), request)
+        most = count_capacity(detect(options.get("machine"), declare=options.get("declare")), request)
     wanted = most if n_jobs is None else n_jobs if n_jobs > 0 else most + 1 + n_jobs
     return max(1, min(wanted, most))

@@ -6,7 +6,7 @@ __all__, __getattr__, __dir__ = face(
     __name__,
     {
         "anyaccel.launcher.bind": ("bound",),
-        "anyaccel.launcher.capacity": ("capacity",),
+        "anyaccel.launcher.capacity": ("count_capacity",),
         "anyaccel.launcher.command": ("become", "not_started", "run"),
         "anyaccel.launcher.detached": ("JOB_NAME", "exit_status_of", "start_detached"),
         "anyaccel.launcher.environment": ("WorkerEnvironment", "worker_environment"),

@@ -1,6 +1,6 @@
 from anyaccel.launcher import time_limit as time_limit
 from anyaccel.launcher.bind import bound as bound
-from anyaccel.launcher.capacity import capacity as capacity
+from anyaccel.launcher.capacity import count_capacity as count_capacity
 from anyaccel.launcher.command import become as become
 from anyaccel.launcher.command import not_started as not_started
 from anyaccel.launcher.command import run as run

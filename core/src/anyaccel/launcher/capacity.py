@@ -12,7 +12,7 @@ MOST = 1024
 """More is not counted: nobody wants more processes."""
 
 
-def capacity(inventory: Inventory, request: Request, most: int = MOST) -> int:
+def count_capacity(inventory: Inventory, request: Request, most: int = MOST) -> int:
     """Count how many of a request fit a machine at once when nobody holds anything.
 
     Args:

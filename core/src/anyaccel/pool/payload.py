@@ -14,8 +14,9 @@ import struct
 import sys
 import types
 import weakref
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 PROTOCOL = 5
@@ -35,6 +36,8 @@ BEFORE_USERS = {
 }  # fmt: skip
 """Modules of which a traceback shows no frames before those of the user."""
 
+_NO_FILE = "<dynamic-code>"
+"""What cloudpickle 3.1.3 says in place of the name of a file."""
 MAKES_FUNCTION = ("cloudpickle.cloudpickle", "_make_function")
 """What cloudpickle calls to make a function that was sent by value."""
 
@@ -168,10 +171,29 @@ def _dumps(value: Any, keep_inside: Callable[[pickle.PickleBuffer], bool] | None
 
 def _dumps_by_value(value: Any, keep_inside: Callable[[pickle.PickleBuffer], bool] | None) -> bytes:
     """Pickle, by value, what the other side cannot import."""
+    file = io.BytesIO()
+    _pickler_by_value()(file, PROTOCOL, buffer_callback=keep_inside).dump(value)
+    return file.getvalue()
+
+
+@cache
+def _pickler_by_value() -> Any:
+    """Make cloudpickle's pickler, which keeps the names of files.
+
+    Version 3.1.3 drops them, and a traceback through a function that was sent by value would show no line of code.
+    """
     import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 
-    data: bytes = cloudpickle.dumps(value, PROTOCOL, buffer_callback=keep_inside)
-    return data
+    known = cloudpickle.Pickler.dispatch_table
+
+    def reduce_code(code: types.CodeType) -> tuple[Any, ...]:
+        make, arguments = known[types.CodeType](code)
+        return make, tuple(code.co_filename if each == _NO_FILE else each for each in arguments)
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
+        dispatch_table = ChainMap({types.CodeType: reduce_code}, known)
+
+    return Pickler
 
 
 def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None) -> Any:

@@ -32,7 +32,7 @@ from anyaccel.cli import (
     whole,
 )
 from anyaccel.errors import AnyaccelError, TaskTimeoutError, UsageError
-from anyaccel.launcher import capacity, time_limit
+from anyaccel.launcher import count_capacity, time_limit
 from anyaccel.model import replace
 from anyaccel.text import elapsed
 
@@ -158,7 +158,7 @@ def _detach(args: argparse.Namespace, commands: Commands) -> int:
 def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | None = None) -> int:
     request = anyaccel.parse_request(args.request)
     inventory = survey(args) if args.engine == "local" else None
-    at_once = 0 if inventory is None else capacity(inventory, request, args.jobs or len(commands))
+    at_once = 0 if inventory is None else count_capacity(inventory, request, args.jobs or len(commands))
     log = JobLog(f"{args.out}/{JOB_LOG}", resume=args.resume)
     tally = Tally(len(commands))
     if log.done:

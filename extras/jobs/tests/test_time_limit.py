@@ -11,9 +11,9 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.errors import TaskTimeoutError, UsageError
-from anyaccel.launcher import jobs
 from anyaccel.launcher.time_limit import EarlySignal, TimeLimit
 from anyaccel.ledger import Ledger
+from anyaccel_jobs import jobs
 from terminals import assert_plain, run_on_terminal
 from waiting import PATIENCE, until
 
