@@ -17,7 +17,7 @@ import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 PROTOCOL = 5
 LARGE = 1 << 15
@@ -191,7 +191,7 @@ def _pickler_by_value() -> Any:
         return make, tuple(code.co_filename if each == _NO_FILE else each for each in arguments)
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc, unused-ignore]
-        dispatch_table = ChainMap({types.CodeType: reduce_code}, known)
+        dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: reduce_code}, known)
 
     return Pickler
 
