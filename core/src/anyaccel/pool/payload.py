@@ -184,7 +184,7 @@ def _pickler_by_value() -> Any:
     """
     import cloudpickle  # type: ignore[import-untyped, unused-ignore]
 
-    known = cloudpickle.Pickler.dispatch_table
+    known: Any = cloudpickle.Pickler.dispatch_table
 
     def reduce_code(code: types.CodeType) -> tuple[Any, ...]:
         make, arguments = known[types.CodeType](code)
