@@ -56,7 +56,7 @@ NODE_OPTIONS = (
 def environment(**changes):
     """The environment of a node and its drivers: Ray beside this interpreter, and no settings of whoever tests."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "ANYACCEL_MACHINE"))}
     # Without the mode, a token in the home directory decides, and decides differently for nodes and for drivers.
     return {**kept, "PATH": path, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", **changes}
 
