@@ -355,7 +355,9 @@ def _own_place(home: Path) -> Place:
     """A state directory for one tree."""
     state = Path(tempfile.mkdtemp(dir=home))
     _open_to_all(state)
-    return Place(state, {**os.environ, "ANYACCEL_STATE_DIR": str(state), "ANYACCEL_PLUGINS": "none"})
+    # Of this host no vendor is asked: the interpreter that asks them would count as what is left of a tree.
+    environ = {name: value for name, value in os.environ.items() if name != "ANYACCEL_MACHINE"}
+    return Place(state, {**environ, "ANYACCEL_STATE_DIR": str(state), "ANYACCEL_PLUGINS": "none"})
 
 
 def _open_to_all(state: Path) -> None:

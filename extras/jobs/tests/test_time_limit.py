@@ -138,7 +138,8 @@ def test_what_a_job_leaves_behind_is_ended_in_time(run):
     """By a command that has ended, and where the supervisor is killed that would have ended the command."""
     asked = ("A1:1", "--time", "5s", "--detach", "--")
     done = run("run", *asked, "sh", "-c", "setsid sleep 1000 &").stdout.strip()
-    lost = run("run", *asked, "setsid", "sleep", "1000").stdout.strip()
+    lost = run("run", *asked, "sh", "-c", "touch begun; exec setsid sleep 1000").stdout.strip()
+    until(Path("begun").exists, "the command")  # else the supervisor may be killed before there is anything to end
     with contextlib.suppress(ProcessLookupError):  # the time is over already
         os.kill(jobs.find(lost).pid, signal.SIGKILL)
     for number in (done, lost):
