@@ -94,8 +94,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="set MASTER_ADDR and MASTER_PORT, a port of this job alone, for a command that starts its ranks itself;"
         " torchrun starts one for each device",
     )
-    for extension in extensions("run"):
+    found = extensions("run")
+    for extension in found:
         extension.add_arguments(parser)
+    parser.set_defaults(extensions=found)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -104,7 +106,7 @@ def main(args: argparse.Namespace) -> int:
         from anyaccel.launcher.time_limit import check_early
 
         check_early(args.signal, args.time)  # before it waits for devices
-    for extension in extensions("run"):
+    for extension in args.extensions:
         status: int | None = extension.main(args)
         if status is not None:
             return status
