@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from anyaccel_testing import AcceleratorPluginTests
 from hypothesis import HealthCheck, settings
+from installed import acme, anyaccel, clean_environment, install, record
 from lengths import length
+
+__all__ = ["acme", "anyaccel", "clean_environment", "install", "record"]
 
 EXTRAS = [path.parent for path in sorted(Path(__file__).parent.glob("extras/*/pyproject.toml"))]
 ABSENT = [path for path in EXTRAS if find_spec(f"anyaccel_{path.name}") is None]

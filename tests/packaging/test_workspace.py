@@ -135,3 +135,9 @@ def test_whatever_names_the_version_names_this_one():
         "examples/anyaccel-lumen/pyproject.toml",
     ):
         assert f'"anyaccel{BOUNDS}"' in (ROOT / path).read_text(), path
+
+
+def test_all_that_the_globs_of_the_install_command_match_is_a_distribution():
+    """A module there would leave a __pycache__ beside them, and the command would fail the second time."""
+    for folder in ("plugins", "extras"):
+        assert [path.name for path in (ROOT / folder).iterdir() if not (path / "pyproject.toml").is_file()] == []

@@ -15,12 +15,15 @@ import pytest
 from anyaccel.exports.ray import UNIT_VARIABLE, node_labels, node_resources, unit_instances
 from engine_pools import acme_site, functions_travel_by_value, new_pool, pool
 from ray_nodes import needs_ray
+from waiting import PATIENCE
 
 __all__ = ["acme_site", "functions_travel_by_value", "new_pool", "pool"]
 
 HERE = Path(__file__).parent
 KEEPS_IDLE = {"RAY_num_workers_soft_limit": "8", "RAY_idle_worker_killing_time_threshold_ms": "600000"}
 """Ray ends idle processes of its own after a second where a node has few processors; each takes a second to start."""
+HEALTH = {"health_check_period_ms": 500, "health_check_timeout_ms": 100_000}
+"""A node that died is known to be dead after two seconds; one that gets no processor for a while is not taken for dead."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -86,11 +89,13 @@ class Nodes:
             labels=labels,
             env_vars=own,
             include_dashboard=False,
+            **({} if self._cluster.head_node else {"_system_config": HEALTH}),
         )
 
     def kill(self, node: Any) -> None:
-        """Let a node die."""
+        """Let a node die, and wait until the cluster knows: until then, it may start something there."""
         self._cluster.remove_node(node, allow_graceful=False)
+        self._cluster.wait_for_nodes(PATIENCE)
 
     def end(self) -> None:
         """End all nodes."""
