@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 KEEPS_IDLE = {"RAY_num_workers_soft_limit": "8", "RAY_idle_worker_killing_time_threshold_ms": "600000"}
 """Ray ends idle processes of its own after a second where a node has few processors; each takes a second to start."""
 HEALTH = {"health_check_period_ms": 500, "health_check_timeout_ms": 100_000}
-"""A node that died is known to be dead after two seconds; one that gets no processor for a while is not taken for dead."""
+"""A dead node is known after two seconds; one that gets no processor for a while is not taken for dead."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
