@@ -4,7 +4,8 @@ import types
 
 import anyaccel as aa
 import pytest
-from anyaccel_ray.connection import connect
+from anyaccel_ray.connection import connect, import_ray
+from ray_nodes import needs_ray
 
 
 class Connected:
@@ -31,3 +32,11 @@ def test_a_process_is_connected_to_one_cluster_at_a_time(address):
     with pytest.raises(aa.UsageError, match=r"connected to the Ray cluster at 10\.0\.0\.7:6379 already") as caught:
         connect(Connected, address)
     assert address in str(caught.value)
+
+
+@needs_ray
+def test_a_cluster_that_ray_cannot_start_is_one_clear_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / ("too-long-for-the-path-of-a-socket" * 4)))
+    with pytest.raises(aa.WorkerStartError, match="Ray could not start a cluster on this machine: .*path") as caught:
+        connect(import_ray(), "local")
+    assert "anyaccel ray start --head" in caught.value.hint

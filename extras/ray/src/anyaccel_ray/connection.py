@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from anyaccel.engines.remote import last_line
-from anyaccel.errors import UsageError
+from anyaccel.errors import UsageError, WorkerStartError
 
 from anyaccel_ray.authentication import check_admission, use_token
 
@@ -60,7 +60,11 @@ def connect(ray: Any, address: str | None) -> None:
 
 
 def _make(ray: Any) -> None:
-    """Make a cluster of this machine alone."""
+    """Make a cluster of this machine alone.
+
+    Raises:
+        WorkerStartError: When Ray cannot start one.
+    """
     from anyaccel import detect
     from anyaccel.exports.ray import describe  # processes on nodes do without
 
@@ -76,6 +80,11 @@ def _make(ray: Any) -> None:
             include_dashboard=False,
             logging_level="WARNING",
         )
+    except Exception as error:  # Ray raises bare ones
+        raise WorkerStartError(
+            f"Ray could not start a cluster on this machine: {last_line(error)}",
+            hint="start one with 'anyaccel ray start --head', whose output says more",
+        ) from error
     finally:
         for name, value in before.items():
             if value is None:
