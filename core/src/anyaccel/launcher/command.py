@@ -19,10 +19,10 @@ from anyaccel.launcher.sandbox import Enforce, Sandbox, confines, sandbox_for
 from anyaccel.launcher.signals import GRACE_SECONDS
 from anyaccel.launcher.start import becoming, check_program, start_marked
 from anyaccel.launcher.time_limit import TimeLimit, check_early
-from anyaccel.ledger import mark as marks
-from anyaccel.ledger import process
-from anyaccel.ledger.mark import Mark
-from anyaccel.ledger.teardown import Confirm, Teardown, find_carriers
+from anyaccel.linux import mark as marks
+from anyaccel.linux import process
+from anyaccel.linux.mark import Mark
+from anyaccel.linux.teardown import Confirm, Teardown, find_carriers
 from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False

@@ -11,7 +11,7 @@ from anyaccel.errors import AnyaccelError, ConfigurationError, LedgerError
 from anyaccel.launcher.hold import leases, why
 from anyaccel.ledger import LeaseRecord, Ledger, TicketRecord
 from anyaccel.ledger.diagnosis import diagnose
-from anyaccel.ledger.process import exists
+from anyaccel.linux.process import exists
 from anyaccel.model import Finding, Inventory, Severity
 from anyaccel.policy import unknown_users
 from anyaccel.text import elapsed, printable, shown

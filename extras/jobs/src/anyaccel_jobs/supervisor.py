@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError
 from anyaccel.launcher import JOB_NAME, exit_status_of, reap, signal_group, start_detached, time_limit
-from anyaccel.ledger import Teardown, boot, find_carriers, pid_namespace, process, tell_left
-from anyaccel.ledger import mark as marks
+from anyaccel.ledger import boot
+from anyaccel.linux import Teardown, find_carriers, list_descriptors, pid_namespace, process, tell_left
+from anyaccel.linux import mark as marks
 from anyaccel.model import replace
 
 from anyaccel_jobs import jobs
@@ -217,7 +218,7 @@ def _cancel(*_: object) -> None:
 
 def _close_inherited() -> None:
     """Close what the caller has open beside the standard streams: whoever reads it to the end must not wait for us."""
-    for descriptor in process.descriptors():
+    for descriptor in list_descriptors():
         with contextlib.suppress(OSError):  # that of the listing itself
             if descriptor > 2 and os.get_inheritable(descriptor):  # noqa: PLR2004
                 os.close(descriptor)

@@ -32,8 +32,9 @@ from anyaccel.launcher import (
     take_async,
     time_limit,
 )
-from anyaccel.ledger import Ledger, Teardown, find_carriers, process, tell_left
-from anyaccel.ledger import mark as marks
+from anyaccel.ledger import Ledger
+from anyaccel.linux import Teardown, find_carriers, process, tell_left
+from anyaccel.linux import mark as marks
 from anyaccel.model import Inventory, Request, Value
 from anyaccel.text import shown
 
@@ -677,7 +678,7 @@ class Sweep:
     def _orphans(self, wanted: Sequence[marks.Mark]) -> list[int]:
         """Living processes with some marks that have become our children; those that have ended are reaped."""
         found = []
-        for pid in _children():
+        for pid in process.children(os.getpid()):
             if pid in self._running:
                 continue
             value = marks.hard_limit(pid)
@@ -758,14 +759,6 @@ def _log() -> logging.Logger:
     import logging
 
     return logging.getLogger("anyaccel")
-
-
-def _children() -> list[int]:
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-            return [int(word) for word in file.read().split()]
-    except OSError:  # a kernel without this list: then leases are looked at when they are given back
-        return []
 
 
 def call(number: int, command: tuple[str, ...], attempt: int) -> tuple[Ended, bytes]:

@@ -21,9 +21,10 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from anyaccel.ledger import mark as marks
-from anyaccel.ledger import process
-from anyaccel.ledger.mark import Mark
+from anyaccel.linux import mark as marks
+from anyaccel.linux import process
+from anyaccel.linux.mark import Mark
+from anyaccel.linux.users import user_name
 
 KILL_SECONDS = 10.0
 """How long processes may take to leave the kernel after SIGKILL, until they count as stuck."""
@@ -176,7 +177,5 @@ def _listed(pids: Iterable[int]) -> str:
 
 
 def _named(pid: int) -> str:
-    from anyaccel.ledger.record import user_name
-
     user = process.user(pid)
     return str(pid) if user is None else f"{pid} ({user_name(user)})"

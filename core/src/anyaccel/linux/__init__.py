@@ -1,0 +1,13 @@
+"""The kernel: processes and their trees, marks, descriptors, users, inotify, Landlock, cgroups. Nothing of ours."""
+
+from anyaccel._faces import face
+
+__all__, __getattr__, __dir__ = face(
+    __name__,
+    {
+        "anyaccel.linux.descriptors": ("list_descriptors",),
+        "anyaccel.linux.process": ("pid_namespace",),
+        "anyaccel.linux.teardown": ("Teardown", "find_carriers", "tell_left"),
+    },
+)
+__all__ += ["mark", "process"]
