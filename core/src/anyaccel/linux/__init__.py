@@ -6,8 +6,8 @@ __all__, __getattr__, __dir__ = face(
     __name__,
     {
         "anyaccel.linux.descriptors": ("list_descriptors",),
-        "anyaccel.linux.process": ("pid_namespace",),
-        "anyaccel.linux.teardown": ("Teardown", "find_carriers", "tell_left"),
+        "anyaccel.linux.process": ("pid_namespace", "reap"),
+        "anyaccel.linux.teardown": ("GRACE_SECONDS", "Teardown", "find_all", "find_carriers", "find_tree", "tell_left"),
     },
 )
 __all__ += ["mark", "process"]
