@@ -268,6 +268,14 @@ def parent_of(pid: int) -> int | None:
     return int(fields[1]) if fields else None
 
 
+def group_of(pid: int) -> int:
+    """Return the process group of a process; 0 when it has gone."""
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return 0
+
+
 def is_ancestor(pid: int, start: int) -> bool:
     """Whether a process is one that this process descends from."""
     current: int | None = os.getpid()

@@ -65,7 +65,7 @@ def find_tree(roots: Mapping[int, int]) -> Find:
 
     def find() -> tuple[Mapping[int, Confirm], bool]:
         own = os.getpid()
-        below = [(pid, own) for pid in process.children(own) if pid not in roots and _group_of(pid) in roots]
+        below = [(pid, own) for pid in process.children(own) if pid not in roots and process.group_of(pid) in roots]
         below += [each for pid, _ in below for each in process.descendants(pid)]
         found: dict[int, Confirm] = {}
         for pid, start in tuple(roots.items()):
@@ -95,13 +95,6 @@ def find_all(*finds: Find) -> Find:
 
 def _is_child(parent: int, pid: int) -> bool:
     return process.parent_of(pid) == parent
-
-
-def _group_of(pid: int) -> int:
-    try:
-        return os.getpgid(pid)
-    except OSError:
-        return 0
 
 
 class Teardown:

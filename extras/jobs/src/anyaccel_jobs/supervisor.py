@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError
 from anyaccel.launcher import JOB_NAME, exit_status_of, start_detached, time_limit
@@ -35,6 +35,8 @@ from anyaccel_jobs.jobs import Job
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from anyaccel.linux import Confirm
 
 _ASKED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGALRM})
 """Signals by which a supervisor is asked to end the command."""
@@ -92,8 +94,8 @@ class Supervisor:
     ) -> tuple[int, str]:
         """Run a function that becomes the command in a child, and wait for its end.
 
-        SIGTERM and SIGINT mean that the job is cancelled: the command and all that it has started are asked to end; the
-        second one kills them. Orphans of the command become children of this process, which tells them from
+        SIGTERM and SIGINT mean that the job is cancelled: the command's process group is asked to end, and what is left
+        when it has; the second one kills all that it has started. Orphans of the command become children of this process, which tells them from
         other users' processes that have copied the mark; it waits for these no longer than for its own.
 
         Args:
@@ -109,7 +111,14 @@ class Supervisor:
         child = _start(become)
         status, told, state = None, 0, ""
         everything = find_all(find_carriers([mark]), find_tree(dict([process.me()])))
-        rest = Teardown(everything, grace=math.inf)  # until the command has ended, or a second signal has come
+
+        def find() -> tuple[Mapping[int, Confirm], bool]:
+            found, complete = everything()
+            if status is None and not rest.killing:  # what has left its process group is the command's to end
+                found = {pid: confirm for pid, confirm in found.items() if process.group_of(pid) == child}
+            return found, complete
+
+        rest = Teardown(find, grace=math.inf)  # until the command has ended, or a second signal has come
         alarm = _Alarm(limit, mark, self.job.log)
         while True:
             if status is None and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
