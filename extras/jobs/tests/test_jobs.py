@@ -147,9 +147,8 @@ def test_cancel_ends_all_that_a_job_started_and_kills_what_does_not_listen(run):
 
 def test_cancel_ends_what_left_the_process_group_of_a_job_that_holds_nothing(run):
     """There is no mark to find it by: the supervisor has become its parent."""
-    number = submit(
-        run, "sh", "-c", "setsid env -i sh -c 'echo $$ > pid; exec sleep 1000' & sleep 1000", request="A1:2,else=cpu"
-    )
+    inner = "setsid env -i sh -c 'echo $$ > pid; exec sleep 1000' & sleep 1000"
+    number = submit(run, "sh", "-c", inner, request="A1:2,else=cpu")
     pid = int(until(lambda: Path("pid").exists() and Path("pid").read_text(), "the job"))
     run("cancel", number)
     assert (state(number), alive(pid)) == ("cancelled", False)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from anyaccel.linux import mark as marks
@@ -56,28 +56,36 @@ def find_carriers(wanted: Iterable[Mark]) -> Find:
 def find_tree(roots: Mapping[int, int]) -> Find:
     """Return what finds some processes and all that descends from them, by the parents that the kernel names.
 
-    A child of this process counts as well that has lost its parents and is of the process group of a root: where this
-    process adopts orphans, it has become the parent of those that descended from the root.
+    What was found once is of the tree for good, and so is what it starts, also when what is above it has ended. A child
+    of this process is of it as well that is of the process group of a root: where this process adopts orphans, it has
+    become the parent of what descended from the root.
 
     Args:
         roots: Start times of the processes by id, looked at anew each time; of this process, the descendants are found.
     """
+    known: dict[int, int] = {}
 
     def find() -> tuple[Mapping[int, Confirm], bool]:
         own = os.getpid()
-        below = [(pid, own) for pid in process.children(own) if pid not in roots and process.group_of(pid) in roots]
-        below += [each for pid, _ in below for each in process.descendants(pid)]
-        found: dict[int, Confirm] = {}
-        for pid, start in tuple(roots.items()):
-            if process.started_at(pid, start):
-                found[pid] = partial(process.started_at, start=start)
-                below += process.descendants(pid)
-        for pid, parent in below:
-            found.setdefault(pid, partial(_is_child, parent))
-        found.pop(own, None)
-        return {pid: confirm for pid, confirm in found.items() if not process.gone(pid, 0)}, True
+        left = [*roots.items(), *known.items()]
+        left += _children_of(own, lambda pid: pid not in roots and process.group_of(pid) in roots)
+        known.clear()
+        for pid, start in left:  # which grows meanwhile
+            if pid not in known and process.started_at(pid, start):
+                known[pid] = start
+                left += _children_of(pid)
+        known.pop(own, None)
+        living = {pid: start for pid, start in known.items() if not process.gone(pid, 0)}
+        return {pid: partial(process.started_at, start=start) for pid, start in living.items()}, True
 
     return find
+
+
+def _children_of(parent: int, wanted: Callable[[int], bool] = lambda _: True) -> Iterator[tuple[int, int]]:
+    """Yield the children of a process with their start times."""
+    for pid in filter(wanted, process.children(parent)):
+        if process.parent_of(pid) == parent and (start := process.start_time(pid)) is not None:
+            yield pid, start
 
 
 def find_all(*finds: Find) -> Find:
@@ -91,10 +99,6 @@ def find_all(*finds: Find) -> Find:
         return found, all(complete for _, complete in looks)
 
     return find
-
-
-def _is_child(parent: int, pid: int) -> bool:
-    return process.parent_of(pid) == parent
 
 
 class Teardown:

@@ -95,8 +95,9 @@ class Supervisor:
         """Run a function that becomes the command in a child, and wait for its end.
 
         SIGTERM and SIGINT mean that the job is cancelled: the command's process group is asked to end, and what is left
-        when it has; the second one kills all that it has started. Orphans of the command become children of this process, which tells them from
-        other users' processes that have copied the mark; it waits for these no longer than for its own.
+        when it has; the second one kills all that it has started. Orphans of the command become children of this
+        process, which tells them from other users' processes that have copied the mark; it waits for these no longer
+        than for its own.
 
         Args:
             become: Called in the child, the leader of a process group; it replaces the child, or returns its status.
