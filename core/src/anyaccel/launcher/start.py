@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from anyaccel.ledger.mark import Mark, limit
+from anyaccel.linux.mark import Mark, limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from anyaccel.launcher import caps
 from anyaccel.launcher.bind import put
 from anyaccel.launcher.hold import Hold, acquire
 from anyaccel.launcher.launch import survey
+from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Inventory, Request
 from anyaccel.scheduler import parse_request
 from anyaccel.vendors import DEADLINE_SECONDS
@@ -31,13 +32,11 @@ _kept: Use | None = None
 """That of a statement of its own, which nobody else keeps."""
 
 
+@tidy_in_child
 def _forget() -> None:
     global _in_use, _kept
     _beginning.clear()
     _in_use, _kept = None, None
-
-
-os.register_at_fork(after_in_child=_forget)
 
 
 class Use(Hold):

@@ -14,7 +14,7 @@ from anyaccel.launcher.bind import Bind
 from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.launcher.environment import WorkerEnvironment, tell_once, worker_environment
 from anyaccel.launcher.sandbox import Enforce, available, sandbox_for
-from anyaccel.ledger.mark import Mark
+from anyaccel.linux.mark import Mark
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
 from anyaccel.pool.payload import PROTOCOL, Pickled, dumps_whole
 

@@ -19,7 +19,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from anyaccel.errors import WorkerError
-from anyaccel.ledger import mark as marks
+from anyaccel.linux import mark as marks
 from anyaccel.pool.channel import Kind, Message, Spin, receive, send
 from anyaccel.pool.payload import Batch, Globals, Pickled, Shared, check_over, describe, dumps, dumps_error, loads
 
@@ -252,7 +252,7 @@ class Worker:
 def _settle(setup: Mapping[str, Any]) -> None:
     """Take what the caller has chosen: the cgroup, the environment, the directory, the module path, the processors."""
     if setup["group"] is not None:
-        from anyaccel.launcher.limits import enter
+        from anyaccel.linux.cgroup import enter
 
         enter(setup["group"])
     _apply_environment(setup["set"], setup["unset"])
