@@ -24,9 +24,9 @@ EVERY = os.environ.get("ANYACCEL_EVERY_STEP")  # with each error at each call, w
 STRIDE = length(4, 1)  # a claim that is made at once takes most of the steps of one after a wait, and each of its own
 
 WARM = """
-import gc, anyaccel.ledger.waiting, anyaccel.linux.inotify
+import gc, anyaccel.ledger.acquisition, anyaccel.linux.inotify
 gc.disable()
-anyaccel.ledger.waiting.IMPATIENT_SECONDS = 0  # the looks before a place in line are all alike
+anyaccel.ledger.acquisition.IMPATIENT_SECONDS = 0  # the looks before a place in line are all alike
 anyaccel.linux.inotify._libc()  # and what happens in the import system is not ours
 """
 UNDISTURBED = """

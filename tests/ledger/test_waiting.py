@@ -336,57 +336,6 @@ def test_a_place_in_line_that_becomes_free_wakes_the_next(claim, in_line):
         waiter.end()
 
 
-DESCRIPTORS = "len([n for n in os.listdir('/proc/self/fd') if '.so' not in os.path.realpath(f'/proc/self/fd/{n}')])"
-"""How many are open, but for the one of itself that libffi keeps on some systems once ctypes has called into it."""
-
-
-def test_threads_of_one_process_wake_each_other(claim, ledger):
-    """Far more than a user has watches, and no timer that would come in time."""
-    claimant = claim()
-    descriptors = claimant.do(
-        "from anyaccel.ledger import tickets, waiting; from anyaccel.linux import inotify\n"
-        f"take('a'); before = {DESCRIPTORS}\n"
-        "tickets.interval = lambda place: 3600; waiting._WITHOUT_WATCH_PER_PLACE = 3600\n"
-        "threads = [threading.Thread(target=lambda: (take('a', wait=None), give())) for _ in range(200)]\n"
-        "for thread in threads: thread.start()\n"
-        "result = before"
-    )
-    eventually(lambda: len(ledger.tickets()) == 200)
-    claimant.do("give()")
-    claimant.do("for thread in threads: thread.join()")
-    assert claimant.do(DESCRIPTORS) <= descriptors  # an idle watch is kept, and the lease is not
-    assert claimant.do("len(waiting._behind)") == 0
-
-
-def test_who_waits_behind_a_thread_of_its_own_does_not_look(claim, ledger):
-    """The first looks at the directory now and then; the others show that they are there, and do no more."""
-    claimant = claim()
-    claimant.do(
-        "import collections, sys\n"
-        "from anyaccel.ledger import tickets\n"
-        "take('a')\n"
-        f"looks, path = collections.Counter(), {ledger.path!r}\n"
-        "def note(event, arguments):\n"
-        "    if event == 'open' and arguments[0] == path: looks[threading.get_ident()] += 1\n"
-        "sys.addaudithook(note)\n"
-        "tickets.interval = lambda place: 0.01\n"
-        "threads = [threading.Thread(target=lambda: (take('a', wait=None), give())) for _ in range(20)]\n"
-        "for thread in threads: thread.start()"
-    )
-    eventually(lambda: len(ledger.tickets()) == 20)
-
-    def one_looks():
-        claimant.do("looks.clear()")
-        eventually(lambda: claimant.do("max(looks.values(), default=0)") >= 50)
-        return claimant.do("len(looks)") == 1
-
-    eventually(one_looks)  # who has just come does, too
-    assert all(ticket.responsive for ticket in ledger.tickets())
-    claimant.do("give()")
-    claimant.do("for thread in threads: thread.join()")
-    assert ledger.tickets() == ()
-
-
 @pytest.mark.timeout(400)
 def test_many_wait(claim, ledger):
     """Hundreds, in a few processes; fewer where time matters."""

@@ -249,11 +249,6 @@ def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[st
     return f"{_ticket_prefix(priority)}{min(number, _MAX_NUMBER):016}.{pid}.{start}.{nonce}{ticket_suffix(candidates)}"
 
 
-def behind_tickets(priority: int) -> str:
-    """What comes behind the names of all tickets of a priority, and before those of a lower one."""
-    return _ticket_prefix(priority) + "\x7f"
-
-
 @lru_cache(maxsize=256)
 def ticket_suffix(candidates: frozenset[str]) -> str:
     """How the names of all tickets end that want these devices; also those of others, where there are too many."""
