@@ -14,8 +14,6 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.launcher.launch": ("KnownNames", "Launch", "open_scheduler", "prepare", "validate"),
         "anyaccel.launcher.monitor": ("end_in_time",),
         "anyaccel.launcher.rendezvous": ("Rendezvous",),
-        "anyaccel.launcher.setup": ("write_whole",),
-        "anyaccel.launcher.signals": ("GRACE_SECONDS", "reap", "signal_group"),
         "anyaccel.launcher.start": ("check_program", "start_marked"),
         "anyaccel.launcher.usage": ("Usage",),
         "anyaccel.launcher.use": ("Use", "refuse_if_loaded"),

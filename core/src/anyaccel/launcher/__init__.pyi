@@ -22,10 +22,6 @@ from anyaccel.launcher.launch import prepare as prepare
 from anyaccel.launcher.launch import validate as validate
 from anyaccel.launcher.monitor import end_in_time as end_in_time
 from anyaccel.launcher.rendezvous import Rendezvous as Rendezvous
-from anyaccel.launcher.setup import write_whole as write_whole
-from anyaccel.launcher.signals import GRACE_SECONDS as GRACE_SECONDS
-from anyaccel.launcher.signals import reap as reap
-from anyaccel.launcher.signals import signal_group as signal_group
 from anyaccel.launcher.start import check_program as check_program
 from anyaccel.launcher.start import start_marked as start_marked
 from anyaccel.launcher.usage import Usage as Usage

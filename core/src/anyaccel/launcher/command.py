@@ -8,7 +8,6 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from functools import partial
-from time import sleep
 
 from anyaccel.errors import CommandNotFoundError, CommandNotRunnableError, UsageError
 from anyaccel.launcher.bind import Bind, bound, put
@@ -16,13 +15,12 @@ from anyaccel.launcher.environment import Group, WorkerEnvironment
 from anyaccel.launcher.hold import take
 from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.sandbox import Enforce, Sandbox, confines, sandbox_for
-from anyaccel.launcher.signals import GRACE_SECONDS
 from anyaccel.launcher.start import becoming, check_program, start_marked
 from anyaccel.launcher.time_limit import TimeLimit, check_early
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.mark import Mark
-from anyaccel.linux.teardown import Confirm, Teardown, find_carriers
+from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, find_all, find_carriers, find_tree
 from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False
@@ -244,15 +242,7 @@ class _Ending:
             return
         self.timed_out = True
 
-        def find() -> tuple[Mapping[int, Confirm], bool]:
-            found, complete = find_carriers([self._mark])()
-            gone = self._ended.is_set() or process.gone(pid, started)
-            command = {} if gone else {pid: lambda pid: process.started_at(pid, started)}  # it may have no mark
-            return {**found, **command}, complete
-
-        rest = Teardown(find, grace=limit.grace)
-        while (pause := rest.step()) is not None:
-            sleep(pause)
+        Teardown(find_all(find_carriers([self._mark]), find_tree({pid: started})), grace=limit.grace).run()
 
     def _tell_soon(self, text: str) -> None:
         """Write a line to standard error; one that takes no more does not keep the command from its end."""

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 
 from anyaccel.errors import AnyaccelError
-from anyaccel.launcher.signals import reap
 from anyaccel.linux import process
 
 JOB_NAME = "anyaccel-job"
@@ -42,7 +41,7 @@ def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
     os.close(report)
     if told:
         return told, 0
-    return b"", reap(child)
+    return b"", process.reap(child)
 
 
 def exit_status_of(function: Callable[[], int]) -> int:

@@ -6,18 +6,14 @@ memory of the host, ``dmem.max`` that of a device, one line ``region bytes`` eac
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 
-from anyaccel.errors import AnyaccelError, EnforcementError, UsageError
+from anyaccel.errors import EnforcementError, UsageError
 from anyaccel.launcher.environment import Group, WorkerEnvironment, amended
-from anyaccel.launcher.launch import prepare
 from anyaccel.linux import cgroup
 from anyaccel.linux.cgroup import UnavailableError
-from anyaccel.model import Finding, Grant, Inventory, Severity, replace
-from anyaccel.probe import HOST
-from anyaccel.text import listed, size
+from anyaccel.model import Grant, replace
+from anyaccel.text import size
 
 DMEM = "cgroup dmem"
 """What holds the memory of a share that has a limit of the controller ``dmem``."""
@@ -108,41 +104,6 @@ def remove(group: Group) -> str:
     if most is None:
         return ""
     return f"it took more than its {most} bytes of the host's memory (memory=), for which the kernel killed it"
-
-
-def diagnose(inventory: Inventory) -> Iterator[Finding]:
-    """Say where the kernel could hold shares to memory of devices and this user is not let. Changes nothing.
-
-    Args:
-        inventory: The machine.
-    """
-    if inventory.machine != HOST or not (shared := _countable(inventory)):
-        return
-    try:
-        cgroup.find_place({"dmem"}, os.environ)
-    except (OSError, UnavailableError) as error:
-        reason = (
-            f"the kernel can hold shares of {listed(shared)} to their memory, and this user may not let it: {error}"
-        )
-        yield Finding(severity=Severity.WARN, reason=reason, remedy=_delegation() or getattr(error, "remedy", ""))
-
-
-def _countable(inventory: Inventory) -> list[str]:
-    """Devices whose memory the kernel counts, and whose plug-in says what it calls that."""
-    regions = cgroup.device_regions()
-    found = []
-    for device in inventory.devices if regions else ():
-        with contextlib.suppress(AnyaccelError):  # no shares of it are given out
-            made = prepare(f"{device.name}:0.5", inventory=inventory).environment
-            if any(region in regions for region, _ in made.regions.values()):
-                found.append(device.name)
-    return found
-
-
-def _delegation() -> str:
-    """The command with which root gives the controller to the user's own systemd; empty where there is none."""
-    above = cgroup.controls_above_home()
-    return f"once per boot: echo +dmem | sudo tee {' '.join(above)}" if above else ""
 
 
 def _cannot(error: OSError | UnavailableError) -> EnforcementError:

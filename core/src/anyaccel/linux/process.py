@@ -9,7 +9,7 @@ import select
 import signal
 import time
 from _thread import get_native_id
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cache
 
 from anyaccel.linux import system
@@ -219,6 +219,24 @@ def adopt_orphans(*, adopt: bool = True) -> None:
     system.prctl(system.SET_CHILD_SUBREAPER, int(adopt))
 
 
+def reap(child: int) -> int:
+    """Wait for a child; return its exit status as a shell has it: 128 and the number of the signal that ended it."""
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return status if status >= 0 else 128 - status
+
+
+def reap_children(spared: Container[int] = ()) -> None:
+    """Reap the children of this process that have ended, such as orphans that it has adopted.
+
+    Args:
+        spared: Those that are reaped elsewhere.
+    """
+    for child in children(os.getpid()):
+        if child not in spared:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
+
+
 def set_name(name: str) -> None:
     """Be called so, by at most 15 characters, in lists of processes."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
@@ -248,6 +266,14 @@ def parent_of(pid: int) -> int | None:
     """Return the parent of a process; None when it has gone or cannot be seen."""
     fields = stat_fields(pid)
     return int(fields[1]) if fields else None
+
+
+def group_of(pid: int) -> int:
+    """Return the process group of a process; 0 when it has gone."""
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return 0
 
 
 def is_ancestor(pid: int, start: int) -> bool:
@@ -290,9 +316,13 @@ def _lists_children() -> bool:
 
 def descendants(pid: int) -> Iterator[tuple[int, int]]:
     """Yield everything below a process, each with its parent, parents first."""
-    for child in children(pid):
-        yield child, pid
-        yield from descendants(child)
+    left = [(child, pid) for child in children(pid)]
+    seen = {pid}
+    for child, parent in left:  # which grows meanwhile: a process may make a chain deeper than calls may be
+        if child not in seen:
+            seen.add(child)
+            yield child, parent
+            left += ((below, child) for below in children(child))
 
 
 def threads() -> list[str]:

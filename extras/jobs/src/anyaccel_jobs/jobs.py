@@ -20,9 +20,8 @@ from functools import partial
 
 from anyaccel.configuration import user_directory
 from anyaccel.errors import AnyaccelError, JobNotFoundError, JobStateError, LeaseNotFoundError, UsageError
-from anyaccel.launcher import GRACE_SECONDS, write_whole
 from anyaccel.ledger import Ledger, boot
-from anyaccel.linux import pid_namespace, process
+from anyaccel.linux import GRACE_SECONDS, pid_namespace, process, write_whole
 from anyaccel.model import Value, decode, encode, replace
 
 STATES = ("waiting", "running", "done", "failed", "timeout", "cancelled", "lost")
