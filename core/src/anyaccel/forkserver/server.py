@@ -1,32 +1,37 @@
-"""The fork server: a small process that forks workers, watches them, and outlives nobody.
+"""The fork server: a small process that forks others for its caller, watches them, and outlives nothing.
 
-It is started by :mod:`anyaccel.pool.forkserver.client` as a fresh interpreter, never as a fork of the caller, and runs
-nothing but this module after the modules that it was asked to preload. It has one thread and no device open or mapped:
-otherwise it refuses to fork, since what a driver set up for one process must not be used by two.
+:mod:`anyaccel.forkserver.start` starts it, and it runs nothing but this module after the modules that it was asked to
+import. It has one thread and no device open or mapped: otherwise it refuses to fork, since what a driver set up for one
+process must not be used by two.
 
-It is the guardian too. Orphans of its workers become its children; when the caller goes, for whatever reason,
+It serves a control socket of JSON packets. ``{"spawn": n, "target": "module:name", "argument": a}`` comes with
+descriptors, and forks process ``n``, which calls the function with both and ends with it. ``{"hold": n, "grace": s}``
+comes with descriptors that are kept until the process and everything that it started have gone. ``{"stop": n, "grace":
+s, "by": signal}`` ends these: asked at first, killed in the end. When all of them have left the kernel, the server says
+``{"kind": "gone", "number": n, "pid": p, "status": s, "reason": text}``; of what ignores SIGKILL, ``{"kind": "stuck",
+"number": n, "reason": text}``.
+
+It is the guardian too. Orphans of what it forked become its children; when the caller goes, for whatever reason,
 everything that was started is ended, and what does not end when asked is killed.
 """
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import gc
-import importlib
 import io
+import json
 import os
 import select
 import signal
-import socket
 import sys
 import time
-import warnings
+from array import array
 from collections import deque
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-import cloudpickle  # type: ignore[import-untyped, unused-ignore]  # noqa: F401 - workers need it, and they should not each load it
-
-from anyaccel.interpreter import CONTROL
+from anyaccel.forkserver.start import CONTROL, PACKET_LIMIT
 from anyaccel.linux.descriptors import touched_devices
 from anyaccel.linux.process import (
     adopt_orphans,
@@ -39,19 +44,49 @@ from anyaccel.linux.process import (
     threads,
     waits_in,
 )
-from anyaccel.pool.channel import GONE, HOLD, LONGEST_SECONDS, NUMBER, SPAWN, STOP, Kind, receive, send
-from anyaccel.pool.forkserver.child import serve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MOST_DESCRIPTORS = 253
+"""The kernel passes no more in one packet."""
+KILL_EVERY = 0.02
+MOST_TRIAL = 10.0
+"""Seconds that a process has that is forked for nothing, and ends at once."""
+MOST_WORDS = 4096
+"""Characters of a reason, which may be what a module of a user has raised."""
+LONGEST_SECONDS = 86_400.0
+"""Of one wait: the kernel takes no more than some weeks."""
+
+
+def main(config: Mapping[str, Any]) -> None:
+    """Serve one caller until it has gone and nothing is left of what it started.
+
+    Args:
+        config: What the server is to be, as plain data: ``caller``, the process id of that; ``own``, names of modules
+            of ours that the processes need; ``preload``, names of a user's modules, or None where it is not checked
+            whether they leave the process fit to fork; ``argv``, their ``sys.argv``; ``grace``, seconds between asking
+            and killing when the caller has gone; ``stuck``, seconds after which what was killed counts as stuck;
+            ``idle``, seconds after which a server without processes ends, or None.
+    """
+    sys.argv[:] = config["argv"]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None where the caller has closed it
+            stream.reconfigure(line_buffering=True)  # so that lines of processes and of what they start stay in order
+    Server(config).serve()
+    os._exit(0)
 
 
 class Family:
-    """A worker and everything that descends from it.
+    """A process that was asked for, and everything that descends from it.
 
     Attributes:
-        number: Number of the worker.
-        pid: Its process id.
+        number: Its number.
+        pid: Process id of the first.
         grace: Seconds that what it leaves behind has between being asked to end and being killed.
         leases: Descriptors that are kept until all have gone.
-        status: Exit status of the worker once it has ended, or the negative number of a signal.
+        status: Exit status of the first once it has ended, or the negative number of a signal.
         orphans: What it left behind, as far as these are children of the fork server.
         deadline: Time of ``time.monotonic()`` at which all are killed; None as long as nothing ends them.
         killing_since: Time since which that is tried.
@@ -93,60 +128,57 @@ def signal_each(members: list[tuple[int, int]], number: int) -> None:
         signal_child(pid, parent, number)
 
 
-LAST_GRACE = 0.5
-"""Seconds between asking and killing when the caller has gone: nobody is left to wait for a clean end."""
-KILL_EVERY = 0.02
-STUCK_AFTER = 60.0
-MOST_TRIAL = 10.0
-"""Seconds that a process has that is forked for nothing, and ends at once."""
+def leave_no_core(pid: int) -> None:
+    """Have no core written of a process that is about to abort; a limit of 1 byte keeps it from programs, too."""
+    import resource
 
-
-def main(config: dict[str, Any]) -> None:
-    """Serve one caller until it has gone and nothing is left of what it started."""
-    sys.argv = config["argv"]
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # None where the caller has closed it
-            stream.reconfigure(line_buffering=True)  # so that lines of workers and of what they start stay in order
-    Server(config).serve()
-    os._exit(0)
+    with contextlib.suppress(OSError, ValueError):
+        _, most = resource.prlimit(pid, resource.RLIMIT_CORE)
+        resource.prlimit(pid, resource.RLIMIT_CORE, (1 if most else 0, most))
 
 
 class Server:
     """The state of the process: families by number, and of which families each child may be."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
         self.pid = os.getpid()
-        self.grace = LAST_GRACE
-        self.control = socket.socket(fileno=CONTROL)
+        self.grace: float = config["grace"]
+        self.stuck_after: float = config["stuck"]
+        self.idle: float | None = config["idle"]
+        self.control = _socket.socket(fileno=CONTROL)
         self.caller = _caller(config["caller"])
         self.families: dict[int, Family] = {}
         self.owners: dict[int, frozenset[Family]] = {}
-        self.outbox: deque[tuple[Kind, bytes]] = deque()
+        self.outbox: deque[bytes] = deque()
         self.closing = False
         adopt_orphans()
         set_name("accel-forksrv")
         self.wake, wake_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.private = [self.control.fileno(), self.caller, self.wake, wake_end]
+        self.private = [CONTROL, self.caller, self.wake, wake_end]
         _arrange_signals(wake_end)
-        self.fault = _preload(config["preload"])
-        if not self.fault and len(threads()) > 1 and not touched_devices():
-            _end_threads()
-        self.fault = self.fault or self._unfit()
+        self.fault = _import((*config["own"], *(config["preload"] or ())))
+        if config["preload"] is not None:
+            if not self.fault and len(threads()) > 1 and not touched_devices():
+                _end_threads()
+            self.fault = self.fault or _unfit()
+            gc.collect()
         self.poll = select.epoll()
         self.private.append(self.poll.fileno())
-        for descriptor in (self.control.fileno(), self.caller, self.wake):
+        for descriptor in (CONTROL, self.caller, self.wake):
             self.poll.register(descriptor, select.EPOLLIN)
-        gc.collect()
         gc.disable()
-        gc.freeze()  # the collector would write to every page that the workers share
+        gc.freeze()  # the collector would write to every page that the processes share
 
     def serve(self) -> None:
-        """Fork, watch and end until the caller has gone and nothing is left."""
-        while not (self.closing and not self.families):
-            for descriptor, _ in self.poll.poll(self._patience()):
+        """Fork, watch and end until the caller has gone and nothing is left, or no process was needed for long."""
+        while not (self.closing and all(each.told_stuck and not each.leases for each in self.families.values())):
+            ready = self.poll.poll(self._patience())
+            if not ready and not self.families:
+                return
+            for descriptor, _ in ready:
                 if descriptor == self.wake:
                     self._on_signal()
-                elif descriptor == self.control.fileno():
+                elif descriptor == CONTROL:
                     self._on_control()
                 else:
                     self._close()
@@ -156,28 +188,32 @@ class Server:
     def _on_control(self) -> None:
         while True:
             try:
-                message = receive(self.control, wait=False)
+                data, ancillary, _, _ = self.control.recvmsg(
+                    PACKET_LIMIT,
+                    _socket.CMSG_SPACE(MOST_DESCRIPTORS * 4),
+                    _socket.MSG_DONTWAIT | _socket.MSG_CMSG_CLOEXEC,
+                )
             except BlockingIOError:
                 return
-            if message is None:
+            except ConnectionResetError:
+                data, ancillary = b"", []
+            if not data:
                 self._close()
                 return
-            if message.kind == Kind.SPAWN:
-                number, ahead = SPAWN.unpack(message.data)
-                self._spawn(number, *message.descriptors, ahead=ahead)
-            elif message.kind == Kind.HOLD:
-                number, grace = HOLD.unpack(message.data)
-                self._hold(number, grace, message.descriptors)
-            elif message.kind == Kind.STOP:
-                number, grace = STOP.unpack(message.data)
-                if number in self.families:
-                    self._ask_to_end(self.families[number], grace)
+            descriptors = array("i", b"".join(content for _, _, content in ancillary)).tolist()
+            message = json.loads(data)
+            if "spawn" in message:
+                self._spawn(message["spawn"], descriptors, message["target"], message["argument"])
+            elif "hold" in message:
+                self._hold(message["hold"], message["grace"], descriptors)
+            elif message["stop"] in self.families:
+                self._ask_to_end(self.families[message["stop"]], message["grace"], message["by"])
 
-    def _spawn(self, number: int, channel: int, *, ahead: bool) -> None:
-        """Fork a worker that serves a channel."""
-        reason = self.fault or self._threads()
+    def _spawn(self, number: int, descriptors: list[int], target: str, argument: Any) -> None:
+        """Fork a process that calls a function."""
+        reason = self.fault or (_unfit() if len(os.listdir("/proc/self/task")) > 1 else "")
         if not reason and not self.closing:
-            # A worker that is asked to end before it knows how would not: it hears once it does.
+            # A process that is asked to end before it knows how would not: it hears once it does.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             try:
                 pid = os.fork()
@@ -185,17 +221,18 @@ class Server:
                 reason = f"the kernel refused to fork: {error.strerror}"
             else:
                 if pid == 0:
-                    self._become_worker(channel, ahead=ahead)
+                    self._become(target, descriptors, argument)
                 self.families[number] = family = Family(number, pid)
                 self.owners[pid] = frozenset((family,))
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        os.close(channel)
+        for descriptor in descriptors:
+            os.close(descriptor)
         if reason:
-            self._post(Kind.REFUSED, NUMBER.pack(number) + reason.encode())
+            self._post("gone", number, pid=0, status=None, reason=reason)
 
     def _hold(self, number: int, grace: float, leases: list[int]) -> None:
-        """Keep the leases of a worker, so that they do not end before everything that it started has."""
+        """Keep the leases of a process, so that they do not end before everything that it started has."""
         family = self.families.get(number)
         if family is not None:
             family.grace = grace
@@ -204,22 +241,27 @@ class Server:
         for lease in leases:  # it has gone already
             os.close(lease)
 
-    def _become_worker(self, channel: int, *, ahead: bool) -> None:
-        """What the child does after the fork; never returns."""
+    def _become(self, target: str, descriptors: list[int], argument: Any) -> None:
+        """What the child does after the fork; never returns. SIGTERM is blocked until its function knows what to do."""
         try:
             die_with_parent(self.pid)
             signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
             for descriptor in self.private:
                 os.close(descriptor)
             for family in self.families.values():
-                for lease in family.leases:  # of others: they must not end with this worker
+                for lease in family.leases:  # of others: they must not end with this process
                     os.close(lease)
             os.setsid()
             adopt_orphans()
-            set_name("accel-worker")
             gc.enable()
-            serve(channel, ahead=ahead)
-        except BaseException as error:  # noqa: BLE001 - nobody above us must go on as if we were the fork server
+            module, _, name = target.partition(":")
+            __import__(module)
+            getattr(sys.modules[module], name)(descriptors, argument)
+            os._exit(0)
+        except BaseException as error:  # noqa: BLE001 - nothing above may go on as if this were the fork server
             sys.excepthook(type(error), error, error.__traceback__)
         finally:
             os._exit(70)
@@ -270,9 +312,9 @@ class Server:
             del self.families[family.number]
             for lease in family.leases:
                 os.close(lease)
-            self._post(Kind.GONE, GONE.pack(family.number, family.pid, family.status))
+            self._post("gone", family.number, pid=family.pid, status=family.status, reason="")
         elif family.killing_since is None:
-            self._ask_to_end(family, family.grace)
+            self._ask_to_end(family, family.grace, signal.SIGTERM)
 
     def _forget(self, pid: int, status: int) -> frozenset[Family]:
         """Take a dead process out of the families that it may be of; returns these."""
@@ -283,12 +325,16 @@ class Server:
             family.orphans.discard(pid)
         return families
 
-    def _ask_to_end(self, family: Family, grace: float) -> None:
-        """Ask every process of a family to end, and set the time at which it is not asked any more."""
+    def _ask_to_end(self, family: Family, grace: float, by: int) -> None:
+        """Ask every process of a family to end, by a signal if any, and set the time at which it is killed."""
         deadline = time.monotonic() + grace
         if family.deadline is None and grace > 0:
             members = family.processes(self.pid)
-            signal_each(members, signal.SIGTERM)
+            if by == signal.SIGABRT:
+                for pid, _ in members:
+                    leave_no_core(pid)
+            if by:
+                signal_each(members, by)
             signal_each(members, signal.SIGCONT)  # a stopped process hears only once it goes on
         family.deadline = deadline if family.deadline is None else min(deadline, family.deadline)
 
@@ -303,33 +349,35 @@ class Server:
             family.deadline = now + KILL_EVERY
             members = family.processes(self.pid)
             signal_each(members, signal.SIGKILL)
-            if now - family.killing_since > STUCK_AFTER and not family.told_stuck:
+            if now - family.killing_since > self.stuck_after and not family.told_stuck:
                 family.told_stuck = True
-                self._post(Kind.STUCK, NUMBER.pack(family.number) + stuck(members, STUCK_AFTER).encode())
+                self._post("stuck", family.number, reason=stuck(members, self.stuck_after))
 
     def _close(self) -> None:
         """The caller has gone: end everything."""
         if self.closing:
             return
         self.closing = True
-        self.poll.unregister(self.control.fileno())
+        self.poll.unregister(CONTROL)
         self.poll.unregister(self.caller)
         for family in self.families.values():
-            self._ask_to_end(family, self.grace)
+            self._ask_to_end(family, self.grace, signal.SIGTERM)
 
     def _patience(self) -> float | None:
         deadlines = [family.deadline for family in self.families.values() if family.deadline is not None]
-        return min(max(0.0, min(deadlines) - time.monotonic()), LONGEST_SECONDS) if deadlines else None
+        if not deadlines:
+            return None if self.families else self.idle
+        return min(max(0.0, min(deadlines) - time.monotonic()), LONGEST_SECONDS)
 
-    def _post(self, kind: Kind, body: bytes) -> None:
-        self.outbox.append((kind, body))
+    def _post(self, kind: str, number: int, *, reason: str, **more: int | None) -> None:
+        self.outbox.append(json.dumps({"kind": kind, "number": number, "reason": reason[:MOST_WORDS], **more}).encode())
         self._flush()
 
     def _flush(self) -> None:
         """Tell the caller what it can take now. It may be stopped: never wait for it."""
         try:
             while self.outbox and not self.closing:
-                send(self.control, *self.outbox[0], wait=False)
+                self.control.send(self.outbox[0], _socket.MSG_DONTWAIT)
                 self.outbox.popleft()
             writable = 0
         except BlockingIOError:
@@ -338,27 +386,24 @@ class Server:
             self._close()
             return
         if not self.closing:
-            self.poll.modify(self.control.fileno(), select.EPOLLIN | writable)
+            self.poll.modify(CONTROL, select.EPOLLIN | writable)
 
-    def _threads(self) -> str:
-        names = os.listdir("/proc/self/task")
-        return "" if len(names) == 1 else self._unfit()
 
-    def _unfit(self) -> str:
-        """Why this process must not fork; empty when it may."""
-        if touched := touched_devices():
-            return (
-                f"the fork server has {', '.join(touched)} open, because of a preloaded module, and must not fork then;"
-                " do not preload what uses a device when it is imported"
-            )
-        names = threads()
-        if len(names) > 1:
-            return (
-                f"the fork server has {len(names)} threads ({', '.join(names)}), which preloaded modules started,"
-                " which do not end at a fork, and must not fork then; preload less, or keep the module from starting"
-                " threads when it is imported"
-            )
-        return ""
+def _unfit() -> str:
+    """Why this process must not fork; empty when it may."""
+    if touched := touched_devices():
+        return (
+            f"the fork server has {', '.join(touched)} open, because of a preloaded module, and must not fork then;"
+            " do not preload what uses a device when it is imported"
+        )
+    names = threads()
+    if len(names) > 1:
+        return (
+            f"the fork server has {len(names)} threads ({', '.join(names)}), which preloaded modules started,"
+            " which do not end at a fork, and must not fork then; preload less, or keep the module from starting"
+            " threads when it is imported"
+        )
+    return ""
 
 
 def _reap() -> dict[int, int]:
@@ -400,6 +445,8 @@ def _end_threads() -> None:
     this process with one thread, unless a library does not know of forks.
     """
     try:
+        import warnings
+
         with warnings.catch_warnings(action="ignore"):  # of a fork with threads, which is what this is
             pid = os.fork()
     except OSError:
@@ -413,11 +460,11 @@ def _end_threads() -> None:
         time.sleep(0.001)
 
 
-def _preload(modules: list[str]) -> str:
-    """Import modules for all workers; returns why that failed, or an empty string."""
+def _import(modules: Sequence[str]) -> str:
+    """Import modules for all processes; returns why that failed, or an empty string."""
     for module in modules:
         try:
-            importlib.import_module(module)
+            __import__(module)
         except BaseException as error:  # noqa: BLE001 - whatever a module does on import, the caller should hear of it
             return f"the module {module!r} cannot be preloaded: {type(error).__name__}: {error}"
     return ""
