@@ -94,7 +94,7 @@ def refusal(claimant, code):
 
 
 MAKE = "os.umask(0); os.mkdir('/run/anyaccel', 0o1777)"
-SETUP = "from anyaccel.launcher.setup import steps; steps()[0].perform()"
+SETUP = "from anyaccel.ledger.setup import steps; steps()[0].perform()"
 SHARED = "/run/anyaccel"
 
 
