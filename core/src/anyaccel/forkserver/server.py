@@ -36,22 +36,25 @@ from anyaccel.linux.descriptors import touched_devices
 from anyaccel.linux.process import (
     adopt_orphans,
     children,
-    descendants,
     die_with_parent,
     set_name,
-    signal_child,
+    start_time,
     state,
     threads,
     waits_in,
 )
+from anyaccel.linux.teardown import Teardown, find_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from anyaccel.linux.teardown import Confirm
+
 MOST_DESCRIPTORS = 253
 """The kernel passes no more in one packet."""
-KILL_EVERY = 0.02
+LOOK_SECONDS = 1.0
+"""Pause between two looks at what is left of a process, where nothing can be done about it."""
 MOST_TRIAL = 10.0
 """Seconds that a process has that is forked for nothing, and ends at once."""
 MOST_WORDS = 4096
@@ -87,13 +90,13 @@ class Family:
         grace: Seconds that what it leaves behind has between being asked to end and being killed.
         leases: Descriptors that are kept until all have gone.
         status: Exit status of the first once it has ended, or the negative number of a signal.
-        orphans: What it left behind, as far as these are children of the fork server.
-        deadline: Time of ``time.monotonic()`` at which all are killed; None as long as nothing ends them.
-        killing_since: Time since which that is tried.
+        members: Children of the fork server that are of it: the first, until that has ended, and orphans that it left.
+        rest: Its end; None as long as nothing ends it.
+        due: Time of ``time.monotonic()`` of the next step of that.
         told_stuck: Whether the caller knows that it does not help.
     """
 
-    __slots__ = ("deadline", "grace", "killing_since", "leases", "number", "orphans", "pid", "status", "told_stuck")
+    __slots__ = ("due", "grace", "leases", "members", "number", "pid", "rest", "status", "told_stuck")
 
     def __init__(self, number: int, pid: int) -> None:
         self.number = number
@@ -101,31 +104,24 @@ class Family:
         self.grace = 0.0
         self.leases: list[int] = []
         self.status: int | None = None
-        self.orphans: set[int] = set()
-        self.deadline: float | None = None
-        self.killing_since: float | None = None
+        self.members = {pid}
+        self.rest: Teardown | None = None
+        self.due = 0.0
         self.told_stuck = False
 
-    def processes(self, server: int) -> list[tuple[int, int]]:
-        """All its processes, each with its parent."""
-        roots = [*([self.pid] if self.status is None else []), *self.orphans]
-        return [member for root in roots for member in ((root, server), *descendants(root))]
+    def find(self) -> tuple[Mapping[int, Confirm], bool]:
+        """Find all its living processes."""
+        return find_tree({pid: start_time(pid) or 0 for pid in self.members})()
 
 
-def stuck(members: list[tuple[int, int]], seconds: float) -> str:
-    """Say which processes ignore SIGKILL, and where they are."""
+def stuck(rest: Teardown) -> str:
+    """Say which processes ignore SIGKILL, or may not be killed, and where they are."""
     shown = [
         f"process {pid} (state {letter}, in {waits_in(pid) or 'the kernel'})"
-        for pid, _ in members
+        for pid in {**rest.own, **rest.others}
         if (letter := state(pid))
     ]
-    return f"{', '.join(shown)} did not end {seconds:g} s after SIGKILL"
-
-
-def signal_each(members: list[tuple[int, int]], number: int) -> None:
-    """Signal some processes, each given with its parent."""
-    for pid, parent in members:
-        signal_child(pid, parent, number)
+    return f"{', '.join(shown)} did not end {rest.patience:g} s after SIGKILL"
 
 
 def leave_no_core(pid: int) -> None:
@@ -207,7 +203,7 @@ class Server:
             elif "hold" in message:
                 self._hold(message["hold"], message["grace"], descriptors)
             elif message["stop"] in self.families:
-                self._ask_to_end(self.families[message["stop"]], message["grace"], message["by"])
+                self._end(self.families[message["stop"]], message["grace"], message["by"])
 
     def _spawn(self, number: int, descriptors: list[int], target: str, argument: Any) -> None:
         """Fork a process that calls a function."""
@@ -299,7 +295,7 @@ class Server:
         for orphan in orphans:
             self.owners[orphan] = families or frozenset(self.families.values())
             for family in self.owners[orphan]:
-                family.orphans.add(orphan)
+                family.members.add(orphan)
 
     def _look_after(self, family: Family) -> None:
         """A family lost somebody: say so when nobody is left, and have the orphans end once the worker has.
@@ -308,13 +304,13 @@ class Server:
         """
         if family.status is None:
             return
-        if not family.orphans:
+        if not family.members:
             del self.families[family.number]
             for lease in family.leases:
                 os.close(lease)
             self._post("gone", family.number, pid=family.pid, status=family.status, reason="")
-        elif family.killing_since is None:
-            self._ask_to_end(family, family.grace, signal.SIGTERM)
+        else:
+            self._end(family, family.grace, signal.SIGTERM)
 
     def _forget(self, pid: int, status: int) -> frozenset[Family]:
         """Take a dead process out of the families that it may be of; returns these."""
@@ -322,36 +318,30 @@ class Server:
         for family in families:
             if pid == family.pid:
                 family.status = status
-            family.orphans.discard(pid)
+            family.members.discard(pid)
         return families
 
-    def _ask_to_end(self, family: Family, grace: float, by: int) -> None:
-        """Ask every process of a family to end, by a signal if any, and set the time at which it is killed."""
-        deadline = time.monotonic() + grace
-        if family.deadline is None and grace > 0:
-            members = family.processes(self.pid)
-            if by == signal.SIGABRT:
-                for pid, _ in members:
-                    leave_no_core(pid)
-            if by:
-                signal_each(members, by)
-            signal_each(members, signal.SIGCONT)  # a stopped process hears only once it goes on
-        family.deadline = deadline if family.deadline is None else min(deadline, family.deadline)
+    def _end(self, family: Family, grace: float, by: int) -> None:
+        """Ask every process of a family to end, by a signal if any, and have it killed after the grace."""
+        if family.rest is None:
+            family.rest = Teardown(family.find, grace=grace, patience=self.stuck_after, ask=by)
+            for pid in family.find()[0] if by == signal.SIGABRT else ():
+                leave_no_core(pid)
+        else:
+            family.rest.allow(grace)
+        family.due = 0.0
 
     def _press(self) -> None:
-        """Kill families whose time is up, again and again: a process may fork while it is being killed."""
+        """End families as far as that is due."""
         now = time.monotonic()
-        for family in list(self.families.values()):
-            if family.deadline is None or family.deadline > now:
+        for family in tuple(self.families.values()):
+            if (rest := family.rest) is None or family.due > now:
                 continue
-            if family.killing_since is None:
-                family.killing_since = now
-            family.deadline = now + KILL_EVERY
-            members = family.processes(self.pid)
-            signal_each(members, signal.SIGKILL)
-            if now - family.killing_since > self.stuck_after and not family.told_stuck:
+            pause = rest.step()
+            family.due = time.monotonic() + (LOOK_SECONDS if pause is None else pause)
+            if pause is None and rest.killing and (rest.expired or rest.others) and not family.told_stuck:
                 family.told_stuck = True
-                self._post("stuck", family.number, reason=stuck(members, self.stuck_after))
+                self._post("stuck", family.number, reason=stuck(rest))
 
     def _close(self) -> None:
         """The caller has gone: end everything."""
@@ -361,13 +351,13 @@ class Server:
         self.poll.unregister(CONTROL)
         self.poll.unregister(self.caller)
         for family in self.families.values():
-            self._ask_to_end(family, self.grace, signal.SIGTERM)
+            self._end(family, self.grace, signal.SIGTERM)
 
     def _patience(self) -> float | None:
-        deadlines = [family.deadline for family in self.families.values() if family.deadline is not None]
-        if not deadlines:
+        due = [family.due for family in self.families.values() if family.rest is not None]
+        if not due:
             return None if self.families else self.idle
-        return min(max(0.0, min(deadlines) - time.monotonic()), LONGEST_SECONDS)
+        return min(max(0.0, min(due) - time.monotonic()), LONGEST_SECONDS)
 
     def _post(self, kind: str, number: int, *, reason: str, **more: int | None) -> None:
         self.outbox.append(json.dumps({"kind": kind, "number": number, "reason": reason[:MOST_WORDS], **more}).encode())
