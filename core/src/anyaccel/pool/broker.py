@@ -27,8 +27,8 @@ from anyaccel.errors import (
 )
 from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
+from anyaccel.launcher.choosing import KnownNames, local_scheduler, validate
 from anyaccel.launcher.hold import Scope, why
-from anyaccel.launcher.launch import KnownNames, local_scheduler, validate
 from anyaccel.launcher.usage import Usage
 from anyaccel.launcher.use import in_use
 from anyaccel.ledger import Ledger, Want

@@ -21,12 +21,13 @@ from anyaccel.cli import (
     add_command,
     add_grace,
     add_launch,
-    add_memory,
     add_request,
     add_signal,
+    add_start,
     add_time,
     add_wait,
     output,
+    start_options,
     survey,
     wait_options,
     whole,
@@ -105,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address", metavar="ADDRESS", help="where the cluster is (default: where its own tools find it)"
     )
-    add_memory(parser)
+    add_start(parser)
     add_launch(parser)
     add_wait(parser)
     add_time(parser, what="each command")
@@ -184,8 +185,7 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
                 grace=args.grace,
                 time=args.time,
                 early=time_limit.check_early(args.signal, args.time),
-                memory=args.memory,
-                wait=wait_options(args),
+                options={"bind": None, **start_options(args), **wait_options(args)},
             )
             sweep = Sweep(setting, left, tally, on_change=progress.show, on_end=progress.add, on_wait=progress.wait)
             status = sweep.run()
@@ -219,7 +219,8 @@ def _on_cluster(args: argparse.Namespace, commands: Iterator[tuple[int, tuple[st
             timeout=args.time,
             grace=args.grace,
             signal=args.signal,
-            memory=args.memory,
+            results="pickle",
+            **start_options(args),
         ) as pool:
             calls = _Calls(args, pool)
             while True:
