@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from anyaccel.launcher.options import AcquireOptions, StartOptions, TakeOptions
+    from anyaccel.launcher.options import AcquireOptions
     from anyaccel.launcher.time_limit import TimeLimit
 
 
@@ -146,7 +146,7 @@ def add_signal(parser: argparse.ArgumentParser) -> None:
 
 def acquire(
     args: argparse.Namespace,
-    start: StartOptions,
+    start: AcquireOptions,
     *,
     waits: Callable[[], object] = lambda: None,
     program: str,
@@ -218,7 +218,7 @@ def _tell_once_of_others() -> None:
         output.say("leases of other users are not seen on this machine; 'sudo anyaccel setup' shares them (said once)")
 
 
-def wait_options(args: argparse.Namespace) -> TakeOptions:
+def wait_options(args: argparse.Namespace) -> AcquireOptions:
     """The keyword arguments of :func:`anyaccel.acquire` that :func:`add_wait` and :func:`add_time` declare."""
     return {
         "wait": 0 if args.no_wait else args.wait,
@@ -229,14 +229,14 @@ def wait_options(args: argparse.Namespace) -> TakeOptions:
     }
 
 
-def start_options(args: argparse.Namespace) -> StartOptions:
+def start_options(args: argparse.Namespace) -> AcquireOptions:
     """The keyword arguments of :func:`anyaccel.acquire` that :func:`add_launch` and :func:`add_start` declare.
 
     Without those that were not given.
     """
     names = ("mask", "unallocated", "cap", "bind", "memory", "enforce")
     given: Any = {name: value for name in names if (value := getattr(args, name, None)) is not None}
-    found: StartOptions = given
+    found: AcquireOptions = given
     return found
 
 

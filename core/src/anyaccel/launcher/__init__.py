@@ -13,7 +13,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.launcher.hold": ("Hold", "acquire", "acquire_async", "leases", "take_async", "why"),
         "anyaccel.launcher.launch": ("Launch", "prepare"),
         "anyaccel.launcher.monitor": ("end_in_time",),
-        "anyaccel.launcher.options": ("AcquireOptions", "TakeOptions"),
+        "anyaccel.launcher.options": ("AcquireOptions", "StartOptions"),
         "anyaccel.launcher.rendezvous": ("Rendezvous",),
         "anyaccel.launcher.schedulers": ("open_scheduler",),
         "anyaccel.launcher.setup": ("write_whole",),

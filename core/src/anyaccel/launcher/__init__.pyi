@@ -18,7 +18,7 @@ from anyaccel.launcher.launch import Launch as Launch
 from anyaccel.launcher.launch import prepare as prepare
 from anyaccel.launcher.monitor import end_in_time as end_in_time
 from anyaccel.launcher.options import AcquireOptions as AcquireOptions
-from anyaccel.launcher.options import TakeOptions as TakeOptions
+from anyaccel.launcher.options import StartOptions as StartOptions
 from anyaccel.launcher.rendezvous import Rendezvous as Rendezvous
 from anyaccel.launcher.schedulers import open_scheduler as open_scheduler
 from anyaccel.launcher.setup import write_whole as write_whole

@@ -110,7 +110,7 @@ _VALUES: Mapping[str, tuple[object, ...]] = {
 }
 
 
-def check_options(function: str, given: Mapping[str, object], *known: Iterable[str]) -> None:
+def check_options(function: str, given: Mapping[str, object], *known: Iterable[str] | None) -> None:
     """Check the options of a function: their names, and the values of those of a start.
 
     Args:
@@ -122,7 +122,7 @@ def check_options(function: str, given: Mapping[str, object], *known: Iterable[s
         UnknownOptionError: When the function has no option of a name.
         UsageError: When a value makes no sense.
     """
-    names = [name for each in known for name in each]
+    names = [name for each in known for name in each or ()]
     for name in given:
         if name not in names:
             raise UnknownOptionError(f"{function}() has no option {shown(name)}", hint=_way_out(name, names))

@@ -43,13 +43,22 @@ class Usage:
         note: What for.
         waited: Seconds for which the request waited.
         program: Name of the program; that of this process when empty.
+        added_up: Whether it may be written later, with others like it, when it was short.
 
     Attributes:
         lease: Identity of the lease.
     """
 
     def __init__(
-        self, lease: str, shares: Iterable[Share], request: str, note: str, *, waited: float, program: str = ""
+        self,
+        lease: str,
+        shares: Iterable[Share],
+        request: str,
+        note: str,
+        *,
+        waited: float,
+        program: str = "",
+        added_up: bool = False,
     ) -> None:
         self.lease = lease
         self._shares = tuple(shares)
@@ -57,6 +66,7 @@ class Usage:
         self._request = request
         self._note = note
         self._waited = waited
+        self._added_up = added_up
         self._program = program or (sys.argv[0] if getattr(sys, "argv", None) else "")
         self._began = time.time()
         self._clock = time.monotonic()
@@ -86,13 +96,12 @@ class Usage:
             found[name] = used
         return found
 
-    def ended(self, status: int | None = None, *, added_up: bool = False, timed_out: bool = False) -> None:
+    def ended(self, status: int | None = None, *, timed_out: bool = False) -> None:
         """Write down that it has ended.
 
         Args:
             status: Exit status of the command; None where nobody can tell.
             timed_out: Whether its time limit has ended it.
-            added_up: Whether it may be written later, with others like it, when it was short.
         """
         if not self._open or not wanted():
             return
@@ -112,7 +121,7 @@ class Usage:
             exit=status,
             timeouts=int(timed_out),
         )
-        if added_up and held < SHORT_SECONDS:
+        if self._added_up and held < SHORT_SECONDS:
             _SHORT.add(entry)
         else:
             write(entry)
@@ -134,15 +143,17 @@ class OpenLease:
         self.timed_out = False
         self._line: Ends | None = None
 
-    def begin_line(self, line: Ends) -> None:
-        """Have the line written when the devices are given back, or this process ends.
+    def begin_line(self, line: Ends, *, at_exit: bool = True) -> None:
+        """Have the line written when the devices are given back.
 
         Args:
             line: What writes it, once it is told of the end.
+            at_exit: Whether it is told so as well when this process ends before.
         """
         self._line = line
-        _open.add(line)
-        _register()
+        if at_exit:
+            _open.add(line)
+            _register()
 
     def note_end(self, status: int | None = None, *, timed_out: bool = False) -> None:
         """Write the line now, if that was not done before.

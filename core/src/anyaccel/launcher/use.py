@@ -157,7 +157,8 @@ def _begin(request: Request, options: AcquireOptions) -> Use:
     hold: Hold | None = None
     made: Use | None = None
     try:
-        hold = acquire(request, **{**options, "inventory": inventory})
+        wanted: AcquireOptions = {**options, "inventory": inventory}
+        hold = acquire(request, **wanted)
         made = Use(hold)
         made.begin()
     except BaseException:

@@ -545,7 +545,7 @@ class Broker:
         usage = None
         if not self.private:
             waited = time.monotonic() - began
-            usage = Usage(allocation.id, allocation.shares, asked.want.request, note, waited=waited)
+            usage = Usage(allocation.id, allocation.shares, asked.want.request, note, waited=waited, added_up=True)
         return Held(allocation, lease, self._released, private=self.private, usage=usage)
 
     def _released(self, devices: Mapping[str, Extent]) -> None:

@@ -14,11 +14,15 @@ from anyaccel.launcher.environment import WorkerEnvironment
 from anyaccel.launcher.launch import plan_launch
 from anyaccel.launcher.options import StartOptions
 from anyaccel.ledger.mark import Mark
-from anyaccel.model import Allocation, Inventory, Request, Value, field, replace
+from anyaccel.model import Allocation, Inventory, Request, Value, replace
 from anyaccel.pool.payload import PROTOCOL, Pickled, dumps_whole
 
 CPU = Allocation(id="cpu", request=Request(terms=()), grants=())
 """What a worker holds that asked for no device."""
+
+
+USUAL: StartOptions = {"cap": True, "bind": None}
+"""How workers are started unless a pool says otherwise."""
 
 
 class Preparation(Value):
@@ -32,7 +36,7 @@ class Preparation(Value):
         plain: Whether they send, and their caller reads, plain data alone.
     """
 
-    start: StartOptions = field(default_factory=lambda: {"cap": True, "bind": None})
+    start: StartOptions = USUAL
     sandbox: bytes | None = None
     initializer: bytes | None = None
     warmup: bytes | None = None

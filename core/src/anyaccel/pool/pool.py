@@ -17,7 +17,7 @@ from anyaccel.pool.actor import Actor, ActorState
 from anyaccel.pool.actors import Actors, Group
 from anyaccel.pool.call import AHEAD, CallFuture, Options, checked, is_whole, name_of
 from anyaccel.pool.engine import Engine, Setting, open_engine
-from anyaccel.pool.launching import Preparation, pickled_call
+from anyaccel.pool.launching import USUAL, Preparation, pickled_call
 from anyaccel.pool.logs import Logs
 from anyaccel.pool.payload import call_each, dumps, dumps_whole
 from anyaccel.pool.progress import Tell
@@ -66,7 +66,8 @@ class Submitter(Executor):
         known["max_concurrency"] = own.concurrency
         if "needs" not in options:
             known |= {"needs": own.needs, "max_calls": own.max_calls}
-        changed = make_options(**{**known, **options})
+        merged: CallOptions = {**known, **options}
+        changed = make_options(**merged)
         if changed.needs is not None:
             self._core.check(changed.needs)
         return Submitter(self._core, changed, self._owner or self)
@@ -426,7 +427,7 @@ class Pool(Submitter):
         **start: Unpack[StartOptions],
     ) -> None:
         check_options("Pool", start, StartOptions.__annotations__, Pool.__init__.__kwdefaults__)
-        start = {"cap": True, "bind": None, **start}
+        start = {**USUAL, **start}
         enforce = start.get("enforce", False)
         if max_workers is not None and not is_whole(max_workers, 1):
             raise ValueError(f"max_workers must be greater than 0, and a whole number (got {max_workers!r:.60})")

@@ -39,7 +39,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
 
-    from anyaccel.launcher import AcquireOptions, TakeOptions
+    from anyaccel.launcher import AcquireOptions
 
 JOB_LOG = "jobs.tsv"
 COLUMNS = ("Seq", "Host", "Starttime", "JobRuntime", "Send", "Receive", "Exitval", "Signal", "Command")
@@ -369,7 +369,7 @@ class Setting(Value):
     grace: float = GRACE_SECONDS
     time: float | None = None
     early: time_limit.EarlySignal | None = None
-    options: TakeOptions
+    options: AcquireOptions
 
 
 class Sweep:
