@@ -38,24 +38,25 @@ VENDOR_WORDS = re.compile(
 ROOMS = {
     "_version": "",
     "_faces": "",
+    "linux": "",
     "errors": "",
     "extras": "errors",
     "text": "errors",
     "model": "errors",
     "configuration": "model errors",
     "policy": "model errors configuration",
-    "interpreter": "",
-    "probe": "model errors interpreter",
+    "interpreter": "linux",
+    "probe": "model errors interpreter linux",
     "hookspecs": "model probe",
     "plugin": "model errors hookspecs probe",
     "kit": "plugin",
-    "ledger": "model errors configuration policy",
-    "vendors": "model errors hookspecs probe plugin",
-    "inventory": "model errors configuration probe vendors ledger",
+    "ledger": "model errors configuration policy linux",
+    "vendors": "model errors hookspecs probe plugin linux",
+    "inventory": "model errors configuration probe vendors ledger linux",
     "accelerators": "model errors probe vendors inventory",
     "scheduler": "model errors inventory policy",
-    "launcher": "model errors configuration policy probe vendors inventory scheduler ledger",
-    "pool": "model errors extras policy interpreter probe vendors inventory scheduler ledger launcher",
+    "launcher": "model errors configuration policy probe vendors inventory scheduler ledger linux",
+    "pool": "model errors extras policy interpreter probe vendors inventory scheduler ledger launcher linux",
     "engines": "model errors extras policy probe vendors inventory scheduler ledger launcher pool accelerators",
     "integrations": "model errors probe inventory scheduler launcher pool",
     "exports": "model errors probe vendors inventory scheduler",
@@ -127,6 +128,18 @@ def test_rooms_import_only_what_stands_before_them(path):
     allowed = {room, "_version", "_faces", "text", *ROOMS[room].split(), *FOR_TYPES.get(room, "").split()}
     seen = {name.split(".")[1] for name in imports(path)}
     assert seen - allowed == set()
+
+
+def test_the_room_of_the_kernel_imports_nothing_of_ours():
+    of_linux = [path for path in MODULES if room_of(path) == "linux"]
+    assert {name.split(".")[1] for path in of_linux for name in imports(path)} == {"linux", "_faces"}
+
+
+@pytest.mark.parametrize("duty", ["register_at_fork", r"\bprctl\(", r"/children\b", "pidfd_send_signal"])
+def test_the_kernel_is_asked_in_its_room_alone(duty):
+    of_extras = (path for source in EXTRAS.values() for path in source.rglob("*.py"))
+    users = {path for path in (*MODULES, *of_extras) if re.search(duty, path.read_text())}
+    assert users == {path for path in users if path.is_relative_to(SOURCE / "linux")} != set()
 
 
 def test_rooms_stand_in_an_order():

@@ -23,9 +23,9 @@ MOUNTS = "mount -n -t tmpfs -o mode=755 none /run && mount -t tmpfs -o mode=1777
 LOAD = """
 import codecs, contextlib, ctypes, datetime, fcntl, logging, pwd, random, shlex, shutil, subprocess, typing, unicodedata
 for encoding in ("ascii", "utf-8", "latin-1"): codecs.lookup(encoding)
-import anyaccel.launcher.hold, anyaccel.launcher.diagnose
+import anyaccel.launcher.hold, anyaccel.cli.diagnose
 import anyaccel.ledger.diagnosis, anyaccel.ledger.ending, anyaccel.ledger.filesystem, anyaccel.ledger.recovery
-import anyaccel.ledger.inotify; anyaccel.ledger.inotify._libc()
+import anyaccel.linux.inotify; anyaccel.linux.inotify._libc()
 """
 MOUNT = f"""
 done = subprocess.run(["sh", "-c", {MOUNTS!r}], stdin=subprocess.DEVNULL, check=False)

@@ -140,14 +140,14 @@ def test_fair_shares_and_limits_in_one_process(ledger, in_line, monkeypatch):
 
 SCRIPT = """
 import os, sys, json, tempfile
-import anyaccel.ledger.ending, anyaccel.ledger.recovery, anyaccel.ledger.filesystem, anyaccel.ledger.inotify
+import anyaccel.ledger.ending, anyaccel.ledger.recovery, anyaccel.ledger.filesystem, anyaccel.linux.inotify
 import logging, pwd, random, tomllib, unicodedata
 import anyaccel.ledger.tickets
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, Want
 from anyaccel.model import Extent
 from anyaccel.policy import Need
-anyaccel.ledger.inotify._libc()
+anyaccel.linux.inotify._libc()
 ledger = Ledger.open({"ANYACCEL_STATE_DIR": sys.argv[1]})
 def want(count, seconds=None):
     among = frozenset("abcd")

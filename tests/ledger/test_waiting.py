@@ -9,7 +9,8 @@ import threading
 
 import pytest
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError
-from anyaccel.ledger import Want, inotify
+from anyaccel.ledger import Want
+from anyaccel.linux import inotify
 from anyaccel.model import Extent
 from claimant import ClaimantError, eventually
 from lengths import length
@@ -291,10 +292,10 @@ def test_without_a_watch_there_is_the_poll(claim, in_line):
     """A user has 128 watches by default. To take them all would take them from all other tests, too."""
     holder, waiter = claim(), claim()
     refused = waiter.do(
-        "import errno, types\n"
-        "from anyaccel.ledger import inotify\n"
-        "libc = types.SimpleNamespace(inotify_init1=lambda flags: -1)\n"
-        "inotify._libc = lambda: (libc, lambda: errno.EMFILE)\n"
+        "import errno, os\n"
+        "from anyaccel.linux import inotify\n"
+        "def refuse(*_, **__): raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))\n"
+        "inotify.system.call = refuse\n"
         "try: inotify.Watch()\n"
         "except OSError as error: result = error.strerror"
     )
@@ -343,7 +344,7 @@ def test_threads_of_one_process_wake_each_other(claim, ledger):
     """Far more than a user has watches, and no timer that would come in time."""
     claimant = claim()
     descriptors = claimant.do(
-        "from anyaccel.ledger import inotify, tickets, waiting\n"
+        "from anyaccel.ledger import tickets, waiting; from anyaccel.linux import inotify\n"
         f"take('a'); before = {DESCRIPTORS}\n"
         "tickets.interval = lambda place: 3600; waiting._WITHOUT_WATCH_PER_PLACE = 3600\n"
         "threads = [threading.Thread(target=lambda: (take('a', wait=None), give())) for _ in range(200)]\n"

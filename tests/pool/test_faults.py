@@ -11,7 +11,7 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.ledger import Ledger
-from anyaccel.pool import proc
+from anyaccel.linux import process
 from anyaccel.pool.forkserver import client
 from anyaccel.pool.process import WorkerProcess
 from holders import copied, mark_of
@@ -72,7 +72,7 @@ def test_a_process_that_was_forked_ahead_and_died_unused_is_replaced(pool, needs
     server = client.fork_server().pid
 
     def forked_ahead():
-        left = [pid for pid in proc.children(server) if not gone(pid) and pid != used]
+        left = [pid for pid in process.children(server) if not gone(pid) and pid != used]
         return left[0] if len(left) == 1 else None
 
     spare = until(forked_ahead, "a process that was forked ahead")
@@ -184,7 +184,7 @@ def test_processes_that_fork_while_they_are_killed(pool):
         one.submit(bomb).result()
     one.options(timeout=None).submit(os.getpid).result()
     # The last worker on its way out, and the next one.
-    until(lambda: len(list(proc.descendants(client.fork_server().pid))) <= 2, "the end of all others")
+    until(lambda: len(list(process.descendants(client.fork_server().pid))) <= 2, "the end of all others")
 
 
 def test_what_a_worker_leaves_costs_nobody_else_anything(pool, tmp_path):
@@ -437,17 +437,17 @@ def test_no_zombie_is_left(pool):
         one.submit(os.system, "true &").result()
     one.shutdown()
     server = client.fork_server()
-    until(lambda: not proc.children(server.pid), "the fork server to have no children, dead or alive")
-    assert server.pid in proc.children(os.getpid())
+    until(lambda: not process.children(server.pid), "the fork server to have no children, dead or alive")
+    assert server.pid in process.children(os.getpid())
 
 
 def test_another_user_cannot_be_hit_by_an_old_process_id():
     """Between a look at the tree and the signal an id may go to a stranger: only the child of its parent is hit."""
     stranger = subprocess.Popen(["sleep", "1000"])
     try:
-        assert not proc.signal_one(stranger.pid, os.getppid(), signal.SIGKILL)
+        assert not process.signal_child(stranger.pid, os.getppid(), signal.SIGKILL)
         assert stranger.poll() is None
-        assert proc.signal_one(stranger.pid, os.getpid(), signal.SIGKILL)
+        assert process.signal_child(stranger.pid, os.getpid(), signal.SIGKILL)
         assert stranger.wait() == -signal.SIGKILL
     finally:
         stranger.kill()
@@ -457,12 +457,13 @@ def test_another_user_cannot_be_hit_by_an_old_process_id():
 def test_descendants_are_found_by_either_way(monkeypatch):
     with subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000"]) as parent:
         try:
-            two = until(lambda: len(found := list(proc.descendants(parent.pid))) == 2 and found, "both")
+            two = until(lambda: len(found := list(process.descendants(parent.pid))) == 2 and found, "both")
             monkeypatch.setattr(os.path, "exists", lambda _: False)  # a kernel without lists of children
-            assert sorted(proc.descendants(parent.pid)) == sorted(two)
+            assert sorted(process.descendants(parent.pid)) == sorted(two)
         finally:
             monkeypatch.undo()
-            proc.signal_all([*proc.descendants(parent.pid), (parent.pid, os.getpid())])
+            for pid, above in [*process.descendants(parent.pid), (parent.pid, os.getpid())]:
+                process.signal_child(pid, above, signal.SIGKILL)
 
 
 def test_a_caller_without_output(script):

@@ -16,13 +16,13 @@ from types import SimpleNamespace
 
 import anyaccel as aa
 import pytest
+from anyaccel.linux.process import describe_end
 from anyaccel.pool import payload, progress
 from anyaccel.pool.call import Options
 from anyaccel.pool.channel import MOST_INLINE, Kind, receive, send
 from anyaccel.pool.forkserver.client import Gone
 from anyaccel.pool.logs import Logs
 from anyaccel.pool.payload import LARGE, Pickled, dumps, dumps_whole, loads
-from anyaccel.pool.proc import ending
 from anyaccel.pool.process import WorkerProcess
 from anyaccel.pool.progress import Line, Progress, shown
 from anyaccel.pool.reactor import Reactor
@@ -223,7 +223,7 @@ def test_timers_ring_in_order_and_not_when_cancelled():
 
 
 def test_endings_in_words():
-    words = [ending(status) for status in (None, 0, 3, -9, -64, -40)]
+    words = [describe_end(status) for status in (None, 0, 3, -9, -64, -40)]
     assert words == [
         "ended",
         "ended with exit status 0",

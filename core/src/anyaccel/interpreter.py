@@ -58,12 +58,17 @@ class Interpreter:
         """
         if self._status is None:
             try:
-                if seconds is not None and not _ended(self.pid, seconds):
+                if seconds is not None and not self._ends_within(seconds):
                     return None
                 self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             except (ChildProcessError, ProcessLookupError):
                 self._status = 0
         return self._status
+
+    def _ends_within(self, seconds: float) -> bool:
+        from anyaccel.linux.process import wait_for_end  # late: most interpreters outlive what started them
+
+        return wait_for_end([self.pid], seconds)
 
     def kill(self) -> None:
         """Kill it."""
@@ -125,16 +130,3 @@ def start(
         ours.close()
         for descriptor in opened:
             os.close(descriptor)
-
-
-def _ended(pid: int, seconds: float) -> bool:
-    """Whether a child ends within some seconds."""
-    import select
-
-    pinned = os.pidfd_open(pid)
-    try:
-        poll = select.poll()
-        poll.register(pinned, select.POLLIN)
-        return bool(poll.poll(max(0.0, seconds) * 1000))
-    finally:
-        os.close(pinned)

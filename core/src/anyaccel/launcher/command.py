@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from time import sleep
 
 from anyaccel.errors import UsageError
 from anyaccel.launcher.hold import Hold, take
-from anyaccel.launcher.signals import GRACE_SECONDS
 from anyaccel.launcher.start import not_started
 from anyaccel.launcher.time_limit import TimeLimit, check_early
-from anyaccel.ledger import mark as marks
-from anyaccel.ledger import process
-from anyaccel.ledger.mark import Mark
-from anyaccel.ledger.teardown import Confirm, Teardown, find_carriers
+from anyaccel.linux import mark as marks
+from anyaccel.linux import process
+from anyaccel.linux.mark import Mark
+from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, find_all, find_carriers, find_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -203,15 +201,7 @@ class _Ending:
             return
         self.timed_out = True
 
-        def find() -> tuple[Mapping[int, Confirm], bool]:
-            found, complete = find_carriers([self._mark])()
-            gone = self._ended.is_set() or process.gone(pid, started)
-            command = {} if gone else {pid: lambda pid: process.started_at(pid, started)}  # it may have no mark
-            return {**found, **command}, complete
-
-        rest = Teardown(find, grace=limit.grace)
-        while (pause := rest.step()) is not None:
-            sleep(pause)
+        Teardown(find_all(find_carriers([self._mark]), find_tree({pid: started})), grace=limit.grace).run()
 
     def _tell_soon(self, text: str) -> None:
         """Write a line to standard error; one that takes no more does not keep the command from its end."""

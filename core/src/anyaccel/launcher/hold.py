@@ -21,10 +21,10 @@ from anyaccel.launcher.launch import Launch, check_start, plan_launch
 from anyaccel.launcher.usage import OpenLease, Usage
 from anyaccel.launcher.waits import describe_wait, holder, log_wait, note_own, other_threads, own_leases
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, Want
-from anyaccel.ledger import mark as marks
 from anyaccel.ledger.device_locks import DeviceLock
 from anyaccel.ledger.names import device_name, vendor_and_id
 from anyaccel.ledger.turns import rules
+from anyaccel.linux import mark as marks
 from anyaccel.model import (
     ANY_SLOTS,
     DIVIDED,

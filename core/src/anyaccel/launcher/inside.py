@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from anyaccel.ledger import mark as marks
+from anyaccel.linux import mark as marks
 
 NO_VARIABLES: Mapping[str, str] = {}
 
@@ -48,7 +48,7 @@ class Inside(NamedTuple):
         """
         marks.put(self.mark)
         if self.group is not None:
-            from anyaccel.launcher.limits import enter
+            from anyaccel.linux.cgroup import enter
 
             enter(self.group)
         for name in self.unset:

@@ -16,7 +16,7 @@ from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.launcher.choosing import local_scheduler
 from anyaccel.launcher.environment import WorkerEnvironment, tell_once, worker_environment
 from anyaccel.launcher.inside import Inside
-from anyaccel.ledger.mark import Mark
+from anyaccel.linux.mark import Mark
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
 from anyaccel.scheduler import parse_request
 from anyaccel.vendors import DEADLINE_SECONDS

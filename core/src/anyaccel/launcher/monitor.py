@@ -23,11 +23,13 @@ from collections.abc import Callable
 from anyaccel.errors import AnyaccelError
 from anyaccel.launcher.hold import Hold
 from anyaccel.launcher.sampling import Sampler, sampler
-from anyaccel.launcher.signals import GRACE_SECONDS
 from anyaccel.launcher.time_limit import TimeLimit, say
 from anyaccel.launcher.usage import wanted
-from anyaccel.ledger import Ledger, process
-from anyaccel.ledger.mark import Mark
+from anyaccel.ledger import Ledger
+from anyaccel.linux import process
+from anyaccel.linux.descriptors import list_descriptors
+from anyaccel.linux.mark import Mark
+from anyaccel.linux.teardown import GRACE_SECONDS
 
 NAME = "anyaccel-mon"
 """What lists of processes call it."""
@@ -179,7 +181,7 @@ def _leave(status: int, *, keep_error: bool) -> int:
 
 def _most_descriptors() -> int:
     try:
-        return max(process.descriptors()) + 1
+        return max(list_descriptors()) + 1
     except OSError:
         return 65536
 

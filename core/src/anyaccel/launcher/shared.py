@@ -16,7 +16,8 @@ from anyaccel.launcher.hold import Held, Wish, beyond_limits, within_limits
 from anyaccel.launcher.usage import OpenLease, Usage
 from anyaccel.launcher.waits import note_own
 from anyaccel.ledger import Choose, Lease, LeaseRecord, Ledger, Place
-from anyaccel.ledger import mark as marks
+from anyaccel.linux import mark as marks
+from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.model import Allocation, Extent, Inventory, replace
 from anyaccel.policy import Waiting
 from anyaccel.scheduler import Choice, Scheduler, Ticket, Verdict
@@ -298,10 +299,10 @@ class _Waiters:
     """The thread in which requests of this process wait, and its event loop; made when there is one."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = renew_in_child(threading.Lock())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inherited: list[asyncio.AbstractEventLoop] = []
-        os.register_at_fork(after_in_child=self._forget)
+        tidy_in_child(self._forget)
 
     def call(self, function: Callable[..., None], *arguments: object) -> None:
         """Have the thread call a function."""
@@ -335,7 +336,6 @@ class _Waiters:
 
     def _forget(self) -> None:
         """We are a fork: the line is the parent's, and its loop is kept, since it cannot be closed here."""
-        self._lock = threading.Lock()
         if self._loop is not None:
             self._inherited.append(self._loop)
             self._loop = None

@@ -11,10 +11,9 @@ import signal
 from functools import partial
 
 from anyaccel.errors import UsageError
-from anyaccel.launcher.signals import GRACE_SECONDS
-from anyaccel.ledger import process
-from anyaccel.ledger.mark import Mark
-from anyaccel.ledger.teardown import find_carriers
+from anyaccel.linux import process
+from anyaccel.linux.mark import Mark
+from anyaccel.linux.teardown import GRACE_SECONDS, find_carriers
 from anyaccel.model import Value
 from anyaccel.text import duration, elapsed, shown
 

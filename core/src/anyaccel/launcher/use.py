@@ -12,6 +12,7 @@ from anyaccel.errors import AlreadyLoadedError, UsageError
 from anyaccel.inventory.detect import survey
 from anyaccel.launcher.hold import Hold, acquire
 from anyaccel.launcher.inside import put
+from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Inventory, Request
 from anyaccel.scheduler import parse_request
 from anyaccel.vendors import DEADLINE_SECONDS
@@ -30,13 +31,11 @@ _kept: Use | None = None
 """That of a statement of its own, which nobody else keeps."""
 
 
+@tidy_in_child
 def _forget() -> None:
     global _in_use, _kept
     _beginning.clear()
     _in_use, _kept = None, None
-
-
-os.register_at_fork(after_in_child=_forget)
 
 
 class Use(Hold):

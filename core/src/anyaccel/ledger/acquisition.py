@@ -14,8 +14,7 @@ from itertools import filterfalse
 
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError
 from anyaccel.ledger import listing as listings
-from anyaccel.ledger import mark as marks
-from anyaccel.ledger import process, record
+from anyaccel.ledger import record
 from anyaccel.ledger.device_locks import DeviceLocks, describe
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lease import Lease, Place, Want
@@ -26,6 +25,8 @@ from anyaccel.ledger.record import LeaseRecord
 from anyaccel.ledger.tickets import Standing
 from anyaccel.ledger.turns import Turns, permitted, rules
 from anyaccel.ledger.waiting import Waiter
+from anyaccel.linux import mark as marks
+from anyaccel.linux import process
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
 from anyaccel.model.extent import ANY_SLOTS, Extent
 

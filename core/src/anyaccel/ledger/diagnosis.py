@@ -7,15 +7,15 @@ import os
 from collections.abc import Iterator, Mapping
 
 from anyaccel.errors import LedgerError
-from anyaccel.ledger import mark as marks
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.filesystem import file_system
 from anyaccel.ledger.listing import Listing, debris, read, states
 from anyaccel.ledger.lockfile import Life, look, obstacle
 from anyaccel.ledger.names import without_scope
 from anyaccel.ledger.places import MACHINE_WIDE, PRIVATE, VARIABLE, private_directories, private_places
-from anyaccel.ledger.record import clean, owner, user_name
-from anyaccel.ledger.usernamespace import outside
+from anyaccel.ledger.record import clean, owner
+from anyaccel.linux import mark as marks
+from anyaccel.linux.users import outside, user_name
 from anyaccel.model import Finding, Severity
 
 LEAST_BYTES, LEAST_FILES = 1 << 16, 16

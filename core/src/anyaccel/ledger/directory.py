@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from anyaccel.errors import LedgerBusyError, LedgerError, StateDirectoryError
-from anyaccel.ledger import process
 from anyaccel.ledger.filesystem import note_test, test_lock, tested
 from anyaccel.ledger.places import (
     MODE_SHARED,
@@ -35,6 +34,9 @@ from anyaccel.ledger.places import (
     refuse_network,
     refused,
 )
+from anyaccel.linux import process
+from anyaccel.linux.descriptors import list_descriptors, lock_owner
+from anyaccel.linux.fork import tidy_in_child
 
 BUSY_SECONDS = 10.0
 """How long the lock may be held by others before somebody must be told; holding it takes some microseconds."""
@@ -53,6 +55,7 @@ _turn = threading.Lock()
 _locked: dict[int, threading.Lock] = {}
 
 
+@tidy_in_child
 def _close_in_child() -> None:
     """Give up directories that other threads of the parent had open: a copy would keep their lock if they died."""
     global _turn  # noqa: PLW0603 -- one of them may have had it
@@ -60,7 +63,7 @@ def _close_in_child() -> None:
     _locked.clear()
     descriptors = set(_open)
     if _opening:  # forked between the opening of a directory and the moment at which it was noted
-        descriptors.update(process.descriptors())
+        descriptors.update(list_descriptors())
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             found = os.fstat(descriptor)
@@ -68,9 +71,6 @@ def _close_in_child() -> None:
                 os.close(descriptor)
     _open.clear()
     _opening.clear()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
 
 
 class NoStateDirectoryError(StateDirectoryError):
@@ -296,7 +296,7 @@ class StateDirectory:
 
     def owner(self, descriptor: int) -> int | None:
         """Process that has the directory locked; None when it cannot be seen."""
-        return process.lock_owner(os.fstat(descriptor))
+        return lock_owner(os.fstat(descriptor))
 
     def busy(self, pid: int | None, seconds: float = BUSY_SECONDS, path: str = "") -> LedgerBusyError:
         """Say who has had the directory locked for too long, or a former one of that path."""

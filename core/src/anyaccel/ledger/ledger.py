@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from anyaccel.errors import LeaseNotFoundError, StateDirectoryError
-from anyaccel.ledger import mark as marks
-from anyaccel.ledger import process
 from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.lease import Lease, Place, Want
@@ -18,6 +16,9 @@ from anyaccel.ledger.listing import Listing, read, states
 from anyaccel.ledger.lockfile import Life
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, records
+from anyaccel.linux import mark as marks
+from anyaccel.linux import process
+from anyaccel.linux.descriptors import open_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -344,4 +345,4 @@ def _covers(directory: int, lease: LeaseName) -> bool:
     if process.me() == (lease.pid, lease.start) or process.is_ancestor(lease.pid, lease.start):
         return True
     found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
-    return any(pid == os.getpid() for pid, _ in process.open_files({(found.st_dev, found.st_ino)}, os.getpid()))
+    return any(pid == os.getpid() for pid, _ in open_files({(found.st_dev, found.st_ino)}, os.getpid()))

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
-from anyaccel.ledger import process
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.lease import Want
 from anyaccel.ledger.listing import Listing, read
@@ -42,6 +41,8 @@ from anyaccel.ledger.turns import (
     ticket_words,
     waiting_of,
 )
+from anyaccel.linux import process
+from anyaccel.linux.fork import tidy_in_child
 from anyaccel.policy import forecast
 
 TYPE_CHECKING = False
@@ -58,13 +59,11 @@ _files: set[LockedFile] = set()
 """Files of the tickets of this process."""
 
 
+@tidy_in_child
 def _close_in_child() -> None:
     """Leave the line to the parent: a copy of its locks would keep its places when it has ended."""
     while _files:
         _files.pop().close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
 
 
 def interval(place: int) -> float:

@@ -16,13 +16,13 @@ from functools import cached_property, lru_cache
 from anyaccel import configuration
 from anyaccel.configuration import Configuration
 from anyaccel.errors import ConfigurationError, LimitError
-from anyaccel.ledger import process
 from anyaccel.ledger.lease import Want
 from anyaccel.ledger.listing import Listing, states
 from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import TicketName, hashes, is_inner, parse_ticket
 from anyaccel.ledger.record import read_object
-from anyaccel.ledger.usernamespace import outside
+from anyaccel.linux import process
+from anyaccel.linux.users import outside
 from anyaccel.model import replace
 from anyaccel.policy import PLAIN, Holding, Limits, Need, OverLimit, Policy, Waiting
 

@@ -17,13 +17,14 @@ from functools import cached_property
 
 from anyaccel.ledger import tickets
 from anyaccel.ledger.directory import StateDirectory
-from anyaccel.ledger.inotify import Watch
 from anyaccel.ledger.lease import Place
 from anyaccel.ledger.listing import Listing
 from anyaccel.ledger.lockfile import Life, look
 from anyaccel.ledger.names import parse_lease
 from anyaccel.ledger.tickets import Standing, Ticket
 from anyaccel.ledger.turns import Turns
+from anyaccel.linux.fork import tidy_in_child
+from anyaccel.linux.inotify import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,14 +49,12 @@ _idle: list[int] = []
 """Event descriptors that may still be written to; given to the next, or closed when no ticket is left."""
 
 
+@tidy_in_child
 def _forget_in_child() -> None:
     """Leave the line to the parent: a child has no part in it."""
     _behind.clear()
     while _idle:
         os.close(_idle.pop())
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class Waiter:

@@ -32,7 +32,8 @@ from anyaccel.launcher.hold import Scope, why
 from anyaccel.launcher.usage import Usage
 from anyaccel.launcher.use import in_use
 from anyaccel.ledger import Ledger, Want
-from anyaccel.ledger import mark as marks
+from anyaccel.linux import mark as marks
+from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.model import ANY_SLOTS, NOTHING, Allocation, Extent, Grant, Inventory, Request
 from anyaccel.pool.call import Call, Options
 from anyaccel.pool.process import Held, Owner, WorkerProcess
@@ -698,8 +699,8 @@ def _without(extent: Extent, own: Extent) -> Extent:
 
 
 _known: weakref.WeakValueDictionary[object, Broker] = weakref.WeakValueDictionary()
-_opening = threading.Lock()
-_lock = threading.Lock()
+_opening = renew_in_child(threading.Lock())
+_lock = renew_in_child(threading.Lock())
 
 
 def lock() -> threading.Lock:
@@ -788,13 +789,9 @@ def _forsake_all() -> None:
         _forsake(path)
 
 
+@tidy_in_child
 def _forget() -> None:
     """We are a fork: the queue and the leases are the parent's."""
-    global _lock, _opening
-    _lock, _opening = threading.Lock(), threading.Lock()
     _known.clear()
     while _private:
         os.close(_private.popitem()[1])
-
-
-os.register_at_fork(after_in_child=_forget)

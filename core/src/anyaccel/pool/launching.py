@@ -13,7 +13,7 @@ from anyaccel.errors import WorkerStartError
 from anyaccel.launcher.environment import WorkerEnvironment
 from anyaccel.launcher.launch import plan_launch
 from anyaccel.launcher.options import StartOptions
-from anyaccel.ledger.mark import Mark
+from anyaccel.linux.mark import Mark
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
 from anyaccel.pool.payload import PROTOCOL, Pickled, dumps_whole
 

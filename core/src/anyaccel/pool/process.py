@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from anyaccel.errors import BrokenWorkerError, WorkerError, WorkerStartError
 from anyaccel.launcher.usage import OpenLease, Usage
-from anyaccel.ledger import mark as marks
+from anyaccel.linux import mark as marks
+from anyaccel.linux.process import describe_end
 from anyaccel.model import Allocation, Extent, Inventory
 from anyaccel.pool.call import Call, Options, settle_call
 from anyaccel.pool.channel import Kind, Message, Spin, receive, send
@@ -24,7 +25,6 @@ from anyaccel.pool.forkserver import client
 from anyaccel.pool.forkserver.client import Gone
 from anyaccel.pool.launching import CPU, outputs
 from anyaccel.pool.payload import Function, Pickled, arguments_of
-from anyaccel.pool.proc import ending
 from anyaccel.pool.reactor import Timer, reactor
 
 if TYPE_CHECKING:
@@ -580,7 +580,7 @@ class WorkerProcess:
         if self.fault:
             return BrokenWorkerError(f"{who} was ended: {self.fault}", exit_status=gone.status)
         notes = "; ".join(filter(None, (gone.reason, self.stuck, self.killed)))
-        text = f"{who} {ending(gone.status)} before it answered" + (f": {notes}" if notes else "")
+        text = f"{who} {describe_end(gone.status)} before it answered" + (f": {notes}" if notes else "")
         return BrokenWorkerError(text, exit_status=gone.status)
 
     # Its channel

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 
+from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.pool.channel import LONGEST_SECONDS
 
 Handler = Callable[[], None]
@@ -174,7 +175,7 @@ def _guarded(call: Handler) -> None:
 
 
 _current: list[Reactor] = []
-_starting = threading.Lock()
+_starting = renew_in_child(threading.Lock())
 
 
 def reactor() -> Reactor:
@@ -186,11 +187,7 @@ def reactor() -> Reactor:
     return _current[0]
 
 
+@tidy_in_child
 def _forget() -> None:
-    global _starting  # noqa: PLW0603 - the parent's thread may have held it
-    _starting = threading.Lock()
     while _current:
         _current.pop().abandon()
-
-
-os.register_at_fork(after_in_child=_forget)

@@ -9,12 +9,13 @@ import os
 from _thread import allocate_lock
 
 from anyaccel.interpreter import Interpreter, start
+from anyaccel.linux.fork import renew_in_child, tidy_in_child
 
 END_SECONDS = 1.0
 """How long an interpreter is waited for that may still be starting."""
 
 _ahead: dict[tuple[str, ...], Interpreter] = {}
-_lock = allocate_lock()
+_lock = renew_in_child(allocate_lock())
 
 
 def begin(*preload: str) -> None:
@@ -51,12 +52,8 @@ def _start(preload: tuple[str, ...]) -> Interpreter:
     return start("anyaccel.probe.forkserver", preload, quiet=True, first=True)
 
 
+@tidy_in_child
 def _forget() -> None:
     """Leave alone what belongs to the process that we are a fork of."""
-    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
-    _lock = allocate_lock()
     while _ahead:
         os.close(_ahead.popitem()[1].control)
-
-
-os.register_at_fork(after_in_child=_forget)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import _socket
 import contextlib
-import ctypes
 import errno
 import faulthandler
 import gc
@@ -31,6 +30,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from anyaccel.interpreter import CONTROL
+from anyaccel.linux.process import adopt_orphans, children, die_with_parent, state
 from anyaccel.probe.protocol import ANSWER, BEGUN, CHUNK, DESCRIPTOR, HEADER, IDLE_SECONDS, PACKET_LIMIT, PRINTED_LIMIT
 
 REAP_SECONDS = 0.5
@@ -45,8 +45,6 @@ BUSY_SECONDS = 5.0
 _BOTTOM = b'"<string>", line 1 in <module>\n'
 """What is printed last: the command line of this interpreter."""
 
-_LIBC = ctypes.CDLL(None)
-_PDEATHSIG, _CHILD_SUBREAPER = 1, 36
 _FORKED = struct.Struct("i")
 """What a parent says: the process id of what it has forked, or the negative number of the error when it could not."""
 
@@ -60,8 +58,9 @@ def main(preload: Sequence[str]) -> None:
     for module in preload:
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    server = Server(_socket.socket(fileno=CONTROL))
     gc.freeze()  # the collector, which the processes enable, would write to every page that they share
-    Server(_socket.socket(fileno=CONTROL)).serve()
+    server.serve()
     os._exit(0)
 
 
@@ -168,10 +167,7 @@ class Child:
 
     def _patience(self) -> float:
         """How long to wait for what it prints: it may have had no processor yet, or print without end."""
-        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/stat", "rb") as file:
-            if file.read().rpartition(b")")[2].split()[0] == b"R" and len(self.printed) < PRINTED_LIMIT:
-                return BUSY_SECONDS
-        return TRACE_SECONDS
+        return BUSY_SECONDS if state(self.pid) == "R" and len(self.printed) < PRINTED_LIMIT else TRACE_SECONDS
 
     def close(self) -> None:
         """Close the server's descriptors."""
@@ -189,7 +185,7 @@ class Server:
         self.owners: dict[int, Child] = {}
         self.poll = select.poll()
         self.poll.register(control, select.POLLIN)
-        _prctl(_CHILD_SUBREAPER, 1)  # what a process leaves behind becomes ours, and is killed
+        adopt_orphans()  # what a process leaves behind becomes ours, and is killed
 
     def serve(self) -> None:
         """Fork and watch until the caller has gone, or nobody has used a process for long."""
@@ -297,7 +293,7 @@ class Server:
         """Kill what an ended process left behind: every process of ours that the caller did not ask for."""
         known = {pid for child in self.children.values() for pid in (child.parent, child.pid)}
         deadline = time.monotonic() + REAP_SECONDS
-        while (orphans := _children() - known) and time.monotonic() < deadline:
+        while (orphans := set(children(os.getpid())) - known) and time.monotonic() < deadline:
             for pid in orphans:
                 with contextlib.suppress(PermissionError):
                     os.kill(pid, signal.SIGKILL)
@@ -316,28 +312,10 @@ class Server:
             self.control.send(json.dumps(message).encode(), _socket.MSG_DONTWAIT)
 
 
-def _children() -> set[int]:
-    """Children of this process, which has one thread."""
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            return set(map(int, file.read().split()))
-    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
-        found = set()
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-                if int(file.read().rpartition(b")")[2].split()[1]) == os.getpid():
-                    found.add(int(pid))
-        return found
-
-
-def _prctl(option: int, value: int) -> None:
-    _LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0)
-
-
 def _become_parent(calls: _socket.socket, output: int, say: int, server: int) -> None:
     """Fork the process and live as long as it does; never returns."""
     try:
-        _die_with(server)
+        die_with_parent(server)
         os.setsid()  # a process that signals the group of its parent does not reach the server
         me = os.getpid()
         try:
@@ -355,19 +333,12 @@ def _become_parent(calls: _socket.socket, output: int, say: int, server: int) ->
         os._exit(70)
 
 
-def _die_with(parent: int) -> None:
-    """Have this process killed when its parent ends, also if that has just happened."""
-    _prctl(_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
-
-
 def _become_child(calls: _socket.socket, output: int, parent: int) -> None:
     """What the child does after the fork; never returns."""
     try:
-        _die_with(parent)
+        die_with_parent(parent)
         os.setsid()
-        _prctl(_CHILD_SUBREAPER, 1)  # so that the server knows whose orphans it gets: those of the one that ended
+        adopt_orphans()  # so that the server knows whose orphans it gets: those of the one that ended
         os.set_blocking(output, True)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)

@@ -10,7 +10,6 @@ import _socket
 import atexit
 import contextlib
 import json
-import os
 import select
 import time
 from _thread import RLock, allocate_lock
@@ -18,6 +17,7 @@ from _weakrefset import WeakSet
 from collections.abc import Callable, Mapping
 from itertools import count
 
+from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.model import Value
 from anyaccel.probe import ahead
 from anyaccel.probe.protocol import ANSWER, BEGUN, CALL, CHUNK, DESCRIPTOR, HEADER, IDLE_SECONDS, PACKET_LIMIT
@@ -421,24 +421,11 @@ def _nonsense(process: GuardedProcess) -> Outcome:
 
 def _died(process: GuardedProcess) -> Outcome:
     status, printed = process.ended(kill=False)
-    if status is None:
-        end = "ended"
-    elif status < 0:
-        end = f"was killed by {_signal(-status)}"
-    else:
-        end = f"ended with exit status {status}"
+    from anyaccel.linux.process import describe_end
+
     where = _line(printed)
-    reason = f"its process {end} before it answered" + (f" (it was at {where})" if where else "")
+    reason = f"its process {describe_end(status)} before it answered" + (f" (it was at {where})" if where else "")
     return Outcome(fault="died", reason=reason, details=printed)
-
-
-def _signal(number: int) -> str:
-    import signal
-
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # of real time
-        return f"signal {number}"
 
 
 def _line(printed: str) -> str:
@@ -461,7 +448,7 @@ _guards: dict[tuple[str, ...], Guard] = {}
 at_exit: list[object] = []
 """What this module has registered to be called at exit: at most one function."""
 _processes: WeakSet[GuardedProcess] = WeakSet()
-_lock = allocate_lock()
+_lock = renew_in_child(allocate_lock())
 
 
 def guard(*preload: str) -> Guard:
@@ -513,14 +500,10 @@ def _end() -> None:
         each.close()
 
 
+@tidy_in_child
 def _forget_all() -> None:
-    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
-    _lock = allocate_lock()
     for process in list(_processes):
         process.unlock()
         process.forget()
     while _guards:
         _guards.popitem()[1].forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)

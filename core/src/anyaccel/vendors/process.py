@@ -16,6 +16,7 @@ from _thread import allocate_lock
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.errors import PluginError
+from anyaccel.linux.fork import renew_in_child
 from anyaccel.model import (
     ContainerEdits,
     Device,
@@ -347,7 +348,7 @@ def _encode_share(share: Share) -> Any:
 
 _vendors: dict[tuple[Source, tuple[str, ...]], VendorProcess] = {}
 _asked: dict[tuple[str, tuple[str, ...]], VendorProcess] = {}
-_lock = allocate_lock()
+_lock = renew_in_child(allocate_lock())
 
 
 def process_of(source: Source) -> VendorProcess:
@@ -480,11 +481,3 @@ def close(*, interpreter: bool = True) -> None:
         return
     for vendor in ended:
         vendor.process.close()
-
-
-def _renew_lock() -> None:
-    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
-    _lock = allocate_lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)

@@ -16,10 +16,11 @@ from typing import NamedTuple, Protocol
 
 from anyaccel.errors import WorkerStartError
 from anyaccel.interpreter import Interpreter, start
-from anyaccel.ledger.mark import Mark, carries
-from anyaccel.ledger.teardown import Teardown, find_carriers, tell_left
+from anyaccel.linux.fork import renew_in_child, tidy_in_child
+from anyaccel.linux.mark import Mark, carries
+from anyaccel.linux.process import describe_end
+from anyaccel.linux.teardown import Teardown, find_carriers, tell_left
 from anyaccel.pool.channel import GONE, HOLD, NUMBER, SPAWN, STOP, Kind, Message, receive, send
-from anyaccel.pool.proc import ending
 from anyaccel.pool.reactor import reactor
 
 CLOSE_SECONDS = 5.0
@@ -250,7 +251,7 @@ class ForkServer:
             self.alive = False
             children, self._children, self._spare = self._children, {}, None
         code = self._process.wait()
-        reason = f"its fork server {ending(code)}"
+        reason = f"its fork server {describe_end(code)}"
         self._control.close()
         self._end(list(children.values()), Gone(reason=reason))
 
@@ -308,7 +309,7 @@ class _Spare:
 
 
 _servers: dict[tuple[str, ...], ForkServer] = {}
-_lock = threading.Lock()
+_lock = renew_in_child(threading.Lock())
 
 
 def fork_server(preload: Sequence[str] = ()) -> ForkServer:
@@ -354,11 +355,7 @@ def _close_all() -> None:
         _servers.popitem()[1].close()
 
 
+@tidy_in_child
 def _abandon_all() -> None:
-    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
-    _lock = threading.Lock()
     while _servers:
         _servers.popitem()[1].abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)

@@ -27,8 +27,18 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped, unused-ignore]  # noqa: F401 - workers need it, and they should not each load it
 
 from anyaccel.interpreter import CONTROL
-from anyaccel.ledger.process import adopt_orphans, die_with_parent, set_name, state, waits_in
-from anyaccel.pool import proc
+from anyaccel.linux.descriptors import touched_devices
+from anyaccel.linux.process import (
+    adopt_orphans,
+    children,
+    descendants,
+    die_with_parent,
+    set_name,
+    signal_child,
+    state,
+    threads,
+    waits_in,
+)
 from anyaccel.pool.channel import GONE, HOLD, LONGEST_SECONDS, NUMBER, SPAWN, STOP, Kind, receive, send
 from anyaccel.pool.forkserver.child import serve
 
@@ -64,7 +74,7 @@ class Family:
     def processes(self, server: int) -> list[tuple[int, int]]:
         """All its processes, each with its parent."""
         roots = [*([self.pid] if self.status is None else []), *self.orphans]
-        return [member for root in roots for member in ((root, server), *proc.descendants(root))]
+        return [member for root in roots for member in ((root, server), *descendants(root))]
 
 
 def stuck(members: list[tuple[int, int]], seconds: float) -> str:
@@ -75,6 +85,12 @@ def stuck(members: list[tuple[int, int]], seconds: float) -> str:
         if (letter := state(pid))
     ]
     return f"{', '.join(shown)} did not end {seconds:g} s after SIGKILL"
+
+
+def signal_each(members: list[tuple[int, int]], number: int) -> None:
+    """Signal some processes, each given with its parent."""
+    for pid, parent in members:
+        signal_child(pid, parent, number)
 
 
 LAST_GRACE = 0.5
@@ -113,7 +129,7 @@ class Server:
         self.private = [self.control.fileno(), self.caller, self.wake, wake_end]
         _arrange_signals(wake_end)
         self.fault = _preload(config["preload"])
-        if not self.fault and len(proc.threads()) > 1 and not proc.touched_devices():
+        if not self.fault and len(threads()) > 1 and not touched_devices():
             _end_threads()
         self.fault = self.fault or self._unfit()
         self.poll = select.epoll()
@@ -228,7 +244,7 @@ class Server:
         bereaved: frozenset[Family] = frozenset()
         dead = {0: 0}
         while dead:
-            left = [child for child in proc.children(self.pid) if child not in self.owners]
+            left = [child for child in children(self.pid) if child not in self.owners]
             dead = _reap()
             for pid, status in dead.items():
                 bereaved |= self._forget(pid, status)
@@ -272,8 +288,8 @@ class Server:
         deadline = time.monotonic() + grace
         if family.deadline is None and grace > 0:
             members = family.processes(self.pid)
-            proc.signal_all(members, signal.SIGTERM)
-            proc.signal_all(members, signal.SIGCONT)  # a stopped process hears only once it goes on
+            signal_each(members, signal.SIGTERM)
+            signal_each(members, signal.SIGCONT)  # a stopped process hears only once it goes on
         family.deadline = deadline if family.deadline is None else min(deadline, family.deadline)
 
     def _press(self) -> None:
@@ -286,7 +302,7 @@ class Server:
                 family.killing_since = now
             family.deadline = now + KILL_EVERY
             members = family.processes(self.pid)
-            proc.signal_all(members, signal.SIGKILL)
+            signal_each(members, signal.SIGKILL)
             if now - family.killing_since > STUCK_AFTER and not family.told_stuck:
                 family.told_stuck = True
                 self._post(Kind.STUCK, NUMBER.pack(family.number) + stuck(members, STUCK_AFTER).encode())
@@ -330,15 +346,15 @@ class Server:
 
     def _unfit(self) -> str:
         """Why this process must not fork; empty when it may."""
-        if touched := proc.touched_devices():
+        if touched := touched_devices():
             return (
                 f"the fork server has {', '.join(touched)} open, because of a preloaded module, and must not fork then;"
                 " do not preload what uses a device when it is imported"
             )
-        threads = proc.threads()
-        if len(threads) > 1:
+        names = threads()
+        if len(names) > 1:
             return (
-                f"the fork server has {len(threads)} threads ({', '.join(threads)}), which preloaded modules started,"
+                f"the fork server has {len(names)} threads ({', '.join(names)}), which preloaded modules started,"
                 " which do not end at a fork, and must not fork then; preload less, or keep the module from starting"
                 " threads when it is imported"
             )
