@@ -227,7 +227,7 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
         False
     """
     with _wish_of_process("acquire", request, options) as wish:
-        return _kept(wish.get())
+        return keep(wish.get())
 
 
 async def acquire_async(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> Hold:
@@ -246,7 +246,7 @@ async def acquire_async(request: str | Sequence[str] | Request, **options: Unpac
     import asyncio
 
     with await asyncio.to_thread(_wish_of_process, "acquire_async", request, options) as wish:
-        return _kept(await wish.get_async())
+        return keep(await wish.get_async())
 
 
 def _wish_of_process(function: str, request: str | Sequence[str] | Request, options: AcquireOptions) -> Wish:
@@ -257,7 +257,7 @@ def _wish_of_process(function: str, request: str | Sequence[str] | Request, opti
     return Wish(request, marks.of_process, options)
 
 
-def _kept(hold: Hold) -> Hold:
+def keep(hold: Hold) -> Hold:
     """Keep a hold for this very process."""
     note_own(hold.carried().noted().lease)
     return hold

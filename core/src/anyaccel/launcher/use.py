@@ -9,13 +9,12 @@ import weakref
 from collections.abc import Collection, Mapping, Sequence
 
 from anyaccel.errors import AlreadyLoadedError, UsageError
-from anyaccel.inventory.detect import survey
-from anyaccel.launcher.hold import Hold, acquire
+from anyaccel.launcher.hold import Hold, Wish, keep
 from anyaccel.launcher.inside import put
+from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Inventory, Request
 from anyaccel.scheduler import parse_request
-from anyaccel.vendors import DEADLINE_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -145,27 +144,16 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
 
 def _begin(request: Request, options: AcquireOptions) -> Use:
     """Hold devices and show them to this process; nothing is left when that fails, or is interrupted."""
-    inventory = survey(
-        options.get("inventory"),
-        machine=options.get("machine"),
-        declare=options.get("declare"),
-        timeout=options.get("timeout", DEADLINE_SECONDS),
-        request=request,
-    )
-    refuse_if_loaded(inventory)
-    hold: Hold | None = None
     made: Use | None = None
-    try:
-        wanted: AcquireOptions = {**options, "inventory": inventory}
-        hold = acquire(request, **wanted)
-        made = Use(hold)
-        made.begin()
-    except BaseException:
-        if made is not None:
-            made.release()
-        elif hold is not None:
-            hold.release()
-        raise
+    with Wish(request, marks.of_process, options) as wish:
+        refuse_if_loaded(wish.inventory)
+        try:
+            made = Use(keep(wish.get()))
+            made.begin()
+        except BaseException:
+            if made is not None:
+                made.release()
+            raise
     return made
 
 
