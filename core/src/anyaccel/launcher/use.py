@@ -56,7 +56,7 @@ class Use(Hold):
 
     def begin(self) -> None:
         """Show the devices to this process."""
-        self.launch.inside().apply()
+        self.launch.settle().apply()
 
     def outer_environ(self) -> dict[str, str]:
         """Return the environment of this process without what this use has set: it sees the machine from outside."""

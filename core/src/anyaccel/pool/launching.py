@@ -84,13 +84,12 @@ class Preparation(Value):
             raise WorkerStartError(
                 f"no worker can be started: the working directory has gone ({error.strerror})"
             ) from error
-        inside = replace(launch, mark=mark).inside(environ)
+        inside = replace(launch, mark=mark).settle(environ)
         message = {
             "inside": inside._replace(directory=directory, path=None if sys.path == path else list(sys.path)),
             "ready": ready,
             "staged": self.staged,
             "plain": self.plain,
-            "confine": None if launch.sandbox is None else pickled_call(launch.sandbox.apply),
             "sandbox": self.sandbox,
             "initializer": self.initializer,
             "warmup": self._warmup_on(allocation),

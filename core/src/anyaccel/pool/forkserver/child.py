@@ -116,14 +116,14 @@ class Worker:
             os.set_inheritable(lease, True)
         try:
             setup: Mapping[str, Any] = loads(message.data, message.buffers)
-            setup["inside"].apply()
             if setup["plain"]:
                 from anyaccel.pool import plain
 
                 self.dumps, self.dumps_error = plain.dumps, plain.dumps_error
+            setup["inside"].apply()
             if setup["ready"]:
                 send(self.channel, Kind.READY)
-            for stage in ("confine", "sandbox", "initializer"):
+            for stage in ("sandbox", "initializer"):
                 if setup[stage] is not None:
                     self.globals.prepare(setup[stage])
             if setup["warmup"] is not None:
@@ -286,7 +286,7 @@ def _rehearse() -> None:
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        nothing = dict.fromkeys(("ready", "staged", "plain", "confine", "sandbox", "initializer", "warmup"))
+        nothing = dict.fromkeys(("ready", "staged", "plain", "sandbox", "initializer", "warmup"))
         send(ours, Kind.SETUP, dumps({"inside": Inside(directory="."), **nothing}), OUTPUTS)
         send(ours, Kind.CALL, dumps((int, (), {})))
         ours.shutdown(socket.SHUT_WR)
