@@ -25,7 +25,7 @@ import codecs, contextlib, ctypes, datetime, fcntl, logging, pwd, random, shlex,
 for encoding in ("ascii", "utf-8", "latin-1"): codecs.lookup(encoding)
 import anyaccel.launcher.hold, anyaccel.cli.diagnose
 import anyaccel.ledger.diagnosis, anyaccel.ledger.ending, anyaccel.ledger.filesystem, anyaccel.ledger.recovery
-import anyaccel.linux.inotify; anyaccel.linux.inotify._libc()
+import anyaccel.linux.inotify; anyaccel.linux.system._libc()
 """
 MOUNT = f"""
 done = subprocess.run(["sh", "-c", {MOUNTS!r}], stdin=subprocess.DEVNULL, check=False)

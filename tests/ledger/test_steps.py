@@ -27,7 +27,7 @@ WARM = """
 import gc, anyaccel.ledger.waiting, anyaccel.linux.inotify
 gc.disable()
 anyaccel.ledger.waiting.IMPATIENT_SECONDS = 0  # the looks before a place in line are all alike
-anyaccel.linux.inotify._libc()  # and what happens in the import system is not ours
+anyaccel.linux.system._libc()  # and what happens in the import system is not ours
 """
 UNDISTURBED = """
 import anyaccel.ledger.tickets

@@ -147,7 +147,7 @@ from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, Want
 from anyaccel.model import Extent
 from anyaccel.policy import Need
-anyaccel.linux.inotify._libc()
+anyaccel.linux.system._libc()
 ledger = Ledger.open({"ANYACCEL_STATE_DIR": sys.argv[1]})
 def want(count, seconds=None):
     among = frozenset("abcd")

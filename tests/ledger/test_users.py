@@ -23,7 +23,7 @@ PRELOAD = """
 import logging, pwd, random, shlex, subprocess, unicodedata
 import anyaccel.ledger.ending, anyaccel.ledger.recovery, anyaccel.ledger.filesystem, anyaccel.linux.inotify
 from anyaccel.ledger.diagnosis import diagnose
-anyaccel.linux.inotify._libc()  # the Python that runs the tests may be closed to other users
+anyaccel.linux.system._libc()  # the Python that runs the tests may be closed to other users
 """
 
 

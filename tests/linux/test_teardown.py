@@ -85,6 +85,19 @@ def test_an_orphan_of_the_process_group_is_of_the_tree_and_a_stranger_is_not():
     assert (done.stdout, done.stderr) == ("True set() None\n[True, False]\n", "")
 
 
+def test_a_tree_is_found_by_either_way(monkeypatch):
+    with start("sleep 1000 & sleep 1000 & echo ready; wait") as parent:
+        assert parent.stdout.readline() == "ready\n"
+        find = find_tree({parent.pid: process.start_time(parent.pid)})
+        found = find()[0].keys()
+        assert len(found) == 3
+        monkeypatch.setattr(os.path, "exists", lambda _: False)  # a kernel without lists of children
+        assert find()[0].keys() == found
+        assert find_tree({parent.pid: process.start_time(parent.pid)})()[0].keys() == found
+        monkeypatch.undo()
+        Teardown(find, grace=0).run()
+
+
 def test_a_number_that_another_process_got_is_left_alone():
     with start("sleep 1000") as stranger:
         rest = Teardown(find_tree({stranger.pid: process.start_time(stranger.pid) - 1}), grace=0)

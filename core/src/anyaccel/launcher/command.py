@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from anyaccel.errors import UsageError
 from anyaccel.launcher.hold import Hold, take
 from anyaccel.launcher.start import not_started
-from anyaccel.launcher.time_limit import TimeLimit, check_early
+from anyaccel.launcher.time_limit import Countdown, TimeLimit, check_early
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
 from anyaccel.linux.mark import Mark
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from anyaccel.launcher.completed import Completed
     from anyaccel.launcher.options import RunOptions
 
+_LONGEST_WAIT = 60.0
+"""Seconds; the machine may sleep meanwhile."""
 _TO_TELL = 1.0
 """Seconds after which a line on standard error is waited for no more."""
 
@@ -193,12 +195,10 @@ class _Ending:
             _tell(self._limit.message)
 
     def _watch(self, limit: TimeLimit, pid: int, started: int) -> None:
-        if limit.early_at is not None:
-            if self._passes(limit.early_at):
+        countdown = Countdown(limit, self._mark, self._tell_soon)
+        while left := countdown.step():
+            if self._ended.wait(min(left, _LONGEST_WAIT)):
                 return
-            self._tell_soon(limit.send_early(self._mark))
-        if self._passes(limit.until):
-            return
         self.timed_out = True
 
         Teardown(find_all(find_carriers([self._mark]), find_tree({pid: started})), grace=limit.grace).run()
@@ -210,13 +210,6 @@ class _Ending:
         telling = threading.Thread(target=_tell, args=[text], name="anyaccel-time", daemon=True)
         telling.start()
         telling.join(_TO_TELL)
-
-    def _passes(self, until: float) -> bool:
-        """Wait until a time since the boot; return whether the command has ended before."""
-        while (left := until - process.boot_seconds()) > 0:
-            if self._ended.wait(min(left, 60.0)):
-                return True
-        return self._ended.is_set()
 
 
 def _tell(text: str) -> None:

@@ -193,15 +193,6 @@ def send(pid: int, number: int, still: Callable[[], bool]) -> bool:
     return True
 
 
-def signal_child(pid: int, parent: int, number: int) -> bool:
-    """Signal a process that was seen as the child of another, unless it is not any more.
-
-    Returns:
-        Whether it was sent.
-    """
-    return send(pid, number, lambda: parent_of(pid) == parent)
-
-
 def die_with_parent(parent: int) -> None:
     """Have this process killed when the one that forked it ends; end now if it has ended already."""
     system.prctl(system.SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
@@ -278,23 +269,20 @@ def group_of(pid: int) -> int:
 
 def is_ancestor(pid: int, start: int) -> bool:
     """Whether a process is one that this process descends from."""
-    current: int | None = os.getpid()
-    while current and current > 1:
-        current = parent_of(current)
-        if current == pid:
-            return start_time(pid) == start
-    return False
+    return pid in _ancestors(os.getpid()) and start_time(pid) == start
 
 
 def descends(pid: int) -> bool:
     """Return whether a process descends from this one, by the parents that the kernel names now."""
-    own = os.getpid()
-    current: int | None = pid
-    while current and current > 1:
-        current = parent_of(current)
-        if current == own:
-            return True
-    return False
+    return os.getpid() in _ancestors(pid)
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    parent: int | None = pid
+    while parent and parent > 1:
+        parent = parent_of(parent)
+        if parent:
+            yield parent
 
 
 def children(pid: int) -> list[int]:
@@ -312,17 +300,6 @@ def children(pid: int) -> list[int]:
 def _lists_children() -> bool:
     """Return whether the kernel was built with lists of children (CONFIG_PROC_CHILDREN)."""
     return os.path.exists(f"/proc/self/task/{get_native_id()}/children")
-
-
-def descendants(pid: int) -> Iterator[tuple[int, int]]:
-    """Yield everything below a process, each with its parent, parents first."""
-    left = [(child, pid) for child in children(pid)]
-    seen = {pid}
-    for child, parent in left:  # which grows meanwhile: a process may make a chain deeper than calls may be
-        if child not in seen:
-            seen.add(child)
-            yield child, parent
-            left += ((below, child) for below in children(child))
 
 
 def threads() -> list[str]:

@@ -112,6 +112,7 @@ class Teardown:
         inside: Whether this process has started them, so that all that descends from it counts.
         force: Whether what does not end is killed; if not, the time is up after the grace.
         patience: Seconds that they may take to leave the kernel after SIGKILL, until the time is up.
+        ask: The signal by which they are asked to end; 0 for none.
 
     Attributes:
         own: Those that are left and count, with their start times.
@@ -131,6 +132,7 @@ class Teardown:
         inside: bool = True,
         force: bool = True,
         patience: float = KILL_SECONDS,
+        ask: int = signal.SIGTERM,
     ) -> None:
         self.own: dict[int, int] = {}
         self.others: dict[int, int] = {}
@@ -143,6 +145,7 @@ class Teardown:
         self._inside = inside
         self._force = force
         self.patience = patience
+        self._ask = ask
         self._asked: set[tuple[int, int]] = set()
         self._below: set[tuple[int, int]] = set()
         self._pause = _SHORTEST_PAUSE
@@ -180,7 +183,8 @@ class Teardown:
         found, complete = self._find()
         self.own, self.others = self._sort(found)
         for pid, start in self.own.items():
-            self._signal(pid, start, found[pid])
+            if self._signal(pid, start, found[pid]):
+                self._pause = _SHORTEST_PAUSE  # it forks: looks that come seldom would never end it
         now = time.monotonic()
         self.expired = now >= self._until and (self.killing or not self._force)
         if self.expired or (complete and not self.own):
@@ -204,20 +208,22 @@ class Teardown:
             self._below.add((pid, start))  # it still counts when what is above it has ended
         return (user == self._user or (pid, start) in self._below) and process.may_signal(pid)
 
-    def _signal(self, pid: int, start: int, confirm: Confirm) -> None:
+    def _signal(self, pid: int, start: int, confirm: Confirm) -> bool:
+        """Ask a process to end, or kill it; return whether that is the first time."""
+
         def still() -> bool:
             user = process.user(pid)
             meant = process.started_at(pid, start) and confirm(pid)
             return meant and user is not None and self._counts(pid, start, user)
 
+        first = (pid, start) not in self._asked
         if self.killing:
             process.send(pid, signal.SIGKILL, still)
-        elif (pid, start) in self._asked:
-            return
-        elif process.send(pid, signal.SIGTERM, still):
+        elif first and (not self._ask or process.send(pid, self._ask, still)):
             process.send(pid, signal.SIGCONT, still)  # a stopped process hears only once it goes on
         self._asked.add((pid, start))
         self.asked.add(pid)
+        return first
 
 
 def tell_left(rest: Teardown, of: str) -> list[str]:

@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from anyaccel.errors import BrokenWorkerError, WorkerError
+from anyaccel.forkserver.client import Gone
 from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options, name_of
 from anyaccel.pool.channel import Kind, Message
-from anyaccel.pool.forkserver.client import Gone
 from anyaccel.pool.payload import dumps
 from anyaccel.pool.process import Held, Owner, WorkerProcess
 from anyaccel.pool.reactor import reactor

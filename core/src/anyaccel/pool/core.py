@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.errors import AnyaccelError, TaskTimeoutError, UsageError
+from anyaccel.forkserver.client import Gone
 from anyaccel.launcher.launch import check_start
 from anyaccel.model import Allocation, Inventory, Request
 from anyaccel.pool.actor import ActorProcess
@@ -25,11 +26,11 @@ from anyaccel.pool.call import (
 )
 from anyaccel.pool.channel import Kind, Message
 from anyaccel.pool.engine import Engine, Setting
-from anyaccel.pool.forkserver.client import ForkServer, Gone
 from anyaccel.pool.payload import Pickled, dumps, dumps_call
 from anyaccel.pool.process import QUICK_SECONDS, Held, WorkerProcess, hands_over
 from anyaccel.pool.quarantine import can_tell, release_when_free
 from anyaccel.pool.reactor import reactor
+from anyaccel.pool.spawning import WorkerServer
 
 if TYPE_CHECKING:
     from anyaccel.pool.gang import GangFuture
@@ -70,7 +71,7 @@ class Core(Engine):
         self._open_broker = broker
         self._broker: Broker | None = None
         self._opening = threading.Lock()
-        self._servers: set[ForkServer] = set()
+        self._servers: set[WorkerServer] = set()
         self._quarantined: dict[int, tuple[Allocation, str]] = {}
         self._looked = 0.0
         self._watches = False
@@ -455,7 +456,7 @@ class Core(Engine):
                 server.leave()
             self.drained.set()
 
-    def use(self, server: ForkServer, *, ahead: bool) -> None:
+    def use(self, server: WorkerServer, *, ahead: bool) -> None:
         """Say that a worker came from a fork server.
 
         Args:

@@ -14,15 +14,15 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from anyaccel.errors import BrokenWorkerError, WorkerError, WorkerStartError
+from anyaccel.forkserver.client import Gone
 from anyaccel.launcher.usage import OpenLease, Usage
 from anyaccel.linux import mark as marks
 from anyaccel.linux.process import describe_end
 from anyaccel.model import Allocation, Extent, Inventory
+from anyaccel.pool import spawning
 from anyaccel.pool.call import Call, Options, settle_call
 from anyaccel.pool.channel import Kind, Message, Spin, receive, send
 from anyaccel.pool.engine import Engine
-from anyaccel.pool.forkserver import client
-from anyaccel.pool.forkserver.client import Gone
 from anyaccel.pool.launching import CPU, outputs
 from anyaccel.pool.payload import Function, Pickled, arguments_of
 from anyaccel.pool.reactor import Timer, reactor
@@ -130,7 +130,7 @@ class Owner(Engine, Protocol):
     def join(self, call: Call, held: Held | None) -> WorkerProcess:  # pyright: ignore[reportReturnType]
         """Make the process that will run a call first; called with the lock held."""
 
-    def use(self, server: client.ForkServer, *, ahead: bool) -> None:
+    def use(self, server: spawning.WorkerServer, *, ahead: bool) -> None:
         """Say that a process came from a fork server, and whether another one will be needed."""
 
     def feed(self, member: WorkerProcess, *, idle: bool) -> bool:  # pyright: ignore[reportReturnType]
@@ -243,7 +243,7 @@ class WorkerProcess:
         self._group: Group | None = None
 
     def attach(self, channel: socket.socket, end: socket.socket, stop: Callable[[float], None]) -> None:
-        """Say that there is a process, or is about to be.
+        """Say that there is a process, or is about to be, and hand over what it sends.
 
         Args:
             channel: Our end of its channel.
@@ -252,6 +252,7 @@ class WorkerProcess:
         """
         self._channel, self._end, self._stop = channel, end, stop
         self._open = True
+        reactor().watch(channel.fileno(), self.read)
 
     def detach(self) -> None:
         """There was none."""
@@ -289,7 +290,7 @@ class WorkerProcess:
         call.future.allocation = self.allocation
         try:
             descriptors = () if held is None else held.descriptors
-            server = client.spawn(self, setting.preload, grace=setting.grace, leases=descriptors, ahead=ahead)
+            server = spawning.spawn(self, setting.preload, grace=setting.grace, leases=descriptors, ahead=ahead)
             self.mark = (() if held is None else held.mark) or marks.draw_often()
             made, setup = setting.preparation.setup(
                 self.allocation,
@@ -584,11 +585,6 @@ class WorkerProcess:
         return BrokenWorkerError(text, exit_status=gone.status)
 
     # Its channel
-
-    def listen(self) -> None:
-        """Hand over what it sends from now on."""
-        if self._channel is not None:
-            reactor().watch(self._channel.fileno(), self.read)
 
     def read(self) -> None:
         """Take what answers there are from the channel, and hand them over."""

@@ -33,10 +33,10 @@ from anyaccel.model import (
     replace,
 )
 from anyaccel.model.wire import decode, encode
-from anyaccel.probe.guard import ANSWER_LIMIT, GuardedProcess, Outcome, call_all, close_all
 from anyaccel.probe.machine import Machine
 from anyaccel.vendors import DEADLINE_SECONDS, PRELOAD, TASKS, contract
 from anyaccel.vendors.discovery import ALLOW_VARIABLE, DENY_VARIABLE, Source, installed, problem_of
+from anyaccel.vendors.guarded import ANSWER_LIMIT, GuardedProcess, Outcome, call_all, close_processes
 
 ANSWER_SECONDS = 5.0
 """Time for a pure hook."""
@@ -477,7 +477,7 @@ def close(*, interpreter: bool = True) -> None:
         _vendors.clear()
         _asked.clear()
     if interpreter:
-        close_all()
+        close_processes()
         return
     for vendor in ended:
         vendor.process.close()

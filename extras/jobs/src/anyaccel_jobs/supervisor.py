@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError
 from anyaccel.launcher import JOB_NAME, exit_status_of, start_detached, time_limit
@@ -38,11 +39,9 @@ if TYPE_CHECKING:
 
     from anyaccel.linux import Confirm
 
-_ASKED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGALRM})
+_ASKED = frozenset({signal.SIGTERM, signal.SIGINT})
 """Signals by which a supervisor is asked to end the command."""
 _LOOK_SECONDS = 1.0
-_AT_ONCE = 1e-3
-"""Seconds of a timer that is due: with 0 it would never go off."""
 
 
 class Supervisor:
@@ -110,7 +109,7 @@ class Supervisor:
         with contextlib.suppress(OSError):
             process.adopt_orphans()
         child = _start(become)
-        status, told, state = None, 0, ""
+        status, asked, state = None, False, ""
         everything = find_all(find_carriers([mark]), find_tree(dict([process.me()])))
 
         def find() -> tuple[Mapping[int, Confirm], bool]:
@@ -119,23 +118,28 @@ class Supervisor:
                 found = {pid: confirm for pid, confirm in found.items() if process.group_of(pid) == child}
             return found, complete
 
-        rest = Teardown(find, grace=math.inf)  # until the command has ended, or a second signal has come
-        alarm = _Alarm(limit, mark, self.job.log)
+        rest = Teardown(find, grace=math.inf)  # until the command has ended, its time is over, or a second signal comes
+        tell = partial(time_limit.say_at_end, path=self.job.log)
+        countdown = time_limit.Countdown(limit, mark, tell)
         while True:
             if status is None and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 status = process.reap(child)
                 rest.allow(self.job.grace)
             process.reap_children([child] if status is None else ())
-            pause = rest.step() if told else None
+            if limit is not None and not countdown.step():
+                countdown = time_limit.Countdown(None, mark, tell)
+                rest.allow(0.0 if asked else limit.grace)
+                asked, state = True, state or "timeout"
+            pause = rest.step() if asked else None
             if status is not None and pause is None:
                 self._tell(rest)
                 return status, state
-            came = signal.sigtimedwait({*_ASKED, signal.SIGCHLD}, _LOOK_SECONDS if pause is None else pause)
-            if came is not None and came.si_signo in _ASKED and not alarm.was_early(came.si_signo):
-                told += 1
-                state = state or ("timeout" if came.si_signo == signal.SIGALRM else "cancelled")
-                if told > 1:
+            pause = min(_LOOK_SECONDS if pause is None else pause, countdown.step())
+            came = signal.sigtimedwait({*_ASKED, signal.SIGCHLD}, pause)
+            if came is not None and came.si_signo in _ASKED:
+                if asked:
                     rest.kill()
+                asked, state = True, state or "cancelled"
 
     def _tell(self, rest: Teardown) -> None:
         """Name in the log of the job what was not ended with it."""
@@ -236,39 +240,6 @@ def _close_inherited() -> None:
         with contextlib.suppress(OSError):  # that of the listing itself
             if descriptor > 2 and os.get_inheritable(descriptor):  # noqa: PLR2004
                 os.close(descriptor)
-
-
-class _Alarm:
-    """Has the kernel send SIGALRM when a time limit is over, and again each time that its grace is.
-
-    Args:
-        limit: The limit; None for none.
-        mark: Mark of the lease, whose carriers get the limit's early signal, for which SIGALRM comes first.
-        log: Path of the log, where that is told.
-    """
-
-    def __init__(self, limit: time_limit.TimeLimit | None, mark: marks.Mark, log: str) -> None:
-        self._limit = limit
-        self._mark = mark
-        self._log = log
-        self._early = limit is not None and limit.early_at is not None
-        self._set()
-
-    def _set(self) -> None:
-        limit = self._limit
-        if limit is not None:
-            moment = limit.early_at if self._early else None
-            left = (limit.until if moment is None else moment) - process.boot_seconds()
-            signal.setitimer(signal.ITIMER_REAL, max(left, _AT_ONCE), max(limit.grace, _AT_ONCE))
-
-    def was_early(self, number: int) -> bool:
-        """Whether a signal that has come is SIGALRM for the early signal; then that is sent."""
-        if number != signal.SIGALRM or self._limit is None or not self._early:
-            return False
-        self._early = False
-        time_limit.say_at_end(self._limit.send_early(self._mark), self._log)
-        self._set()
-        return True
 
 
 def _start(become: Callable[[], int]) -> int:

@@ -585,7 +585,7 @@ class Sweep:
             Whether the command was ended by its limit.
         """
         timed_out = limited.over
-        limited.ended = True
+        limited.countdown.early_at = None
         if timed_out:
             await limited.task
         elif hold.lease is None or self._asked or self._intact(hold):
@@ -678,28 +678,21 @@ class _Limited:
     Attributes:
         limit: The limit.
         over: Whether its time is over.
-        ended: Whether the command has ended: what it has left gets no early signal.
+        countdown: Sends the early signal, also to what the command has left, unless that is called off.
         task: Ends all once its time is over.
     """
 
     def __init__(self, limit: time_limit.TimeLimit, rest: Teardown, mark: marks.Mark, log: str) -> None:
         self.limit = limit
-        self.over = self.ended = False
-        self.task = asyncio.create_task(self._end(rest, mark, log))
+        self.over = False
+        self.countdown = time_limit.Countdown(limit, mark, lambda text: time_limit.say_at_end(text, log))
+        self.task = asyncio.create_task(self._end(rest))
 
-    async def _end(self, rest: Teardown, mark: marks.Mark, log: str) -> None:
-        if self.limit.early_at is not None:
-            await _sleep_until(self.limit.early_at)
-            if not self.ended:
-                time_limit.say_at_end(self.limit.send_early(mark), log)
-        await _sleep_until(self.limit.until)
+    async def _end(self, rest: Teardown) -> None:
+        while left := self.countdown.step():  # noqa: ASYNC110 - nothing else tells of it
+            await asyncio.sleep(left)
         self.over = True
         await _finish(rest, "a command whose time is over")
-
-
-async def _sleep_until(moment: float) -> None:
-    """Sleep until a time since the boot."""
-    await asyncio.sleep(moment - process.boot_seconds())
 
 
 async def _finish(rest: Teardown, of: str) -> None:

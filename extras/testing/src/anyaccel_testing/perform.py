@@ -13,8 +13,7 @@ from typing import Any
 
 from anyaccel.errors import PluginError
 from anyaccel.model import decode
-from anyaccel.probe import PRINTED_LIMIT, TRACE
-from anyaccel.vendors import Source
+from anyaccel.vendors import PRINTED_LIMIT, Source
 
 from anyaccel_testing.check import Check, CheckFailed, NotApplicable, State, demand
 from anyaccel_testing.subject import PRODUCTS, Subject, TestedMachine
@@ -44,7 +43,6 @@ def _output_in_a_file() -> Iterator[None]:
     """
     pipe = os.dup(2)
     faulthandler.enable(pipe)
-    faulthandler.register(TRACE, pipe)
     output = os.memfd_create("output")
     for descriptor in (1, 2):
         os.dup2(output, descriptor)

@@ -9,9 +9,19 @@ from typing import Any
 
 from anyaccel.errors import UsageError
 from anyaccel.model import encode, replace
-from anyaccel.probe import FILE_NAME, GuardedProcess, Machine, Outcome, call_all, drop, guard, load, read_json
+from anyaccel.probe import FILE_NAME, Machine, load, read_json
 from anyaccel.text import shown
-from anyaccel.vendors import DEADLINE_SECONDS, PRELOAD, Source, ask, installed
+from anyaccel.vendors import (
+    DEADLINE_SECONDS,
+    PRELOAD,
+    GuardedProcess,
+    Outcome,
+    Source,
+    ask,
+    call_all,
+    find_server,
+    installed,
+)
 
 from anyaccel_testing.check import Check, Result, State
 from anyaccel_testing.subject import HOST, LIVE, PRODUCTS
@@ -175,7 +185,7 @@ def _run(
     for process in processes:
         process.close()
     if processes:
-        drop(guard.guard(*NEEDED))  # the next checks may be those of a plug-in on another path
+        find_server(*NEEDED).close()  # the next checks may be those of a plug-in on another path
     slow = SLOW in outcomes and any(answer["state"] == "failed" for answer in outcomes[SLOW].value or ())
     deadly = next((key for key in (LOADS, DETECTS) if key in outcomes and outcomes[key].fault), None)
     results: list[Result] = []

@@ -1,4 +1,4 @@
-"""The inside of a worker: what a process does between being forked by the fork server and its end.
+"""The inside of a worker: what a process does between the fork and its end.
 
 The order is fixed: environment, working directory and output first, then the sandbox, then user code. By then the
 process has a session of its own, carries its leases, and dies with the fork server.
@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from anyaccel.errors import WorkerError
 from anyaccel.launcher.inside import Inside
+from anyaccel.linux.process import set_name
 from anyaccel.pool.channel import Kind, Message, Spin, receive, send
 from anyaccel.pool.payload import Batch, Globals, Pickled, Shared, check_over, describe, dumps, dumps_error, loads
 
 if TYPE_CHECKING:
-    from anyaccel.pool.forkserver.together import Lanes, Loop
+    from anyaccel.pool.together import Lanes, Loop
 
 OUTPUTS = (1, 2)
 
@@ -32,15 +33,16 @@ class Terminated(SystemExit):
     """Raised in user code by SIGTERM, so that ``finally`` and ``with`` clean up in the time of grace."""
 
 
-def serve(descriptor: int, *, ahead: bool) -> NoReturn:
-    """Do what the caller asks until it closes the channel; never returns.
+def serve(descriptors: list[int], ahead: bool) -> NoReturn:
+    """Do what the caller asks until it closes the channel; never returns. A target of the fork server.
 
     Args:
-        descriptor: Our end of the channel.
-        ahead: Whether nobody waits for us yet, so that there is time to get ready.
+        descriptors: Our end of the channel.
+        ahead: Whether nothing waits for us yet, so that there is time to get ready.
     """
+    set_name("accel-worker")
     try:
-        code = _work(descriptor, ahead=ahead)
+        code = _work(descriptors[0], ahead=ahead)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are about to end; what takes too long is killed
     except Terminated:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -161,7 +163,7 @@ class Worker:
             (kind, args, kwargs, concurrency), self.entered = self._unpickled(message, self.globals.loads)
             self.actor = kind(*args, **kwargs)
             if concurrency > 1:
-                from anyaccel.pool.forkserver.together import Lanes
+                from anyaccel.pool.together import Lanes
 
                 self.lanes = Lanes(self._run_in_lane)
             return os.getpid()
@@ -220,7 +222,7 @@ class Worker:
         """Run a coroutine to its end."""
         with self.lock:
             if self.loop is None:
-                from anyaccel.pool.forkserver.together import Loop
+                from anyaccel.pool.together import Loop
 
                 self.loop = Loop()
         return self.loop.finish(value)
@@ -264,10 +266,7 @@ def _flush() -> None:
 
 
 def _reset_signals() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
-    for number in (signal.SIGCHLD, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
