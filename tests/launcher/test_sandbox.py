@@ -703,3 +703,16 @@ def test_a_command_of_a_program_opens_its_own_device_alone(cards, enforce):
     with pytest.raises(aa.CommandNotFoundError):
         aa.run("A", ["no-such-command"], machine="sim:A,B", enforce=enforce)
     assert aa.leases(aa.detect("sim:A,B")) == ()
+
+
+@CONFINES
+def test_what_a_hold_starts_opens_its_own_device_alone_and_knows_what_is_left_open(cards):
+    command = ["sh", "-c", "head -c1 /dev/zero | wc -c; cat /dev/full"]
+    with aa.acquire("A", machine="sim:A,B", enforce=True) as hold:
+        assert hold.allocation.confined
+        with hold.popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.communicate() == ("1\n", "cat: /dev/full: Permission denied\n")
+    os.close(os.open("/dev/full", os.O_RDONLY))
+    program = "import anyaccel; held = anyaccel.current(); print(held.confined, *held.gaps)"
+    told = aa.run("A", [sys.executable, "-c", program], machine="sim:A:2", enforce=True, capture_output=True, text=True)
+    assert told.stdout.startswith("True acme/1 (A-1) is open to the worker: "), told.stderr

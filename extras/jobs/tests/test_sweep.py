@@ -12,6 +12,7 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.errors import UsageError
+from anyaccel.launcher.sandbox import available
 from anyaccel.ledger import Ledger
 from anyaccel.linux.process import gone
 from anyaccel_jobs.sweep import COLUMNS, Commands, parse_each, written
@@ -382,3 +383,11 @@ def test_what_has_left_the_process_group_of_a_command_is_ended_at_its_time(sweep
     if then == "wait":
         assert Ledger.open().leases() == ()
     until(lambda: not Ledger.open().leases(), "the device")
+
+
+def test_commands_are_started_with_the_options_that_run_has(sweep):
+    program = "import anyaccel, os; print(anyaccel.current().confined, os.environ['ACME_VISIBLE'])"
+    options = "--try-enforce", "--no-bind", "--mask", "index"
+    status, said = sweep(*options, "--each", "n=1", "--", sys.executable, "-c", program, "{n}")
+    assert status == 0, said
+    assert (FOLDER / "1.log").read_text() == f"{not available()} 0\n"

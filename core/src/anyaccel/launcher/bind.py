@@ -7,9 +7,8 @@ needs no rule of its own: the kernel gives a process pages of the node on which 
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from anyaccel.model import Allocation, Inventory
 from anyaccel.probe import HOST
@@ -70,25 +69,3 @@ def _cores(processors: Sequence[int]) -> list[tuple[int, ...]]:
     for processor in processors:
         cores.setdefault(siblings(processor) or (processor,), []).append(processor)
     return [tuple(core) for core in cores.values()]
-
-
-def put(processors: Collection[int]) -> None:
-    """Let this thread, and what it starts from here on, run on some processors; does nothing for none.
-
-    Processors that went away meanwhile, or that a cgroup does not leave us, are no reason not to start.
-    """
-    if processors:
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, processors)
-
-
-@contextlib.contextmanager
-def bound(processors: Collection[int]) -> Iterator[None]:
-    """Start something that runs on some processors: within, this thread does so itself."""
-    before = os.sched_getaffinity(0)
-    put(processors)
-    try:
-        yield
-    finally:
-        if processors:
-            put(before)

@@ -21,7 +21,7 @@ DMEM = "cgroup dmem"
 _LEAST = 1 << 20
 
 
-def amount(memory: int | str) -> int:
+def amount(memory: object) -> int:
     """Read how much of the host's memory somebody may use, in bytes.
 
     Raises:
