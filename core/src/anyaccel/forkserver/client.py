@@ -98,7 +98,16 @@ class ForkServer:
         """Return the number of a process that is to be forked."""
         return next(self._numbers)
 
-    def spawn(self, number: int, child: Child, target: str, argument: Any, descriptors: Sequence[int]) -> None:
+    def spawn(
+        self,
+        number: int,
+        child: Child,
+        target: str,
+        descriptors: Sequence[int],
+        *,
+        argument: Any = None,
+        alone: bool = False,
+    ) -> None:
         """Have a process forked that calls a function.
 
         Args:
@@ -106,8 +115,9 @@ class ForkServer:
             child: What hears of its end.
             target: The function, as ``module:name``. It is called with the descriptors and the argument, and the
                 process ends with it.
-            argument: JSON data.
             descriptors: Descriptors that it gets.
+            argument: JSON data.
+            alone: Whether it has a parent that is no other process's.
 
         Raises:
             BrokenPipeError: When the server has died.
@@ -117,7 +127,7 @@ class ForkServer:
             if not self.alive:
                 raise BrokenPipeError("the fork server has died")
             self.children[number] = child
-        self.tell(number, {"spawn": number, "target": target, "argument": argument}, descriptors)
+        self.tell(number, {"spawn": number, "target": target, "argument": argument, "alone": alone}, descriptors)
 
     def tell(self, number: int, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         """Send something that the process needs. If that fails, there is none, and its owner hears nothing.

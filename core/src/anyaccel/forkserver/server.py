@@ -4,12 +4,13 @@
 import. It has one thread and no device open or mapped: otherwise it refuses to fork, since what a driver set up for one
 process must not be used by two.
 
-It serves a control socket of JSON packets. ``{"spawn": n, "target": "module:name", "argument": a}`` comes with
-descriptors, and forks process ``n``, which calls the function with both and ends with it. ``{"hold": n, "grace": s}``
-comes with descriptors that are kept until the process and everything that it started have gone. ``{"stop": n, "grace":
-s, "by": signal}`` ends these: asked at first, killed in the end. When all of them have left the kernel, the server says
-``{"kind": "gone", "number": n, "pid": p, "status": s, "reason": text}``; of what ignores SIGKILL, ``{"kind": "stuck",
-"number": n, "reason": text}``.
+It serves a control socket of JSON packets. ``{"spawn": n, "target": "module:name", "argument": a, "alone": b}`` comes
+with descriptors, and forks process ``n``, which calls the function with both and ends with it. One that is alone has a
+parent of its own, which does nothing but wait for it: what it does to its parent costs nothing else. ``{"hold": n,
+"grace": s}`` comes with descriptors that are kept until the process and everything that it started have gone.
+``{"stop": n, "grace": s, "by": signal}`` ends these: asked at first, killed in the end. When all of them have left the
+kernel, the server says ``{"kind": "gone", "number": n, "pid": p, "status": s, "reason": text}``; of what ignores
+SIGKILL, ``{"kind": "stuck", "number": n, "reason": text}``.
 
 It is the guardian too. Orphans of what it forked become its children; when the caller goes, for whatever reason,
 everything that was started is ended, and what does not end when asked is killed.
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 MOST_DESCRIPTORS = 253
 """The kernel passes no more in one packet."""
+FIRST_LOOK_SECONDS = 0.02
+"""How long a process that was killed is left alone: most leave nothing that would have to be looked for."""
 LOOK_SECONDS = 1.0
 """Pause between two looks at what is left of a process, where nothing can be done about it."""
 MOST_TRIAL = 10.0
@@ -199,29 +202,30 @@ class Server:
             descriptors = array("i", b"".join(content for _, _, content in ancillary)).tolist()
             message = json.loads(data)
             if "spawn" in message:
-                self._spawn(message["spawn"], descriptors, message["target"], message["argument"])
+                self._spawn(message["spawn"], descriptors, message)
             elif "hold" in message:
                 self._hold(message["hold"], message["grace"], descriptors)
             elif message["stop"] in self.families:
                 self._end(self.families[message["stop"]], message["grace"], message["by"])
 
-    def _spawn(self, number: int, descriptors: list[int], target: str, argument: Any) -> None:
+    def _spawn(self, number: int, descriptors: list[int], order: Mapping[str, Any]) -> None:
         """Fork a process that calls a function."""
         reason = self.fault or (_unfit() if len(os.listdir("/proc/self/task")) > 1 else "")
         if not reason and not self.closing:
             # A process that is asked to end before it knows how would not: it hears once it does.
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            masked = set() if order["alone"] else {signal.SIGTERM}
+            signal.pthread_sigmask(signal.SIG_BLOCK, masked)
             try:
                 pid = os.fork()
             except OSError as error:
                 reason = f"the kernel refused to fork: {error.strerror}"
             else:
                 if pid == 0:
-                    self._become(target, descriptors, argument)
+                    self._become(order, descriptors)
                 self.families[number] = family = Family(number, pid)
                 self.owners[pid] = frozenset((family,))
             finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, masked)
         for descriptor in descriptors:
             os.close(descriptor)
         if reason:
@@ -237,25 +241,28 @@ class Server:
         for lease in leases:  # it has gone already
             os.close(lease)
 
-    def _become(self, target: str, descriptors: list[int], argument: Any) -> None:
-        """What the child does after the fork; never returns. SIGTERM is blocked until its function knows what to do."""
+    def _become(self, order: Mapping[str, Any], descriptors: list[int]) -> None:
+        """What the child does after the fork; never returns. The function unblocks SIGTERM, unless it is alone."""
         try:
             die_with_parent(self.pid)
+            os.setsid()
             signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if order["alone"]:
+                _get_parent()
+            adopt_orphans()
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+            for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGABRT):
                 signal.signal(number, signal.SIG_DFL)
             for descriptor in self.private:
                 os.close(descriptor)
             for family in self.families.values():
                 for lease in family.leases:  # of others: they must not end with this process
                     os.close(lease)
-            os.setsid()
-            adopt_orphans()
             gc.enable()
-            module, _, name = target.partition(":")
+            module, _, name = order["target"].partition(":")
             __import__(module)
-            getattr(sys.modules[module], name)(descriptors, argument)
+            getattr(sys.modules[module], name)(descriptors, order["argument"])
             os._exit(0)
         except BaseException as error:  # noqa: BLE001 - nothing above may go on as if this were the fork server
             sys.excepthook(type(error), error, error.__traceback__)
@@ -309,7 +316,7 @@ class Server:
             for lease in family.leases:
                 os.close(lease)
             self._post("gone", family.number, pid=family.pid, status=family.status, reason="")
-        else:
+        elif family.rest is None or not family.rest.killing:
             self._end(family, family.grace, signal.SIGTERM)
 
     def _forget(self, pid: int, status: int) -> frozenset[Family]:
@@ -330,6 +337,10 @@ class Server:
         else:
             family.rest.allow(grace)
         family.due = 0.0
+        if grace <= 0 and family.status is None:
+            family.rest.kill()
+            os.kill(family.pid, signal.SIGKILL)  # the number is its own as long as it has not been reaped
+            family.due = time.monotonic() + FIRST_LOOK_SECONDS
 
     def _press(self) -> None:
         """End families as far as that is due."""
@@ -379,6 +390,28 @@ class Server:
             self.poll.modify(CONTROL, select.EPOLLIN | writable)
 
 
+def _get_parent() -> None:
+    """Fork once more, and return in the new process; this one waits for that, and ends as it does.
+
+    It does so at once, and does little: every page of memory that a process writes to is copied for it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    own = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent(own)
+        os.setsid()
+        return
+    os.closerange(0, os.sysconf("SC_OPEN_MAX"))
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if status < 0:
+        leave_no_core(own)
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(own, -status)
+    os._exit(status)
+
+
 def _unfit() -> str:
     """Why this process must not fork; empty when it may."""
     if touched := touched_devices():
@@ -422,7 +455,8 @@ def _caller(pid: int) -> int:
 def _arrange_signals(wake: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the thread that started us had blocked
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGABRT):  # a process that waits for one that aborts must not do so itself
+        signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
 

@@ -151,7 +151,7 @@ class WorkerServer(client.ForkServer):
         number = self.draw()
         child.attach(channel, end, partial(self._stop, number))
         try:
-            self.spawn(number, child, TARGET, ahead, (end.fileno(),))
+            self.spawn(number, child, TARGET, (end.fileno(),), argument=ahead)
         except OSError:
             child.detach()
             raise

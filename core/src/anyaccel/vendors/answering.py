@@ -1,6 +1,6 @@
 """What runs in a guarded process: functions that may hang, crash or exit, called one after the other.
 
-A vendor's code may signal its parent. So each process has a parent of its own, which does nothing but wait for it.
+A vendor's code may signal its parent. So each process has one of its own.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import contextlib
 import faulthandler
 import json
 import os
-import signal
 import struct
 import sys
 
-from anyaccel.forkserver.server import leave_no_core
-from anyaccel.linux.process import die_with_parent, set_name
+from anyaccel.linux.process import set_name
 from anyaccel.vendors import IDLE_SECONDS
 from anyaccel.vendors.protocol import ANSWER, BEGUN, CHUNK, HEADER
 
@@ -36,32 +34,9 @@ def serve(descriptors: list[int], _: object) -> None:
         os.dup2(descriptor, stream)
     os.closerange(3, calls)
     os.closerange(calls + 1, os.sysconf("SC_OPEN_MAX"))
-    _get_parent()
     set_name("accel-vendor")
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     faulthandler.enable(2)  # also where the caller has it abort, since it does not answer
     _answer_calls(_socket.socket(fileno=calls))
-
-
-def _get_parent() -> None:
-    """Fork once more: this process waits, and ends as the new one does, which returns."""
-    own = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        die_with_parent(own)
-        os.setsid()
-        return
-    os.closerange(0, os.sysconf("SC_OPEN_MAX"))
-    signal.signal(signal.SIGABRT, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if status < 0:
-        leave_no_core(own)
-        with contextlib.suppress(OSError):  # SIGKILL has no handler
-            signal.signal(-status, signal.SIG_DFL)
-        os.kill(own, -status)
-    os._exit(status)
 
 
 def _answer_calls(calls: _socket.socket) -> None:

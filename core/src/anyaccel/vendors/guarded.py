@@ -84,7 +84,7 @@ class _Running:
             undo.callback(self.forget)
             try:
                 self._number = server.draw()
-                server.spawn(self._number, self, TARGET, None, (theirs.fileno(), output))
+                server.spawn(self._number, self, TARGET, (theirs.fileno(), output), alone=True)
             finally:
                 os.close(output)
             undo.pop_all()
