@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from anyaccel.probe.guard import GuardedProcess as GuardedProcess
     from anyaccel.probe.guard import Outcome as Outcome
     from anyaccel.probe.guard import call_all as call_all
-    from anyaccel.probe.guard import drop as drop
     from anyaccel.probe.host import HostFacts as HostFacts
     from anyaccel.probe.loading import FILE_NAME as FILE_NAME
     from anyaccel.probe.loading import SCHEMA as SCHEMA
@@ -29,7 +28,7 @@ else:
         {
             "anyaccel.probe.context": ("CommandResult", "Facts", "Json", "ProbeContext"),
             "anyaccel.probe.forkserver": ("TRACE",),
-            "anyaccel.probe.guard": ("GuardedProcess", "Outcome", "call_all", "drop"),
+            "anyaccel.probe.guard": ("GuardedProcess", "Outcome", "call_all"),
             "anyaccel.probe.host": ("HostFacts",),
             "anyaccel.probe.loading": ("FILE_NAME", "SCHEMA", "load", "read_json"),
             "anyaccel.probe.machine": ("Machine", "Simulated", "parse_machine"),
