@@ -24,6 +24,9 @@ Answer = dict[str, str]
 
 def perform(payload: Mapping[str, Any]) -> list[Answer]:
     """Make one check; what it says of each machine, as the fields of :class:`~anyaccel_testing.Result`."""
+    sys.path[:] = payload["path"]  # the process was forked from one that may have looked for modules elsewhere
+    os.environ.clear()
+    os.environ.update(payload["environ"])
     check = next(check for check in CHECKS if check.id == payload["check"])
     subject = Subject(
         decode(Source, payload["source"]),

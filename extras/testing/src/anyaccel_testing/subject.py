@@ -37,6 +37,7 @@ class Subject:
 
     Attributes:
         too_slow: The machine on which a hook has taken longer; empty while none has.
+        tried_sizes: Numbers of devices of the simulated machines on which every odd value was tried.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Subject:
         self.live = live
         self.timeout = timeout
         self.too_slow = ""
+        self.tried_sizes: set[int] = set()
         self._recordings = recordings
 
     @cached_property
