@@ -11,6 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from anyaccel.vendors.contract import HOOKS as HOOKS
+    from anyaccel.vendors.contract import RECORDED as RECORDED
     from anyaccel.vendors.contract import RESOURCE as RESOURCE
     from anyaccel.vendors.contract import VENDOR as VENDOR
     from anyaccel.vendors.discovery import GROUP as GROUP
@@ -24,7 +26,7 @@ else:
     __all__, __getattr__, __dir__ = face(
         __name__,
         {
-            "anyaccel.vendors.contract": ("RESOURCE", "VENDOR"),
+            "anyaccel.vendors.contract": ("HOOKS", "RECORDED", "RESOURCE", "VENDOR"),
             "anyaccel.vendors.discovery": ("GROUP", "Source", "installed"),
             "anyaccel.vendors.plugin": ("VendorPlugin",),
             "anyaccel.vendors.process": ("ask", "known", "vendor_process"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -137,6 +137,16 @@ class TestedMachine:
     def replay(self, environ: Mapping[str, str] | None = None) -> ProbeContext:
         """Show the recording to a hook."""
         return self.context(RecordedFacts(self.recording, environ))
+
+    def call(self, hook: str, **told: Callable[[], Any]) -> Callable[[], Any]:
+        """What calls a hook.
+
+        Args:
+            hook: Its name, without ``anyaccel_``.
+            told: By the names of arguments, what makes them at each call.
+        """
+        plugin = self.subject.plugin
+        return lambda: getattr(plugin, hook)(*(told[each]() for each in plugin.arguments(hook)))
 
     @cached_property
     def _answer(self) -> dict[str, Any]:
