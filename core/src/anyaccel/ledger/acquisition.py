@@ -6,8 +6,8 @@ a ticket that goes wakes one. All look again now and then in any case: a user ha
 be stopped.
 
 Choosing is optimistic. The names are read and the caller chooses without any lock, so that a slow choice - it may ask
-plug-ins - delays nobody but itself. Then, with the directory locked, the names are read once more, and what was chosen
-is published if it is still free and nobody came in front; otherwise all starts anew.
+plug-ins - delays no other request. Then, with the directory locked, the names are read once more, and what was chosen
+is published if it is still free and no ticket came in front; otherwise all starts anew.
 """
 
 from __future__ import annotations
@@ -605,7 +605,7 @@ class Acquisition:
 
         Looks at the locks and stamps of those at the head until one is found to be there, and at the nearest ones.
         """
-        if self._ticket and self._ticket.name not in listing.tickets:  # somebody emptied the directory
+        if self._ticket and self._ticket.name not in listing.tickets:  # the directory was emptied
             self._drop_ticket()
         self._looked = time.monotonic()
         rivals = self._rivals(directory, listing)
@@ -716,7 +716,7 @@ class Acquisition:
                 number = ticket.publish(directory, self._want, self._priority, self._since, self._note, number)
                 if kept is not None:
                     kept.number, kept.since = number, self._since
-        except FileNotFoundError:  # somebody who cannot see this process took it for debris
+        except FileNotFoundError:  # a process that cannot see this one took it for debris
             self._look_soon = True
         finally:
             self._state.unlock(directory)
@@ -724,9 +724,9 @@ class Acquisition:
                 self._drop_ticket()
 
     def _drop_ticket(self) -> None:
-        ticket, self._ticket = self._ticket, None
-        if ticket:
-            ticket.drop()
+        if self._ticket:
+            self._ticket.drop()  # before it is forgotten: an interrupt may come in between
+            self._ticket = None
 
     def _leave_line(self) -> None:
         """Give the place in line up, and what wakes us."""
