@@ -1,20 +1,16 @@
 """One vendor's plug-in behind typed methods: the only module that calls hooks.
 
-Each vendor has a plug-in manager of its own, so that one hook call reaches one vendor, and a plug-in that fails to
-register leaves nothing behind.
+A hook gets the arguments that it names, by position.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
-
-import pluggy
 
 from anyaccel import hookspecs
 from anyaccel.errors import PluginError
@@ -42,17 +38,10 @@ from anyaccel.vendors.discovery import Source, problem_of
 PREFIX = "anyaccel_"
 REQUIRED = ("anyaccel_info", "anyaccel_detect", "anyaccel_fractional", "anyaccel_tags", "anyaccel_env")
 
+_STARS = 0x04 | 0x08
+"""Flags of code that takes ``*args`` or ``**kwargs``."""
+
 Check = Callable[[Any], Iterator[str]]
-
-
-class _Manager(pluggy.PluginManager):
-    """Looks for hooks among what has a hook's name: to look at every attribute took longer than to import a plug-in."""
-
-    def parse_hookimpl_opts(self, plugin: object, name: str) -> pluggy.HookimplOpts | None:
-        return super().parse_hookimpl_opts(plugin, name) if name.startswith(PREFIX) else None
-
-    def parse_hookspec_opts(self, module_or_class: ModuleType | type, name: str) -> pluggy.HookspecOpts | None:
-        return super().parse_hookspec_opts(module_or_class, name) if name.startswith(PREFIX) else None
 
 
 class VendorPlugin:
@@ -77,14 +66,12 @@ class VendorPlugin:
             PluginError: When it cannot be imported or does not keep the contract.
         """
         self.source = source
-        self._manager = _Manager("anyaccel")
-        self._manager.add_hookspecs(hookspecs)
-        self._register(self._import() if plugin is None else plugin)
+        self._hooks = self._found(self._import() if plugin is None else plugin)
         self.info: PluginInfo = self._call("anyaccel_info", lambda value: contract.info_faults(value, source.vendor))
 
     def implements(self, hook: str) -> bool:
         """Whether the plug-in has a hook of this name."""
-        return bool(getattr(self._manager.hook, hook).get_hookimpls())
+        return hook in self._hooks
 
     def detect(self, ctx: ProbeContext) -> Detected | None:
         """Find the vendor's devices. Touches the machine: never call it in a process that must survive."""
@@ -163,7 +150,8 @@ class VendorPlugin:
         if not self.implements(hook):
             return default
         try:
-            value = getattr(self._manager.hook, hook)(**arguments)
+            function, names = self._hooks[hook]
+            value = function(*(arguments[name] for name in names))
         except (Exception, SystemExit) as error:
             raise PluginError(self._raised(error, hook)) from error
         found = list(check(value))
@@ -206,15 +194,13 @@ class VendorPlugin:
             raise PluginError(self.problem(ProblemKind.LOAD, reason)) from error
         return found
 
-    def _register(self, plugin: object) -> None:
+    def _found(self, plugin: object) -> dict[str, tuple[Callable[..., Any], tuple[str, ...]]]:
+        """The plug-in's hooks by name, each with the names of the arguments that it takes."""
         found = list(_registration_faults(plugin))
-        try:
-            if not found:
-                self._manager.register(plugin, name=self.source.vendor)
-        except (pluggy.PluginValidationError, ValueError) as error:
-            found = [" ".join(str(error).split())]
         if found:
             raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found)))
+        hooks = {name: getattr(plugin, name, None) for name in hookspecs.HOOKS}
+        return {name: (hook, tuple(_parameters(hook))) for name, hook in hooks.items() if callable(hook)}
 
 
 def _sentence(found: Sequence[str]) -> str:
@@ -237,13 +223,13 @@ def _registration_faults(plugin: object) -> Iterator[str]:
     for name in names:
         function = getattr(plugin, name)
         if name not in specs:
-            if hasattr(function, "anyaccel_impl"):
+            if hasattr(function, hookspecs.MARK):
                 import difflib
 
                 close = difflib.get_close_matches(name, specs, n=1)
                 yield f"{name} is no hook" + (f"; did you mean {close[0]}?" if close else "")
             continue
-        if not hasattr(function, "anyaccel_impl"):
+        if not hasattr(function, hookspecs.MARK):
             yield f"{name} lacks the decorator @hookimpl (from anyaccel.plugin import hookimpl)"
         yield from _argument_faults(name, function)
     for name in REQUIRED:
@@ -254,8 +240,23 @@ def _registration_faults(plugin: object) -> Iterator[str]:
 def _argument_faults(name: str, function: Callable[..., Any]) -> Iterator[str]:
     code = getattr(hookspecs, name).__code__
     allowed = code.co_varnames[: code.co_argcount]
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.name not in allowed:
-            yield f"{name} takes {parameter.name!r}, which the hook does not pass; it passes ({', '.join(allowed)})"
-        elif parameter.default is not parameter.empty:
-            yield f"{name} gives {parameter.name!r} a default, so it would never be passed; remove the default"
+    for parameter, has_default in _parameters(function).items():
+        if parameter not in allowed:
+            yield f"{name} takes {parameter!r}, which the hook does not pass; it passes ({', '.join(allowed)})"
+        elif has_default:
+            yield f"{name} gives {parameter!r} a default, so it would never be passed; remove the default"
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, bool]:
+    """The parameters of a hook, each with whether it has a default."""
+    plain = getattr(function, "__func__", function)
+    code = getattr(plain, "__code__", None)
+    if code is None or code.co_kwonlyargcount or code.co_flags & _STARS or hasattr(plain, "__wrapped__"):
+        import inspect  # late: it takes as long to import as a plug-in, and few hooks need it
+
+        found = inspect.signature(function).parameters.values()
+        return {each.name: each.default is not each.empty for each in found}
+    names = code.co_varnames[: code.co_argcount]
+    first = len(names) - len(plain.__defaults__ or ())
+    own = {name: number >= first for number, name in enumerate(names)}
+    return dict([*own.items()][plain is not function :])
