@@ -11,11 +11,12 @@ Hooks that touch the machine see it through their context alone. All others are 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import pluggy
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, TypeVar
-
     from anyaccel.model import (
         ContainerEdits,
         Detected,
@@ -32,18 +33,11 @@ if TYPE_CHECKING:
     )
     from anyaccel.probe.context import ProbeContext
 
-    Hook = TypeVar("Hook", bound=Callable[..., Any])
-
-MARK = "anyaccel_impl"
-"""Attribute of a function that is a hook."""
+hookspec = pluggy.HookspecMarker("anyaccel")
+hookimpl = pluggy.HookimplMarker("anyaccel")
 
 
-def hookimpl(function: Hook) -> Hook:
-    """Mark a function, or a method, of a plug-in as the hook of its name."""
-    setattr(function, MARK, True)
-    return function
-
-
+@hookspec(firstresult=True)
 def anyaccel_info() -> PluginInfo:  # type: ignore[empty-body]
     """Say who you are.
 
@@ -52,6 +46,7 @@ def anyaccel_info() -> PluginInfo:  # type: ignore[empty-body]
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_detect(ctx: ProbeContext) -> Detected | None:
     """Find this vendor's devices on the machine that ``ctx`` shows.
 
@@ -66,6 +61,7 @@ def anyaccel_detect(ctx: ProbeContext) -> Detected | None:
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_fractional(device: Device) -> Fractional:  # type: ignore[empty-body]
     """Say whether several holders may share this device.
 
@@ -74,6 +70,7 @@ def anyaccel_fractional(device: Device) -> Fractional:  # type: ignore[empty-bod
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_tags(device: Device) -> Sequence[str]:  # type: ignore[empty-body]
     """Name the accelerator types by which this device can be asked for, most canonical first.
 
@@ -82,6 +79,7 @@ def anyaccel_tags(device: Device) -> Sequence[str]:  # type: ignore[empty-body]
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:  # type: ignore[empty-body]
     """Make a worker see exactly ``devices``, in this order.
 
@@ -95,6 +93,7 @@ def anyaccel_env(devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:  # typ
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str | VisiblePart] | None:
     """Say which of ``devices`` an environment leaves visible: the inverse of ``anyaccel_env``.
 
@@ -109,6 +108,7 @@ def anyaccel_visible(environ: Mapping[str, str], devices: Sequence[Device]) -> S
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_validate(request: Term, devices: Sequence[Device]) -> str | None:
     """Say why the hardware cannot serve this term with exactly these devices.
 
@@ -123,6 +123,7 @@ def anyaccel_validate(request: Term, devices: Sequence[Device]) -> str | None:
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_stats(devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:  # type: ignore[empty-body]
     """Observe the devices now.
 
@@ -135,6 +136,7 @@ def anyaccel_stats(devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str,
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_container(devices: Sequence[Device]) -> ContainerEdits:  # type: ignore[empty-body]
     """Say what a container or a sandbox needs so that exactly these devices work inside.
 
@@ -143,6 +145,7 @@ def anyaccel_container(devices: Sequence[Device]) -> ContainerEdits:  # type: ig
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_diagnose(ctx: ProbeContext) -> Sequence[Finding]:  # type: ignore[empty-body]
     """Look for what is wrong with this vendor here: driver, permissions, rival variables, orphaned memory.
 
@@ -154,6 +157,7 @@ def anyaccel_diagnose(ctx: ProbeContext) -> Sequence[Finding]:  # type: ignore[e
     """
 
 
+@hookspec(firstresult=True)
 def anyaccel_products() -> Sequence[Product]:  # type: ignore[empty-body]
     """List the products that this plug-in knows.
 

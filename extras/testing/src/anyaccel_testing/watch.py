@@ -30,7 +30,7 @@ EVENTS = (
 """Audit events, or the beginnings of their names, that tell of the machine being touched."""
 SEEN_ELSEWHERE = ("os.putenv", "os.unsetenv", "os.chdir")
 """Events that change the process rather than touch the machine: :func:`process_state` tells of them."""
-OURS = ("anyaccel",)
+OURS = ("anyaccel", "pluggy")
 
 
 class Watch:
