@@ -541,7 +541,8 @@ class Wish:
         time, self._note = options.get("time"), options.get("note", "")
         if time is not None and not 0 < time < float("inf"):
             raise ValueError(f"time must be seconds, more than 0, or None (got {time!r})")
-        where = {name: value for name, value in options.items() if name in ("machine", "declare", "timeout")}
+        names = "machine", "declare", "timeout"
+        where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
         self.inventory = survey(options.get("inventory"), environ=self.environ, request=self.request, **where)
         self._grants: tuple[Grant, ...] = ()
         self._attempt: Acquisition | None = None
