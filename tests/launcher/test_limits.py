@@ -124,7 +124,7 @@ def test_a_share_stays_by_agreement_where_the_kernel_cannot_hold_it(tree, pci, m
 
 def test_why_it_stays_by_agreement_is_known(tree, pci):
     (tree.path / "cgroup.controllers").unlink()
-    with aa.launcher.hold.take("pci/0:0.5", lambda _: (), limit=True) as hold:
+    with aa.launcher.hold.take("pci/0:0.5", lambda _: (), grouped=True) as hold:
         assert hold.launch.environment.unlimited == f"there is no cgroup v2 at {tree.path}"
     with aa.acquire("pci/0:0.5") as hold:
         assert hold.allocation.shares[0].memory_by == "by agreement", "this process is put nowhere"

@@ -38,7 +38,8 @@ _HOMES = {
     "anyaccel.launcher.command": ("run",),
     "anyaccel.launcher.environment": ("WorkerEnvironment", "worker_environment"),
     "anyaccel.launcher.hold": ("Hold", "acquire", "acquire_async", "leases", "why"),
-    "anyaccel.launcher.launch": ("Launch", "open_scheduler", "prepare"),
+    "anyaccel.launcher.launch": ("Launch", "prepare"),
+    "anyaccel.launcher.schedulers": ("open_scheduler",),
     "anyaccel.launcher.use": ("Use", "use"),
     "anyaccel.model": (
         "Allocation",

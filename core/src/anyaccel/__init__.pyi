@@ -34,8 +34,8 @@ from anyaccel.launcher.hold import acquire_async as acquire_async
 from anyaccel.launcher.hold import leases as leases
 from anyaccel.launcher.hold import why as why
 from anyaccel.launcher.launch import Launch as Launch
-from anyaccel.launcher.launch import open_scheduler as open_scheduler
 from anyaccel.launcher.launch import prepare as prepare
+from anyaccel.launcher.schedulers import open_scheduler as open_scheduler
 from anyaccel.launcher.use import Use as Use
 from anyaccel.launcher.use import use as use
 from anyaccel.model import Allocation as Allocation

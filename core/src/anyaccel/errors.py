@@ -2,6 +2,7 @@
 
     AnyaccelError
     ├── UsageError                the request or an argument is wrong                          exit 2
+    │   ├── UnknownOptionError    a function has no option of this name
     │   ├── RequestError          a request does not follow the grammar
     │   ├── UnknownNameError      a request names nothing that any plug-in knows
     │   ├── MachineError          --machine names no machine, or a recording is damaged
@@ -79,6 +80,12 @@ class AlreadyLoadedError(AnyaccelError):
     """Raised when devices are wanted for a process in which a vendor's runtime has been loaded."""
 
     code = "already-loaded"
+
+
+class UnknownOptionError(UsageError, TypeError):
+    """Raised when a function is given an option that it does not have."""
+
+    code = "unknown-option"
 
 
 class RequestError(UsageError):

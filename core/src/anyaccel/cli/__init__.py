@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from anyaccel.cli.devices_table import used_of as used_of
     from anyaccel.cli.options import add_command as add_command
     from anyaccel.cli.options import add_launch as add_launch
-    from anyaccel.cli.options import add_memory as add_memory
     from anyaccel.cli.options import add_request as add_request
     from anyaccel.cli.options import add_signal as add_signal
+    from anyaccel.cli.options import add_start as add_start
     from anyaccel.cli.options import add_time as add_time
     from anyaccel.cli.options import add_wait as add_wait
     from anyaccel.cli.options import machine_options as machine_options
+    from anyaccel.cli.options import start_options as start_options
     from anyaccel.cli.options import survey as survey
     from anyaccel.cli.options import time_limit as time_limit
     from anyaccel.cli.options import wait_options as wait_options
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from anyaccel.cli.quantities import whole as whole
     from anyaccel.cli.run import acquire_devices as acquire_devices
     from anyaccel.cli.run import become_command as become_command
-    from anyaccel.cli.run import confine as confine
     from anyaccel.cli.status import INTERVAL as INTERVAL
     from anyaccel.cli.status import add_looks as add_looks
 else:
@@ -46,18 +46,19 @@ else:
             "anyaccel.cli.options": (
                 "add_command",
                 "add_launch",
-                "add_memory",
                 "add_request",
                 "add_signal",
+                "add_start",
                 "add_time",
                 "add_wait",
                 "machine_options",
+                "start_options",
                 "survey",
                 "time_limit",
                 "wait_options",
             ),
             "anyaccel.cli.quantities": ("add_grace", "duration", "whole"),
-            "anyaccel.cli.run": ("acquire_devices", "become_command", "confine"),
+            "anyaccel.cli.run": ("acquire_devices", "become_command"),
             "anyaccel.cli.status": ("INTERVAL", "add_looks"),
         },
     )

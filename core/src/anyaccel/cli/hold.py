@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 
 from anyaccel.cli import output
-from anyaccel.cli.options import acquire, add_launch, add_request, add_time, add_wait
+from anyaccel.cli.options import acquire, add_launch, add_request, add_time, add_wait, start_options
 from anyaccel.cli.parser import told
 from anyaccel.errors import UsageError
 from anyaccel.exports.shell import exports
@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _hold(args: argparse.Namespace, reporting: int) -> int:
     """Take the devices, print the lease, and hold it until the end; returns only where nothing is held."""
-    hold = acquire(args, program=_PROGRAM)
+    hold = acquire(args, start_options(args), program=_PROGRAM)
     # A lease covers what was started with it; whoever sets these variables elsewhere was not.
     variables = {name: value for name, value in hold.launch.environment.set.items() if name not in _COVERED}
     if hold.lease is None:

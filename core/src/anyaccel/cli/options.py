@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from anyaccel.launcher.options import AcquireOptions
     from anyaccel.launcher.time_limit import TimeLimit
 
 
@@ -74,13 +75,43 @@ def add_terms(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--priority", metavar="N", type=int, default=0, help="as if asked for with it (default: 0)")
 
 
-def add_memory(parser: argparse.ArgumentParser) -> None:
-    """Let a command say how much of the host's memory what it starts may take."""
+def add_start(parser: argparse.ArgumentParser) -> None:
+    """Let a command say how what it runs is started with its devices; :func:`start_options` takes it."""
+    from argparse import BooleanOptionalAction
+
+    parser.add_argument(
+        "--cap",
+        action="store_const",
+        const=True,
+        help="cap PyTorch and TensorFlow at the share of memory as well, by PYTHONPATH, when a Python program imports"
+        " them",
+    )
+    parser.add_argument(
+        "--bind",
+        action=BooleanOptionalAction,
+        default=None,
+        help="run the command on the processors of the NUMA node that is nearest to its devices (default: where it has"
+        " whole devices and the machine tells)",
+    )
     parser.add_argument(
         "--memory",
         metavar="SIZE",
         help="let the kernel end a command that takes more of the host's memory, such as 8GiB, with all that it starts;"
         " refused where no cgroup v2 can be made",
+    )
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--enforce",
+        action="store_const",
+        const=True,
+        help="let the kernel refuse the command the device nodes of all other devices",
+    )
+    group.add_argument(
+        "--try-enforce",
+        action="store_const",
+        const="try",
+        dest="enforce",
+        help="the same where the kernel can, else run the command without it and say so",
     )
 
 
@@ -115,15 +146,12 @@ def add_signal(parser: argparse.ArgumentParser) -> None:
 
 def acquire(
     args: argparse.Namespace,
+    start: AcquireOptions,
     *,
-    confined: bool = False,
     waits: Callable[[], object] = lambda: None,
     program: str,
     stays: bool = False,
-    cap: bool = False,
-    bind: bool | None = False,
-    memory: str | None = None,
-    limit: bool = False,
+    grouped: bool = False,
     told: bool = False,
 ) -> anyaccel.Hold:
     """Hold what the command line asks for, saying on the way what people should know.
@@ -133,14 +161,11 @@ def acquire(
 
     Args:
         args: The arguments.
-        confined: Whether the holder will be confined.
+        start: How the command is started.
         waits: Called once when the wait has begun, before anything is said of it.
         program: Name of the command that is going to use the devices.
         stays: Whether this process stays until that has ended, and does not become it.
-        cap: Whether PyTorch and TensorFlow are capped at its share of memory as well.
-        bind: Whether the command will run near its devices; None for whole devices.
-        memory: How much of the host's memory it may take.
-        limit: Whether the command will be started in a cgroup of its own where one was made.
+        grouped: Whether the command will be started in a cgroup of its own where one was made.
         told: Whether its time limit is told, and has the grace and the early signal of the arguments.
     """
     from anyaccel.launcher.hold import take
@@ -159,9 +184,8 @@ def acquire(
         line.show(sentence)
 
     try:
-        options: dict[str, Any] = {"confined": confined, "cap": cap, "bind": bind, "memory": memory, "limit": limit}
-        options |= wait_options(args)
-        hold = take(request, of_process, inventory=inventory, tell=show, **options)
+        options: AcquireOptions = {**start, **wait_options(args), "inventory": inventory}
+        hold = take(request, of_process, tell=show, grouped=grouped, **options)
     finally:
         line.clear()
     if line.used:
@@ -194,17 +218,26 @@ def _tell_once_of_others() -> None:
         output.say("leases of other users are not seen on this machine; 'sudo anyaccel setup' shares them (said once)")
 
 
-def wait_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments of :func:`anyaccel.acquire` that :func:`add_launch` and :func:`add_wait` declare."""
+def wait_options(args: argparse.Namespace) -> AcquireOptions:
+    """The keyword arguments of :func:`anyaccel.acquire` that :func:`add_wait` and :func:`add_time` declare."""
     return {
-        "mask": args.mask,
-        "unallocated": args.unallocated,
         "wait": 0 if args.no_wait else args.wait,
         "priority": args.priority,
         "note": args.note,
         "avoid_busy": args.avoid_busy,
         "time": args.time,
     }
+
+
+def start_options(args: argparse.Namespace) -> AcquireOptions:
+    """The keyword arguments of :func:`anyaccel.acquire` that :func:`add_launch` and :func:`add_start` declare.
+
+    Without those that were not given.
+    """
+    names = ("mask", "unallocated", "cap", "bind", "memory", "enforce")
+    given: Any = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    found: AcquireOptions = given
+    return found
 
 
 def survey(args: argparse.Namespace) -> Inventory:

@@ -15,23 +15,25 @@ from anyaccel.cli.options import (
     acquire,
     add_command,
     add_launch,
-    add_memory,
     add_request,
     add_signal,
+    add_start,
     add_time,
     add_wait,
+    start_options,
     time_limit,
 )
 from anyaccel.cli.quantities import add_grace
 from anyaccel.errors import UnknownNameError, UsageError
 from anyaccel.launcher.caps import FRACTION_VARIABLE
-from anyaccel.launcher.command import replace_process
-from anyaccel.launcher.sandbox import Sandbox, available, sandbox_for
+from anyaccel.launcher.sandbox import available
 from anyaccel.model import Share, format_slots, format_units, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from anyaccel.launcher.options import AcquireOptions
 
 
 EXAMPLES = (
@@ -53,34 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_time(parser)
     add_signal(parser)
     add_grace(parser)
-    parser.add_argument(
-        "--cap",
-        action="store_true",
-        help="cap PyTorch and TensorFlow at the share of memory as well, by PYTHONPATH, when a Python program imports"
-        " them",
-    )
-    parser.add_argument(
-        "--bind",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="run the command on the processors of the NUMA node that is nearest to its devices (default: where it has"
-        " whole devices and the machine tells)",
-    )
-    add_memory(parser)
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--enforce",
-        action="store_true",
-        default=False,
-        help="let the kernel refuse the command the device nodes of all other devices",
-    )
-    group.add_argument(
-        "--try-enforce",
-        action="store_const",
-        const="try",
-        dest="enforce",
-        help="the same where the kernel can, else run the command without it and say so",
-    )
+    add_start(parser)
     job = parser.add_mutually_exclusive_group()
     job.add_argument(
         "--ranks",
@@ -123,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
     if shell:
         names = ", ".join(device.name for device in hold.devices) or "no device"
         output.say(f"{args.command[0]} has {names}; it is given back when the shell ends")
-    return become_command(args, hold, confine(args, hold))
+    return become_command(args, hold)
 
 
 def acquire_devices(
@@ -136,29 +111,36 @@ def acquire_devices(
         waits: Called once when the wait has begun.
         stays: Whether this process stays until the command has ended.
     """
-    confined = bool(args.enforce and not available())
-    hold = acquire(
-        args, confined=confined, waits=waits, program=args.command[0], stays=stays, cap=args.cap, bind=args.bind,
-        memory=args.memory, limit=True, told=True,
-    )  # fmt: skip
+    start: AcquireOptions = {"bind": None, **start_options(args)}
+    hold = acquire(args, start, waits=waits, program=args.command[0], stays=stays, grouped=True, told=True)
     if hold.allocation.cpu:
         output.say(anyaccel.open_scheduler(hold.launch.inventory).why(hold.allocation.request).message)
         if args.time is not None:
             output.say("--time changes nothing: a time limit is that of the devices, and none is held")
     elif args.cap and FRACTION_VARIABLE not in hold.environ:
         output.say("--cap changes nothing: it is for a share of one device whose memory is known")
-    processors = hold.allocation.processors
+    _say_how(args, hold)
+    return hold
+
+
+def _say_how(args: argparse.Namespace, hold: anyaccel.Hold) -> None:
+    """Say where the command runs and what it is kept from."""
+    processors, sandbox = hold.allocation.processors, hold.launch.sandbox
     if args.bind and not processors:
         output.say("--bind changes nothing: no NUMA node is known that is near the devices and has processors for us")
     if args.verbose and processors:
         output.say(f"it runs on the processors {format_slots(processors)}, which are nearest to the devices")
-    if args.verbose:
-        for share in hold.allocation.shares:
-            if not share.whole:
-                output.say(_held_to(share))
-        if reason := hold.launch.environment.unlimited:
-            output.say(f"no cgroup holds it to memory of the device: {reason}")
-    return hold
+    if args.enforce and sandbox is None:
+        output.say(f"the command is not confined to its devices: {available()}")
+    for gap in sandbox.gaps if sandbox else ():
+        output.say(gap)
+    if not args.verbose:
+        return
+    for share in hold.allocation.shares:
+        if not share.whole:
+            output.say(_held_to(share))
+    if reason := hold.launch.environment.unlimited:
+        output.say(f"no cgroup holds it to memory of the device: {reason}")
 
 
 def _held_to(share: Share) -> str:
@@ -167,22 +149,12 @@ def _held_to(share: Share) -> str:
     return f"{share.device.name}: a share of {format_units(share.units)}, {share.enforced_by}{limits}"
 
 
-def confine(args: argparse.Namespace, hold: anyaccel.Hold) -> Sandbox | None:
-    """Make the sandbox of the command, None without one, and report on standard error what is not confined."""
-    sandbox = sandbox_for(hold.allocation, hold.launch.inventory, enforce=args.enforce)
-    if args.enforce and sandbox is None:
-        output.say(f"the command is not confined to its devices: {available()}")
-    for gap in sandbox.gaps if sandbox else ():
-        output.say(gap)
-    return sandbox
-
-
-def become_command(args: argparse.Namespace, hold: anyaccel.Hold, sandbox: Sandbox | None) -> int:
+def become_command(args: argparse.Namespace, hold: anyaccel.Hold) -> int:
     """Become the command, or what runs its ranks."""
     if hold.lease:
         hold.lease.inherit()  # the command carries the lease from here on, and all that it starts
     if not args.ranks and not args.port:
-        replace_process(hold.launch, args.command, sandbox)
+        hold.launch.become(args.command)
     from anyaccel.launcher.rendezvous import Rendezvous
 
     rendezvous = Rendezvous()
@@ -192,11 +164,10 @@ def become_command(args: argparse.Namespace, hold: anyaccel.Hold, sandbox: Sandb
         # How many processes 'torchrun' starts, unless it is told.
         variables = rendezvous.variables | {"PET_NPROC_PER_NODE": str(count)}
         environment = hold.launch.environment.with_variables(variables)
-        replace_process(replace(hold.launch, environment=environment), args.command, sandbox)
+        replace(hold.launch, environment=environment).become(args.command)
     from anyaccel.launcher.ranks import run_ranks
 
-    limit = time_limit(args, hold)
-    return run_ranks(hold.launch, args.command, rendezvous, sandbox=sandbox, grace=args.grace, limit=limit)
+    return run_ranks(hold.launch, args.command, rendezvous, grace=args.grace, limit=time_limit(args, hold))
 
 
 def _shell(args: argparse.Namespace) -> list[str]:

@@ -52,3 +52,18 @@ def detect(
     from anyaccel.inventory.find import find  # takes as long to import as what has begun takes to start
 
     return find(machine, declare=declare, timeout=timeout, environ=environ, request=request, everybody=everybody)
+
+
+def survey(
+    inventory: Inventory | None = None,
+    *,
+    machine: str | Machine | None = None,
+    declare: Mapping[str, int] | None = None,
+    environ: Mapping[str, str] | None = None,
+    timeout: float = DEADLINE_SECONDS,
+    request: Request | None = None,
+) -> Inventory:
+    """Return the inventory that the caller gave, or detect the machine that the caller named; see :func:`detect`."""
+    if inventory is not None:
+        return inventory
+    return detect(machine, declare=declare, environ=environ, timeout=timeout, request=request)

@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Collection, Iterator, Sequence
 
+from anyaccel.launcher.inside import put
 from anyaccel.model import Allocation, Inventory
 from anyaccel.probe import HOST
 from anyaccel.probe.processors import by_node, siblings
@@ -70,16 +71,6 @@ def _cores(processors: Sequence[int]) -> list[tuple[int, ...]]:
     for processor in processors:
         cores.setdefault(siblings(processor) or (processor,), []).append(processor)
     return [tuple(core) for core in cores.values()]
-
-
-def put(processors: Collection[int]) -> None:
-    """Let this thread, and what it starts from here on, run on some processors; does nothing for none.
-
-    Processors that went away meanwhile, or that a cgroup does not leave us, are no reason not to start.
-    """
-    if processors:
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, processors)
 
 
 @contextlib.contextmanager

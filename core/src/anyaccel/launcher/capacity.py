@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from anyaccel.errors import NotFreeError
-from anyaccel.launcher.launch import local_scheduler
+from anyaccel.launcher.choosing import local_scheduler
 from anyaccel.model import Inventory, Request
 
 MOST = 1024

@@ -3,59 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import signal
 from collections.abc import Mapping, Sequence
-from functools import partial
 from time import sleep
 
-from anyaccel.errors import CommandNotFoundError, CommandNotRunnableError, UsageError
-from anyaccel.launcher.bind import Bind, bound, put
-from anyaccel.launcher.environment import Group, WorkerEnvironment
-from anyaccel.launcher.hold import take
-from anyaccel.launcher.launch import Launch
-from anyaccel.launcher.sandbox import Enforce, Sandbox, confines, sandbox_for
+from anyaccel.errors import UsageError
+from anyaccel.launcher.hold import Hold, take
 from anyaccel.launcher.signals import GRACE_SECONDS
-from anyaccel.launcher.start import becoming, check_program, start_marked
+from anyaccel.launcher.start import not_started
 from anyaccel.launcher.time_limit import TimeLimit, check_early
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger import process
 from anyaccel.ledger.mark import Mark
 from anyaccel.ledger.teardown import Confirm, Teardown, find_carriers
-from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import Any, Unpack
 
     from anyaccel.launcher.completed import Completed
-    from anyaccel.ledger import OnWait
+    from anyaccel.launcher.options import RunOptions
 
 _TO_TELL = 1.0
 """Seconds after which a line on standard error is waited for no more."""
 
 
-def run(
-    request: str | Sequence[str],
-    command: Sequence[str] | str,
-    *,
-    machine: str | None = None,
-    declare: Mapping[str, int] | None = None,
-    environ: Mapping[str, str] | None = None,
-    wait: float | None = None,
-    priority: int = 0,
-    note: str = "",
-    time: float | None = None,
-    grace: float = GRACE_SECONDS,
-    signal: str | None = None,
-    on_wait: OnWait | None = None,
-    cap: bool = False,
-    bind: Bind = None,
-    memory: int | str | None = None,
-    enforce: Enforce = False,
-    **options: Any,
-) -> Completed:
+def run(request: str | Sequence[str], command: Sequence[str] | str, **options: Unpack[RunOptions]) -> Completed:
     """Run a command on accelerators and wait for it.
 
     Args:
@@ -81,14 +54,15 @@ def run(
         enforce: Whether the kernel refuses the command the device nodes of all other devices: True to insist, ``"try"``
             to do without where the kernel cannot. Do not combine it with a ``preexec_fn`` that ties the command's life
             to its parent's.
-        options: Further options of :func:`subprocess.run`: ``cwd``, ``input``, ``capture_output``, ``text``,
-            ``timeout``, ``check`` and so on.
+        options: ``avoid_busy``, ``unallocated`` and ``mask`` as of :func:`anyaccel.acquire`, and further options of
+            :func:`subprocess.run`: ``cwd``, ``input``, ``capture_output``, ``text``, ``timeout``, ``check`` and so on.
 
     Returns:
         What :func:`subprocess.run` returns; its ``timed_out`` says whether ``time`` has ended the command.
 
     Raises:
         UsageError, RequestError, UnknownNameError: When the command or the request is wrong.
+        UnknownOptionError: When there is no such option.
         NeverFitsError, NotFreeError, DeadlockError: When it cannot be served, or not in time.
         EnforcementError: When it must be confined, or held to ``memory``, and the kernel cannot.
         CommandNotFoundError, CommandNotRunnableError: When the command cannot be started.
@@ -99,51 +73,41 @@ def run(
         >>> done.returncode, done.stdout.split()
         (0, [b'H100'])
     """
-    program = _program(command, **options)
-    given: object = grace  # what callers without a type checker may pass
-    if not (isinstance(given, (int, float)) and given >= 0):
+    from anyaccel.launcher.options import RunOptions, TakeOptions, check_options
+
+    given: dict[str, Any] = {**options}
+    program = _program(command, given)
+    check_options("run", given, RunOptions.__annotations__)
+    grace = given.pop("grace", GRACE_SECONDS)
+    if not (isinstance(grace, (int, float)) and grace >= 0):
         raise UsageError(f"grace must be a number of seconds, 0 or more (got {grace!r:.60})")
-    early = check_early(signal, time)
-    confined = confines(enforce)
-    terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "time": time, "confined": confined}
-    terms["on_wait"] = on_wait
-    where: dict[str, Any] = {"machine": machine, "declare": declare, "environ": environ}
-    with take(request, marks.draw, cap=cap, bind=bind, memory=memory, limit=True, **where, **terms) as hold:
-        sandbox = sandbox_for(hold.allocation, hold.launch.inventory, enforce=enforce)
-        # The command has the descriptors and the mark: should this process die, the devices are the command's.
-        options["pass_fds"] = (*hold.fds, *options.get("pass_fds", ()))
-        options["env"] = dict(hold.environ)
+    early = check_early(given.pop("signal", None), given.get("time"))
+    terms: dict[str, Any] = {"bind": None}
+    terms |= {name: given.pop(name) for name in TakeOptions.__annotations__ if name in given}
+    with take(request, marks.draw, grouped=True, **terms) as hold:
+        hold.noted(hold.usage(program))
         mark = hold.lease.mark if hold.lease else ()
-        use, status = hold.usage(program), None
-        ending = _Ending(TimeLimit.of(hold.lease, time, grace, early), mark)
+        ending = _Ending(TimeLimit.of(hold.lease, terms.get("time"), grace, early), mark)
+        status = None
         try:
-            done = _complete(
-                command if isinstance(command, str) else list(command),
-                mark,
-                sandbox,
-                hold.launch.environment,
-                ending,
-                **options,
-            )
+            done = _complete(hold, command if isinstance(command, str) else list(command), ending, **given)
             status = done.returncode
         except OSError as error:
             if error.filename not in (None, program):
                 raise
             raise not_started(program, error) from error
         finally:
-            if hold.lease:
-                hold.lease.leave_to(mark)  # to what the command has left behind
-                use.ended(status, timed_out=ending.timed_out)
+            hold.note_end(status, timed_out=ending.timed_out)
         return done
 
 
-def _program(command: Sequence[str] | str, *, shell: bool = False, **options: Any) -> str:
+def _program(command: Sequence[str] | str, options: Mapping[str, Any]) -> str:
     """Check a command, before anybody waits for devices, and name its program.
 
     Raises:
         UsageError: When it is none, or an option of :func:`subprocess.run` makes no sense with it.
     """
-    if not command or (isinstance(command, (str, bytes, os.PathLike)) and not shell):
+    if not command or (isinstance(command, (str, bytes, os.PathLike)) and not options.get("shell")):
         words = repr(command.split()) if command and isinstance(command, str) else "['python', 'train.py']"
         way_out = f"a list, such as {words:.200}, or a string with shell=True"
         raise UsageError(f"command must be {way_out} (got {command!r:.60})")
@@ -157,10 +121,8 @@ def _program(command: Sequence[str] | str, *, shell: bool = False, **options: An
 
 
 def _complete(
+    hold: Hold,
     command: list[str] | str,
-    mark: Mark,
-    sandbox: Sandbox | None,
-    environment: WorkerEnvironment,
     ending: _Ending,
     *,
     check: bool = False,
@@ -169,7 +131,7 @@ def _complete(
     capture_output: bool = False,
     **options: Any,
 ) -> Completed:
-    """What :func:`subprocess.run` does, with a process that carries a mark, is bound, confined, and ended in time."""
+    """What :func:`subprocess.run` does, with a process that is started by the plan of a hold, and ended in time."""
     import subprocess
 
     from anyaccel.launcher.completed import Completed
@@ -178,10 +140,7 @@ def _complete(
         options["stdin"] = subprocess.PIPE
     if capture_output:
         options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    popen = partial(start_marked, command, mark, environment.group, **options)
-    with bound(environment.allocation.processors):
-        started = popen() if sandbox is None else sandbox.start(popen)
-    with started as running:
+    with hold.popen(command, **options) as running:
         ending.begin(running.pid)
         try:
             out, err = running.communicate(input, timeout=timeout)
@@ -277,62 +236,3 @@ def _tell(text: str) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # it is closed, or the reader has gone
             print(f"anyaccel: {text}", file=sys.stderr, flush=True)
-
-
-def replace_process(launch: Launch, command: Sequence[str], sandbox: Sandbox | None = None) -> NoReturn:
-    """Become the command: terminal, signals, exit status and process id are its own from here on.
-
-    Args:
-        launch: What was prepared for it.
-        command: The command and its arguments.
-        sandbox: What it may not open; None when it is not confined.
-
-    Raises:
-        EnforcementError: When it cannot be confined.
-        CommandNotFoundError, CommandNotRunnableError: When the command cannot be started.
-    """
-    close_vendors()  # nothing of ours is left beside the command
-    if sandbox is not None:
-        sandbox.apply()
-    put(launch.environment.allocation.processors)
-    environ = dict(launch.environment.values)
-    become([*entering(command[0], launch.environment.group, environ), *command], environ)
-
-
-def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Become a command, with this environment.
-
-    Raises:
-        CommandNotFoundError, CommandNotRunnableError: When it cannot be started.
-    """
-    # Python ignores these two, and what is ignored stays ignored in the command.
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        os.execvpe(command[0], list(command), dict(environ))
-    except OSError as error:
-        raise not_started(command[0], error) from error
-
-
-def entering(program: str, group: Group | None, environ: Mapping[str, str]) -> list[str]:
-    """What a command of this process begins with to be in a group from its first instruction on; empty for no group.
-
-    Raises:
-        CommandNotFoundError, CommandNotRunnableError: When there is a group, and the program cannot be run: else only
-            what comes first would say so.
-    """
-    if group is None:
-        return []
-    try:
-        check_program(program, environ)
-    except OSError as error:
-        raise not_started(program, error) from error
-    return becoming(program, (), group)
-
-
-def not_started(program: str, error: OSError) -> CommandNotFoundError | CommandNotRunnableError:
-    """The error of a command that the kernel would not start."""
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return CommandNotFoundError(f"the command {program!r} was not found; check its name and PATH")
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    return CommandNotRunnableError(f"the command {program!r} cannot be run: {reason}; check that it is executable")

@@ -13,14 +13,14 @@ from types import TracebackType
 from anyaccel.errors import AnyaccelError, DeadlockError, DevicesBusyError, LimitError, NeverFitsError, NotFreeError
 from anyaccel.inventory.contested import families, places
 from anyaccel.inventory.current import LEASE_VARIABLE, current
-from anyaccel.launcher.bind import Bind, bound
+from anyaccel.inventory.detect import survey
 from anyaccel.launcher.busy import Foreign
-from anyaccel.launcher.environment import tell_once, worker_environment
-from anyaccel.launcher.launch import Launch, choice_of, local_scheduler, remembered, survey
-from anyaccel.launcher.start import start_marked
-from anyaccel.launcher.usage import Usage, end, end_at_exit
+from anyaccel.launcher.choosing import choice_of, local_scheduler, remembered
+from anyaccel.launcher.environment import worker_environment
+from anyaccel.launcher.launch import Launch, check_start, plan_launch
+from anyaccel.launcher.usage import OpenLease, Usage
 from anyaccel.launcher.waits import describe_wait, holder, log_wait, note_own, other_threads, own_leases
-from anyaccel.ledger import Lease, LeaseRecord, Ledger, OnWait, Want
+from anyaccel.ledger import Lease, LeaseRecord, Ledger, Want
 from anyaccel.ledger import mark as marks
 from anyaccel.ledger.device_locks import DeviceLock
 from anyaccel.ledger.names import device_name, vendor_and_id
@@ -46,34 +46,35 @@ from anyaccel.probe import HOST
 from anyaccel.scheduler import Choice, Reason, Verdict, parse_request
 from anyaccel.scheduler.choice import extent_of
 from anyaccel.scheduler.reasons import ReasonCode
+from anyaccel.vendors import DEADLINE_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from typing import Any, Literal, Self
+    from typing import Any, Self, Unpack
 
+    from anyaccel.launcher.options import AcquireOptions
     from anyaccel.launcher.usage import Ends
     from anyaccel.ledger.acquisition import Acquisition
     from anyaccel.policy import OverLimit
 
 
-class Hold:
+class Hold(OpenLease):
     """Devices that are held until they are given back, or until the last process that was started with them has ended.
 
     Attributes:
         launch: The inventory, and the environment of a worker that sees exactly these devices.
-        lease: The lease; None when nothing is held, since the request fell back to the CPU.
         note: What it is for.
         waited: Seconds for which the request waited.
     """
 
     def __init__(self, launch: Launch, lease: Lease | None, *, note: str = "", waited: float = 0.0) -> None:
+        super().__init__(lease)
         self.launch = launch
-        self.lease = lease
         self.note = note
         self.waited = waited
-        self._use: Ends | None = None
-        self._started: marks.Mark = ()
+        self._carried = False
+        self._started: marks.Mark | None = None
 
     @property
     def id(self) -> str:
@@ -114,24 +115,14 @@ class Hold:
         Raises:
             OSError: When the command cannot be started.
         """
-        if self.lease and self.lease.mark and not self._started:
-            self._started = marks.draw(inside=self.lease.mark)
-        options["pass_fds"] = (*self.fds, *options.get("pass_fds", ()))
-        if options.get("env") is None:
-            options["env"] = dict(self.environ)
-        environment = self.launch.environment
-        with bound(environment.allocation.processors):
-            return start_marked(command, self._started, environment.group, **options)
+        if self._started is None:
+            mark = self.lease.mark if self.lease else ()
+            self._started = marks.draw(inside=mark) if mark and self._carried else mark
+        return replace(self.launch, mark=self._started, fds=self.fds).popen(command, **options)
 
     def release(self) -> None:
         """Give the devices back, those of :meth:`popen` once that has ended; does nothing the second time."""
-        try:
-            self.note_end()  # first: it says until when they were held
-        finally:
-            if self.lease and self._started:
-                self.lease.leave_to(self._started)
-            elif self.lease:
-                self.lease.release()
+        self.give_back(self._started)
         self.unlimit()
 
     def unlimit(self) -> None:
@@ -145,6 +136,7 @@ class Hold:
         """Put the mark of the lease on this process, which holds the devices for itself, and return the hold."""
         if self.lease:
             marks.put(self.lease.mark)
+            self._carried = True
         return self
 
     def usage(self, program: str = "") -> Usage:
@@ -163,20 +155,8 @@ class Hold:
             use: What is told of the end and writes the line; a new one when None.
         """
         if self.lease:
-            self._use = use or self.usage()
-            end_at_exit(self._use)
+            self.begin_line(use or self.usage())
         return self
-
-    def note_end(self, status: int | None = None, *, timed_out: bool = False) -> None:
-        """Write the line of :meth:`noted` now.
-
-        Args:
-            status: Exit status of the command that used the devices; None where there was none.
-            timed_out: Whether its time limit has ended it.
-        """
-        use, self._use = self._use, None
-        if use is not None:
-            end(use, status, timed_out=timed_out)
 
     def __enter__(self) -> Self:
         return self
@@ -202,18 +182,7 @@ class Hold:
         return self.lease is not None and self.lease.released
 
 
-def acquire(
-    request: str | Sequence[str] | Request,
-    *,
-    wait: float | None = None,
-    priority: int = 0,
-    note: str = "",
-    avoid_busy: bool = False,
-    time: float | None = None,
-    on_wait: OnWait | None = None,
-    environ: Mapping[str, str] | None = None,
-    **options: Any,
-) -> Hold:
+def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> Hold:
     """Hold devices, when it is our turn.
 
     Whoever asks later for the same devices, in any process of this machine, is served later. When this process dies,
@@ -233,21 +202,22 @@ def acquire(
             standard error, unless the program configures :mod:`logging` otherwise.
         environ: The environment to start from; that of this process when None.
         options: ``inventory``, ``machine``, ``declare``, ``timeout``, ``unallocated``, ``mask``, ``cap`` and
-            ``bind`` as :func:`anyaccel.prepare` takes them; ``confined``: whether the holder will be confined; and
+            ``bind`` as :func:`anyaccel.prepare` takes them; ``confined``: whether the holder will be confined;
             ``memory``: how much of the host's memory the kernel leaves what :meth:`Hold.popen` starts, such as
-            ``"8GiB"``.
+            ``"8GiB"``; and ``enforce``: whether it is confined to its devices, as of :func:`anyaccel.run`.
 
     Returns:
         The hold, to be released; use it in a ``with`` statement.
 
     Raises:
         RequestError, UnknownNameError: When the request is wrong.
+        UnknownOptionError: When there is no such option.
         NeverFitsError: When this machine can never serve it, or its configuration does not give this user so much.
         NotFreeError: When the devices were not free in time; says who holds them.
         DeadlockError: When ``wait`` is None, and the request can be served only once this process itself gives back
             what it holds, which has no other thread that could do so; says where the devices were taken.
         LedgerError: When leases cannot be kept on this machine.
-        EnforcementError: When the kernel cannot hold it to ``memory``.
+        EnforcementError: When the kernel cannot hold it to ``memory``, or confine it.
 
     Examples:
         >>> with anyaccel.acquire("GPU:1", machine="sim:H100:2", note="evaluation") as hold:
@@ -256,55 +226,11 @@ def acquire(
         H100 0
         False
     """
-    wish = Wish(
-        request, environ, mark=marks.of_process, wait=wait, priority=priority, note=note, on_wait=on_wait,
-        avoid_busy=avoid_busy, time=time, **options,
-    )  # fmt: skip
-    try:
-        hold = wish.get().carried().noted()
-        note_own(hold.lease)
-    except BaseException:
-        wish.undo()
-        raise
-    return hold
+    with _wish_of_process("acquire", request, options) as wish:
+        return _kept(wish.get())
 
 
-def take(  # noqa: D417 -- the others are those of acquire()
-    request: str | Sequence[str] | Request,
-    mark: Callable[[Collection[marks.Mark]], marks.Mark],
-    *,
-    environ: Mapping[str, str] | None = None,
-    **options: Any,
-) -> Hold:
-    """Hold devices like :func:`acquire`, for something that will carry a mark.
-
-    Args:
-        request: What is wanted.
-        mark: Gives the mark; see :class:`anyaccel.ledger.Want`.
-        options: As of :func:`acquire`; ``limit``: whether all that is going to use the devices will be put into a
-            cgroup of its own, so that the kernel may hold it to a share; and ``tell``: called with a sentence about
-            the wait, when it begins and on change, where there is no ``on_wait``.
-    """
-    wish = Wish(request, environ, mark=mark, **options)
-    try:
-        return wish.get()
-    except BaseException:
-        wish.undo()
-        raise
-
-
-async def acquire_async(
-    request: str | Sequence[str] | Request,
-    *,
-    wait: float | None = None,
-    priority: int = 0,
-    note: str = "",
-    avoid_busy: bool = False,
-    time: float | None = None,
-    on_wait: OnWait | None = None,
-    environ: Mapping[str, str] | None = None,
-    **options: Any,
-) -> Hold:
+async def acquire_async(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> Hold:
     """Hold devices like :func:`acquire`, on the running event loop; cancel the task to stop waiting.
 
     Detection, which takes a moment, runs in a thread.
@@ -319,34 +245,56 @@ async def acquire_async(
     """
     import asyncio
 
-    terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "on_wait": on_wait}
-    terms |= {"avoid_busy": avoid_busy, "time": time}
-    wish = await asyncio.to_thread(Wish, request, environ, mark=marks.of_process, **terms, **options)
-    try:
-        hold = (await wish.get_async()).carried().noted()
-        note_own(hold.lease)
-    except BaseException:
-        wish.undo()
-        raise
+    with await asyncio.to_thread(_wish_of_process, "acquire_async", request, options) as wish:
+        return _kept(await wish.get_async())
+
+
+def _wish_of_process(function: str, request: str | Sequence[str] | Request, options: AcquireOptions) -> Wish:
+    """Check what somebody wants for this very process."""
+    from anyaccel.launcher.options import AcquireOptions, check_options
+
+    check_options(function, options, AcquireOptions.__annotations__)
+    return Wish(request, marks.of_process, options)
+
+
+def _kept(hold: Hold) -> Hold:
+    """Keep a hold for this very process."""
+    note_own(hold.carried().noted().lease)
     return hold
+
+
+def take(
+    request: str | Sequence[str] | Request,
+    mark: Callable[[Collection[marks.Mark]], marks.Mark],
+    *,
+    tell: Callable[[str], object] | None = None,
+    grouped: bool = False,
+    **options: Unpack[AcquireOptions],
+) -> Hold:
+    """Hold devices like :func:`acquire`, for something that will carry a mark.
+
+    Args:
+        request: What is wanted.
+        mark: Gives the mark; see :class:`anyaccel.ledger.Want`.
+        tell: Called with a sentence about the wait, when it begins and on change, where there is no ``on_wait``.
+        grouped: Whether all that is going to use the devices will be started by the plan of the hold, so that a cgroup
+            may hold it to a share.
+        options: As of :func:`acquire`; their names are not checked.
+    """
+    with Wish(request, mark, options, tell=tell, grouped=grouped) as wish:
+        return wish.get()
 
 
 async def take_async(
     request: str | Sequence[str] | Request,
     mark: Callable[[Collection[marks.Mark]], marks.Mark],
-    *,
-    environ: Mapping[str, str] | None = None,
-    **options: Any,
+    **options: Unpack[AcquireOptions],
 ) -> Hold:
-    """Hold devices like :func:`take`, on the running event loop; cancel the task to stop waiting."""
+    """Hold devices like :func:`take`, on the running event loop, for what is all started by the plan of the hold."""
     import asyncio
 
-    wish = await asyncio.to_thread(Wish, request, environ, mark=mark, **options)
-    try:
+    with await asyncio.to_thread(Wish, request, mark, options, grouped=True) as wish:
         return await wish.get_async()
-    except BaseException:
-        wish.undo()
-        raise
 
 
 class Scope(Value):
@@ -583,40 +531,30 @@ class Wish:
     def __init__(
         self,
         request: str | Sequence[str] | Request,
-        environ: Mapping[str, str] | None,
-        *,
         mark: Callable[[Collection[marks.Mark]], marks.Mark],
-        wait: float | None = None,
-        priority: int = 0,
-        note: str = "",
-        on_wait: OnWait | None = None,
+        options: AcquireOptions,
+        *,
         tell: Callable[[str], object] | None = None,
-        avoid_busy: bool = False,
-        confined: bool = False,
-        time: float | None = None,
-        unallocated: Literal["hide", "inherit"] = "hide",
-        mask: Literal["id", "index"] = "id",
-        cap: bool = False,
-        bind: Bind = False,
-        memory: int | str | None = None,
-        limit: bool = False,
+        grouped: bool = False,
         choice: Choice | None = None,
-        **where: Any,
     ) -> None:
         self.request = parse_request(request)
+        self._options = options
+        self._grouped = grouped
+        environ = options.get("environ")
         self.environ = os.environ if environ is None else environ
-        self._confined = confined
-        self._memory, self._limit = None, limit
-        if memory is not None:
-            from anyaccel.launcher import limits
-
-            self._memory = limits.amount(memory)
-            limits.check()
+        self._confined = check_start(options) or options.get("confined", False)
+        time, self._note = options.get("time"), options.get("note", "")
         if time is not None and not 0 < time < float("inf"):
             raise ValueError(f"time must be seconds, more than 0, or None (got {time!r})")
-        self.inventory = survey(environ=self.environ, request=self.request, **where)
-        self._options: dict[str, Any] = {"environ": environ, "unallocated": unallocated, "mask": mask}
-        self._options |= {"cap": cap, "bind": bind}
+        self.inventory = survey(
+            options.get("inventory"),
+            machine=options.get("machine"),
+            declare=options.get("declare"),
+            environ=self.environ,
+            timeout=options.get("timeout", DEADLINE_SECONDS),
+            request=self.request,
+        )
         self._grants: tuple[Grant, ...] = ()
         self._attempt: Acquisition | None = None
         self._made: Hold | None = None
@@ -627,17 +565,18 @@ class Wish:
             return
         self.ledger = Ledger.open(self.environ)
         self.scope = Scope.of(self.inventory, self.environ)
+        avoid_busy = options.get("avoid_busy", False)
         self._foreign = Foreign(self.inventory, self.request, self.environ, avoid_busy=avoid_busy)
         want = remembered(self.inventory, (self._choice, self.scope.prefix), self._always_wanted)
-        self.want = replace(want, seconds=time, confined=confined, mark=mark)
-        self.terms: dict[str, Any] = {"wait": wait, "priority": priority, "note": note, "on_wait": self._waits}
-        self._on_wait, self._tell = on_wait, tell
+        self.want = replace(want, seconds=time, confined=self._confined, mark=mark)
+        self.terms: dict[str, Any] = {"wait": options.get("wait"), "priority": options.get("priority", 0)}
+        self.terms |= {"note": self._note, "on_wait": self._waits}
+        self._on_wait, self._tell = options.get("on_wait"), tell
         self._blocks = False
-        self._note = note
         self._began = monotonic()
 
     def get(self) -> Hold:
-        """Hold the devices, when it is our turn. Whoever calls it undoes it when anything happens until he has them."""
+        """Hold the devices, when it is our turn; called within the wish's ``with``, which undoes what goes wrong."""
         if self.nothing:
             return self.hold(None)
         self._blocks = self.terms["wait"] is None
@@ -698,8 +637,13 @@ class Wish:
         """Whether some leases alone, by their ids, take the user to a limit that is in the way of the request."""
         return bool(self.ledger.over_limits(self.want, self.terms["priority"], only=own))
 
-    def undo(self) -> None:
-        """Give back what was got when it cannot be handed to anybody any more."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Give back what was got when it cannot be handed to the caller any more."""
+        if kind is None:
+            return
         if self._made is not None:
             self._made.release()
         elif self._attempt is not None:
@@ -733,13 +677,14 @@ class Wish:
         """Make the hold."""
         waited = monotonic() - self._began if lease else 0.0
         allocation = self.allocation(lease)
-        environment = worker_environment(allocation, self.inventory, lease=allocation.id, **self._options)
-        tell_once(environment.allocation.gaps)
-        if self._memory is not None or (self._limit and environment.regions):
-            from anyaccel.launcher.limits import limited
-
-            environment = limited(environment, self._memory)
-        launch = Launch(inventory=self.inventory, environment=environment)
+        launch = plan_launch(
+            allocation,
+            self.inventory,
+            self._options,
+            environ=self.environ,
+            lease=allocation.id,
+            grouped=self._grouped,
+        )
         self._made = Hold(launch, lease, note=self._note if lease else "", waited=waited)
         return self._made
 

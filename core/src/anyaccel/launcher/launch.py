@@ -1,23 +1,35 @@
-"""From a request to everything that a launch needs: devices chosen, environment made."""
+"""One plan of a start: all that a process gets with its devices, and each way to start one by it.
+
+An aspect of a start is an option of :class:`anyaccel.launcher.options.StartOptions` and a field here, whoever starts
+what: :func:`anyaccel.run`, a hold, a pool, a sweep, the command line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, overload
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
-from anyaccel.errors import UsageError
-from anyaccel.inventory.detect import detect
-from anyaccel.launcher.bind import Bind
-from anyaccel.launcher.environment import WorkerEnvironment, worker_environment
-from anyaccel.model import Device, Inventory, Request, Term, Value
-from anyaccel.probe.machine import Machine
-from anyaccel.scheduler import Choice, Fleet, Scheduler, parse_request
-from anyaccel.text import shown
+from anyaccel.inventory.detect import survey
+from anyaccel.launcher.bind import bound
+from anyaccel.launcher.caps import FRACTION_VARIABLE
+from anyaccel.launcher.choosing import local_scheduler
+from anyaccel.launcher.environment import WorkerEnvironment, tell_once, worker_environment
+from anyaccel.launcher.inside import Inside
+from anyaccel.ledger.mark import Mark
+from anyaccel.model import Allocation, Inventory, Request, Value, replace
+from anyaccel.scheduler import parse_request
 from anyaccel.vendors import DEADLINE_SECONDS
+from anyaccel.vendors import close as close_vendors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Literal
+    import subprocess
+    from typing import Any, NoReturn, Unpack
+
+    from anyaccel.launcher.options import StartOptions
+    from anyaccel.launcher.sandbox import Sandbox
+    from anyaccel.probe.machine import Machine
 
 T = TypeVar("T")
 
@@ -27,11 +39,179 @@ class Launch(Value):
 
     Attributes:
         inventory: What was found on the machine.
-        environment: The environment of the worker; its allocation says what it holds.
+        environment: The environment of the worker; its allocation says what it holds, and on which processors it runs.
+        sandbox: What it may not open; None where it is not confined.
+        cap: Whether frameworks are capped also in a process that has begun: the environment caps those of a program.
+        mark: The mark that it is to carry; empty where this process carries it, or there is none.
+        fds: Descriptors that it inherits, which carry the lease.
     """
 
     inventory: Inventory
     environment: WorkerEnvironment
+    sandbox: Sandbox | None = None
+    cap: bool = False
+    mark: Mark = ()
+    fds: tuple[int, ...] = ()
+
+    def popen(self, command: Sequence[str] | str, **options: Any) -> subprocess.Popen[Any]:
+        """Start a command like :class:`subprocess.Popen`.
+
+        Args:
+            command: The command and its arguments; a string with ``shell=True``.
+            options: As of :class:`subprocess.Popen`.
+
+        Raises:
+            EnforcementError: When it cannot be confined.
+            OSError: When it cannot be started.
+        """
+        from anyaccel.launcher.start import start_marked
+
+        options["pass_fds"] = (*self.fds, *options.get("pass_fds", ()))
+        if options.get("env") is None:
+            options["env"] = dict(self.environment.values)
+        return self._starting(lambda: start_marked(command, self.mark, self.environment.group, **options))
+
+    def spawn(self, command: Sequence[str], **attributes: Any) -> int:
+        """Start a command like :func:`os.posix_spawnp`, and return its process id.
+
+        Args:
+            command: The command and its arguments.
+            attributes: As of that.
+
+        Raises:
+            EnforcementError: When it cannot be confined.
+            OSError: When it cannot be started.
+        """
+        from anyaccel.launcher.start import prelude
+
+        environ = self.environment.values
+        words = [*prelude(command[0], self.mark, self.environment.group, environ), *command]
+        return self._starting(lambda: os.posix_spawnp(words[0], words, environ, **attributes))
+
+    def become(self, command: Sequence[str]) -> NoReturn:
+        """Become a command: terminal, signals, exit status and process id are its own from here on.
+
+        Raises:
+            EnforcementError: When it cannot be confined.
+            CommandNotFoundError, CommandNotRunnableError: When it cannot be started.
+        """
+        from anyaccel.launcher.start import become, not_started, prelude
+
+        close_vendors()  # nothing of ours is left beside the command
+        if self.sandbox is not None:
+            self.sandbox.apply()
+        environ = self.environment.values
+        try:
+            before = prelude(command[0], self.mark, self.environment.group, environ)
+        except OSError as error:
+            raise not_started(command[0], error) from error
+        Inside(processors=self.environment.allocation.processors).apply()
+        become([*before, *command], environ)
+
+    def inside(self, environ: Mapping[str, str] | None = None) -> Inside:
+        """What a process puts on itself that has been started already; its sandbox comes last, by itself.
+
+        Args:
+            environ: The environment that the process has; that from which the plan was made when None.
+        """
+        made = self.environment
+        changes, unset = made.set, tuple(made.unset)
+        if environ is not None:
+            changes = {name: value for name, value in made.values.items() if environ.get(name) != value}
+            unset = tuple(name for name in environ if name not in made.values)
+        return Inside(
+            mark=self.mark,
+            group=None if made.group is None else made.group.path,
+            set=changes,
+            unset=unset,
+            processors=made.allocation.processors,
+            cap=self.cap and FRACTION_VARIABLE in made.values,
+        )
+
+    def _starting(self, begin: Callable[[], T]) -> T:
+        """Call what starts a process, in a thread of which it inherits processors and sandbox."""
+        with bound(self.environment.allocation.processors):
+            return begin() if self.sandbox is None else self.sandbox.start(begin)
+
+
+def check_start(options: StartOptions, *, forked: bool = False) -> bool:
+    """Make sure, before anything waits for devices, that the kernel can do what a start is asked for.
+
+    Args:
+        options: How a process is to be started.
+        forked: As of :func:`plan_launch`.
+
+    Returns:
+        Whether the process will be confined.
+
+    Raises:
+        UsageError: When ``memory`` is no amount.
+        EnforcementError: When the kernel cannot.
+    """
+    if (memory := options.get("memory")) is not None:
+        from anyaccel.launcher import limits
+
+        limits.amount(memory)
+        limits.check(direct=forked)
+    if not (enforce := options.get("enforce", False)):
+        return False
+    from anyaccel.launcher.sandbox import confines
+
+    return confines(enforce)
+
+
+def plan_launch(
+    allocation: Allocation,
+    inventory: Inventory,
+    options: StartOptions,
+    *,
+    environ: Mapping[str, str] | None = None,
+    lease: str = "",
+    forked: bool = False,
+    grouped: bool = True,
+    told: bool = True,
+) -> Launch:
+    """Make the plan of a start.
+
+    Args:
+        allocation: What is held.
+        inventory: The machine.
+        options: How it is to be started.
+        environ: The environment to start from; that of this process when None.
+        lease: Identity of the lease that other processes see; empty when there is none.
+        forked: Whether the process is forked by this one or its fork server, and cannot go through a program.
+        grouped: Whether all that uses the devices is started by the plan, so that a cgroup may hold it to a share.
+        told: Whether standard error says once what the worker is not kept from, except for what a sandbox leaves open.
+
+    Raises:
+        EnforcementError: When it must be confined, or held to memory, and the kernel cannot.
+        EnvConflictError, PluginError: When the environment or the sandbox cannot be made.
+    """
+    sandbox, enforce = None, options.get("enforce", False)
+    if enforce:
+        from anyaccel.launcher.sandbox import sandbox_for, unconfined
+
+        sandbox = sandbox_for(allocation, inventory, enforce=enforce)
+        gaps = (unconfined(),) if sandbox is None else sandbox.gaps
+        allocation = replace(allocation, confined=sandbox is not None, gaps=gaps)
+    environment = worker_environment(
+        allocation,
+        inventory,
+        environ=environ,
+        unallocated=options.get("unallocated", "hide"),
+        mask=options.get("mask", "id"),
+        lease=lease,
+        cap=options.get("cap", False),
+        bind=options.get("bind", False),
+    )
+    if told:
+        tell_once(gap for gap in environment.allocation.gaps if gap not in allocation.gaps)
+    memory = options.get("memory")
+    if memory is not None or (grouped and environment.regions):
+        from anyaccel.launcher.limits import amount, limited
+
+        environment = limited(environment, None if memory is None else amount(memory), direct=forked)
+    return Launch(inventory=inventory, environment=environment, sandbox=sandbox, cap=options.get("cap", False))
 
 
 def prepare(
@@ -41,11 +221,8 @@ def prepare(
     machine: str | Machine | None = None,
     declare: Mapping[str, int] | None = None,
     environ: Mapping[str, str] | None = None,
-    unallocated: Literal["hide", "inherit"] = "hide",
-    mask: Literal["id", "index"] = "id",
-    cap: bool = False,
-    bind: Bind = False,
     timeout: float = DEADLINE_SECONDS,
+    **options: Unpack[StartOptions],
 ) -> Launch:
     """Choose devices for a request and make the environment of its worker.
 
@@ -56,16 +233,19 @@ def prepare(
         declare: Devices to count by resource name; see :func:`anyaccel.declare`.
         timeout: Seconds that each vendor's detection may take.
         environ: The environment to start from; that of this process when None.
-        unallocated: Whether vendors of which nothing was asked for are hidden, or left as they are.
-        mask: Whether masks name devices by stable id or by index, where the vendor's runtime takes both.
-        cap: Whether PyTorch and TensorFlow are capped at the worker's share of memory as well; see
-            :func:`worker_environment`.
-        bind: Whether the allocation says on which processors the worker should run; see :func:`worker_environment`.
+        options: How the worker is started. ``unallocated``: whether vendors of which nothing was asked for are hidden
+            (``"hide"``), or left as they are (``"inherit"``). ``mask``: whether masks name devices by stable ``"id"``
+            or by ``"index"``, where the vendor's runtime takes both. ``cap``: whether PyTorch and TensorFlow are
+            capped at the worker's share of memory as well; see :func:`worker_environment`. ``bind``: whether the
+            allocation says on which processors the worker should run. ``enforce`` and ``memory`` as of
+            :func:`anyaccel.run`.
 
     Raises:
         RequestError, UnknownNameError: When the request is wrong.
+        UnknownOptionError: When there is no such option.
         NeverFitsError, NotFreeError: When it cannot be served.
         EnvConflictError, PluginError: When the environment cannot be made.
+        EnforcementError: When the worker must be confined, or held to memory, and the kernel cannot.
 
     Examples:
         >>> launch = anyaccel.prepare("GPU:1", machine="sim:H100:2", mask="index")
@@ -74,144 +254,10 @@ def prepare(
         >>> launch.environment.set["ANYACCEL_DEVICES"] == launch.inventory.devices[0].id
         True
     """
+    from anyaccel.launcher.options import StartOptions, check_options
+
+    check_options("prepare", options, StartOptions.__annotations__, prepare.__kwdefaults__)
     wanted = parse_request(request)
     inventory = survey(inventory, request=wanted, machine=machine, declare=declare, environ=environ, timeout=timeout)
     allocation = local_scheduler(inventory).allocate(wanted)
-    environment = worker_environment(
-        allocation, inventory, environ=environ, unallocated=unallocated, mask=mask, cap=cap, bind=bind
-    )
-    return Launch(inventory=inventory, environment=environment)
-
-
-def survey(
-    inventory: Inventory | None = None,
-    *,
-    machine: str | Machine | None = None,
-    declare: Mapping[str, int] | None = None,
-    environ: Mapping[str, str] | None = None,
-    timeout: float = DEADLINE_SECONDS,
-    request: Request | None = None,
-) -> Inventory:
-    """The inventory that somebody gave, or that of the machine that they named, for a request if there is one."""
-    if inventory is not None:
-        return inventory
-    return detect(machine, declare=declare, environ=environ, timeout=timeout, request=request)
-
-
-@overload
-def open_scheduler(
-    inventory: Inventory, *, shared: bool = False, environ: Mapping[str, str] | None = None
-) -> Scheduler: ...
-
-
-@overload
-def open_scheduler(inventory: Mapping[str, Inventory]) -> Fleet: ...
-
-
-def open_scheduler(
-    inventory: Inventory | Mapping[str, Inventory],
-    *,
-    shared: bool = False,
-    environ: Mapping[str, str] | None = None,
-) -> Scheduler | Fleet:
-    """Make a scheduler that keeps the rules of the vendors' plug-ins.
-
-    Args:
-        inventory: The machine; or several machines by name, whose allocations say the machine.
-        shared: Whether it takes part in what all processes of the machine do: what others hold counts, and what it
-            gives is a lease that others see, which ends when it is released, or when this process and all that it has
-            started since the first one have ended. Who waits has a place in the machine's line, among all who want
-            the same devices, and only the machine's configuration says who may pass. Its calls raise a
-            :class:`~anyaccel.errors.NeverFitsError` where the configuration does not give this user so much, and a
-            :class:`~anyaccel.errors.LedgerError` where leases cannot be kept. Else it is for this process alone, and
-            nobody else knows of it.
-        environ: Our environment, in which ``ANYACCEL_STATE_DIR`` names the leases' directory; that of this process when
-            None.
-
-    Raises:
-        StateDirectoryError: When it is to be shared, and there is no directory for leases that can be trusted.
-        UsageError: When it is no inventory; or when several machines are to be shared: leases are those of one machine.
-
-    Examples:
-        >>> scheduler = anyaccel.open_scheduler(anyaccel.detect("sim:H100:2"))
-        >>> half = scheduler.allocate("GPU:0.5")
-        >>> scheduler.why("GPU:2").fits_now
-        False
-        >>> scheduler.release(half)
-        >>> len(scheduler.allocate("GPU:2").devices)
-        2
-    """
-    if not isinstance(inventory, Inventory):
-        given: object = inventory  # what callers without a type checker may pass
-        if not isinstance(given, Mapping) or not all(isinstance(each, Inventory) for each in given.values()):
-            raise UsageError(
-                f"inventory must be what anyaccel.detect() returns, or a mapping of such by name (got {shown(given)})"
-            )
-        if shared:
-            raise UsageError("a scheduler of several machines cannot be shared: leases are those of one machine")
-        return Fleet(inventory, validate=validate, known=KnownNames())
-    if not shared:
-        return local_scheduler(inventory)
-    from anyaccel.launcher.shared import SharedScheduler
-
-    return SharedScheduler(inventory, environ)
-
-
-def local_scheduler(inventory: Inventory) -> Scheduler:
-    """Make a scheduler for this process alone that keeps the rules of the vendors' plug-ins."""
-    return Scheduler(inventory, validate=validate, known=KnownNames())
-
-
-def validate(term: Term, devices: Sequence[Device]) -> str | None:
-    """Ask the devices' vendor whether its hardware can serve a term with exactly these devices."""
-    if devices[0].declared:
-        return None
-    from anyaccel.vendors.process import vendor_process
-
-    return vendor_process(devices[0].vendor).validate(term, devices)
-
-
-def choice_of(inventory: Inventory, request: Request) -> Choice:
-    """What chooses devices for a request by the rules of the vendors' plug-ins; see :func:`remembered`.
-
-    Raises:
-        UnknownNameError: When nothing goes by one of the names.
-    """
-    return remembered(inventory, request, lambda: Choice(inventory, request, validate, KnownNames()))
-
-
-def remembered(inventory: Inventory, key: object, make: Callable[[], T]) -> T:
-    """What was made of an inventory and does not change: who takes devices mostly takes more of the same machine's.
-
-    Args:
-        inventory: The machine; that which was asked about last is remembered.
-        key: What it is.
-        make: Makes it.
-    """
-    global _last  # noqa: PLW0603 - there is no lock: what is lost is made again
-    if _last[0] is not inventory:
-        _last = inventory, {}
-    known = _last[1]
-    found: T | None = known.get(key)
-    if found is None:
-        found = make()
-        if len(known) >= _MOST_REMEMBERED:
-            known.clear()
-        known[key] = found
-    return found
-
-
-_MOST_REMEMBERED = 64
-_last: tuple[Inventory | None, dict[object, Any]] = (None, {})
-
-
-class KnownNames:
-    """Names that installed plug-ins know beside those of the machine; asked for only once somebody iterates."""
-
-    def __iter__(self) -> Iterator[str]:
-        from anyaccel.vendors.process import known
-
-        for each in known()[0]:
-            yield from (each.info.vendor, each.info.resource)
-            for product in each.products:
-                yield from (product.name, *product.aliases)
+    return plan_launch(allocation, inventory, options, environ=environ, grouped=False, told=False)

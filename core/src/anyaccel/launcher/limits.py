@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterator, Mapping
 
 from anyaccel.errors import AnyaccelError, EnforcementError, UsageError
 from anyaccel.inventory.memory import MADE
-from anyaccel.launcher.environment import Group, WorkerEnvironment, amended
-from anyaccel.launcher.launch import prepare
+from anyaccel.launcher.choosing import local_scheduler
+from anyaccel.launcher.environment import Group, WorkerEnvironment, amended, worker_environment
 from anyaccel.ledger.process import exists
 from anyaccel.model import Finding, Grant, Inventory, Severity, replace
 from anyaccel.probe import HOST
@@ -50,7 +50,7 @@ class UnavailableError(Exception):
         self.reason, self.remedy = reason, remedy
 
 
-def amount(memory: int | str) -> int:
+def amount(memory: object) -> int:
     """Read how much of the host's memory somebody may use, in bytes.
 
     Raises:
@@ -218,7 +218,8 @@ def _countable(inventory: Inventory) -> list[str]:
     found = []
     for device in inventory.devices if regions else ():
         with contextlib.suppress(AnyaccelError):  # no shares of it are given out
-            made = prepare(f"{device.name}:0.5", inventory=inventory).environment
+            half = local_scheduler(inventory).allocate(f"{device.name}:0.5")
+            made = worker_environment(half, inventory)
             if any(region in regions for region, _ in made.regions.values()):
                 found.append(device.name)
     return found

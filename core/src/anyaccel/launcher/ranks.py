@@ -8,16 +8,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from anyaccel.inventory.current import ALLOCATION_VARIABLE
-from anyaccel.launcher.bind import bound, divided
-from anyaccel.launcher.command import entering, not_started
-from anyaccel.launcher.environment import written_down
+from anyaccel.launcher.bind import divided
+from anyaccel.launcher.environment import amended
 from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.rendezvous import Rendezvous
-from anyaccel.launcher.sandbox import Sandbox
 from anyaccel.launcher.signals import GRACE_SECONDS, reap, signal_group
+from anyaccel.launcher.start import not_started
 from anyaccel.launcher.time_limit import STATUS, TimeLimit
 from anyaccel.model import replace
 from anyaccel.vendors import close as close_vendors
@@ -34,7 +32,6 @@ def run_ranks(
     command: Sequence[str],
     rendezvous: Rendezvous,
     *,
-    sandbox: Sandbox | None = None,
     grace: float = GRACE_SECONDS,
     limit: TimeLimit | None = None,
 ) -> int:
@@ -47,7 +44,6 @@ def run_ranks(
         launch: What was prepared for the job.
         command: The command and its arguments.
         rendezvous: Where the ranks meet; it is kept until they have ended.
-        sandbox: What they may not open; None when they are not confined.
         grace: Seconds between asking a rank to end and killing it.
         limit: The time limit, by which the monitor or the supervisor ends all of this; None for none.
 
@@ -68,16 +64,14 @@ def run_ranks(
     ranks = _Ranks(grace)
     allocation = launch.environment.allocation
     count = max(1, len(allocation.devices))
-    before = entering(command[0], launch.environment.group, launch.environment.values)
     parts = divided([device.numa_node for device in allocation.devices], allocation.processors) or [()]
     try:
         for rank in range(count):
-            place = variables(rank, count, local=(rank, count))
-            environ = {**launch.environment.values, **place, **rendezvous.variables}
+            place = variables(rank, count, local=(rank, count)) | rendezvous.variables
+            environment = launch.environment.with_variables(place)
             if parts[rank]:
-                environ[ALLOCATION_VARIABLE] = written_down(replace(allocation, processors=parts[rank]))
-            with bound(parts[rank]):
-                ranks.start([*before, *command], environ, first=rank == 0, sandbox=sandbox)
+                environment = amended(environment, replace(allocation, processors=parts[rank]))
+            ranks.start(replace(launch, environment=environment), command, first=rank == 0)
         status = ranks.wait(signals)
         return STATUS if ranks.asked and limit is not None and limit.over else status
     finally:
@@ -111,28 +105,16 @@ class _Ranks:
         self._status = 0
         self._deadline: float | None = None
 
-    def start(
-        self, command: Sequence[str], environ: Mapping[str, str], *, first: bool, sandbox: Sandbox | None
-    ) -> None:
+    def start(self, launch: Launch, command: Sequence[str], *, first: bool) -> None:
         # Another process group than the terminal's would be stopped when it reads from there.
         with_input = first and not os.isatty(0)
         actions = [] if with_input else [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-
-        def spawn() -> int:
-            return os.posix_spawnp(
-                command[0],
-                list(command),
-                dict(environ),
-                file_actions=actions,
-                setpgroup=0,
-                setsigmask=(),
-                setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),  # which Python ignores
-            )
-
+        ignored = signal.SIGPIPE, signal.SIGXFSZ  # by Python
         try:
-            self._running.append(spawn() if sandbox is None else sandbox.start(spawn))
+            pid = launch.spawn(command, file_actions=actions, setpgroup=0, setsigmask=(), setsigdef=ignored)
         except OSError as error:
             raise not_started(command[0], error) from error
+        self._running.append(pid)
 
     def wait(self, signals: set[signal.Signals]) -> int:
         """Wait until all have ended."""

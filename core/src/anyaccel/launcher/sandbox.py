@@ -159,6 +159,11 @@ def available() -> str:
     return landlock.unavailable()
 
 
+def unconfined() -> str:
+    """Say that a worker is not confined, since the kernel cannot."""
+    return f"the worker is not confined to its devices: {available()}"
+
+
 def plan(allocation: Allocation, inventory: Inventory, left_out: Sequence[LeftOut] = ()) -> Sandbox:
     """Decide which device nodes a worker must not open. Touches nothing.
 

@@ -11,9 +11,9 @@ from contextlib import suppress
 from time import monotonic
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError, NeverFitsError
+from anyaccel.launcher.choosing import KnownNames, remembered, validate
 from anyaccel.launcher.hold import Held, Wish, beyond_limits, within_limits
-from anyaccel.launcher.launch import KnownNames, remembered, validate
-from anyaccel.launcher.usage import Usage, end, end_at_exit
+from anyaccel.launcher.usage import OpenLease, Usage
 from anyaccel.launcher.waits import note_own
 from anyaccel.ledger import Choose, Lease, LeaseRecord, Ledger, Place
 from anyaccel.ledger import mark as marks
@@ -22,6 +22,10 @@ from anyaccel.policy import Waiting
 from anyaccel.scheduler import Choice, Scheduler, Ticket, Verdict
 from anyaccel.scheduler.plan import Plan
 from anyaccel.scheduler.ticket import notify
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.launcher.options import AcquireOptions
 
 _LAST = 1 << 62
 
@@ -37,19 +41,16 @@ class SharedScheduler(Scheduler):
         super().__init__(inventory, validate=validate, known=KnownNames())
         self._environ = dict(os.environ) if environ is None else environ
         self._ledger = Ledger.open(self._environ)
-        self._leases: dict[str, tuple[Lease, Usage]] = {}
+        self._leases: dict[str, OpenLease] = {}
         self._others: set[str] = set()
         self._waits: dict[int, _Wait] = {}
 
     def release(self, allocation: Allocation) -> None:
         """End the lease of an allocation; see :meth:`Scheduler.release`."""
         super().release(allocation)
-        lease, use = self._leases.pop(allocation.id, (None, None))
-        if lease is not None and use is not None:
-            try:
-                end(use)
-            finally:
-                lease.release()
+        opened = self._leases.pop(allocation.id, None)
+        if opened is not None:
+            opened.give_back()
 
     def cancel(self, ticket: Ticket) -> bool:
         """Leave the line; see :meth:`Ticket.cancel`."""
@@ -140,7 +141,8 @@ class SharedScheduler(Scheduler):
         inventory, names = self.inventory, self._own.layout.names  # it knows those of devices that were lost, too
         choice = remembered(inventory, plan.request, lambda: Choice(inventory, plan.request, validate, names))
         time = waiting.seconds
-        return Wish(plan.request, self._environ, mark=marks.of_process, inventory=inventory, time=time, choice=choice)
+        options: AcquireOptions = {"environ": self._environ, "inventory": inventory, "time": time}
+        return Wish(plan.request, marks.of_process, options, choice=choice)
 
     def _choosing(self, wish: Wish) -> Choose:
         """What chooses for a request: what this program counts as held beside leases is taken, too."""
@@ -160,9 +162,8 @@ class SharedScheduler(Scheduler):
         self._forget_others()  # who looked meanwhile has found this lease, and took it for somebody else's
         allocation = wish.allocation(lease)
         marks.put(lease.mark)
-        use = Usage(lease.id, allocation.shares, str(allocation.request), note, waited=waited)
-        end_at_exit(use)
-        self._leases[allocation.id] = lease, use
+        opened = self._leases[allocation.id] = OpenLease(lease)
+        opened.begin_line(Usage(lease.id, allocation.shares, str(allocation.request), note, waited=waited))
         self._held[allocation.id] = allocation
         self._own.enter(allocation, note)
         self._own.recount()

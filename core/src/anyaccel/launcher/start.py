@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 
+from anyaccel.errors import CommandNotFoundError, CommandNotRunnableError
 from anyaccel.ledger.mark import Mark, limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
-    from typing import Any
+    from typing import Any, NoReturn
 
     from anyaccel.launcher.environment import Group
 
@@ -64,23 +66,41 @@ def start_marked(
     program = options.pop("executable", None)
     if options.pop("shell", False):
         program, arguments = program or "/bin/sh", ["/bin/sh", "-c", *arguments]
-    check_program(program or arguments[0], options.get("env"), options.get("cwd"))
-    if (tool := _prlimit()) and program in (None, arguments[0]) and group is None:
-        value = limit(mark)
-        before = [tool, f"--locks={value}:{value}", "--"]
-    else:
-        before = becoming(program or arguments[0], mark, group)
+    named = program in (None, arguments[0])
+    where = options.get("env"), options.get("cwd")
+    before = prelude(program or arguments[0], mark, group, *where, named=named)
     return subprocess.Popen([*before, *arguments], **options)
 
 
-def becoming(program: str, mark: Mark, group: Group | None) -> list[str]:
-    """What to start, with the arguments of a program behind it, to have that marked and in a group.
+def prelude(
+    program: str,
+    mark: Mark,
+    group: Group | None,
+    environ: Mapping[str, str] | None = None,
+    directory: str | None = None,
+    *,
+    named: bool = True,
+) -> list[str]:
+    """What stands before the arguments of a program, so that it is marked and in a group; empty where nothing must.
 
     Args:
         program: The program.
-        mark: The mark; empty for none, or where it is on already.
+        mark: The mark; empty for none, or where it is on this process already.
         group: The cgroup; None for none.
+        environ: The environment in which the program is looked for; that of this process when None.
+        directory: Where it is started; where this process is when None.
+        named: Whether its first argument is the program.
+
+    Raises:
+        OSError: When there is something to do, and the program cannot be started: else only what comes first would
+            say so.
     """
+    if not mark and group is None:
+        return []
+    check_program(program, environ, directory)
+    if (tool := _prlimit()) and named and group is None:
+        value = limit(mark)
+        return [tool, f"--locks={value}:{value}", "--"]
     there, path = ((), "") if group is None else (group.before, group.path)
     number = str(limit(mark)) if mark else ""
     return [*there, sys.executable, "-I", "-S", "-c", _BECOME, number, path, os.fsdecode(program)]
@@ -106,3 +126,26 @@ def check_program(program: str, environ: Mapping[str, str] | None = None, direct
         return
     code = errno.EACCES if any(os.path.exists(path) for path in found) else errno.ENOENT
     raise OSError(code, os.strerror(code), program)
+
+
+def become(command: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Become a command, with this environment.
+
+    Raises:
+        CommandNotFoundError, CommandNotRunnableError: When it cannot be started.
+    """
+    # Python ignores these two, and what is ignored stays ignored in the command.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], list(command), dict(environ))
+    except OSError as error:
+        raise not_started(command[0], error) from error
+
+
+def not_started(program: str, error: OSError) -> CommandNotFoundError | CommandNotRunnableError:
+    """The error of a command that the kernel would not start."""
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return CommandNotFoundError(f"the command {program!r} was not found; check its name and PATH")
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return CommandNotRunnableError(f"the command {program!r} cannot be run: {reason}; check that it is executable")

@@ -18,6 +18,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Protocol
 
+    from anyaccel.ledger import Lease
+    from anyaccel.ledger.mark import Mark
+
     class Ends(Protocol):
         """What is told of the end of a use."""
 
@@ -40,13 +43,22 @@ class Usage:
         note: What for.
         waited: Seconds for which the request waited.
         program: Name of the program; that of this process when empty.
+        added_up: Whether it may be written later, with others like it, when it was short.
 
     Attributes:
         lease: Identity of the lease.
     """
 
     def __init__(
-        self, lease: str, shares: Iterable[Share], request: str, note: str, *, waited: float, program: str = ""
+        self,
+        lease: str,
+        shares: Iterable[Share],
+        request: str,
+        note: str,
+        *,
+        waited: float,
+        program: str = "",
+        added_up: bool = False,
     ) -> None:
         self.lease = lease
         self._shares = tuple(shares)
@@ -54,6 +66,7 @@ class Usage:
         self._request = request
         self._note = note
         self._waited = waited
+        self._added_up = added_up
         self._program = program or (sys.argv[0] if getattr(sys, "argv", None) else "")
         self._began = time.time()
         self._clock = time.monotonic()
@@ -83,13 +96,12 @@ class Usage:
             found[name] = used
         return found
 
-    def ended(self, status: int | None = None, *, added_up: bool = False, timed_out: bool = False) -> None:
+    def ended(self, status: int | None = None, *, timed_out: bool = False) -> None:
         """Write down that it has ended.
 
         Args:
             status: Exit status of the command; None where nobody can tell.
             timed_out: Whether its time limit has ended it.
-            added_up: Whether it may be written later, with others like it, when it was short.
         """
         if not self._open or not wanted():
             return
@@ -109,20 +121,69 @@ class Usage:
             exit=status,
             timeouts=int(timed_out),
         )
-        if added_up and held < SHORT_SECONDS:
+        if self._added_up and held < SHORT_SECONDS:
             _SHORT.add(entry)
         else:
             write(entry)
 
 
+class OpenLease:
+    """A lease that is open, with its line in the journal.
+
+    Args:
+        lease: The lease; None when nothing is held, since the request fell back to the CPU.
+
+    Attributes:
+        lease: The same.
+        timed_out: Whether a time limit has ended what used the devices.
+    """
+
+    def __init__(self, lease: Lease | None) -> None:
+        self.lease = lease
+        self.timed_out = False
+        self._line: Ends | None = None
+
+    def begin_line(self, line: Ends, *, at_exit: bool = True) -> None:
+        """Have the line written when the devices are given back.
+
+        Args:
+            line: What writes it, once it is told of the end.
+            at_exit: Whether it is told so as well when this process ends before.
+        """
+        self._line = line
+        if at_exit:
+            _open.add(line)
+            _register()
+
+    def note_end(self, status: int | None = None, *, timed_out: bool = False) -> None:
+        """Write the line now, if that was not done before.
+
+        Args:
+            status: Exit status of the command that used the devices; None where there was none.
+            timed_out: Whether its time limit has ended it.
+        """
+        line, self._line = self._line, None
+        if line is not None:
+            _open.discard(line)
+            line.ended(status, timed_out=timed_out or self.timed_out)
+
+    def give_back(self, mark: Mark | None = None) -> None:
+        """Write the line, and give the devices back; does nothing the second time.
+
+        Args:
+            mark: The mark of what was started with the devices, to which they are left; None where nothing was.
+        """
+        try:
+            self.note_end()  # first: it says until when they were held
+        finally:
+            if self.lease is not None and mark is not None:
+                self.lease.leave_to(mark)
+            elif self.lease is not None:
+                self.lease.release()
+
+
 _open: set[Ends] = set()
 """What writes a line when this process ends, for devices that were not given back by then."""
-
-
-def end_at_exit(use: Ends) -> None:
-    """Have a use end when this process does, unless it ends before: see :func:`end`."""
-    _open.add(use)
-    _register()
 
 
 @cache
@@ -136,12 +197,6 @@ def _register() -> None:
 def _end_all() -> None:
     while _open:
         _open.pop().ended()
-
-
-def end(use: Ends, status: int | None = None, *, timed_out: bool = False) -> None:
-    """End a use of :func:`end_at_exit` now, with the exit status of the command, if there was one."""
-    _open.discard(use)
-    use.ended(status, timed_out=timed_out)
 
 
 def _with(used: Used, seen: Stats, seconds: float) -> Used:

@@ -9,10 +9,9 @@ import weakref
 from collections.abc import Collection, Mapping, Sequence
 
 from anyaccel.errors import AlreadyLoadedError, UsageError
-from anyaccel.launcher import caps
-from anyaccel.launcher.bind import put
+from anyaccel.inventory.detect import survey
 from anyaccel.launcher.hold import Hold, acquire
-from anyaccel.launcher.launch import survey
+from anyaccel.launcher.inside import put
 from anyaccel.model import Inventory, Request
 from anyaccel.scheduler import parse_request
 from anyaccel.vendors import DEADLINE_SECONDS
@@ -20,9 +19,9 @@ from anyaccel.vendors import DEADLINE_SECONDS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
-    from typing import Any
+    from typing import Unpack
 
-    from anyaccel.probe.machine import Machine
+    from anyaccel.launcher.options import AcquireOptions
 
 _beginning: list[object] = []
 """Who is about to use devices; the first may. Not a lock, which an interrupt could leave locked."""
@@ -59,11 +58,7 @@ class Use(Hold):
 
     def begin(self) -> None:
         """Show the devices to this process."""
-        environment = self.launch.environment
-        for name in environment.unset:
-            os.environ.pop(name, None)
-        os.environ.update(environment.set)
-        put(environment.allocation.processors)
+        self.launch.inside().apply()
 
     def outer_environ(self) -> dict[str, str]:
         """Return the environment of this process without what this use has set: it sees the machine from outside."""
@@ -84,15 +79,7 @@ class Use(Hold):
             self._dropped.detach()
 
 
-def use(
-    request: str | Sequence[str] | Request,
-    *,
-    inventory: Inventory | None = None,
-    machine: str | Machine | None = None,
-    declare: Mapping[str, int] | None = None,
-    timeout: float = DEADLINE_SECONDS,
-    **options: Any,
-) -> Use:
+def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> Use:
     """Hold devices for this process, and set its own environment so that frameworks see exactly these.
 
     Call it before a framework is imported: a vendor's runtime reads its variables once. Inside,
@@ -115,6 +102,7 @@ def use(
 
     Raises:
         UsageError: When this process uses devices already.
+        UnknownOptionError: When there is no such option.
         AlreadyLoadedError: When the runtime of a vendor that is on the machine is loaded in this process.
         NeverFitsError, NotFreeError, DeadlockError, LedgerError: As of :func:`anyaccel.acquire`.
 
@@ -124,7 +112,10 @@ def use(
         (2, 2)
     """
     global _in_use, _kept  # noqa: PLW0603 - a process has one environment
-    for name in ("memory", "confined", "environ"):
+    from anyaccel.launcher.options import AcquireOptions, check_options
+
+    check_options("use", options, AcquireOptions.__annotations__)
+    for name in ("memory", "confined", "enforce", "environ"):
         if options.get(name) not in (None, False):
             raise UsageError(f"{name} is for what is about to be started, and this process has been started already")
     wanted = parse_request(request)
@@ -138,9 +129,7 @@ def use(
             )
         made = in_use()
         if made is None:
-            found = survey(inventory, request=wanted, machine=machine, declare=declare, timeout=timeout)
-            refuse_if_loaded(found)
-            made = _begin(found, wanted, options)
+            made = _begin(wanted, options)
             _in_use = weakref.ref(made)
         elif not alone or made is not _kept or made.allocation.request != wanted:
             raise UsageError(
@@ -155,16 +144,23 @@ def use(
     return made
 
 
-def _begin(inventory: Inventory, request: Request, options: Mapping[str, Any]) -> Use:
+def _begin(request: Request, options: AcquireOptions) -> Use:
     """Hold devices and show them to this process; nothing is left when that fails, or is interrupted."""
+    inventory = survey(
+        options.get("inventory"),
+        machine=options.get("machine"),
+        declare=options.get("declare"),
+        timeout=options.get("timeout", DEADLINE_SECONDS),
+        request=request,
+    )
+    refuse_if_loaded(inventory)
     hold: Hold | None = None
     made: Use | None = None
     try:
-        hold = acquire(request, inventory=inventory, **options)
+        wanted: AcquireOptions = {**options, "inventory": inventory}
+        hold = acquire(request, **wanted)
         made = Use(hold)
         made.begin()
-        if options.get("cap"):
-            caps.install()
     except BaseException:
         if made is not None:
             made.release()

@@ -27,8 +27,8 @@ from anyaccel.errors import (
 )
 from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
+from anyaccel.launcher.choosing import KnownNames, local_scheduler, validate
 from anyaccel.launcher.hold import Scope, why
-from anyaccel.launcher.launch import KnownNames, local_scheduler, validate
 from anyaccel.launcher.usage import Usage
 from anyaccel.launcher.use import in_use
 from anyaccel.ledger import Ledger, Want
@@ -545,7 +545,7 @@ class Broker:
         usage = None
         if not self.private:
             waited = time.monotonic() - began
-            usage = Usage(allocation.id, allocation.shares, asked.want.request, note, waited=waited)
+            usage = Usage(allocation.id, allocation.shares, asked.want.request, note, waited=waited, added_up=True)
         return Held(allocation, lease, self._released, private=self.private, usage=usage)
 
     def _released(self, devices: Mapping[str, Extent]) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.errors import AnyaccelError, TaskTimeoutError, UsageError
-from anyaccel.launcher.sandbox import confines
+from anyaccel.launcher.launch import check_start
 from anyaccel.model import Allocation, Inventory, Request
 from anyaccel.pool.actor import ActorProcess
 from anyaccel.pool.broker import Broker, lock
@@ -58,11 +58,7 @@ class Core(Engine):
     """
 
     def __init__(self, broker: Callable[[], Broker], setting: Setting) -> None:
-        self.confined = confines(setting.preparation.enforce)
-        if setting.preparation.memory is not None:
-            from anyaccel.launcher.limits import check
-
-            check(direct=True)
+        self.confined = check_start(setting.preparation.start, forked=True)
         self.setting = setting
         self.lock = lock()
         self.members: set[WorkerProcess] = set()

@@ -7,13 +7,12 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from anyaccel.errors import WorkerStartError
-from anyaccel.launcher.bind import Bind
-from anyaccel.launcher.caps import FRACTION_VARIABLE
-from anyaccel.launcher.environment import WorkerEnvironment, tell_once, worker_environment
-from anyaccel.launcher.sandbox import Enforce, available, sandbox_for
+from anyaccel.launcher.environment import WorkerEnvironment
+from anyaccel.launcher.launch import plan_launch
+from anyaccel.launcher.options import StartOptions
 from anyaccel.ledger.mark import Mark
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
 from anyaccel.pool.payload import PROTOCOL, Pickled, dumps_whole
@@ -22,37 +21,31 @@ CPU = Allocation(id="cpu", request=Request(terms=()), grants=())
 """What a worker holds that asked for no device."""
 
 
+USUAL: StartOptions = {"cap": True, "bind": None}
+"""How workers are started unless a pool says otherwise."""
+
+
 class Preparation(Value):
     """What the workers of a pool have in common.
 
     Attributes:
-        unallocated: Whether vendors of which nothing was given are hidden, or left as the environment has them.
-        mask: Whether masks name devices by id or by index.
-        enforce: Whether the kernel is to refuse them the device nodes of all other devices.
+        start: How they are started with their devices.
         sandbox: Pickled call that confines the process further, or None.
         initializer: Pickled call that prepares it for the user's functions, or None.
         warmup: Pickled call for the first use of the devices, in workers that hold some, or None.
         plain: Whether they send, and their caller reads, plain data alone.
-        cap: Whether PyTorch and TensorFlow are capped at their share of memory as well.
-        bind: Whether they run on the processors that are nearest to their devices; None for whole devices.
-        memory: Bytes of the host's memory that the kernel leaves each of them; None for no limit.
     """
 
-    unallocated: Literal["hide", "inherit"] = "hide"
-    mask: Literal["id", "index"] = "id"
-    enforce: Enforce = False
+    start: StartOptions = USUAL
     sandbox: bytes | None = None
     initializer: bytes | None = None
     warmup: bytes | None = None
     plain: bool = False
-    cap: bool = True
-    bind: Bind = None
-    memory: int | None = None
 
     @property
     def staged(self) -> bool:
         """Whether a worker may say that it could not be prepared, of which it says the end."""
-        return bool(self.enforce or self.sandbox or self.initializer or self.warmup)
+        return bool(self.start.get("enforce") or self.sandbox or self.initializer or self.warmup)
 
     def setup(
         self,
@@ -84,42 +77,25 @@ class Preparation(Value):
             EnvConflictError, PluginError: When the environment or the sandbox cannot be made.
             WorkerStartError: When there is no working directory.
         """
-        sandbox = sandbox_for(allocation, inventory, enforce=self.enforce)
-        if sandbox is not None:
-            allocation = replace(allocation, confined=True, gaps=sandbox.gaps)
-        elif self.enforce:
-            allocation = replace(allocation, gaps=(f"the worker is not confined to its devices: {available()}",))
-        how: dict[str, Any] = {"unallocated": self.unallocated, "mask": self.mask, "cap": self.cap, "bind": self.bind}
-        made = worker_environment(allocation, inventory, lease=lease, **how)
-        tell_once(gap for gap in made.allocation.gaps if gap not in allocation.gaps)
-        if self.memory is not None or made.regions:
-            from anyaccel.launcher.limits import limited
-
-            made = limited(made, self.memory, direct=True)
+        launch = plan_launch(allocation, inventory, self.start, lease=lease, forked=True)
         try:
             directory = os.getcwd()
         except OSError as error:
             raise WorkerStartError(
                 f"no worker can be started: the working directory has gone ({error.strerror})"
             ) from error
+        inside = replace(launch, mark=mark).inside(environ)
         message = {
-            "mark": mark,
-            "set": {name: value for name, value in made.values.items() if environ.get(name) != value},
-            "unset": [name for name in environ if name not in made.values],
-            "directory": directory,
-            "path": None if sys.path == path else list(sys.path),
-            "cap": self.cap and FRACTION_VARIABLE in made.values,
-            "processors": made.allocation.processors,
-            "group": None if made.group is None else made.group.path,
+            "inside": inside._replace(directory=directory, path=None if sys.path == path else list(sys.path)),
             "ready": ready,
             "staged": self.staged,
             "plain": self.plain,
-            "confine": None if sandbox is None else pickled_call(sandbox.apply),
+            "confine": None if launch.sandbox is None else pickled_call(launch.sandbox.apply),
             "sandbox": self.sandbox,
             "initializer": self.initializer,
             "warmup": self._warmup_on(allocation),
         }
-        return made, Pickled(pickle.dumps(message, PROTOCOL), [])
+        return launch.environment, Pickled(pickle.dumps(message, PROTOCOL), [])
 
     def _warmup_on(self, allocation: Allocation) -> tuple[bytes, str] | None:
         """The warm-up, and what to call the devices in messages; None where there is nothing to warm up."""

@@ -8,16 +8,16 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from anyaccel.errors import UsageError
-from anyaccel.launcher.sandbox import Enforce
+from anyaccel.launcher.options import StartOptions, check_options
 from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import Actor, ActorState
 from anyaccel.pool.actors import Actors, Group
 from anyaccel.pool.call import AHEAD, CallFuture, Options, checked, is_whole, name_of
 from anyaccel.pool.engine import Engine, Setting, open_engine
-from anyaccel.pool.launching import Preparation, pickled_call
+from anyaccel.pool.launching import USUAL, Preparation, pickled_call
 from anyaccel.pool.logs import Logs
 from anyaccel.pool.payload import call_each, dumps, dumps_whole
 from anyaccel.pool.progress import Tell
@@ -28,11 +28,10 @@ from anyaccel.probe.machine import Machine
 from anyaccel.scheduler import RequestLike, parse_request
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.pool.gang import GangFuture
-
-
-UNSET: Any = object()
 
 
 class Submitter(Executor):
@@ -43,16 +42,7 @@ class Submitter(Executor):
         self._options = options
         self._owner = owner  # the pool lives as long as somebody can submit to it
 
-    def options(
-        self,
-        *,
-        needs: RequestLike | None = UNSET,
-        timeout: float | None = UNSET,
-        max_calls: int | None = UNSET,
-        retries: int = UNSET,
-        max_concurrency: int = UNSET,
-        ahead: int = UNSET,
-    ) -> Submitter:
+    def options(self, **options: Unpack[CallOptions]) -> Submitter:
         """The same pool with other options for the calls that go through what is returned.
 
         Args:
@@ -67,16 +57,17 @@ class Submitter(Executor):
 
         Raises:
             UsageError: When an option makes no sense.
+            UnknownOptionError: When there is no such option.
             NeverFitsError: When the machine can never serve the request.
         """
-        changed = make_options(
-            self._options.needs if needs is UNSET else needs,
-            max_calls=(self._options.max_calls if needs is UNSET else None) if max_calls is UNSET else max_calls,
-            timeout=self._options.timeout if timeout is UNSET else timeout,
-            retries=self._options.retries if retries is UNSET else retries,
-            max_concurrency=self._options.concurrency if max_concurrency is UNSET else max_concurrency,
-            ahead=self._options.ahead if ahead is UNSET else ahead,
-        )
+        check_options("Pool.options", options, CallOptions.__annotations__)
+        own = self._options
+        known: CallOptions = {"timeout": own.timeout, "retries": own.retries, "ahead": own.ahead}
+        known["max_concurrency"] = own.concurrency
+        if "needs" not in options:
+            known |= {"needs": own.needs, "max_calls": own.max_calls}
+        merged: CallOptions = {**known, **options}
+        changed = make_options(**merged)
         if changed.needs is not None:
             self._core.check(changed.needs)
         return Submitter(self._core, changed, self._owner or self)
@@ -272,11 +263,22 @@ class Submitter(Executor):
         self._core.shutdown(wait=wait, cancel_futures=cancel_futures)
 
 
+class CallOptions(TypedDict, total=False):
+    """The options of the calls of a pool; see :meth:`Pool.options`."""
+
+    needs: RequestLike | None
+    timeout: float | None
+    max_calls: int | None
+    retries: int
+    max_concurrency: int
+    ahead: int
+
+
 def make_options(
-    needs: RequestLike | None,
+    needs: RequestLike | None = None,
     *,
-    max_calls: int | None,
-    timeout: float | None,
+    max_calls: int | None = None,
+    timeout: float | None = None,
     retries: int = 0,
     max_concurrency: int = 1,
     ahead: int = AHEAD,
@@ -305,12 +307,6 @@ def check_gang(hosts: object, options: Options) -> None:
         raise UsageError(f"hosts must be a whole number, 1 or more (got {hosts!r:.60})")
     if options.retries:
         raise UsageError("a gang is not run again when a worker has died; retries must be 0 for it")
-
-
-def _amount(memory: int | str) -> int:
-    from anyaccel.launcher.limits import amount
-
-    return amount(memory)
 
 
 def _early(signal: str | None, timeout: float | None) -> EarlySignal | None:
@@ -360,8 +356,6 @@ class Pool(Submitter):
         initargs: Arguments of the initializer.
         warmup: Called without arguments in each worker that holds devices, after the initializer and before its first
             call. When it fails, the pool is broken, and says on which device.
-        unallocated: Whether vendors of which nothing was given are hidden, or left as the environment has them.
-        mask: Whether masks name devices by stable id or by index, where the vendor's runtime takes both.
         timeout: Seconds that a call may run; None for no limit. Waiting for devices does not count.
         retries: Times that a call is run again when its worker or its machine has died. A call that raises, takes too
             long or is cancelled is not run again.
@@ -370,16 +364,6 @@ class Pool(Submitter):
             of its worker that catches it. A call whose ``timeout`` is no longer than that gets none.
         idle: Seconds after which a process that is kept for later calls gives its devices back.
         logs: Directory for the output of the calls, a file each; None to let it go where that of this process goes.
-        cap: Whether PyTorch and TensorFlow are capped at the share of memory of a worker that holds a share of one
-            device, when the worker imports them.
-        bind: Whether workers run on the processors that are nearest to their devices, as far as the machine tells; None
-            for those of whole devices.
-        memory: How much of the host's memory the kernel leaves each worker, with all that it starts and without swap:
-            bytes, or a text such as ``"8GiB"``. What takes more is killed, and its call fails. A share of a device is
-            held to its memory likewise where the kernel can.
-        enforce: Whether the kernel refuses workers, and all that they start, the device nodes of all other devices:
-            True to insist, ``"try"`` to do without where the kernel cannot. What is not refused is said by
-            ``future.allocation.gaps``, and inside of a call by ``anyaccel.current().gaps``.
         sandbox: Called in each worker right before any code of yours, to confine the process further; when it
             raises, none of your code runs.
         results: How what workers send is read: ``"plain"`` as data of plain types, none of which runs code here, or
@@ -387,9 +371,21 @@ class Pool(Submitter):
             and ``"pickle"`` else.
         shared: Whether every process on the machine knows what is held. When not, only pools of this process that are
             not shared either respect each other.
+        start: How workers are started. ``unallocated``: whether vendors of which nothing was given are hidden
+            (``"hide"``), or left as the environment has them (``"inherit"``). ``mask``: whether masks name devices by
+            stable ``"id"`` or by ``"index"``, where the vendor's runtime takes both. ``cap``, by default True: whether
+            PyTorch and TensorFlow are capped at the share of memory of a worker that holds a share of one device, when
+            the worker imports them. ``bind``: whether workers run on the processors that are nearest to their devices,
+            as far as the machine tells; None, the default, for those of whole devices. ``memory``: how much of the
+            host's memory the kernel leaves each worker, with all that it starts and without swap: bytes, or a text such
+            as ``"8GiB"``; what takes more is killed, and its call fails. A share of a device is held to its memory
+            likewise where the kernel can. ``enforce``: whether the kernel refuses workers, and all that they start, the
+            device nodes of all other devices: True to insist, ``"try"`` to do without where the kernel cannot. What is
+            not refused is said by ``future.allocation.gaps``, and inside of a call by ``anyaccel.current().gaps``.
 
     Raises:
         UsageError: When an argument makes no sense.
+        UnknownOptionError: When there is no such option.
         EnforcementError: When workers must be confined, or held to ``memory``, and the kernel cannot.
         MachineError: When ``machine`` names no machine.
         StateDirectoryError: When there is no directory for leases that can be trusted.
@@ -419,45 +415,32 @@ class Pool(Submitter):
         initializer: Callable[..., Any] | None = None,
         initargs: tuple[Any, ...] = (),
         warmup: Callable[[], object] | None = None,
-        unallocated: Literal["hide", "inherit"] = "hide",
-        mask: Literal["id", "index"] = "id",
         timeout: float | None = None,
         retries: int = 0,
         grace: float = 10.0,
         signal: str | None = None,
         idle: float = 10.0,
         logs: str | os.PathLike[str] | None = None,
-        cap: bool = True,
-        bind: bool | None = None,
-        memory: int | str | None = None,
-        enforce: Enforce = False,
         sandbox: Callable[[], None] | None = None,
         results: Literal["plain", "pickle"] | None = None,
         shared: bool = True,
+        **start: Unpack[StartOptions],
     ) -> None:
+        check_options("Pool", start, StartOptions.__annotations__, Pool.__init__.__kwdefaults__)
+        start = {**USUAL, **start}
+        enforce = start.get("enforce", False)
         if max_workers is not None and not is_whole(max_workers, 1):
             raise ValueError(f"max_workers must be greater than 0, and a whole number (got {max_workers!r:.60})")
         for name, call in (("initializer", initializer), ("warmup", warmup), ("sandbox", sandbox)):
             if call is not None and not callable(call):
                 raise TypeError(f"{name} must be a callable (got {call!r:.60})")
-        if unallocated not in ("hide", "inherit"):
-            raise UsageError(f"unallocated must be 'hide' or 'inherit' (got {unallocated!r:.60})")
-        if mask not in ("id", "index"):
-            raise UsageError(f"mask must be 'id' or 'index' (got {mask!r:.60})")
-        if enforce not in (True, False, "try"):
-            raise UsageError(f"enforce must be True, False or 'try' (got {enforce!r:.60})")
         if results not in ("plain", "pickle", None):
             raise UsageError(f"results must be 'plain', 'pickle' or None (got {results!r:.60})")
         check_seconds(grace=grace, idle=idle)
         options = make_options(needs, max_calls=max_calls, timeout=timeout, retries=retries)
         setting = Setting(
             preparation=Preparation(
-                unallocated=unallocated,
-                mask=mask,
-                cap=cap,
-                bind=bind,
-                memory=None if memory is None else _amount(memory),
-                enforce=enforce,
+                start=start,
                 sandbox=pickled_call(sandbox),
                 initializer=pickled_call(initializer, tuple(initargs)),
                 warmup=pickled_call(warmup),

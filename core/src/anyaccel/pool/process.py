@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from anyaccel.errors import BrokenWorkerError, WorkerError, WorkerStartError
-from anyaccel.launcher.usage import Usage
+from anyaccel.launcher.usage import OpenLease, Usage
 from anyaccel.ledger import mark as marks
 from anyaccel.model import Allocation, Extent, Inventory
 from anyaccel.pool.call import Call, Options, settle_call
@@ -47,8 +47,8 @@ _GONE = {errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN}
 """The other end has been closed, or ours has since the end was noticed."""
 
 
-class Held:
-    """Devices that are held until they are given back.
+class Held(OpenLease):
+    """Devices that are held for a worker until they are given back.
 
     Args:
         allocation: What is held.
@@ -57,8 +57,6 @@ class Held:
         private: Whether other processes are not to see the lease.
         usage: Its line of the journal; None where there is to be none.
     """
-
-    __slots__ = ("_lease", "_on_release", "_private", "_usage", "allocation", "timed_out")
 
     def __init__(
         self,
@@ -69,37 +67,37 @@ class Held:
         private: bool = False,
         usage: Usage | None = None,
     ) -> None:
+        super().__init__(lease)
         self.allocation = allocation
-        self.timed_out = False
-        self._usage = usage
-        self._lease = lease
         self._on_release = on_release
         self._private = private
+        if usage is not None:
+            self.begin_line(usage, at_exit=False)  # pools end their workers then
 
     @property
-    def lease(self) -> str:
+    def lease_id(self) -> str:
         """Identity of the lease, as other processes see it; empty when they do not."""
-        return self._lease.id if self._lease and not self._private else ""
+        return self.lease.id if self.lease and not self._private else ""
 
     @property
     def devices(self) -> Mapping[str, Extent]:
         """What is held, by name in the ledger."""
-        return self._lease.devices if self._lease else {}
+        return self.lease.devices if self.lease else {}
 
     @property
     def mark(self) -> marks.Mark:
         """Mark that the lease names; empty when there is none."""
-        return self._lease.mark if self._lease else ()
+        return self.lease.mark if self.lease else ()
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """Descriptors that carry the lease."""
-        return self._lease.fds if self._lease else ()
+        return self.lease.fds if self.lease else ()
 
     def quarantine(self, reason: str) -> None:
         """Say to others why the devices are kept although nobody uses them."""
-        if self._lease:
-            self._lease.quarantine(reason)
+        if self.lease:
+            self.lease.quarantine(reason)
 
     def release(self, *, carried: bool = False) -> None:
         """Give them back; does nothing the second time.
@@ -107,15 +105,9 @@ class Held:
         Args:
             carried: Whether they are left to the processes that carry the mark of the lease, whoever started these.
         """
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            if carried:
-                lease.leave_to(lease.mark)
-            else:
-                lease.release()
-            self._on_release(lease.devices)
-            if self._usage is not None:
-                self._usage.ended(added_up=True, timed_out=self.timed_out)
+        if self.lease is not None and not self.lease.released:
+            self.give_back(self.lease.mark if carried else None)
+            self._on_release(self.lease.devices)
 
 
 class Owner(Engine, Protocol):
@@ -302,7 +294,7 @@ class WorkerProcess:
             made, setup = setting.preparation.setup(
                 self.allocation,
                 owner.inventory,
-                lease="" if held is None else held.lease,
+                lease="" if held is None else held.lease_id,
                 mark=self.mark,
                 environ=server.environ,
                 path=server.path,

@@ -46,11 +46,10 @@ def main(args: argparse.Namespace) -> int | None:
 
 def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
     """Wait for the devices, run the command, and write down what happens."""
-    from anyaccel.cli import acquire_devices, become_command, confine, time_limit
+    from anyaccel.cli import acquire_devices, become_command, time_limit
     from anyaccel.vendors import close
 
     with acquire_devices(args, waits=lambda: supervisor.begin("waiting", grace=args.grace), stays=True) as hold:
-        sandbox = confine(args, hold)
         limit = time_limit(args, hold)
         supervisor.begin(
             "running", devices=tuple(device.name for device in hold.devices), lease=hold.id, grace=args.grace,
@@ -58,7 +57,7 @@ def _supervise(args: argparse.Namespace, supervisor: Supervisor) -> int:
         )  # fmt: skip
         close()
         mark = hold.lease.mark if hold.lease else ()
-        status, state = supervisor.supervise(lambda: become_command(args, hold, sandbox), mark, limit)
+        status, state = supervisor.supervise(lambda: become_command(args, hold), mark, limit)
         supervisor.end(status, state=state)
         hold.note_end(status, timed_out=state == "timeout")
         hold.unlimit()

@@ -24,11 +24,9 @@ from anyaccel.errors import AnyaccelError, LeaseCancelledError, NotFreeError, Us
 from anyaccel.launcher import (
     GRACE_SECONDS,
     Hold,
-    bound,
     end_in_time,
     not_started,
     signal_group,
-    start_marked,
     take_async,
     time_limit,
 )
@@ -40,9 +38,8 @@ from anyaccel.text import shown
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
-    from typing import Any
 
-    from anyaccel.launcher import Usage
+    from anyaccel.launcher import AcquireOptions
 
 JOB_LOG = "jobs.tsv"
 COLUMNS = ("Seq", "Host", "Starttime", "JobRuntime", "Send", "Receive", "Exitval", "Signal", "Command")
@@ -360,8 +357,7 @@ class Setting(Value):
         grace: Seconds between asking commands to end and killing them, when the sweep is stopped or their time is over.
         time: Seconds that each command may run; None for no limit.
         early: The signal that it gets before its time is over; None for none.
-        memory: How much of the host's memory each command may take; None for no limit.
-        wait: Options of :func:`anyaccel.acquire_async`, ``wait`` among them: seconds to wait for devices.
+        options: Options of :func:`anyaccel.acquire_async`: how devices are waited for, and commands are started.
     """
 
     request: Request
@@ -373,8 +369,7 @@ class Setting(Value):
     grace: float = GRACE_SECONDS
     time: float | None = None
     early: time_limit.EarlySignal | None = None
-    memory: str | None = None
-    wait: Mapping[str, Any]
+    options: AcquireOptions
 
 
 class Sweep:
@@ -408,8 +403,7 @@ class Sweep:
         self._left = tally.total - tally.skipped
         self._running: dict[int, Hold] = {}
         self._over: set[int] = set()
-        self._timed_out: set[Hold] = set()
-        self._holds: dict[Hold, Usage | None] = {}
+        self._holds: dict[Hold, bool] = {}  # and whether a command was run with it
         self._slots = 0
         self._taking: asyncio.Task[Hold] | None = None
         self._stopped = 0
@@ -501,13 +495,10 @@ class Sweep:
     async def _take(self) -> Hold | None:
         """Get devices, when it is our turn; None when that is no longer needed, or others of us go on without."""
         setting = self._setting
-        terms = dict(setting.wait)
+        options: AcquireOptions = {**setting.options, "inventory": setting.inventory, "on_wait": self._on_wait}
         if setting.time is not None:  # the lease says until when it is held at most
-            terms["time"] = (setting.retries + 1) * (setting.time + setting.grace)
-        terms |= {"inventory": setting.inventory, "on_wait": self._on_wait, "bind": None}
-        terms |= {"memory": setting.memory, "limit": True}
-        waiting = take_async(setting.request, marks.draw, **terms)
-        self._taking = asyncio.create_task(waiting)
+            options["time"] = (setting.retries + 1) * (setting.time + setting.grace)
+        self._taking = asyncio.create_task(take_async(setting.request, marks.draw, **options))
         try:
             hold = await self._taking
         except asyncio.CancelledError:
@@ -521,13 +512,14 @@ class Sweep:
             return None
         finally:
             self._taking = None
-        self._holds[hold] = None
+        self._holds[hold] = False
         return hold
 
     async def _run(self, number: int, command: tuple[str, ...], hold: Hold) -> None:
         """Run one command, again where it fails and that is wanted."""
-        if hold.lease is not None and self._holds[hold] is None:
-            self._holds[hold] = hold.usage(command[0])  # one line of the journal for all commands of a lease
+        if not self._holds[hold]:
+            self._holds[hold] = True
+            hold.noted(hold.usage(command[0]))  # one line of the journal for all commands of a lease
         self._tally.running += 1
         for attempt in range(1, self._setting.retries + 2):
             run = await self._attempt(number, command, hold, attempt)
@@ -548,13 +540,7 @@ class Sweep:
         status = number_of_signal = 0
         timed_out = False
         try:
-            lease = hold.lease
-            with bound(hold.allocation.processors):
-                running = start_marked(
-                    command, lease.mark if lease else (), hold.launch.environment.group,
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    env=dict(hold.environ), pass_fds=hold.fds, start_new_session=True,
-                )  # fmt: skip
+            running = hold.popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         except OSError as error:
             fault = not_started(command[0], error)
             os.write(log, f"anyaccel: {fault}\n".encode(errors="replace"))
@@ -576,7 +562,7 @@ class Sweep:
             timed_out = limit is not None and running.pid in self._over
             self._over.discard(running.pid)
             if limit is not None and timed_out:
-                self._timed_out.add(hold)
+                hold.timed_out = True
                 status = status or (0 if number_of_signal else time_limit.STATUS)
                 time_limit.say_at_end(limit.message, path)
         size = os.fstat(log).st_size
@@ -666,13 +652,8 @@ class Sweep:
         return self._intact(hold) and not self._ledger.wanted(frozenset(hold.lease.devices))
 
     def _give_back(self, hold: Hold) -> None:
-        usage = self._holds.pop(hold)
-        if usage is not None:
-            usage.ended(timed_out=hold in self._timed_out)
-        self._timed_out.discard(hold)
-        if hold.lease is not None:
-            hold.lease.leave_to(hold.lease.mark)
-        hold.unlimit()
+        del self._holds[hold]
+        hold.release()
 
     def _orphans(self, wanted: Sequence[marks.Mark]) -> list[int]:
         """Living processes with some marks that have become our children; those that have ended are reaped."""

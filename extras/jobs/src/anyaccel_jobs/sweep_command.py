@@ -21,12 +21,13 @@ from anyaccel.cli import (
     add_command,
     add_grace,
     add_launch,
-    add_memory,
     add_request,
     add_signal,
+    add_start,
     add_time,
     add_wait,
     output,
+    start_options,
     survey,
     wait_options,
     whole,
@@ -39,6 +40,10 @@ from anyaccel.text import elapsed
 from anyaccel_jobs.jobs_command import detach
 from anyaccel_jobs.supervisor import Supervisor
 from anyaccel_jobs.sweep import JOB_LOG, Commands, Ended, JobLog, Setting, Sweep, Tally, call, parse_each, written
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.launcher import StartOptions
 
 _SHOWN_FAILURES = 10
 _LOOK_SECONDS = 1.0
@@ -105,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address", metavar="ADDRESS", help="where the cluster is (default: where its own tools find it)"
     )
-    add_memory(parser)
+    add_start(parser)
     add_launch(parser)
     add_wait(parser)
     add_time(parser, what="each command")
@@ -184,8 +189,7 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
                 grace=args.grace,
                 time=args.time,
                 early=time_limit.check_early(args.signal, args.time),
-                memory=args.memory,
-                wait=wait_options(args),
+                options={"bind": None, **start_options(args), **wait_options(args)},
             )
             sweep = Sweep(setting, left, tally, on_change=progress.show, on_end=progress.add, on_wait=progress.wait)
             status = sweep.run()
@@ -209,6 +213,7 @@ def _on_cluster(args: argparse.Namespace, commands: Iterator[tuple[int, tuple[st
     tally = progress.tally
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     os.environ.setdefault("RAY_LOG_TO_DRIVER", "0")  # else a cluster's logs stand in standard output, between ours
+    start: StartOptions = start_options(args)
     try:
         # Interrupted, it ends what runs on the cluster before it lets go of it.
         with anyaccel.Pool(
@@ -219,7 +224,8 @@ def _on_cluster(args: argparse.Namespace, commands: Iterator[tuple[int, tuple[st
             timeout=args.time,
             grace=args.grace,
             signal=args.signal,
-            memory=args.memory,
+            results="pickle",
+            **start,
         ) as pool:
             calls = _Calls(args, pool)
             while True:

@@ -7,7 +7,6 @@ process has a session of its own, carries its leases, and dies with the fork ser
 from __future__ import annotations
 
 import atexit
-import contextlib
 import faulthandler
 import os
 import signal
@@ -19,7 +18,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from anyaccel.errors import WorkerError
-from anyaccel.ledger import mark as marks
+from anyaccel.launcher.inside import Inside
 from anyaccel.pool.channel import Kind, Message, Spin, receive, send
 from anyaccel.pool.payload import Batch, Globals, Pickled, Shared, check_over, describe, dumps, dumps_error, loads
 
@@ -117,8 +116,7 @@ class Worker:
             os.set_inheritable(lease, True)
         try:
             setup: Mapping[str, Any] = loads(message.data, message.buffers)
-            marks.put(setup["mark"])
-            _settle(setup)
+            setup["inside"].apply()
             if setup["plain"]:
                 from anyaccel.pool import plain
 
@@ -249,31 +247,6 @@ class Worker:
         return True
 
 
-def _settle(setup: Mapping[str, Any]) -> None:
-    """Take what the caller has chosen: the cgroup, the environment, the directory, the module path, the processors."""
-    if setup["group"] is not None:
-        from anyaccel.launcher.limits import enter
-
-        enter(setup["group"])
-    _apply_environment(setup["set"], setup["unset"])
-    os.chdir(setup["directory"])
-    if setup["path"] is not None:
-        sys.path[:] = setup["path"]
-    if setup["processors"]:
-        with contextlib.suppress(OSError):  # they have gone meanwhile, which is no reason not to work
-            os.sched_setaffinity(0, setup["processors"])
-    if setup["cap"]:
-        from anyaccel.launcher.caps import install
-
-        install()
-
-
-def _apply_environment(changes: Mapping[str, str], unset: list[str]) -> None:
-    for name in unset:
-        os.environ.pop(name, None)
-    os.environ.update(changes)
-
-
 def _redirect(descriptors: list[int]) -> None:
     """Let output go where the caller's goes, or into the file of a log."""
     _flush()
@@ -313,25 +286,8 @@ def _rehearse() -> None:
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        setup: dict[str, Any] = {
-            "mark": (),
-            "set": {},
-            "unset": [],
-            "directory": ".",
-            "path": None,
-            "processors": (),
-            "group": None,
-            "cap": False,
-            "ready": False,
-            "staged": False,
-            "plain": False,
-        }
-        send(
-            ours,
-            Kind.SETUP,
-            dumps({**setup, "confine": None, "sandbox": None, "initializer": None, "warmup": None}),
-            OUTPUTS,
-        )
+        nothing = dict.fromkeys(("ready", "staged", "plain", "confine", "sandbox", "initializer", "warmup"))
+        send(ours, Kind.SETUP, dumps({"inside": Inside(directory="."), **nothing}), OUTPUTS)
         send(ours, Kind.CALL, dumps((int, (), {})))
         ours.shutdown(socket.SHUT_WR)
         Worker(theirs).run()

@@ -1,0 +1,148 @@
+"""The options that run, acquire, use, prepare, Pool and sweeps have in common, by one list of names for each purpose.
+
+A type checker reads them from ``**options: Unpack[...]``; :func:`check_options` refuses what it would have refused.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from anyaccel.errors import UnknownOptionError, UsageError
+from anyaccel.text import shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from typing import IO, Any, Literal
+
+    from anyaccel.launcher.bind import Bind
+    from anyaccel.launcher.sandbox import Enforce
+    from anyaccel.ledger import OnWait
+    from anyaccel.model import Inventory
+    from anyaccel.probe.machine import Machine
+
+    Stream = int | IO[Any] | None
+
+
+class StartOptions(TypedDict, total=False):
+    """How a process is started with its devices; each is an aspect of :class:`anyaccel.launcher.launch.Launch`.
+
+    Attributes:
+        unallocated: Whether vendors of which nothing was given are hidden, or left as the environment has them.
+        mask: Whether masks name devices by stable id or by index, where the vendor's runtime takes both.
+        cap: Whether PyTorch and TensorFlow are capped at the share of memory as well.
+        bind: Whether the process runs on the processors that are nearest to its devices, as far as the machine tells;
+            None for whole devices.
+        memory: How much of the host's memory the kernel leaves the process and all that it starts, without swap: bytes,
+            or a text such as ``"8GiB"``.
+        enforce: Whether the kernel refuses the process the device nodes of all other devices: True to insist, ``"try"``
+            to do without where the kernel cannot.
+    """
+
+    unallocated: Literal["hide", "inherit"]
+    mask: Literal["id", "index"]
+    cap: bool
+    bind: Bind
+    memory: int | str | None
+    enforce: Enforce
+
+
+class TakeOptions(StartOptions, total=False):
+    """How devices are got, beside how what uses them is started; see :func:`anyaccel.acquire`."""
+
+    machine: str | Machine | None
+    declare: Mapping[str, int] | None
+    environ: Mapping[str, str] | None
+    wait: float | None
+    priority: int
+    note: str
+    avoid_busy: bool
+    time: float | None
+    on_wait: OnWait | None
+
+
+class AcquireOptions(TakeOptions, total=False):
+    """The options of :func:`anyaccel.acquire`."""
+
+    inventory: Inventory | None
+    timeout: float
+    confined: bool
+
+
+class RunOptions(TakeOptions, total=False):
+    """The options of :func:`anyaccel.run`: those that end the command, and those of :func:`subprocess.run`."""
+
+    grace: float
+    signal: str | None
+    input: Any
+    capture_output: bool
+    timeout: float | None
+    check: bool
+    bufsize: int
+    executable: str | bytes | os.PathLike[Any] | None
+    stdin: Stream
+    stdout: Stream
+    stderr: Stream
+    preexec_fn: Callable[[], object] | None
+    close_fds: bool
+    shell: bool
+    cwd: str | bytes | os.PathLike[Any] | None
+    universal_newlines: bool | None
+    text: bool | None
+    encoding: str | None
+    errors: str | None
+    restore_signals: bool
+    start_new_session: bool
+    pass_fds: Collection[int]
+    user: str | int | None
+    group: str | int | None
+    extra_groups: Iterable[str | int] | None
+    umask: int
+    pipesize: int
+    process_group: int | None
+
+
+_VALUES: Mapping[str, tuple[object, ...]] = {
+    "unallocated": ("hide", "inherit"),
+    "mask": ("id", "index"),
+    "enforce": (True, False, "try"),
+}
+
+
+def check_options(function: str, given: Mapping[str, object], *known: Iterable[str] | None) -> None:
+    """Check the options of a function: their names, and the values of those of a start.
+
+    Args:
+        function: Name of the function, for the message.
+        given: The options.
+        known: The names that the function knows, such as the keys of :class:`StartOptions`.
+
+    Raises:
+        UnknownOptionError: When the function has no option of a name.
+        UsageError: When a value makes no sense.
+    """
+    names = [name for each in known for name in each or ()]
+    for name in given:
+        if name not in names:
+            raise UnknownOptionError(f"{function}() has no option {shown(name)}", hint=_way_out(name, names))
+    for name, values in _VALUES.items():
+        if name in given and given[name] not in values:
+            raise UsageError(f"{name} must be {_either(values)} (got {shown(given[name])})")
+    memory = given.get("memory")
+    if memory is not None:
+        from anyaccel.launcher.limits import amount
+
+        amount(memory)
+
+
+def _either(values: tuple[object, ...]) -> str:
+    *first, last = map(repr, values)
+    return f"{', '.join(first)} or {last}"
+
+
+def _way_out(name: str, names: list[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"its options are {', '.join(names)}"
