@@ -90,7 +90,8 @@ def test_a_process_that_was_forked_ahead_and_died_unused_is_replaced(pool, needs
 def test_a_call_that_its_process_never_took_runs_in_another(pool, needs):
     one = pool(needs, machine="sim:A1:1", max_calls=0, max_workers=1)
     pid = one.submit(os.getpid).result()
-    os.kill(pid, signal.SIGSTOP)  # so it takes nothing out of its channel, and dies before it is heard of
+    os.kill(pid, signal.SIGSTOP)  # so it takes nothing out of its channel
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it to stop")
     future = one.submit(os.getpid)
     until(future.running, "the call to be sent")
     os.kill(pid, signal.SIGKILL)

@@ -112,7 +112,7 @@ from table import Table
 TABLE = Table(5)
 def look(x):
     return TABLE.value + x, os.environ["LOADS"]
-with pool(max_workers=1) as p:
+with pool() as p:
     print(list(p.map(look, [2] * 4, chunksize=2)))
     TABLE.value = 6
     print(p.submit(look, 1).result())

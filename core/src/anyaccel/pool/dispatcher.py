@@ -3,9 +3,9 @@
 All of it changes in the thread of the reactor alone, which gets no signals: so there are no locks, and Ctrl-C leaves
 nothing half done. What other threads may call says so; it leaves a note, and looks at single values.
 
-Calls that are alike wait in a line, in order. Lines are served in the order of arrival of their first calls, among those
-that compete for a device or for room in their pool. Of those, the first alone stands in the machine's line: a thousand
-calls are one ticket. A process has the calls that it runs, nothing else, but for the methods of an actor.
+Calls that are alike wait in a line, in order. Lines are served in the order of arrival of their first calls, among
+those that compete for a device or for room in their pool. Of those, the first alone stands in the machine's line: a
+thousand calls are one ticket. A process has the calls that it runs, nothing else, but for the methods of an actor.
 """
 
 from __future__ import annotations

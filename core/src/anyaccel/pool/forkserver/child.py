@@ -103,7 +103,7 @@ class Worker:
         }
         spin = Spin()
         while True:
-            message = self.waiting.popleft() if self.waiting else spin.receive(self.channel)
+            message = self.waiting.popleft() if self.waiting else receive(self.channel)
             if message is None:
                 return
             if message.kind == Kind.SKIP:
