@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from anyaccel_testing import AcceleratorPluginTests
 from hypothesis import HealthCheck, settings
-from installed import acme, anyaccel, clean_environment, install, record
+from installed import acme, anyaccel, clean_environment, install, record, tmp_path
 from lengths import length
 
-__all__ = ["acme", "anyaccel", "clean_environment", "install", "record"]
+__all__ = ["acme", "anyaccel", "clean_environment", "install", "record", "tmp_path"]
 
 EXTRAS = [path.parent for path in sorted(Path(__file__).parent.glob("extras/*/pyproject.toml"))]
 ABSENT = [path for path in EXTRAS if find_spec(f"anyaccel_{path.name}") is None]
@@ -60,14 +60,16 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist looks at the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is for full length, and put the checks of each plug-in into a group.
+    """Leave out what is for full length, put the checks of each plug-in into a group, and begin with what takes long.
 
-    They are made all at once, so one worker has them all.
+    The checks are made all at once, so one worker has them all. What takes long has a time-out of its own; at the end,
+    one worker would be busy with it alone.
     """
     left_out = [item for item in items if length(item.get_closest_marker("full"), None)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("full")]
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
     for item in items:
         owner = getattr(item, "cls", None)
         if owner is not None and issubclass(owner, AcceleratorPluginTests):

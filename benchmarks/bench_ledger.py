@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from anyaccel.ledger import Ledger, Want
-from anyaccel.ledger import mark as marks
+from anyaccel.linux import mark as marks
 from anyaccel.model import NOTHING, Extent
 from measure import Row, against, at_most, median, state
 from sqlite_leases import SqliteLeases
@@ -113,7 +113,8 @@ def acquire_with(live: int, turns: int) -> float:
 
 HOLDER = """
 import subprocess, sys, time
-from anyaccel.ledger import Ledger, Want, mark
+from anyaccel.ledger import Ledger, Want
+from anyaccel.linux import mark
 from anyaccel.model import Extent
 ledger = Ledger.open({"ANYACCEL_STATE_DIR": sys.argv[1]})
 want = Want(candidates=frozenset("a"), mark=mark.of_process)

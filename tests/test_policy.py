@@ -141,7 +141,7 @@ def test_no_head_is_delayed_past_the_bound(jobs, bound):
 @given(days(), st.booleans(), st.sampled_from([None, 1, 2]), st.integers(0, 1000))
 def test_everybody_computes_the_same_order_from_the_same_facts(jobs, fair, most, seed):
     """In whichever order the facts are listed, whoever asks; and nobody is left out or comes twice."""
-    rules = Policy(fair_shares=fair, patience=15.0, limits=Limits(devices=most, priority=3), plain=False)
+    rules = Policy(fair_shares=fair, patience=15.0, limits=Limits(devices=most, priority=3))
     waiting = [job.waiting for job in made(jobs)]
     held = [Holding(device=device, user=number % 3 + 1) for number, device in enumerate("wxyz")]
     expected = rules.order(waiting, held, 20.0)
@@ -159,7 +159,7 @@ def test_everybody_computes_the_same_order_from_the_same_facts(jobs, fair, most,
 @given(days(), st.booleans(), st.sampled_from([0.0, 5.0]))
 def test_nobody_starves(jobs, fair, bound):
     """Whatever shares, priorities and backfill say, everybody starts; who has waited long is next."""
-    rules = Policy(backfill=bound, fair_shares=fair, patience=30.0, plain=not fair)
+    rules = Policy(backfill=bound, fair_shares=fair, patience=30.0)
     starts = simulate(made(jobs), rules)
     assert None not in starts.values()
 
@@ -167,7 +167,7 @@ def test_nobody_starves(jobs, fair, bound):
 @CASES
 @given(days(), st.integers(1, 4))
 def test_a_limit_holds_and_keeps_nobody_else_waiting(jobs, most):
-    rules = Policy(limits=Limits(devices=most), plain=False)
+    rules = Policy(limits=Limits(devices=most))
     fitting = [job for job in jobs if job["count"] <= most]
     jobs = made(fitting)
     starts = simulate(jobs, rules)
@@ -227,14 +227,14 @@ def test_shares_of_one_device_count():
 
 
 def test_fair_shares_put_those_first_who_hold_less():
-    rules = Policy(fair_shares=True, users={7: Limits(weight=4)}, plain=False)
+    rules = Policy(fair_shares=True, users={7: Limits(weight=4)})
     held = [Holding(device="a", user=5), Holding(device="b", user=7), Holding(device="c", user=7)]
     one, two, three = waiting(1, user=5), waiting(2, user=6), waiting(3, user=7)
     assert [each.user for each in rules.order([one, two, three], held, 0.0)] == [6, 7, 5]
 
 
 def test_a_priority_counts_up_to_the_users_highest():
-    rules = Policy(limits=Limits(priority=0), users={7: Limits(priority=10)}, plain=False)
+    rules = Policy(limits=Limits(priority=0), users={7: Limits(priority=10)})
     liar, honest, allowed = waiting(2, priority=99, user=5), waiting(1, user=6), waiting(3, priority=5, user=7)
     assert rules.order([liar, honest, allowed], [], 0.0) == [allowed, honest, liar]
     assert rules.limits_of(0) == Limits()
@@ -261,20 +261,20 @@ def test_the_configuration_becomes_the_rules():
         patience=86400.0,
         limits=Limits(devices=2, seconds=3600.0),
         users={os.geteuid(): own},
-        plain=False,
     )
+    assert not rules.plain
     assert Policy.of(Configuration(path="x")).plain
     assert Policy.of(Configuration(path="x", found=True, values={"queue.backfill": 60.0})) == Policy(backfill=60.0)
 
 
-@pytest.mark.parametrize("plain", [True, False])
-def test_the_order_without_rules_is_that_of_priority_and_arrival(plain):
-    found = Policy(plain=plain).order([waiting(1), waiting(2, priority=1), waiting(3)], [], 0.0)
+@pytest.mark.parametrize("policy", [Policy(), Policy(limits=Limits(devices=9))])
+def test_the_order_without_rules_is_that_of_priority_and_arrival(policy):
+    found = policy.order([waiting(1), waiting(2, priority=1), waiting(3)], [], 0.0)
     assert [each.number for each in found] == [2, 1, 3]
 
 
 def test_a_limit_says_what_is_over_it_and_the_way_out():
-    rules = Policy(limits=Limits(devices=2, seconds=5400.0, priority=1), plain=False)
+    rules = Policy(limits=Limits(devices=2, seconds=5400.0, priority=1))
     held = [Holding(device="a", user=5), Holding(device="b", units=5000, user=5), Holding(device="c", user=6)]
 
     def said(count, user=5, held=held, **more):
@@ -296,6 +296,6 @@ def test_a_limit_says_what_is_over_it_and_the_way_out():
     assert never.remedy == (
         "ask for 2 devices at most; the administrator can raise 'devices' in /etc/anyaccel/config.toml"
     )
-    (nothing,) = Policy(limits=Limits(devices=0), plain=False).over_limits(waiting(1, user=5), [])
+    (nothing,) = Policy(limits=Limits(devices=0)).over_limits(waiting(1, user=5), [])
     assert nothing.message() == "1 device is over your limit of 0"
     assert nothing.remedy == "the administrator can raise 'devices' in /etc/anyaccel/config.toml"

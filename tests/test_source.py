@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,24 +39,25 @@ VENDOR_WORDS = re.compile(
 ROOMS = {
     "_version": "",
     "_faces": "",
+    "linux": "",
     "errors": "",
     "extras": "errors",
     "text": "errors",
     "model": "errors",
     "configuration": "model errors",
     "policy": "model errors configuration",
-    "interpreter": "",
-    "probe": "model errors interpreter",
+    "forkserver": "linux",
+    "probe": "model errors linux",
     "hookspecs": "model probe",
     "plugin": "model errors hookspecs probe",
     "kit": "plugin",
-    "ledger": "model errors configuration policy",
-    "vendors": "model errors hookspecs probe plugin",
-    "inventory": "model errors configuration probe vendors ledger",
+    "ledger": "model errors configuration policy linux",
+    "vendors": "model errors hookspecs probe plugin forkserver linux",
+    "inventory": "model errors configuration probe vendors ledger linux",
     "accelerators": "model errors probe vendors inventory",
     "scheduler": "model errors inventory policy",
-    "launcher": "model errors configuration policy probe vendors inventory scheduler ledger",
-    "pool": "model errors extras policy interpreter probe vendors inventory scheduler ledger launcher",
+    "launcher": "model errors configuration policy probe vendors inventory scheduler ledger linux",
+    "pool": "model errors extras policy forkserver probe vendors inventory scheduler ledger launcher linux",
     "engines": "model errors extras policy probe vendors inventory scheduler ledger launcher pool accelerators",
     "integrations": "model errors probe inventory scheduler launcher pool",
     "exports": "model errors probe vendors inventory scheduler",
@@ -78,9 +80,14 @@ def module_of(path: Path) -> str:
     return ".".join(("anyaccel", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> Iterator[str]:
     """Every module of ours that a file imports, wherever in the file."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -91,10 +98,10 @@ def imports(path: Path) -> Iterator[str]:
         yield from (name for name in names if name.split(".")[0] == "anyaccel" and name != "anyaccel")
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_no_vendor_is_named_in_the_core(path):
+def test_no_vendor_is_named_in_the_core():
     found = [
         f"{name_of(path)}:{number}: {match[0]!r}"
+        for path in MODULES
         for number, line in enumerate(path.read_text().splitlines(), 1)
         for match in VENDOR_WORDS.finditer(line)
     ]
@@ -108,25 +115,40 @@ def test_the_pattern_knows_a_vendor_when_it_sees_one():
         assert not VENDOR_WORDS.search(word), word
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if room_of(path) == "cli"], ids=name_of)
-def test_commands_print_through_one_module(path):
+def test_commands_print_through_one_module():
     """There nothing gets through that is not plain text. The version is ours, and must not wait for imports."""
-    if path.name == "output.py":
-        return
     ours = r'os\.write\(sys\.stdout\.fileno\(\), f"anyaccel {__version__}|file\.write\(|os\.write\(report'
-    source = re.sub(ours, "", path.read_text())
-    assert re.findall(r"(?<![\w.])print\(|sys\.std(?:out|err)\.|\.write\(", source) == []
+    found = [
+        (name_of(path), each)
+        for path in MODULES
+        if room_of(path) == "cli" and path.name != "output.py"
+        for each in re.findall(r"(?<![\w.])print\(|sys\.std(?:out|err)\.|\.write\(", re.sub(ours, "", path.read_text()))
+    ]
+    assert found == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_rooms_import_only_what_stands_before_them(path):
-    room = room_of(path)
-    if room in LAST_ROOMS:
-        return
-    assert room in ROOMS, f"give the new room {room!r} its place in ROOMS"
-    allowed = {room, "_version", "_faces", "text", *ROOMS[room].split(), *FOR_TYPES.get(room, "").split()}
-    seen = {name.split(".")[1] for name in imports(path)}
-    assert seen - allowed == set()
+def test_rooms_import_only_what_stands_before_them():
+    found = set()
+    for path in MODULES:
+        room = room_of(path)
+        if room not in LAST_ROOMS:
+            assert room in ROOMS, f"give the new room {room!r} its place in ROOMS"
+            allowed = {room, "_version", "_faces", "text", *ROOMS[room].split(), *FOR_TYPES.get(room, "").split()}
+            seen = {name.split(".")[1] for name in imports(path)}
+            found |= {(name_of(path), each) for each in seen - allowed}
+    assert found == set()
+
+
+def test_the_room_of_the_kernel_imports_nothing_of_ours():
+    of_linux = [path for path in MODULES if room_of(path) == "linux"]
+    assert {name.split(".")[1] for path in of_linux for name in imports(path)} == {"linux", "_faces"}
+
+
+@pytest.mark.parametrize("duty", ["register_at_fork", r"\bprctl\(", r"/children\b", "pidfd_send_signal"])
+def test_the_kernel_is_asked_in_its_room_alone(duty):
+    of_extras = (path for source in EXTRAS.values() for path in source.rglob("*.py"))
+    users = {path for path in (*MODULES, *of_extras) if re.search(duty, path.read_text())}
+    assert users == {path for path in users if path.is_relative_to(SOURCE / "linux")} != set()
 
 
 def test_rooms_stand_in_an_order():
@@ -145,7 +167,7 @@ def test_the_documentation_draws_the_rooms_of_the_tree():
 
 def imported_at_once(path: Path) -> Iterator[str]:
     """Modules of ours that a module imports outside of its functions, for types too."""
-    nodes = [ast.parse(path.read_text())]
+    nodes: list[ast.AST] = [parsed(path)]
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -196,7 +218,7 @@ def test_the_core_imports_no_extra():
     users = {
         name_of(path)
         for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         for name in ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
         + ([str(node.module)] if isinstance(node, ast.ImportFrom) else [])
         if name.partition(".")[0].startswith("anyaccel_")

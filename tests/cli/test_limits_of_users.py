@@ -6,6 +6,7 @@ The machine is one of its own, as in tests/support/users.py: the configuration l
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,24 @@ except anyaccel.PlacementError as error:
 """
 
 
+CALLS = """
+import contextlib, io, json, sys
+from anyaccel.cli import main
+done = []
+for arguments in json.loads(sys.argv[1]):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        status = main(arguments)
+    done.append((status, said.getvalue()))
+print(json.dumps(done))
+"""
+
+
+def in_one_process(commands):
+    """Command lines of anyaccel as one command, which prints exit status and output of each."""
+    return f'python -c "$CALLS" {shlex.quote(json.dumps([shlex.split(line) for line in commands]))}'
+
+
 def of_users(commands, users=("bob",)):
     """Have users type commands on a machine of several users; the exit status and output of each."""
     given = {
@@ -55,6 +74,7 @@ def of_users(commands, users=("bob",)):
             "LANG": "C.UTF-8",
             "PYTHONUNBUFFERED": "1",
             "ACQUIRE": ACQUIRE,
+            "CALLS": CALLS,
         },
         "check": "python -c 'import anyaccel'",
         "commands": [("root", "mkdir -m 1777 /run/anyaccel && mkdir -p /etc/anyaccel"), *commands],
@@ -80,6 +100,17 @@ def configure(text):
     return "root", f"printf '%s' \"{text}\" >/etc/anyaccel/config.toml"
 
 
+QUEUES = ("queue", "queue --json")
+LOOKS = {
+    "why": "why {}",
+    "why --json": "why {} --json",
+    "run --no-wait": "run {} --no-wait -- true",
+    "run --json": "run {} --no-wait --json -- true",
+    "select": "select {}",
+    "select --json": "select {} --json",
+}
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("limit", LIMITS)
 def test_six_commands_and_calls_give_one_answer_about_a_limit(limit):
@@ -93,20 +124,16 @@ def test_six_commands_and_calls_give_one_answer_about_a_limit(limit):
         "root holds": ("root", f"anyaccel hold declared:{rest} {MACHINE} >lease"),
         "waits": ("bob", f"{waiting}; kill -STOP $(cat pid)"),
         "configured": configure(configuration),
-        "queue": ("bob", "anyaccel queue"),
-        "queue --json": ("bob", "anyaccel queue --json"),
+        "queues": ("bob", in_one_process(QUEUES)),
         "released": ("root", "anyaccel release $(cat lease)"),
         "goes on": ("bob", "kill -CONT $(cat pid); " + ("wait; cat said; false" if status == 3 else "kill $(cat pid)")),
-        "why": ("bob", f"anyaccel why {asked}"),
-        "why --json": ("bob", f"anyaccel why {asked} --json"),
         "run": ("bob", waiting if status == 4 else f"anyaccel run {asked} -- true"),
-        "run --no-wait": ("bob", f"anyaccel run {asked} --no-wait -- true"),
-        "run --json": ("bob", f"anyaccel run {asked} --no-wait --json -- true"),
         "acquire": ("bob", f'python -c "$ACQUIRE" {count} {" ".join(terms)}'),
-        "select": ("bob", f"anyaccel select {asked}"),
-        "select --json": ("bob", f"anyaccel select {asked} --json"),
+        "looks": ("bob", in_one_process(line.format(asked) for line in LOOKS.values())),
     }
     done = dict(zip(typed, of_users(typed.values()), strict=True))
+    for names, key in ((QUEUES, "queues"), (LOOKS, "looks")):
+        done |= {name: tuple(each) for name, each in zip(names, json.loads(done.pop(key)[1]), strict=True)}
     verdict = f"declared:{count} {'does not fit now' if status == 4 else 'can never fit'}: {answer}."
     refused = {"why": "", "run --no-wait": "anyaccel: ", "acquire": "anyaccel: "}
     if status == 3:

@@ -11,7 +11,7 @@ from anyaccel.cli.parser import Defaults, add_common
 SLOW = {
     "import anyaccel": {"collections", "enum", "re", "typing"},
     "--version": {"collections", "contextlib", "enum", "re", "typing"},
-    "": {"argparse", "selectors", "socket", "subprocess", "threading", "typing", "anyaccel.probe.guard"},
+    "": {"argparse", "selectors", "socket", "subprocess", "threading", "typing", "anyaccel.vendors.guarded"},
     "select GPU": set(),
     "env GPU": set(),
     "run GPU -- true": set(),
@@ -41,10 +41,11 @@ def test_a_command_imports_nothing_slow_that_it_does_not_need(what):
 
 BEGINS = """
 import os, sys
-def posix_spawn(*_, **__):
+def start(*_, **__):
     print(*sys.modules)
+    sys.stdout.flush()
     os._exit(0)
-os.posix_spawn = posix_spawn
+os.posix_spawn = os.fork = start
 sys.argv = ["anyaccel", "select", "--machine", "nowhere", "GPU"]
 import anyaccel
 {}
@@ -61,7 +62,9 @@ def test_what_forks_vendors_processes_starts_before_what_takes_as_long_is_import
 
 
 def test_a_vendors_process_imports_nothing_slow_that_only_few_hooks_need():
-    loaded = imported("import anyaccel.probe.forkserver, anyaccel.vendors.tasks, anyaccel.kit")
+    loaded = imported(
+        "import anyaccel.forkserver.server, anyaccel.vendors.answering, anyaccel.vendors.tasks, anyaccel.kit"
+    )
     loaded -= imported("import ctypes")  # with threading from Python 3.14 on
     slow = {"datetime", "difflib", "selectors", "socket", "subprocess", "threading", "tomllib", "traceback", "uuid"}
     assert loaded & (slow | NEVER - {"inspect", "pluggy"}) == set()

@@ -296,7 +296,7 @@ def test_what_an_encoding_lacks_is_replaced(command, variables, hostile, taken, 
     text = "\u65e5\u672c \u2013 \xe9"
     machine = hostile(text)
     taken(machine, text)
-    for arguments in list(lines(command, text, str(tmp_path)))[:3]:
+    for arguments in list(lines(command, text, str(tmp_path)))[: length(1, 3)]:
         where = () if command in NO_MACHINE else ("--machine", machine)
         argv = [sys.executable, "-m", "anyaccel", *where, command, *arguments]
         status, data = run_on_terminal(argv, cwd=tmp_path, env=variables)

@@ -4,8 +4,6 @@ import importlib.util
 import inspect
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -104,10 +102,9 @@ def test_every_schema_is_described():
     ],
     ids=" ".join,
 )
-def test_every_key_is_described_under_its_schema(arguments, tmp_path):
-    command = [sys.executable, "-m", "anyaccel", "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    document = json.loads(done.stdout)
+def test_every_key_is_described_under_its_schema(arguments, tmp_path, monkeypatch, anyaccel):
+    monkeypatch.chdir(tmp_path)
+    document = json.loads(anyaccel("--json", *arguments).stdout)
     _, _, section = page("json.md").partition(f"\n## {document['schema']}\n")
     section = section.partition("\n## ")[0]
     assert section, document["schema"]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
-from anyaccel.launcher.diagnose import diagnose_leases
+from anyaccel.cli.diagnose import diagnose_leases
 from anyaccel.ledger.names import boot
 from anyaccel.model import Severity
 from waiting import PATIENCE, until
@@ -287,7 +287,7 @@ def test_files_that_only_others_can_remove(acme, monkeypatch, count, severity):
 AS_NOBODY = f"""
 import os
 import anyaccel as aa
-from anyaccel.launcher.diagnose import diagnose_leases
+from anyaccel.cli.diagnose import diagnose_leases
 inventory = aa.Inventory(machine="host", devices=())
 diagnose_leases(inventory)  # which loads all that it needs: another user may not be able to read this installation
 os.setgroups([]), os.setgid({NOBODY}), os.setuid({NOBODY})

@@ -6,6 +6,8 @@ from export_machines import device, machines, source
 from hypothesis import given, settings
 from lark.exceptions import UnexpectedInput
 
+pytestmark = pytest.mark.xdist_group("hcl")
+
 JOB = """\
 job "train" {{
   group "train" {{

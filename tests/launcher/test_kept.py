@@ -14,7 +14,8 @@ import anyaccel as aa
 import pytest
 from anyaccel.cli.parser import APART
 from anyaccel.launcher import start as starting
-from anyaccel.ledger import Ledger, mark
+from anyaccel.ledger import Ledger
+from anyaccel.linux import mark
 from lengths import length
 from waiting import PATIENCE, until
 

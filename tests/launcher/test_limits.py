@@ -12,8 +12,9 @@ import anyaccel as aa
 import cloudpickle
 import pytest
 from anyaccel.errors import CommandNotFoundError, EnforcementError, UsageError
-from anyaccel.launcher import limits
+from anyaccel.launcher.environment import Group
 from anyaccel.launcher.start import start_marked
+from anyaccel.linux import cgroup
 from waiting import until
 
 GIB = 1 << 30
@@ -72,8 +73,8 @@ def tree(tmp_path, monkeypatch):
         "/ours/shell", "memory", procs="1", memory_max="max", cpu_max="max 100000", dmem_max=f"acme/{ONE}/vram max"
     )
     found.own("/ours/shell")
-    monkeypatch.setattr(limits, "ROOT", str(found.path))
-    monkeypatch.setattr(limits, "OWN", str(found.path / "own"))
+    monkeypatch.setattr(cgroup, "ROOT", str(found.path))
+    monkeypatch.setattr(cgroup, "OWN", str(found.path / "own"))
     return found
 
 
@@ -170,13 +171,13 @@ def test_what_a_hold_starts_is_in_one_group(tree, acme):
 
 
 CLI = (
-    "import sys; from anyaccel.launcher import limits; limits.ROOT, limits.OWN = sys.argv[1:3];"
+    "import sys; from anyaccel.linux import cgroup; cgroup.ROOT, cgroup.OWN = sys.argv[1:3];"
     "del sys.argv[1:3]; from anyaccel.cli import main; sys.exit(main())"
 )
 
 
 def anyaccel(tree, *arguments, **options):
-    command = [sys.executable, "-c", CLI, limits.ROOT, limits.OWN, *arguments]
+    command = [sys.executable, "-c", CLI, cgroup.ROOT, cgroup.OWN, *arguments]
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, **options)
 
 
@@ -354,14 +355,14 @@ def test_a_share_stays_by_agreement_where_no_systemd_answers(tree, pci, session,
 
 
 def test_a_program_that_cannot_be_put_there_is_not_started(tree, acme, monkeypatch):
-    made = limits._make
+    made = cgroup.make
 
     def make(lines, through):
-        group = made(lines, through)
-        os.mkdir(f"{group.path}/cgroup.procs")
-        return group
+        path, before = made(lines, through)
+        os.mkdir(f"{path}/cgroup.procs")
+        return path, before
 
-    monkeypatch.setattr(limits, "_make", make)
+    monkeypatch.setattr(cgroup, "make", make)
     done = aa.run("acme/0", ["echo", "ran"], machine="sim:A1:2", memory=GIB, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (126, "")
     assert "it cannot enter the cgroup" in done.stderr
@@ -405,10 +406,10 @@ def kernel(monkeypatch):
     path = mounted()
     if path is None:
         pytest.skip("no cgroup v2 with the controller hugetlb is mounted that this user may write")
-    monkeypatch.setattr(limits, "ROOT", path)
+    monkeypatch.setattr(cgroup, "ROOT", path)
     try:
-        limits.place({"hugetlb"}, None)
-    except limits.UnavailableError as error:
+        cgroup.find_place({"hugetlb"}, None)
+    except cgroup.UnavailableError as error:
         pytest.skip(f"no group can be made here: {error}")
     control = f"{path}/cgroup.subtree_control"
     with open(control, encoding="ascii") as file:
@@ -421,48 +422,49 @@ def kernel(monkeypatch):
 
 
 def test_a_real_group_is_made_entered_and_removed(kernel):
-    group = limits._make({"hugetlb.2MB.max": str(6 << 20)}, None)
-    with open(f"{group.path}/hugetlb.2MB.max", encoding="ascii") as file:
+    path, _ = cgroup.make({"hugetlb.2MB.max": str(6 << 20)}, None)
+    with open(f"{path}/hugetlb.2MB.max", encoding="ascii") as file:
         assert file.read() == f"{6 << 20}\n"
     command = "cat /proc/self/cgroup; exec sleep 60"
-    with start_marked(["sh", "-c", command], (), group, stdout=subprocess.PIPE, text=True) as process:
+    with start_marked(["sh", "-c", command], (), Group(path=path), stdout=subprocess.PIPE, text=True) as process:
         lines = iter(process.stdout.readline, "")
-        assert next(line for line in lines if line.startswith("0::")) == f"0::{group.path.removeprefix(kernel)}\n"
-        assert limits.remove(group) == ""
-        assert os.path.isdir(group.path), "the kernel keeps a group in which something runs"
+        assert next(line for line in lines if line.startswith("0::")) == f"0::{path.removeprefix(kernel)}\n"
+        assert cgroup.remove(path) is None
+        assert os.path.isdir(path), "the kernel keeps a group in which something runs"
         process.kill()
         process.wait()
-    until(lambda: limits.remove(group) or not os.path.exists(group.path), "the end of the group")
+    until(lambda: cgroup.remove(path) or not os.path.exists(path), "the end of the group")
 
 
 def test_a_limit_that_the_real_kernel_refuses_leaves_no_group(kernel):
     with pytest.raises(OSError, match="Invalid argument"):
-        limits._make({"hugetlb.2MB.max": "much"}, None)
+        cgroup.make({"hugetlb.2MB.max": "much"}, None)
     assert not [name for name in os.listdir(kernel) if name.startswith(f"anyaccel-{os.getpid()}-")]
 
 
 def test_what_a_killed_launcher_left_is_removed_by_the_next(kernel):
     program = (
-        "import sys; from anyaccel.launcher import limits; limits.ROOT = sys.argv[1];"
-        "print(limits._make({'hugetlb.2MB.max': str(2 << 20)}, None).path)"
+        "import sys; from anyaccel.linux import cgroup; cgroup.ROOT = sys.argv[1];"
+        "print(cgroup.make({'hugetlb.2MB.max': str(2 << 20)}, None)[0])"
     )
     left = subprocess.check_output([sys.executable, "-c", program, kernel], text=True).strip()
     assert os.path.isdir(left)
-    group = limits._make({"hugetlb.2MB.max": str(2 << 20)}, None)
+    path, _ = cgroup.make({"hugetlb.2MB.max": str(2 << 20)}, None)
     try:
         assert not os.path.exists(left)
-        assert os.path.isdir(group.path)
+        assert os.path.isdir(path)
     finally:
-        limits.remove(group)
+        cgroup.remove(path)
 
 
 REAL_CLI = """
 import sys
 from anyaccel.cli import main
 from anyaccel.launcher import limits
-limits.ROOT = sys.argv.pop(1)
-make, limits.check = limits._make, lambda: None
-limits._make = lambda lines, through: make({"hugetlb.2MB.max": str(2 << 20)}, through)
+from anyaccel.linux import cgroup
+cgroup.ROOT = sys.argv.pop(1)
+make, limits.check = cgroup.make, lambda **_: None
+cgroup.make = lambda lines, through: make({"hugetlb.2MB.max": str(2 << 20)}, through)
 sys.exit(main())
 """
 

@@ -137,6 +137,20 @@ time.sleep(1000)
     assert aa.leases(aa.detect(MACHINE)) == ()
 
 
+def test_a_failure_ends_what_has_left_the_process_group_of_a_rank(job, tmp_path):
+    script = f"""
+if [ $RANK = 1 ]; then
+    setsid env -i sh -c 'echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; exec sleep 1000' &
+    exec sleep 1000
+fi
+while [ ! -e {tmp_path}/pid ]; do sleep 0.01; done
+exit 3
+"""
+    assert finished(job("A1:2", "--ranks", "sh", "-c", script))[0] == 3
+    assert not alive(int((tmp_path / "pid").read_text()))
+    assert aa.leases(aa.detect(MACHINE)) == ()
+
+
 def test_a_rank_that_does_not_end_is_killed(acme, tmp_path):
     """With less patience than the command line has."""
     code = f"""

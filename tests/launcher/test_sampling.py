@@ -11,7 +11,7 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.launcher.sampling import LIMIT_SECONDS, Sampler, sampler
-from anyaccel.ledger import process
+from anyaccel.linux import process
 from anyaccel.model import Stats
 from waiting import PATIENCE, until
 

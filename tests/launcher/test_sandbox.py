@@ -17,9 +17,9 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.errors import EnforcementError
-from anyaccel.launcher.landlock import node_of
 from anyaccel.launcher.reach import around, same_devices
 from anyaccel.launcher.sandbox import Sandbox, available, plan, sandbox_for
+from anyaccel.linux.landlock import node_of
 from anyaccel.model import Problem, ProblemKind
 from anyaccel.model.wire import decode, encode
 from system_calls import FORBID
@@ -33,7 +33,8 @@ CHILD = """
 import array, ctypes, errno, fcntl, json, multiprocessing, os, pathlib, shutil, socket, stat, subprocess, sys, threading
 import multiprocessing.synchronize, struct
 from anyaccel.errors import AnyaccelError
-from anyaccel.launcher import landlock, reach
+from anyaccel.launcher import reach
+from anyaccel.linux import landlock, system
 from anyaccel.launcher.sandbox import Sandbox, available, sandbox_for
 from anyaccel.model.wire import decode
 
@@ -605,7 +606,7 @@ REASONS = {
 @pytest.mark.parametrize("error", REASONS)
 def test_a_kernel_that_cannot_is_told_apart(error):
     code = f"""
-    forbid(landlock.CREATE_RULESET, getattr(errno, {error!r}, 0))
+    forbid(system.LANDLOCK_CREATE_RULESET, getattr(errno, {error!r}, 0))
     wanted = lambda enforce: outcome(lambda: sandbox_for(None, None, enforce=enforce))
     seen = [available(), outcome(sandbox.apply), outcome(sandbox.start, lambda: 1), wanted(True), wanted("try")]
     """
@@ -618,7 +619,7 @@ def test_a_kernel_that_cannot_is_told_apart(error):
 
 @CONFINES
 def test_a_refusal_half_way_is_an_error():
-    code = "forbid(landlock.RESTRICT_SELF, errno.EPERM)\nseen = [outcome(sandbox.apply), opened('/dev/full')]"
+    code = "forbid(system.LANDLOCK_RESTRICT_SELF, errno.EPERM)\nseen = [outcome(sandbox.apply), opened('/dev/full')]"
     refused, still_open = child(FORBID + code, apply=False)
     assert "cannot be confined to its devices: [Errno 1] Operation not permitted" in refused
     assert still_open == ""
@@ -702,3 +703,16 @@ def test_a_command_of_a_program_opens_its_own_device_alone(cards, enforce):
     with pytest.raises(aa.CommandNotFoundError):
         aa.run("A", ["no-such-command"], machine="sim:A,B", enforce=enforce)
     assert aa.leases(aa.detect("sim:A,B")) == ()
+
+
+@CONFINES
+def test_what_a_hold_starts_opens_its_own_device_alone_and_knows_what_is_left_open(cards):
+    command = ["sh", "-c", "head -c1 /dev/zero | wc -c; cat /dev/full"]
+    with aa.acquire("A", machine="sim:A,B", enforce=True) as hold:
+        assert hold.allocation.confined
+        with hold.popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.communicate() == ("1\n", "cat: /dev/full: Permission denied\n")
+    os.close(os.open("/dev/full", os.O_RDONLY))
+    program = "import anyaccel; held = anyaccel.current(); print(held.confined, *held.gaps)"
+    told = aa.run("A", [sys.executable, "-c", program], machine="sim:A:2", enforce=True, capture_output=True, text=True)
+    assert told.stdout.startswith("True acme/1 (A-1) is open to the worker: "), told.stderr

@@ -99,7 +99,7 @@ def test_a_lease_without_slots_may_have_any(anyaccel):
     if not state.exists():
         end(hold("SLICE:0.5")[0])
     holder = subprocess.Popen(["sleep", "60"])
-    from anyaccel.ledger.process import start_time
+    from anyaccel.linux.process import start_time
 
     owner = f"{holder.pid}.{start_time(holder.pid)}.{'0' * 16}"
     name = f"v2.slice-0.slices.2500.{owner}.{names.new_nonce()}"

@@ -13,7 +13,7 @@ import anyaccel as aa
 import pytest
 from anyaccel.launcher.hold import take
 from anyaccel.ledger import Ledger
-from anyaccel.ledger.mark import draw
+from anyaccel.linux.mark import draw
 from waiting import PATIENCE, until
 
 BEGIN = """\

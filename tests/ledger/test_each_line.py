@@ -20,7 +20,7 @@ STRIDE = length(67, 11)
 WAITS = length([0.02], [0, 0.02])
 MOST = length(700, 1000)  # of one that waits, which looks again and again
 HOLD = """
-from anyaccel.ledger import mark
+from anyaccel.linux import mark
 lease = ledger.acquire(Want(candidates=frozenset('a'), mark=mark.draw), chooser('a'), wait=0)
 mark.put(lease.mark)
 result = subprocess.Popen(['sleep', '600']).pid

@@ -8,7 +8,8 @@ import time
 
 import pytest
 from anyaccel.errors import LeasePermissionError, LedgerError
-from anyaccel.ledger import Want, mark, names, process
+from anyaccel.ledger import Want, names
+from anyaccel.linux import mark, process
 from anyaccel.model import Extent
 from claimant import ClaimantError, eventually
 from hypothesis import given
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 FIELD = st.integers(1, (1 << 21) - 2)
 MARKS = st.lists(FIELD, min_size=1, max_size=3).map(tuple)
-IMPORT = "from anyaccel.ledger import mark; "
+IMPORT = "from anyaccel.linux import mark; "
 TAKE = "want = Want(candidates=frozenset('a'), mark=mark.draw); lease = ledger.acquire(want, chooser('a'), wait=0); "
 
 
@@ -69,9 +70,9 @@ def test_no_mark_is_drawn_that_a_living_process_carries(claim, few_marks, monkey
     stale = claim()
     outer = mark.own()
     carried = [(*outer, number) for number in (1, 2)]
-    stale.do(f"from anyaccel.ledger import mark; mark.put({(*carried[0], 7)!r})")
+    stale.do(f"from anyaccel.linux import mark; mark.put({(*carried[0], 7)!r})")
     other = claim()
-    other.do(f"from anyaccel.ledger import mark; mark.put({carried[1]!r})")
+    other.do(f"from anyaccel.linux import mark; mark.put({carried[1]!r})")
     assert {draw() for _ in range(40)} <= {(*outer, 3), (*outer, 4)}
 
 
@@ -114,7 +115,7 @@ def test_a_number_that_is_given_out_again_is_another_process_to_a_look(claim, mo
 def test_a_process_with_a_mark_passes_it_on_and_cannot_lose_it(claim):
     claimant = claim()
     claimant.do(
-        "from anyaccel.ledger import mark; first = mark.draw(); mark.put(first); second = mark.draw(); mark.put(second)"
+        "from anyaccel.linux import mark; first = mark.draw(); mark.put(first); second = mark.draw(); mark.put(second)"
     )
     assert claimant.do("mark.own() == second and second[:len(first)] == first and mark.carried(first)")
     child = claimant.do("subprocess.Popen(['sleep', '600'], env={}, start_new_session=True).pid")
@@ -131,7 +132,7 @@ def test_a_process_with_a_mark_passes_it_on_and_cannot_lose_it(claim):
 
 def test_of_one_mark_leaves_another_alone(claim):
     claimant = claim()
-    claimant.do("from anyaccel.ledger import mark; mark.put((5, 7))")
+    claimant.do("from anyaccel.linux import mark; mark.put((5, 7))")
     assert mark.carries(claimant.pid, (5,))
     for other in ((5, 8), (6,), (5, 7, 1), (4,), ()):
         assert not mark.carries(claimant.pid, other)
@@ -175,7 +176,7 @@ def test_another_device_is_given_without_a_look(claim, ledger, state):
     holder, rival = claim(), claim()
     child = carrier(holder)
     holder.kill()
-    rival.do("import anyaccel.ledger.mark as module; looks = []; old = module.carriers")
+    rival.do("import anyaccel.linux.mark as module; looks = []; old = module.carriers")
     rival.do("module.carriers = lambda marks: (looks.append(1), old(marks))[1]")
     assert rival.do("take('b')") == {"b": 10_000}
     assert rival.do("looks") == []
@@ -255,7 +256,7 @@ def test_forgetting_unlocks_the_device_itself(claim, ledger, tmp_path):
 def test_without_marks_the_lock_decides(state, claim):
     """As where the kernel keeps no such limit, or an administrator has set it to something else."""
     code = (
-        "import os, subprocess, sys; from anyaccel.ledger import Ledger, Want, mark\n"
+        "import os, subprocess, sys; from anyaccel.ledger import Ledger, Want; from anyaccel.linux import mark\n"
         "from anyaccel.model import Extent\n"
         f"ledger = Ledger.open({{'ANYACCEL_STATE_DIR': {str(state)!r}}})\n"
         "assert mark.own() is None and mark.obstacle(), mark.own()\n"
@@ -289,7 +290,7 @@ def shared(state, claim):
 
     def user(uid):
         claimant = claim()
-        claimant.do("import pwd, anyaccel.ledger.ending, anyaccel.ledger.filesystem, anyaccel.ledger.inotify")
+        claimant.do("import pwd, anyaccel.ledger.ending, anyaccel.ledger.filesystem, anyaccel.linux.inotify")
         claimant.do("open('/proc/self/status', encoding='ascii').close(); " + IMPORT)
         (state / f"checked.{names.boot()}.{uid}").touch()
         os.chown(state / f"checked.{names.boot()}.{uid}", uid, -1)
@@ -376,7 +377,7 @@ def test_where_processes_are_hidden_the_owner_and_root_can_tell(shared, ledger, 
     shared(BOB)  # who has tested the lock
     (record,) = ledger.leases()
     program = (
-        "import os, sys; from anyaccel.ledger import Ledger, mark\n"
+        "import os, sys; from anyaccel.ledger import Ledger; from anyaccel.linux import mark\n"
         "from anyaccel.ledger.diagnosis import diagnose\n"
         "Ledger.open().leases(), diagnose(os.environ)  # the interpreter may be closed to other users\n"
         "os.setgroups([]); uid = int(sys.argv[1]); os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)\n"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from anyaccel.ledger import process
+from anyaccel.linux import descriptors, process
 from claimant import SILENCE, ClaimantError, eventually
 from claimant import state as state_of
 
@@ -138,7 +138,7 @@ def test_who_has_a_lock_is_found_where_the_kernels_table_skips_it(tmp_path, monk
         found = os.fstat(file.fileno())
         line = f"1: FLOCK  ADVISORY  WRITE {os.getpid()} {os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
         tables = ["", f"{line}:{found.st_ino} 0 EOF\n"]
-        assert process.lock_owner(found) == os.getpid()
-        monkeypatch.setattr(process, "open", lambda *_, **__: io.StringIO(tables.pop(0)), raising=False)
-        assert process.lock_owner(found) == os.getpid()
+        assert descriptors.lock_owner(found) == os.getpid()
+        monkeypatch.setattr(descriptors, "open", lambda *_, **__: io.StringIO(tables.pop(0)), raising=False)
+        assert descriptors.lock_owner(found) == os.getpid()
         assert tables == []

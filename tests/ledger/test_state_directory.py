@@ -10,7 +10,8 @@ import sys
 
 import pytest
 from anyaccel.errors import DevicesBusyError, LeaseNotFoundError, LedgerError, StateDirectoryError
-from anyaccel.ledger import Ledger, Want, filesystem, places, process
+from anyaccel.ledger import Ledger, Want, filesystem, places
+from anyaccel.linux import process
 from anyaccel.model import Extent
 from claimant import Claimant, ClaimantError
 from lengths import length
@@ -348,7 +349,7 @@ def test_no_descriptors_left(ledger, files):
 
 
 SCARCE = """
-import resource, anyaccel.ledger.recovery, anyaccel.ledger.ending, anyaccel.ledger.inotify
+import resource, anyaccel.ledger.recovery, anyaccel.ledger.ending, anyaccel.linux.inotify
 limits = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir('/proc/self/fd'))) + 8, limits[1]))
 opened = []

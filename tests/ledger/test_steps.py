@@ -24,10 +24,10 @@ EVERY = os.environ.get("ANYACCEL_EVERY_STEP")  # with each error at each call, w
 STRIDE = length(4, 1)  # a claim that is made at once takes most of the steps of one after a wait, and each of its own
 
 WARM = """
-import gc, anyaccel.ledger.waiting, anyaccel.ledger.inotify
+import gc, anyaccel.ledger.acquisition, anyaccel.linux.inotify
 gc.disable()
-anyaccel.ledger.waiting.IMPATIENT_SECONDS = 0  # the looks before a place in line are all alike
-anyaccel.ledger.inotify._libc()  # and what happens in the import system is not ours
+anyaccel.ledger.acquisition.IMPATIENT_SECONDS = 0  # the looks before a place in line are all alike
+anyaccel.linux.system._libc()  # and what happens in the import system is not ours
 """
 UNDISTURBED = """
 import anyaccel.ledger.tickets
@@ -207,7 +207,7 @@ def test_without_a_descriptor_a_lease_that_only_its_process_keeps_is_in_force(cl
 def test_without_a_descriptor_a_lease_that_only_a_mark_keeps_is_in_force(claim, state, starved):
     """Another user's process is asked through a file, which may be one too many."""
     holder, user = claim(), 61_001
-    holder.do("from anyaccel.ledger import mark; want = Want(candidates=frozenset('a'), mark=mark.draw)")
+    holder.do("from anyaccel.linux import mark; want = Want(candidates=frozenset('a'), mark=mark.draw)")
     holder.do("mark.put(ledger.acquire(want, chooser('a'), wait=0).mark)")
     child = holder.do("subprocess.Popen(['sleep', '600']).pid")
     holder.kill()

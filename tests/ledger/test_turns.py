@@ -127,7 +127,7 @@ def test_bodies_that_say_nonsense_decide_nothing(ledger, in_line, state):
 
 def test_fair_shares_and_limits_in_one_process(ledger, in_line, monkeypatch):
     """By the owners of files, here all of one user, who is given a number by the rules."""
-    rules = Policy(users={os.geteuid(): Limits(devices=1)}, plain=False)
+    rules = Policy(users={os.geteuid(): Limits(devices=1)})
     monkeypatch.setattr("anyaccel.ledger.acquisition.rules", lambda: rules)
     first = ledger.acquire(want(1), some(1), wait=0)
     with pytest.raises(DevicesBusyError):
@@ -140,14 +140,14 @@ def test_fair_shares_and_limits_in_one_process(ledger, in_line, monkeypatch):
 
 SCRIPT = """
 import os, sys, json, tempfile
-import anyaccel.ledger.ending, anyaccel.ledger.recovery, anyaccel.ledger.filesystem, anyaccel.ledger.inotify
+import anyaccel.ledger.ending, anyaccel.ledger.recovery, anyaccel.ledger.filesystem, anyaccel.linux.inotify
 import logging, pwd, random, tomllib, unicodedata
 import anyaccel.ledger.tickets
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, Want
 from anyaccel.model import Extent
 from anyaccel.policy import Need
-anyaccel.ledger.inotify._libc()
+anyaccel.linux.system._libc()
 ledger = Ledger.open({"ANYACCEL_STATE_DIR": sys.argv[1]})
 def want(count, seconds=None):
     among = frozenset("abcd")

@@ -21,9 +21,9 @@ SOURCES = str(Path(anyaccel.__file__).parents[1])
 ALICE, BOB = 61_001, 61_002
 PRELOAD = """
 import logging, pwd, random, shlex, subprocess, unicodedata
-import anyaccel.ledger.ending, anyaccel.ledger.recovery, anyaccel.ledger.filesystem, anyaccel.ledger.inotify
+import anyaccel.ledger.ending, anyaccel.ledger.recovery, anyaccel.ledger.filesystem, anyaccel.linux.inotify
 from anyaccel.ledger.diagnosis import diagnose
-anyaccel.ledger.inotify._libc()  # the Python that runs the tests may be closed to other users
+anyaccel.linux.system._libc()  # the Python that runs the tests may be closed to other users
 """
 
 

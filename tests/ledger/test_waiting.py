@@ -9,7 +9,8 @@ import threading
 
 import pytest
 from anyaccel.errors import DevicesBusyError, LeaseCancelledError
-from anyaccel.ledger import Want, inotify
+from anyaccel.ledger import Want
+from anyaccel.linux import inotify
 from anyaccel.model import Extent
 from claimant import ClaimantError, eventually
 from lengths import length
@@ -291,10 +292,10 @@ def test_without_a_watch_there_is_the_poll(claim, in_line):
     """A user has 128 watches by default. To take them all would take them from all other tests, too."""
     holder, waiter = claim(), claim()
     refused = waiter.do(
-        "import errno, types\n"
-        "from anyaccel.ledger import inotify\n"
-        "libc = types.SimpleNamespace(inotify_init1=lambda flags: -1)\n"
-        "inotify._libc = lambda: (libc, lambda: errno.EMFILE)\n"
+        "import errno, os\n"
+        "from anyaccel.linux import inotify\n"
+        "def refuse(*_, **__): raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))\n"
+        "inotify.system.call = refuse\n"
         "try: inotify.Watch()\n"
         "except OSError as error: result = error.strerror"
     )
@@ -333,57 +334,6 @@ def test_a_place_in_line_that_becomes_free_wakes_the_next(claim, in_line):
     holder.do("give()")
     for waiter in (waiters[0], *waiters[2:]):
         waiter.end()
-
-
-DESCRIPTORS = "len([n for n in os.listdir('/proc/self/fd') if '.so' not in os.path.realpath(f'/proc/self/fd/{n}')])"
-"""How many are open, but for the one of itself that libffi keeps on some systems once ctypes has called into it."""
-
-
-def test_threads_of_one_process_wake_each_other(claim, ledger):
-    """Far more than a user has watches, and no timer that would come in time."""
-    claimant = claim()
-    descriptors = claimant.do(
-        "from anyaccel.ledger import inotify, tickets, waiting\n"
-        f"take('a'); before = {DESCRIPTORS}\n"
-        "tickets.interval = lambda place: 3600; waiting._WITHOUT_WATCH_PER_PLACE = 3600\n"
-        "threads = [threading.Thread(target=lambda: (take('a', wait=None), give())) for _ in range(200)]\n"
-        "for thread in threads: thread.start()\n"
-        "result = before"
-    )
-    eventually(lambda: len(ledger.tickets()) == 200)
-    claimant.do("give()")
-    claimant.do("for thread in threads: thread.join()")
-    assert claimant.do(DESCRIPTORS) <= descriptors  # an idle watch is kept, and the lease is not
-    assert claimant.do("len(waiting._behind)") == 0
-
-
-def test_who_waits_behind_a_thread_of_its_own_does_not_look(claim, ledger):
-    """The first looks at the directory now and then; the others show that they are there, and do no more."""
-    claimant = claim()
-    claimant.do(
-        "import collections, sys\n"
-        "from anyaccel.ledger import tickets\n"
-        "take('a')\n"
-        f"looks, path = collections.Counter(), {ledger.path!r}\n"
-        "def note(event, arguments):\n"
-        "    if event == 'open' and arguments[0] == path: looks[threading.get_ident()] += 1\n"
-        "sys.addaudithook(note)\n"
-        "tickets.interval = lambda place: 0.01\n"
-        "threads = [threading.Thread(target=lambda: (take('a', wait=None), give())) for _ in range(20)]\n"
-        "for thread in threads: thread.start()"
-    )
-    eventually(lambda: len(ledger.tickets()) == 20)
-
-    def one_looks():
-        claimant.do("looks.clear()")
-        eventually(lambda: claimant.do("max(looks.values(), default=0)") >= 50)
-        return claimant.do("len(looks)") == 1
-
-    eventually(one_looks)  # who has just come does, too
-    assert all(ticket.responsive for ticket in ledger.tickets())
-    claimant.do("give()")
-    claimant.do("for thread in threads: thread.join()")
-    assert ledger.tickets() == ()
 
 
 @pytest.mark.timeout(400)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from anyaccel.ledger import process
+from anyaccel.linux import process
 
 
 def left_of(variable: str) -> list[int]:

@@ -130,7 +130,7 @@ UNABLE = f"""
 import errno, sys
 import anyaccel as aa
 from anyaccel.errors import EnforcementError
-from anyaccel.launcher import landlock
+from anyaccel.linux import landlock, system
 {FORBID}
 """
 
@@ -140,7 +140,7 @@ def test_where_the_kernel_cannot_nothing_runs_or_it_is_said(script):
     process = script(
         UNABLE
         + textwrap.dedent("""
-        forbid(landlock.CREATE_RULESET, errno.ENOSYS)
+        forbid(system.LANDLOCK_CREATE_RULESET, errno.ENOSYS)
         try:
             aa.Pool("A", machine="sim:A,B", enforce=True)
         except EnforcementError as error:
@@ -167,7 +167,7 @@ def test_a_refusal_in_the_worker_breaks_the_pool_before_anything_runs(script, tm
     process = script(
         UNABLE
         + textwrap.dedent(f"""
-        forbid(landlock.RESTRICT_SELF, errno.EPERM)
+        forbid(system.LANDLOCK_RESTRICT_SELF, errno.EPERM)
         with aa.Pool("A", machine="sim:A,B", enforce=True) as pool:
             error = pool.submit(open, {str(tmp_path / "ran")!r}, "w").exception(30)
             print(type(error).__name__, type(error.__cause__).__name__)

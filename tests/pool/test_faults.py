@@ -11,8 +11,8 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.ledger import Ledger
-from anyaccel.pool import proc
-from anyaccel.pool.forkserver import client
+from anyaccel.linux import find_tree, process
+from anyaccel.pool import spawning
 from holders import copied, mark_of
 from processes import gone, left_of
 from waiting import until
@@ -68,10 +68,10 @@ class Home:
 def test_a_process_that_was_forked_ahead_and_died_unused_is_replaced(pool, needs, actor):
     one = pool("A1:1")
     used = one.submit(os.getpid).result()
-    server = client.fork_server().pid
+    server = spawning.fork_server().pid
 
     def forked_ahead():
-        left = [pid for pid in proc.children(server) if not gone(pid) and pid != used]
+        left = [pid for pid in process.children(server) if not gone(pid) and pid != used]
         return left[0] if len(left) == 1 else None
 
     spare = until(forked_ahead, "a process that was forked ahead")
@@ -150,7 +150,7 @@ def test_workers_that_die_at_the_same_moment_are_not_taken_for_each_other(pool, 
     one = pool("A1:1", machine="sim:A1:2", grace=0.3)
     futures = [one.submit(leave) for _ in range(2)]
     until(lambda: len([*tmp_path.glob("*.left"), *tmp_path.glob("*.worker")]) == 4, "both")
-    server = client.fork_server().pid
+    server = spawning.fork_server().pid
     os.kill(server, signal.SIGSTOP)
     for worker in tmp_path.glob("*.worker"):
         os.kill(int(worker.stem), signal.SIGKILL)
@@ -179,7 +179,9 @@ def test_processes_that_fork_while_they_are_killed(pool):
         one.submit(bomb).result()
     one.options(timeout=None).submit(os.getpid).result()
     # The last worker on its way out, and the next one.
-    until(lambda: len(list(proc.descendants(client.fork_server().pid))) <= 2, "the end of all others")
+    server = spawning.fork_server().pid
+    find = find_tree({server: process.start_time(server)})
+    until(lambda: len(find()[0]) <= 3, "the end of all others")
 
 
 def test_what_a_worker_leaves_costs_nobody_else_anything(pool, tmp_path):
@@ -225,12 +227,12 @@ def test_the_fork_server_dies(pool, tmp_path):
     future = one.submit(work)
     waiting = one.submit(os.getpid)
     pids = until(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text().split(), "the call")
-    old = client.fork_server()
+    old = spawning.fork_server()
     os.kill(old.pid, signal.SIGKILL)
     with pytest.raises(aa.BrokenWorkerError, match="its fork server was killed by SIGKILL"):
         future.result()
     assert waiting.result()
-    assert client.fork_server() is not old
+    assert spawning.fork_server() is not old
     until(lambda: all(gone(int(pid)) for pid in pids), "the end of the call's processes")
 
 
@@ -246,7 +248,7 @@ def test_a_pool_whose_fork_server_dies_does_not_wait_for_another_user_who_has_co
     future = one.submit(work)
     until((tmp_path / "begun").exists, "the call")
     with copied(mark_of(Ledger.open().path)) as copy:
-        os.kill(client.fork_server().pid, signal.SIGKILL)
+        os.kill(spawning.fork_server().pid, signal.SIGKILL)
         with pytest.raises(aa.BrokenWorkerError, match="its fork server was killed by SIGKILL"):
             future.result()
         until(lambda: [each.carriers for each in Ledger.open().leases()] == [(copy,)], "the end of the worker")
@@ -284,13 +286,13 @@ def test_a_fork_server_that_must_not_fork_says_why(pool, tmp_path, monkeypatch, 
         with pytest.raises(aa.WorkerStartError, match=why):
             unfit.submit(os.getpid).result()  # the device has come back
     finally:
-        client._servers.pop(("unfit",)).close()  # another test has another module of that name
+        spawning.fork_server(["unfit"]).close()  # another test has another module of that name
 
 
 CALLER = """
 import os, signal, subprocess, sys, time
 import anyaccel as aa
-from anyaccel.pool.forkserver import client
+from anyaccel.pool import spawning
 def work():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 1000 & setsid sleep 1000"])
@@ -383,7 +385,7 @@ def test_the_end_of_the_interpreter_with_an_actor_and_a_kept_process(script):
 INTERRUPTED = """
 import os, signal, sys, time
 import anyaccel as aa
-from anyaccel.pool.forkserver import client
+from anyaccel.pool import spawning
 def work(stubborn):
     if stubborn:
         signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n"))
@@ -431,33 +433,9 @@ def test_no_zombie_is_left(pool):
     for _ in range(5):
         one.submit(os.system, "true &").result()
     one.shutdown()
-    server = client.fork_server()
-    until(lambda: not proc.children(server.pid), "the fork server to have no children, dead or alive")
-    assert server.pid in proc.children(os.getpid())
-
-
-def test_another_user_cannot_be_hit_by_an_old_process_id():
-    """Between a look at the tree and the signal an id may go to a stranger: only the child of its parent is hit."""
-    stranger = subprocess.Popen(["sleep", "1000"])
-    try:
-        assert not proc.signal_one(stranger.pid, os.getppid(), signal.SIGKILL)
-        assert stranger.poll() is None
-        assert proc.signal_one(stranger.pid, os.getpid(), signal.SIGKILL)
-        assert stranger.wait() == -signal.SIGKILL
-    finally:
-        stranger.kill()
-        stranger.wait()
-
-
-def test_descendants_are_found_by_either_way(monkeypatch):
-    with subprocess.Popen(["sh", "-c", "sleep 1000 & sleep 1000"]) as parent:
-        try:
-            two = until(lambda: len(found := list(proc.descendants(parent.pid))) == 2 and found, "both")
-            monkeypatch.setattr(os.path, "exists", lambda _: False)  # a kernel without lists of children
-            assert sorted(proc.descendants(parent.pid)) == sorted(two)
-        finally:
-            monkeypatch.undo()
-            proc.signal_all([*proc.descendants(parent.pid), (parent.pid, os.getpid())])
+    server = spawning.fork_server()
+    until(lambda: not process.children(server.pid), "the fork server to have no children, dead or alive")
+    assert server.pid in process.children(os.getpid())
 
 
 def test_a_caller_without_output(script):

@@ -7,8 +7,8 @@ import time
 
 import anyaccel as aa
 import pytest
+from anyaccel.pool import spawning
 from anyaccel.pool.channel import Kind
-from anyaccel.pool.forkserver import client
 from anyaccel.pool.payload import dumps, dumps_error
 from raw_messages import head, say
 from waiting import until
@@ -35,7 +35,7 @@ NONSENSE = {
     "three bytes": (b"abc", None, UNREAD),
     "a kind that there is not": (head(77), None, "it sent what is no answer \\(a message of the kind 77\\)"),
     "a kind for workers": (head(Kind.CALL), None, "it sent what is no answer"),
-    "a kind of the fork server's": (head(Kind.GONE), None, "it sent what is no answer"),
+    "a kind of the fork server's": (head(18), None, "it sent what is no answer"),
     "ready twice": (head(Kind.READY), None, "it sent what is no answer"),
     "an answer to another call": (head(Kind.RESULT, 0, 1 << 60), None, "it answered a call that it was not given"),
     "memory that was not passed": (head(Kind.RESULT, 1), None, UNREAD),
@@ -56,7 +56,7 @@ def test_nonsense_costs_the_call_that_says_it(pool, case, kept):
     packet, make, words = NONSENSE[case]
     one = pool("A1:1", max_calls=0 if kept else 1)
     other = one.submit(lambda: (time.sleep(0.1), "other")[1])
-    server, before = client.fork_server().pid, len(os.listdir("/proc/self/fd"))
+    server, before = spawning.fork_server().pid, len(os.listdir("/proc/self/fd"))
 
     def speak():
         return say(packet, [make()] if make else [])
@@ -68,7 +68,7 @@ def test_nonsense_costs_the_call_that_says_it(pool, case, kept):
         one.submit(speak).result(60)
     assert other.result(60) == "other"
     assert one.submit(pow, 2, 5).result(60) == 32
-    assert client.fork_server().pid == server
+    assert spawning.fork_server().pid == server
     until(lambda: len(os.listdir("/proc/self/fd")) <= before + 4, "what was passed to be closed")
 
 

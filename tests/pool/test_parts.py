@@ -16,11 +16,11 @@ from types import SimpleNamespace
 
 import anyaccel as aa
 import pytest
+from anyaccel.linux.process import describe_end
 from anyaccel.pool import payload, progress
 from anyaccel.pool.channel import MOST_INLINE, Kind, receive, send
 from anyaccel.pool.logs import Logs
 from anyaccel.pool.payload import LARGE, Pickled, dumps, dumps_whole, loads
-from anyaccel.pool.proc import ending
 from anyaccel.pool.progress import Line, Progress, shown
 from anyaccel.pool.reactor import Reactor
 from hypothesis import given, settings
@@ -92,9 +92,9 @@ def test_the_end_of_a_channel(pair):
 def test_a_full_channel_does_not_block(pair):
     ours, _ = pair
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    send(ours, Kind.GONE, bytes(1000), wait=False)
+    send(ours, Kind.READY, bytes(1000), wait=False)
     with pytest.raises(BlockingIOError):
-        [send(ours, Kind.GONE, bytes(1000), wait=False) for _ in range(100)]
+        [send(ours, Kind.READY, bytes(1000), wait=False) for _ in range(100)]
 
 
 @pytest.mark.parametrize("packet", [b"\x02", b"\x02\x01", b"\x02\x01" + struct.pack("=Q", 5)])
@@ -189,7 +189,7 @@ def test_timers_ring_in_order_and_not_when_cancelled():
 
 
 def test_endings_in_words():
-    words = [ending(status) for status in (None, 0, 3, -9, -64, -40)]
+    words = [describe_end(status) for status in (None, 0, 3, -9, -64, -40)]
     assert words == [
         "ended",
         "ended with exit status 0",

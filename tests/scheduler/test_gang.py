@@ -9,7 +9,6 @@ from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
 from anyaccel.model import Extent, Gang
 from anyaccel.policy import Limits, Policy
 from anyaccel.scheduler import Fleet, ReasonCode, Scheduler, parse_request
-from anyaccel.scheduler.books import Books
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -234,7 +233,7 @@ def test_the_earliest_start_of_a_request_is_that_of_the_machine_that_is_free_fir
 
 
 def test_each_member_of_a_gang_counts_for_its_user_s_limit():
-    _, some = with_policy(Policy(limits=Limits(devices=2), plain=False), one=gpus(2), two=gpus(2))
+    _, some = with_policy(Policy(limits=Limits(devices=2)), one=gpus(2), two=gpus(2))
     assert some.submit("GPU:2", hosts=2, user=7).allocation is None
     gang = some.allocate("GPU:1", hosts=2, user=7)
     waits = some.submit("GPU:1", user=7)
@@ -252,23 +251,6 @@ def test_what_others_hold_of_a_machine_counts():
     ticket = some.submit("GPU", hosts=2)
     some.release(foreign)
     assert where(ticket.allocation) == ["one", "two"]
-
-
-def test_a_gang_that_waits_looks_at_those_machines_alone_that_changed(monkeypatch):
-    some = Fleet({f"m{number}": machine(gpus(2)) for number in range(100)})
-    held = [some.allocate("GPU:1", hosts=100), some.allocate("GPU:0.5")]
-    single = [some.allocate("GPU:0.5") for _ in range(199)]
-    some.release(held.pop(0))
-    gang = some.submit("GPU:2", hosts=100)
-    asked = []
-    find = Books.find
-    monkeypatch.setattr(Books, "find", lambda self, *a: asked.append(self) or find(self, *a))
-    for each in (*single, *held)[:-1]:
-        some.release(each)
-    assert gang.allocation is None
-    assert len(asked) <= 200
-    some.release(held[0])
-    assert where(gang.allocation) == [f"m{number}" for number in range(100)]
 
 
 NAMES = ("one", "two", "three")

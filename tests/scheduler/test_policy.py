@@ -1,10 +1,14 @@
-"""A scheduler of one process goes by the same rules as those who wait in the machine's ledger."""
+"""A scheduler of one process goes by the same rules as requests that wait in the machine's ledger."""
+
+import re
 
 import anyaccel
 import pytest
-from anyaccel.errors import NotFreeError
+from anyaccel.errors import NotFreeError, UsageError
 from anyaccel.policy import Limits, Policy
-from anyaccel.scheduler import Scheduler
+from anyaccel.scheduler import ReasonCode, Scheduler
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 
 class Clock:
@@ -61,7 +65,7 @@ def test_who_waits_passes_once_it_may(scheduler, clock):
 
 
 def test_limits_and_fair_shares_by_user(scheduler):
-    made = scheduler(Policy(limits=Limits(devices=1), plain=False))
+    made = scheduler(Policy(limits=Limits(devices=1)))
     first = made.allocate("APU:1", user=7)
     limited = made.submit("APU:1", user=7)
     assert limited.allocation is None
@@ -71,7 +75,7 @@ def test_limits_and_fair_shares_by_user(scheduler):
     assert limited.allocation is None
     made.release(first)
     assert limited.allocation is not None
-    fair = scheduler(Policy(fair_shares=True, plain=False))
+    fair = scheduler(Policy(fair_shares=True))
     held = [fair.allocate("APU:1", user=7), fair.allocate("APU:1", user=7)]
     greedy, modest = fair.submit("APU:1", user=7), fair.submit("APU:1", user=8)
     fair.release(held[0])
@@ -86,3 +90,114 @@ def test_the_order_of_arrival_and_priority_is_the_same(scheduler, policy):
     made.release(held)
     assert [ticket.allocation is not None for ticket in tickets] == [True, False, True]
     assert tickets[1].cancel()
+
+
+def test_with_fair_shares_the_place_and_the_reason_say_the_same(scheduler):
+    made = scheduler(Policy(fair_shares=True))
+    first, second = made.allocate("APU:1", user=7), made.allocate("APU:1", user=7)
+    greedy, modest = made.submit("APU:1", user=7), made.submit("APU:1", user=8)
+    assert (greedy.place, modest.place) == (2, 1)
+    assert made.pending() == (modest, greedy)
+    assert "in front: t2" in greedy.why().message
+    assert "in front" not in modest.why().message
+    made.release(first)
+    assert (modest.allocation is None, greedy.place) == (False, 1)
+    made.release(second)
+    assert greedy.allocation is not None
+
+
+def test_a_request_that_waits_for_a_limit_says_so(scheduler):
+    made = scheduler(Policy(limits=Limits(devices=1)))
+    first = made.allocate("APU:1", user=7)
+    waits = made.submit("APU:1", user=7)
+    verdict = waits.why()
+    assert (verdict.fits_now, verdict.ever_fits) == (False, True)
+    assert verdict.reasons[0].code is ReasonCode.LIMIT
+    assert "user 7 is at the limit of 1 device" in verdict.message
+    with pytest.raises(NotFreeError, match="user 7 is at the limit of 1 device"):
+        made.allocate("APU:1", user=7)
+    made.release(first)
+    assert waits.allocation is not None
+
+
+POLICIES = (
+    None,
+    Policy(),
+    Policy(backfill=30.0),
+    Policy(fair_shares=True),
+    Policy(fair_shares=True, patience=20.0, users={7: Limits(weight=4, priority=1)}),
+    Policy(limits=Limits(devices=2)),
+)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["submit", "submit", "release", "cancel", "wait"]),
+        st.sampled_from(["APU:1", "APU:2", "APU:0.5", "A1:1"]),
+        st.integers(0, 2),
+        st.sampled_from([7, 8, None]),
+        st.sampled_from([None, 5.0, 50.0]),
+        st.integers(0, 9),
+    ),
+    max_size=14,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.sampled_from(POLICIES), STEPS)
+def test_place_reason_and_service_agree_under_every_policy(policy, steps):
+    clock = Clock()
+    made = Scheduler(anyaccel.detect(machine="sim:A1:3"), policy=policy, clock=clock)
+    tickets = []
+    for step, request, priority, user, seconds, index in steps:
+        holding = [ticket for ticket in tickets if ticket.allocation]
+        waiting = made.pending()
+        if step == "submit":
+            tickets.append(made.submit(request, priority=priority, user=user, time=seconds))
+        elif step == "release" and holding:
+            ticket = holding[index % len(holding)]
+            tickets.remove(ticket)
+            made.release(ticket.allocation)
+        elif step == "cancel" and waiting:
+            assert waiting[index % len(waiting)].cancel()
+        clock.now += 4.0 * (step == "wait")
+        order = made.pending()
+        for ticket in order:
+            verdict = ticket.why()
+            ahead = [
+                name for each in verdict.reasons if each.code is ReasonCode.WAITING_BEHIND for name in each.holders
+            ]
+            assert ticket.place == 1 + len(ahead)
+            assert not verdict.fits_now or (policy is not None and policy.patience)  # no event tells that it is over
+            assert set(ahead) <= {each.id for each in order[: order.index(ticket)]}
+
+
+def test_a_policy_is_an_argument_of_open_scheduler():
+    policy = Policy(fair_shares=True)
+    inventory = anyaccel.detect(machine="sim:A1:2")
+    for made in (
+        anyaccel.open_scheduler(inventory, policy=policy),
+        anyaccel.open_scheduler({"node": inventory}, policy=policy),
+    ):
+        made.allocate("APU:2", user=7)
+        greedy, modest = made.submit("APU:2", user=7), made.submit("APU:2", user=8)
+        assert (greedy.place, modest.place) == (2, 1)
+    with pytest.raises(UsageError, match=re.escape("the machine's configuration is the policy of all programs")):
+        anyaccel.open_scheduler(inventory, shared=True, policy=policy)
+
+
+def test_ten_thousand_requests_wait_and_a_decision_looks_at_the_first_of_each_kind(scheduler, monkeypatch):
+    made = scheduler(Policy(fair_shares=True))
+    held = made.allocate("APU:2", user=1)
+    tickets = [made.submit("APU:1", user=number % 4) for number in range(10_000)]
+    asked = []
+    turn = Policy.turn
+
+    def count(self, *facts):
+        found = turn(self, *facts)
+        return lambda waiting: asked.append(waiting) or found(waiting)
+
+    monkeypatch.setattr(Policy, "turn", count)
+    assert made.submit("APU:2", user=9).cancel()
+    assert tickets[5000].cancel()
+    made.release(held)
+    assert sum(ticket.allocation is not None for ticket in tickets) == 2
+    assert len(asked) < 100

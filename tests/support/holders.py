@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 
 from anyaccel.ledger import Ledger
-from anyaccel.ledger.mark import Mark, carries, limit
 from anyaccel.ledger.names import parse_lease
+from anyaccel.linux.mark import Mark, carries, limit
 from waiting import PATIENCE, until
 
 COPIER = 61_012

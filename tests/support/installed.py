@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from anyaccel.cli import main
+from anyaccel.cli.parser import COMMANDS
 from anyaccel.inventory.left_out import _left_out
 from anyaccel.vendors.process import close as close_vendors
 
@@ -21,27 +27,55 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 NOTHING_HERE = Path(__file__).parent / "nothing_here"
 """A recorded machine without accelerators, which a test sees that names none."""
+PLUGINS = Path(__file__).parents[2] / "plugins"
+PATH = [*sys.path]
+"""Where modules are looked for while no test has plug-ins of its own."""
 VENDORS = Path(__file__).parents[1] / "vendors"
 ACME = (VENDORS / "acme.py").read_text()
+
+_numbers = count()
 
 Install = Callable[..., Path]
 Anyaccel = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder for a test, as pytest's own fixture does.
+
+    That lists the folders of all tests before for a free number: 4 ms for each of thousands of tests.
+    """
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    path = tmp_path_factory.getbasetemp() / f"{name}{next(_numbers)}"
+    path.mkdir(mode=0o700)
+    return path
+
+
 @pytest.fixture(autouse=True)
-def clean_environment(chosen_machine: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No lease of another test is seen, and no plug-in stays loaded."""
+def clean_environment(
+    request: pytest.FixtureRequest, chosen_machine: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[None]:
+    """No lease of another test is seen, and no plug-in of a test stays loaded."""
     monkeypatch.setenv("ANYACCEL_STATE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state-home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))
-    close_vendors(interpreter=False)
     _left_out.cache_clear()
     before = set(sys.modules)
     yield
-    close_vendors(interpreter=False)
+    _forget_vendors(request.node.path)
     for name in set(sys.modules) - before:
         if name.startswith(("plug_", "acme")):
             del sys.modules[name]
+
+
+def _forget_vendors(test: Path) -> None:
+    """End the processes of vendors, but for those of installed plug-ins that have seen recorded machines alone.
+
+    It takes a third of a second to start those of all vendors. Tests of a plug-in let it load libraries.
+    """
+    machine = os.environ.get("ANYACCEL_MACHINE", "host")
+    if machine == "host" or sys.path != PATH or PLUGINS in test.parents:
+        close_vendors(interpreter=False)
 
 
 @pytest.fixture
@@ -101,12 +135,25 @@ def record(tmp_path: Path) -> Callable[..., str]:
     return record
 
 
+LOOKING = {"status", "select", "why", "env", "plugins", "doctor", "export", "config", "queue", "record", "check"}
+"""Commands that start, end and become no process."""
+OTHERS = {*COMMANDS, "--"} - LOOKING
+HERE = ("ANYACCEL_", "ACME_")
+"""How variables begin that the interpreter does not read when it starts."""
+
+
 @pytest.fixture
 def anyaccel() -> Anyaccel:
-    """Run the command line in a process of its own."""
+    """Run the command line: in a process of its own, or in this one where the command only looks and prints.
+
+    A process takes longer than what is tested. With options of :func:`subprocess.run`, it is one in any case.
+    """
 
     def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-        environ = {**os.environ, **options.pop("env", {})}
+        more = options.pop("env", {})
+        if not options and OTHERS.isdisjoint(arguments) and all(name.startswith(HERE) for name in more):
+            return _run_here(arguments, more)
+        environ = {**os.environ, **more}
         seconds = options.pop("timeout", 60)
         return subprocess.run(
             [sys.executable, "-m", "anyaccel", *arguments],
@@ -119,3 +166,21 @@ def anyaccel() -> Anyaccel:
         )
 
     return run
+
+
+def _run_here(arguments: Sequence[str], more: Mapping[str, str | None]) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, which then knows as little of the vendors of a test as a new one."""
+    if sys.path != PATH:
+        close_vendors(interpreter=False)
+    _left_out.cache_clear()
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(streams[0]), redirect_stderr(streams[1]):
+        for name, value in more.items():
+            patch.delenv(name, raising=False) if value is None else patch.setenv(name, value)
+        try:
+            status = main([os.fspath(each) for each in arguments])
+        except SystemExit as end:
+            status = end.code
+    for stream in streams:
+        stream.seek(0)
+    return subprocess.CompletedProcess(arguments, status, streams[0].read(), streams[1].read())

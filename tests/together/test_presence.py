@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 import anyaccel as aa
@@ -14,10 +15,31 @@ from anyaccel.vendors.presence import declared, possible, presence
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 RECORDINGS = sorted(PLUGINS.glob("*/recordings/*/machine.json"))
+UNLISTED = """
+from anyaccel.plugin import *
+@hookimpl
+def anyaccel_info(): return PluginInfo(vendor="unlisted", resource="XYZ", kind="xyz", env_vars=("XYZ_VISIBLE",))
+@hookimpl
+def anyaccel_detect(ctx): return None
+@hookimpl
+def anyaccel_fractional(device): return Fractional.NO
+@hookimpl
+def anyaccel_tags(device): return ("Secret-1",)
+@hookimpl
+def anyaccel_env(devices, ctx): return EnvEdits(set={"XYZ_VISIBLE": ",".join(d.id for d in devices)})
+@hookimpl
+def anyaccel_products(): return (Product(name="Secret-1", model="Secret-1"),)
+"""
+"""A plug-in without data beside it."""
 NETWORK_CARD = {
     f"/sys/bus/pci/devices/0000:00:04.0/{name}": {"text": text}
     for name, text in {"vendor": "0x1af4\n", "device": "0x1041\n", "class": "0x020000\n"}.items()
 }
+
+
+@cache
+def said_by_all():
+    return declared(installed()[0])
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: f"{path.parts[-4]}-{path.parts[-2]}")
@@ -25,9 +47,9 @@ def test_a_vendor_that_is_on_a_recorded_machine_is_asked(path):
     expected = json.loads(path.with_name("expected.json").read_text())
     vendors = {path.parts[-4]: expected} if expected is None else expected.get("vendors", {path.parts[-4]: expected})
     facts = RecordedFacts(load(str(path)))
-    asked = possible(declared(installed()[0]), facts, facts.environ)
+    asked = possible(said_by_all(), facts, facts.environ)
     missed = {vendor for vendor, found in vendors.items() if found is not None} - asked.keys()
-    assert missed & {source.vendor for source in installed()[0]} == set()
+    assert missed & said_by_all().keys() == set()
 
 
 def test_every_plugin_says_by_what_it_is_recognised_and_for_which_resource():
@@ -52,6 +74,21 @@ def test_nobody_is_asked_on_a_machine_that_has_nothing(tmp_path):
 def test_everybody_is_asked_where_the_bus_cannot_be_listed(tmp_path):
     (tmp_path / "machine.json").write_text(json.dumps({"schema": "anyaccel.recording/1"}))
     assert VendorState.NOT_ASKED not in {report.state for report in aa.detect(str(tmp_path)).vendors}
+
+
+@pytest.mark.parametrize("machine", ["sim:h100:2", "sim:MI300X:1,H100:1", "sim:H100/H100-MIG-1g.10gb:1"])
+def test_a_simulation_asks_the_vendors_that_may_know_its_products(machine):
+    states = {report.vendor: report.state for report in aa.detect(machine).vendors}
+    served = {"nvidia", "amd"} if "MI300X" in machine else {"nvidia"}
+    assert {vendor for vendor, state in states.items() if state is not VendorState.NOT_ASKED} == served
+    assert VendorState.NOT_ASKED not in {report.state for report in aa.detect(machine, everybody=True).vendors}
+
+
+def test_a_product_that_no_vendor_lists_is_asked_for_everywhere(install):
+    install("unlisted", UNLISTED)
+    assert [device.model for device in aa.detect("sim:Secret-1:2").devices] == ["Secret-1"] * 2
+    with pytest.raises(aa.MachineError, match="did you mean Secret-1"):
+        aa.detect("sim:Secret-2")
 
 
 class Finder:

@@ -13,7 +13,7 @@ counts from when the request came.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from anyaccel.model import UNITS_PER_DEVICE, Value, field
 from anyaccel.text import span
@@ -115,6 +115,9 @@ class Limits(Value):
     weight: float = 1
 
 
+_NO_LIMITS = Limits()
+
+
 class OverLimit(Value):
     """A limit of a user that stands in the way of a request.
 
@@ -182,15 +185,23 @@ class Policy(Value):
         patience: Who has waited for so many seconds comes before all who have not; None for never.
         limits: What users may have of whom nothing is said by number.
         users: What the others may have.
-        plain: Whether the order is that of priority and arrival, without limits: then nobody needs to ask for it.
     """
 
     backfill: float = 0.0
     fair_shares: bool = False
     patience: float | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = _NO_LIMITS
     users: Mapping[int, Limits] = field(default_factory=dict)
-    plain: bool = True
+
+    @property
+    def plain(self) -> bool:
+        """Whether the order is that of priority and arrival, without limits: it depends on nothing that is held."""
+        return (
+            not self.fair_shares
+            and self.patience is None
+            and not self.users
+            and (self.limits is _NO_LIMITS or self.limits == _NO_LIMITS)
+        )
 
     @classmethod
     def of(cls, configuration: Configuration) -> Policy:
@@ -206,14 +217,13 @@ class Policy(Value):
                 users[number] = _limits(own, configuration.get(f"users.{name}.weight"))
         limits = _limits(common, 1)
         fair = configuration.get("queue.fair_shares")
-        changed = fair or users or limits != Limits() or "queue.patience" in configuration.values
+        changed = fair or users or limits != _NO_LIMITS or "queue.patience" in configuration.values
         return cls(
             backfill=configuration.get("queue.backfill"),
             fair_shares=fair,
             patience=configuration.get("queue.patience") if changed else None,
             limits=limits,
             users=users,
-            plain=not changed,
         )
 
     def limits_of(self, user: int | None) -> Limits:
@@ -227,11 +237,10 @@ class Policy(Value):
         highest = self.limits_of(waiting.user).priority
         return waiting.priority if highest is None else min(waiting.priority, highest)
 
-    def order(self, waiting: Iterable[Waiting], held: Iterable[Holding], now: float) -> list[Waiting]:
-        """Put those who wait in the order of service.
+    def turn(self, held: Iterable[Holding], now: float) -> Callable[[Waiting], tuple[bool, int, float, int]]:
+        """Return what requests are sorted by to be in the order of service.
 
         Args:
-            waiting: Who waits.
             held: All that is held.
             now: The time.
         """
@@ -240,10 +249,20 @@ class Policy(Value):
         def turn(each: Waiting) -> tuple[bool, int, float, int]:
             if self.patience is not None and now - each.since >= self.patience:
                 return False, 0, 0.0, each.number
-            share = used.get(each.user, 0) / self.limits_of(each.user).weight
+            share = used.get(each.user, 0) / self.limits_of(each.user).weight if used else 0.0
             return True, -self.priority(each), share, each.number
 
-        return sorted(waiting, key=turn)
+        return turn
+
+    def order(self, waiting: Iterable[Waiting], held: Iterable[Holding], now: float) -> list[Waiting]:
+        """Put those who wait in the order of service.
+
+        Args:
+            waiting: Who waits.
+            held: All that is held.
+            now: The time.
+        """
+        return sorted(waiting, key=self.turn(held, now))
 
     def over_limits(self, waiting: Waiting, held: Iterable[Holding]) -> tuple[OverLimit, ...]:
         """Return the limits of its user that stand in the way of a request: the one answer for all that ask.
@@ -297,7 +316,6 @@ class Policy(Value):
         return found
 
 
-_NO_LIMITS = Limits()
 PLAIN = Policy()
 """First come, first served, by priority; backfill where it delays nobody."""
 

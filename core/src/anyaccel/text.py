@@ -6,7 +6,9 @@ recordings and plug-ins. None of them may steer a terminal or add a line to what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 REPLACEMENT = "\ufffd"
 _LONGEST_COMMENT = 200

@@ -145,6 +145,30 @@ def test_cancel_ends_all_that_a_job_started_and_kills_what_does_not_listen(run):
     until(lambda: not Ledger.open().leases(), "the device")
 
 
+def test_cancel_ends_what_left_the_process_group_of_a_job_that_holds_nothing(run):
+    """There is no mark to find it by: the supervisor has become its parent."""
+    inner = "setsid env -i sh -c 'echo $$ > pid; exec sleep 1000' & sleep 1000"
+    number = submit(run, "sh", "-c", inner, request="A1:2,else=cpu")
+    pid = int(until(lambda: Path("pid").exists() and Path("pid").read_text(), "the job"))
+    run("cancel", number)
+    assert (state(number), alive(pid)) == ("cancelled", False)
+
+
+def test_what_left_the_process_group_of_a_job_is_ended_after_its_command(run):
+    """A program that starts others in sessions of their own ends them in its own way first."""
+    inner = "trap 'echo told > inner; exit' TERM; touch ready; while :; do sleep 0.1; done"
+    outer = (
+        f"setsid sh -c \"{inner}\" & trap 'cp inner outer 2>&1; touch ended; exit' TERM; while :; do sleep 0.1; done"
+    )
+    number = submit(run, "sh", "-c", outer)
+    until(Path("ready").exists, "the job")
+    run("cancel", number)
+    assert state(number) == "cancelled"
+    assert Path("ended").exists()
+    assert Path("inner").read_text() == "told\n"
+    assert not Path("outer").exists(), "it was asked before the command had ended"
+
+
 root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as another user")
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.errors import UsageError
+from anyaccel.launcher.sandbox import available
 from anyaccel.ledger import Ledger
+from anyaccel.linux.process import gone
 from anyaccel_jobs.sweep import COLUMNS, Commands, parse_each, written
 from holders import COPIER, copied, mark_of
 from terminals import assert_plain, read_to_end, run_on_terminal
@@ -301,6 +303,18 @@ def test_a_stopped_sweep_does_not_wait_for_another_user_who_has_copied_the_mark(
     until(lambda: not Ledger.open().leases(), "the device")
 
 
+def test_a_stopped_sweep_ends_what_left_the_process_group_of_a_command_that_holds_nothing(acme):
+    """There is no mark to find it by: it descends from the command."""
+    inner = "setsid env -i sh -c 'echo $$ > inner.new; mv inner.new inner; exec sleep 1000' & wait; : {n}"
+    command = [sys.executable, "-m", "anyaccel", "sweep", "A1:3,else=cpu", "--each", "n=1", "--", "sh", "-c", inner]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        until(Path("inner").exists, "the command")
+        process.terminate()
+        process.communicate(timeout=PATIENCE)
+        assert process.returncode == 143
+    assert gone(int(Path("inner").read_text()), 0)
+
+
 def test_progress_is_one_line_in_place_on_a_terminal(acme):
     command = [sys.executable, "-m", "anyaccel", "sweep", "A1:1", "--each", "n=1..4", "--", "sleep", "0.{n}"]
     status, data = run_on_terminal(command, columns=40)
@@ -369,3 +383,11 @@ def test_what_has_left_the_process_group_of_a_command_is_ended_at_its_time(sweep
     if then == "wait":
         assert Ledger.open().leases() == ()
     until(lambda: not Ledger.open().leases(), "the device")
+
+
+def test_commands_are_started_with_the_options_that_run_has(sweep):
+    program = "import anyaccel, os; print(anyaccel.current().confined, os.environ['ACME_VISIBLE'])"
+    options = "--try-enforce", "--no-bind", "--mask", "index"
+    status, said = sweep(*options, "--each", "n=1", "--", sys.executable, "-c", program, "{n}")
+    assert status == 0, said
+    assert (FOLDER / "1.log").read_text() == f"{not available()} 0\n"

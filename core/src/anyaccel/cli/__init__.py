@@ -74,13 +74,16 @@ def program() -> NoReturn:
     Nothing is taken apart before the end where nobody has asked for that, neither a thread that runs nor a function
     that is to be called at exit: it takes as long as a fifth of an interpreter's start.
     """
+    from anyaccel.forkserver.start import allow_fork
+
+    allow_fork()
     status = main()
     import atexit
 
     ours = 0
-    if guard := sys.modules.get("anyaccel.probe.guard"):
-        guard.close_all(wait=False)
-        ours = len(guard.at_exit)
+    if client := sys.modules.get("anyaccel.forkserver.client"):
+        client.close_all(client.ForkServer, seconds=0.0)
+        ours = 1  # function, of that module
 
     threading = sys.modules.get("threading")
     alone = threading is None or threading.active_count() == 1

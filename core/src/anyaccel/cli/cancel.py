@@ -13,8 +13,8 @@ from anyaccel.cli import output
 from anyaccel.cli.extensions import extensions
 from anyaccel.cli.quantities import add_grace
 from anyaccel.errors import AnyaccelError, LeaseNotFoundError, UsageError
-from anyaccel.launcher.signals import GRACE_SECONDS
 from anyaccel.ledger import Ledger
+from anyaccel.linux.teardown import GRACE_SECONDS
 
 EXAMPLES = (
     ("anyaccel cancel 3", "end a job"),

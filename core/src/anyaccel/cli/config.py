@@ -10,10 +10,10 @@ import os
 
 from anyaccel import configuration
 from anyaccel.cli import output
+from anyaccel.cli.diagnose import diagnose_file
 from anyaccel.cli.doctor import line
 from anyaccel.errors import UsageError
 from anyaccel.inventory.diagnose import Diagnosis
-from anyaccel.launcher.diagnose import diagnose_file
 from anyaccel.text import printable
 
 EXAMPLES = (

@@ -51,10 +51,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _of_launches(inventory: Inventory) -> list[Diagnosis]:
-    from anyaccel.launcher import limits
-    from anyaccel.launcher.diagnose import diagnose_configuration, diagnose_leases
+    from anyaccel.cli.diagnose import diagnose_cgroups, diagnose_configuration, diagnose_leases
 
-    found = (*diagnose_configuration(), *limits.diagnose(inventory), *diagnose_leases(inventory))
+    found = (*diagnose_configuration(), *diagnose_cgroups(inventory), *diagnose_leases(inventory))
     return [Diagnosis(vendor="", finding=finding) for finding in found]
 
 

@@ -17,7 +17,7 @@ from anyaccel.exports.source import Source, container_edits, left_out, usable
 from anyaccel.exports.targets import TARGETS, Needs, export
 from anyaccel.inventory.current import ALLOCATION_VARIABLE
 from anyaccel.launcher.environment import DEVICES_VARIABLE
-from anyaccel.launcher.setup import write_whole
+from anyaccel.linux.files import write_whole
 from anyaccel.model import Allocation, Device, EnvEdits, Grant, Inventory, Request, Share, Term, VendorState
 from anyaccel.probe import HOST
 from anyaccel.scheduler.filters import facts

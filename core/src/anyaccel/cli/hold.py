@@ -16,7 +16,7 @@ from anyaccel.errors import UsageError
 from anyaccel.exports.shell import exports
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
 from anyaccel.launcher.detached import start_detached
-from anyaccel.ledger import process
+from anyaccel.linux import process
 from anyaccel.text import shell_quote
 from anyaccel.vendors import close as close_vendors
 

@@ -170,7 +170,7 @@ def acquire(
     """
     from anyaccel.launcher.hold import take
     from anyaccel.launcher.monitor import monitor
-    from anyaccel.ledger.mark import of_process
+    from anyaccel.linux.mark import of_process
 
     request = anyaccel.parse_request(args.request)
     inventory = survey(args)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.errors import AnyaccelError, PlacementError, UsageError
 from anyaccel.text import cells, padded, printable, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from typing import Any, Literal
 
     Span = tuple[str, str]

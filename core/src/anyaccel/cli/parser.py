@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 from anyaccel import extras
@@ -15,6 +14,7 @@ from anyaccel.vendors import begin_for
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
     from typing import Any, NoReturn
 

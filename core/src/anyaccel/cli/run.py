@@ -125,7 +125,7 @@ def acquire_devices(
 
 def _say_how(args: argparse.Namespace, hold: anyaccel.Hold) -> None:
     """Say where the command runs and what it is kept from."""
-    processors, sandbox = hold.allocation.processors, hold.launch.sandbox
+    processors, sandbox = hold.allocation.processors, hold.launch.inside.sandbox
     if args.bind and not processors:
         output.say("--bind changes nothing: no NUMA node is known that is near the devices and has processors for us")
     if args.verbose and processors:

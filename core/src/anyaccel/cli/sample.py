@@ -268,8 +268,8 @@ def holders(device: Device, sample: Sample) -> tuple[Holder, ...]:
     A process counts as one without a lease when no lease of the device is its user's. Processes of a recorded machine
     are not looked up on this one.
     """
-    from anyaccel.ledger.process import user
-    from anyaccel.ledger.record import user_name
+    from anyaccel.linux.process import user
+    from anyaccel.linux.users import user_name
 
     here = sample.inventory.machine == HOST
     records = sample.of(device)
@@ -321,15 +321,12 @@ def _of_lease(record: LeaseRecord) -> Holder:
 def _command_of(pid: int) -> int:
     """The command of a job, given its supervisor; any other process itself."""
     from anyaccel.launcher.detached import JOB_NAME
+    from anyaccel.linux.process import children
 
     if program(pid) != JOB_NAME:
         return pid
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-            children = file.read().split()
-    except OSError:  # it has ended, or the kernel does not list children
-        return pid
-    return int(children[0]) if len(children) == 1 else pid
+    found = children(pid)
+    return found[0] if len(found) == 1 else pid
 
 
 def program(pid: int) -> str:

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    from anyaccel.launcher.setup import check_user, steps
+    from anyaccel.ledger.setup import check_user, steps
 
     root = args.root.rstrip("/")
     if not args.dry_run:

@@ -19,10 +19,10 @@ from anyaccel.model import (
     replace,
 )
 from anyaccel.model.wire import decode, prepare
-from anyaccel.probe.guard import Outcome
 from anyaccel.probe.machine import Machine, Simulated
 from anyaccel.vendors import contract
 from anyaccel.vendors.discovery import Source, problem_of
+from anyaccel.vendors.guarded import Outcome
 from anyaccel.vendors.presence import Presence
 from anyaccel.vendors.process import Answers, Enough, problem_in, process_of, qualified
 

@@ -15,21 +15,18 @@ from anyaccel.model import (
     Health,
     Inventory,
     Problem,
-    ProblemKind,
     Severity,
     Stats,
     Value,
     VendorReport,
     VendorState,
 )
-from anyaccel.model.wire import decode
 from anyaccel.probe import HOST
 from anyaccel.probe.context import Facts
 from anyaccel.probe.machine import Machine, parse_machine
 from anyaccel.text import listed
 from anyaccel.vendors import DEADLINE_SECONDS
-from anyaccel.vendors.discovery import problem_of
-from anyaccel.vendors.process import ask, problem_in
+from anyaccel.vendors.process import answer_in, ask
 
 ORPHANED_SHARE = 0.05
 """Part of a device's memory that drivers and firmware may keep for themselves without any process."""
@@ -102,14 +99,9 @@ def _ask_vendors(machine: Machine, inventory: Inventory, timeout: float, environ
     answers, _ = ask("diagnose", machine, timeout=timeout, environ=environ, vendors=working)
     found: list[Diagnosis] = []
     for vendor, (source, outcome) in answers.items():
-        problem = problem_in(source, outcome, "anyaccel_diagnose")
+        findings, problem = answer_in("diagnose", source, outcome)
         if problem is not None:
             found.append(_of_problem(problem))
-            continue
-        try:
-            findings = [decode(Finding, data, f"{vendor} finding") for data in outcome.value.get("findings") or ()]
-        except (TypeError, ValueError) as error:
-            found.append(_of_problem(problem_of(source, ProblemKind.CONTRACT, f"{error}.", "anyaccel_diagnose")))
             continue
         found += [Diagnosis(vendor=vendor, finding=finding) for finding in findings]
     return found

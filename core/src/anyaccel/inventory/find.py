@@ -15,7 +15,7 @@ from anyaccel.probe import HOST
 from anyaccel.probe.machine import Machine, parse_machine
 from anyaccel.vendors import begin
 from anyaccel.vendors.discovery import Source, installed
-from anyaccel.vendors.presence import Presence, declared, possible
+from anyaccel.vendors.presence import Presence, declared, makers, possible
 
 
 def find(
@@ -30,10 +30,12 @@ def find(
     """Find the accelerators of a machine; see :func:`anyaccel.detect`, which has begun what is to be asked."""
     where = parse_machine(machine, environ)
     sources, problems = installed(environ)
-    said = dict.fromkeys(source.vendor for source in sources) if where.simulated else declared(sources)
-    present: Mapping[str, Presence | None] = said
+    present: Mapping[str, Presence | None]
+    present = said = declared(sources)
     facts = where.facts(environ)
-    if not everybody and not where.simulated:
+    if where.simulated and not everybody:
+        present = makers(said, [item.product for item in where.products])
+    elif not everybody:
         present = possible(said, facts, {**facts.environ, **environ})
     reports = [_report_problem(problem) for problem in problems]
     reports += [_not_asked(source) for source in sources if source.vendor not in present]

@@ -9,13 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from anyaccel.linux.cgroup import MADE, OWN, ROOT
 from anyaccel.model import Device, replace
 from anyaccel.probe.context import Facts
 
-CGROUPS = "/sys/fs/cgroup"
-OWN = "/proc/self/cgroup"
-MADE = re.compile(r"anyaccel-([0-9]+)-[0-9a-f]+")
-"""Name of a group that a launcher of ours has made, with its process id."""
 _REGION = re.compile(r"[^/\s]+/0{0,4}([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])/\S+", re.IGNORECASE)
 _BYTES = re.compile(r"[0-9]{1,18}")
 
@@ -67,7 +64,7 @@ def _files(facts: Facts) -> Iterator[str]:
     while own is not None:
         if not MADE.fullmatch(own.rpartition("/")[2]):
             try:
-                text = facts.read(f"{CGROUPS}{own.rstrip('/')}/dmem.max")
+                text = facts.read(f"{ROOT}{own.rstrip('/')}/dmem.max")
             except OSError:
                 text = None
             yield text or ""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from anyaccel.model import Device, Inventory, Problem, ProblemKind, Stats
-from anyaccel.model.wire import decode
+from anyaccel.model import Inventory, Problem, Stats
 from anyaccel.probe.machine import parse_machine
 from anyaccel.vendors import DEADLINE_SECONDS
-from anyaccel.vendors.discovery import Source, problem_of
 
 
 def stats(
@@ -33,27 +31,17 @@ def stats(
     vendors = {device.vendor for device in inventory.devices if not device.declared}
     if machine.simulated or not vendors:
         return {}, ()
-    from anyaccel.vendors.process import ask, problem_in
+    from anyaccel.vendors.process import answer_in, ask
 
     devices = {vendor: inventory.of_vendor(vendor) for vendor in vendors}
     answers, _ = ask("stats", machine, timeout=timeout, environ=environ, vendors=vendors, devices=devices)
     observed: dict[str, Stats] = {}
     problems = []
     for source, outcome in answers.values():
-        problem = problem_in(source, outcome, "anyaccel_stats")
+        seen, problem = answer_in("stats", source, outcome, devices[source.vendor])
         if problem is not None:
             problems.append(problem)
         else:
-            try:
-                observed |= _decoded(source, outcome.value.get("stats"), devices[source.vendor])
-            except ValueError as error:
-                problems.append(problem_of(source, ProblemKind.CONTRACT, f"{error}.", "anyaccel_stats"))
+            ids = {device.raw_id: device.id for device in devices[source.vendor]}
+            observed |= {ids[each]: stats for each, stats in seen.items() if each in ids}
     return observed, tuple(problems)
-
-
-def _decoded(source: Source, answer: object, devices: Sequence[Device]) -> dict[str, Stats]:
-
-    if not isinstance(answer, dict):
-        raise ValueError("its process sent what is no answer")  # noqa: TRY004 - as decode() below says it
-    ids = {device.raw_id: device.id for device in devices}
-    return {ids[each]: decode(Stats, data, f"{source.vendor} stats") for each, data in answer.items() if each in ids}

@@ -16,8 +16,6 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.launcher.options": ("AcquireOptions", "StartOptions"),
         "anyaccel.launcher.rendezvous": ("Rendezvous",),
         "anyaccel.launcher.schedulers": ("open_scheduler",),
-        "anyaccel.launcher.setup": ("write_whole",),
-        "anyaccel.launcher.signals": ("GRACE_SECONDS", "reap", "signal_group"),
         "anyaccel.launcher.start": ("become", "check_program", "not_started"),
         "anyaccel.launcher.use": ("Use", "refuse_if_loaded"),
     },

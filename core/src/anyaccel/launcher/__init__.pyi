@@ -21,10 +21,6 @@ from anyaccel.launcher.options import AcquireOptions as AcquireOptions
 from anyaccel.launcher.options import StartOptions as StartOptions
 from anyaccel.launcher.rendezvous import Rendezvous as Rendezvous
 from anyaccel.launcher.schedulers import open_scheduler as open_scheduler
-from anyaccel.launcher.setup import write_whole as write_whole
-from anyaccel.launcher.signals import GRACE_SECONDS as GRACE_SECONDS
-from anyaccel.launcher.signals import reap as reap
-from anyaccel.launcher.signals import signal_group as signal_group
 from anyaccel.launcher.start import become as become
 from anyaccel.launcher.start import check_program as check_program
 from anyaccel.launcher.start import not_started as not_started

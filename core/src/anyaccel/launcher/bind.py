@@ -7,11 +7,9 @@ needs no rule of its own: the kernel gives a process pages of the node on which 
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
-from anyaccel.launcher.inside import put
 from anyaccel.model import Allocation, Inventory
 from anyaccel.probe import HOST
 from anyaccel.probe.processors import by_node, siblings
@@ -71,15 +69,3 @@ def _cores(processors: Sequence[int]) -> list[tuple[int, ...]]:
     for processor in processors:
         cores.setdefault(siblings(processor) or (processor,), []).append(processor)
     return [tuple(core) for core in cores.values()]
-
-
-@contextlib.contextmanager
-def bound(processors: Collection[int]) -> Iterator[None]:
-    """Start something that runs on some processors: within, this thread does so itself."""
-    before = os.sched_getaffinity(0)
-    put(processors)
-    try:
-        yield
-    finally:
-        if processors:
-            put(before)

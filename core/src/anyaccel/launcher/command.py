@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from time import sleep
 
 from anyaccel.errors import UsageError
 from anyaccel.launcher.hold import Hold, take
-from anyaccel.launcher.signals import GRACE_SECONDS
 from anyaccel.launcher.start import not_started
-from anyaccel.launcher.time_limit import TimeLimit, check_early
-from anyaccel.ledger import mark as marks
-from anyaccel.ledger import process
-from anyaccel.ledger.mark import Mark
-from anyaccel.ledger.teardown import Confirm, Teardown, find_carriers
+from anyaccel.launcher.time_limit import Countdown, TimeLimit, check_early
+from anyaccel.linux import mark as marks
+from anyaccel.linux import process
+from anyaccel.linux.mark import Mark
+from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, find_all, find_carriers, find_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +22,8 @@ if TYPE_CHECKING:
     from anyaccel.launcher.completed import Completed
     from anyaccel.launcher.options import RunOptions
 
+_LONGEST_WAIT = 60.0
+"""Seconds; the machine may sleep meanwhile."""
 _TO_TELL = 1.0
 """Seconds after which a line on standard error is waited for no more."""
 
@@ -195,23 +195,13 @@ class _Ending:
             _tell(self._limit.message)
 
     def _watch(self, limit: TimeLimit, pid: int, started: int) -> None:
-        if limit.early_at is not None:
-            if self._passes(limit.early_at):
+        countdown = Countdown(limit, self._mark, self._tell_soon)
+        while left := countdown.step():
+            if self._ended.wait(min(left, _LONGEST_WAIT)):
                 return
-            self._tell_soon(limit.send_early(self._mark))
-        if self._passes(limit.until):
-            return
         self.timed_out = True
 
-        def find() -> tuple[Mapping[int, Confirm], bool]:
-            found, complete = find_carriers([self._mark])()
-            gone = self._ended.is_set() or process.gone(pid, started)
-            command = {} if gone else {pid: lambda pid: process.started_at(pid, started)}  # it may have no mark
-            return {**found, **command}, complete
-
-        rest = Teardown(find, grace=limit.grace)
-        while (pause := rest.step()) is not None:
-            sleep(pause)
+        Teardown(find_all(find_carriers([self._mark]), find_tree({pid: started})), grace=limit.grace).run()
 
     def _tell_soon(self, text: str) -> None:
         """Write a line to standard error; one that takes no more does not keep the command from its end."""
@@ -220,13 +210,6 @@ class _Ending:
         telling = threading.Thread(target=_tell, args=[text], name="anyaccel-time", daemon=True)
         telling.start()
         telling.join(_TO_TELL)
-
-    def _passes(self, until: float) -> bool:
-        """Wait until a time since the boot; return whether the command has ended before."""
-        while (left := until - process.boot_seconds()) > 0:
-            if self._ended.wait(min(left, 60.0)):
-                return True
-        return self._ended.is_set()
 
 
 def _tell(text: str) -> None:

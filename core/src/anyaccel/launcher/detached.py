@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable
 
 from anyaccel.errors import AnyaccelError
-from anyaccel.launcher.signals import reap
-from anyaccel.ledger import process
+from anyaccel.linux import process
 
 JOB_NAME = "anyaccel-job"
 """Name, in lists of processes, of a process that supervises a command; the command is its only child."""
@@ -17,7 +16,7 @@ JOB_NAME = "anyaccel-job"
 def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
     """Run a function in a process of its own, in a session of its own, until it reports something or has ended.
 
-    The process dies with this one, until it calls :func:`anyaccel.ledger.process.live_on`.
+    The process dies with this one, until it calls :func:`anyaccel.linux.process.live_on`.
 
     Args:
         body: Called there, with the descriptor to which it writes its report; returns an exit status.
@@ -42,7 +41,7 @@ def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
     os.close(report)
     if told:
         return told, 0
-    return b"", reap(child)
+    return b"", process.reap(child)
 
 
 def exit_status_of(function: Callable[[], int]) -> int:

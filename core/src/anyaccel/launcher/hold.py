@@ -21,10 +21,10 @@ from anyaccel.launcher.launch import Launch, check_start, plan_launch
 from anyaccel.launcher.usage import OpenLease, Usage
 from anyaccel.launcher.waits import describe_wait, holder, log_wait, note_own, other_threads, own_leases
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, Want
-from anyaccel.ledger import mark as marks
 from anyaccel.ledger.device_locks import DeviceLock
 from anyaccel.ledger.names import device_name, vendor_and_id
 from anyaccel.ledger.turns import rules
+from anyaccel.linux import mark as marks
 from anyaccel.model import (
     ANY_SLOTS,
     DIVIDED,
@@ -227,7 +227,7 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
         False
     """
     with _wish_of_process("acquire", request, options) as wish:
-        return _kept(wish.get())
+        return keep(wish.get())
 
 
 async def acquire_async(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> Hold:
@@ -246,7 +246,7 @@ async def acquire_async(request: str | Sequence[str] | Request, **options: Unpac
     import asyncio
 
     with await asyncio.to_thread(_wish_of_process, "acquire_async", request, options) as wish:
-        return _kept(await wish.get_async())
+        return keep(await wish.get_async())
 
 
 def _wish_of_process(function: str, request: str | Sequence[str] | Request, options: AcquireOptions) -> Wish:
@@ -257,7 +257,7 @@ def _wish_of_process(function: str, request: str | Sequence[str] | Request, opti
     return Wish(request, marks.of_process, options)
 
 
-def _kept(hold: Hold) -> Hold:
+def keep(hold: Hold) -> Hold:
     """Keep a hold for this very process."""
     note_own(hold.carried().noted().lease)
     return hold

@@ -1,7 +1,7 @@
 """What a process that has its devices puts on itself, before code of the user runs in it.
 
-A worker of a pool, the process that becomes a command, and one that uses devices itself do it by the same function. The
-fork server imports this module for its workers: it imports next to nothing.
+A worker of a pool, the process that becomes a command, one that uses devices itself, and what starts a command have
+their aspects from here. The fork server imports this module for its workers: it imports next to nothing.
 """
 
 from __future__ import annotations
@@ -9,16 +9,24 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
-from anyaccel.ledger import mark as marks
+from anyaccel.linux import mark as marks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.launcher.sandbox import Sandbox
+
+T = TypeVar("T")
 
 NO_VARIABLES: Mapping[str, str] = {}
 
 
 class Inside(NamedTuple):
     """The part of a plan that a process carries out on itself; see :class:`anyaccel.launcher.launch.Launch`.
+
+    An option of a start that has a field here by its name is carried out by it.
 
     Attributes:
         mark: The mark that it is to carry; empty where it carries that already, or there is none.
@@ -27,8 +35,9 @@ class Inside(NamedTuple):
         unset: Variables to remove.
         directory: The working directory; None to stay.
         path: The module path; None to keep it.
-        processors: The processors to run on; empty for all.
         cap: Whether frameworks are capped when they are imported.
+        processors: The processors to run on; empty for all.
+        sandbox: What it may not open; None where it is not confined.
     """
 
     mark: marks.Mark = ()
@@ -37,18 +46,20 @@ class Inside(NamedTuple):
     unset: Sequence[str] = ()
     directory: str | None = None
     path: Sequence[str] | None = None
-    processors: tuple[int, ...] = ()
     cap: bool = False
+    processors: Collection[int] = ()
+    sandbox: Sandbox | None = None
 
     def apply(self) -> None:
-        """Put all of it on this process.
+        """Put all of it on this process, the sandbox last.
 
         Raises:
+            EnforcementError: When the process cannot be confined.
             OSError: When the kernel refuses the cgroup or the directory.
         """
         marks.put(self.mark)
         if self.group is not None:
-            from anyaccel.launcher.limits import enter
+            from anyaccel.linux.cgroup import enter
 
             enter(self.group)
         for name in self.unset:
@@ -58,11 +69,42 @@ class Inside(NamedTuple):
             os.chdir(self.directory)
         if self.path is not None:
             sys.path[:] = self.path
-        put(self.processors)
         if self.cap:
             from anyaccel.launcher.caps import install
 
             install()
+        self._put_on_thread()
+        if self.sandbox is not None:
+            self.sandbox.apply()
+
+    def start(self, begin: Callable[[], T]) -> T:
+        """Call what starts a process, in a thread from which the process inherits the rest: processors, sandbox.
+
+        Where that cannot be taken back, it is a thread of its own, which ends then. Do not tie the life of what it
+        starts to its parent by a parent-death signal in that case.
+
+        Args:
+            begin: Starts the process.
+
+        Raises:
+            EnforcementError: When it cannot be confined.
+        """
+        if self.sandbox is not None:
+            return self.sandbox.start(lambda: self._starting(begin))
+        before = os.sched_getaffinity(0)
+        try:
+            return self._starting(begin)
+        finally:
+            if self.processors:
+                put(before)
+
+    def _starting(self, begin: Callable[[], T]) -> T:
+        self._put_on_thread()
+        return begin()
+
+    def _put_on_thread(self) -> None:
+        """Put on this thread what it alone has, and what it starts inherits."""
+        put(self.processors)
 
 
 def put(processors: Collection[int]) -> None:

@@ -7,16 +7,14 @@ what: :func:`anyaccel.run`, a hold, a pool, a sweep, the command line.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from anyaccel.inventory.detect import survey
-from anyaccel.launcher.bind import bound
 from anyaccel.launcher.caps import FRACTION_VARIABLE
 from anyaccel.launcher.choosing import local_scheduler
 from anyaccel.launcher.environment import WorkerEnvironment, tell_once, worker_environment
 from anyaccel.launcher.inside import Inside
-from anyaccel.ledger.mark import Mark
+from anyaccel.linux.mark import Mark
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
 from anyaccel.scheduler import parse_request
 from anyaccel.vendors import DEADLINE_SECONDS
@@ -28,10 +26,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn, Unpack
 
     from anyaccel.launcher.options import StartOptions
-    from anyaccel.launcher.sandbox import Sandbox
     from anyaccel.probe.machine import Machine
-
-T = TypeVar("T")
 
 
 class Launch(Value):
@@ -40,16 +35,14 @@ class Launch(Value):
     Attributes:
         inventory: What was found on the machine.
         environment: The environment of the worker; its allocation says what it holds, and on which processors it runs.
-        sandbox: What it may not open; None where it is not confined.
-        cap: Whether frameworks are capped also in a process that has begun: the environment caps those of a program.
+        inside: What it puts on itself beside these, or inherits: its sandbox among it.
         mark: The mark that it is to carry; empty where this process carries it, or there is none.
         fds: Descriptors that it inherits, which carry the lease.
     """
 
     inventory: Inventory
     environment: WorkerEnvironment
-    sandbox: Sandbox | None = None
-    cap: bool = False
+    inside: Inside = Inside()
     mark: Mark = ()
     fds: tuple[int, ...] = ()
 
@@ -69,7 +62,7 @@ class Launch(Value):
         options["pass_fds"] = (*self.fds, *options.get("pass_fds", ()))
         if options.get("env") is None:
             options["env"] = dict(self.environment.values)
-        return self._starting(lambda: start_marked(command, self.mark, self.environment.group, **options))
+        return self._inside.start(lambda: start_marked(command, self.mark, self.environment.group, **options))
 
     def spawn(self, command: Sequence[str], **attributes: Any) -> int:
         """Start a command like :func:`os.posix_spawnp`, and return its process id.
@@ -86,7 +79,7 @@ class Launch(Value):
 
         environ = self.environment.values
         words = [*prelude(command[0], self.mark, self.environment.group, environ), *command]
-        return self._starting(lambda: os.posix_spawnp(words[0], words, environ, **attributes))
+        return self._inside.start(lambda: os.posix_spawnp(words[0], words, environ, **attributes))
 
     def become(self, command: Sequence[str]) -> NoReturn:
         """Become a command: terminal, signals, exit status and process id are its own from here on.
@@ -98,18 +91,16 @@ class Launch(Value):
         from anyaccel.launcher.start import become, not_started, prelude
 
         close_vendors()  # nothing of ours is left beside the command
-        if self.sandbox is not None:
-            self.sandbox.apply()
+        self._inside.apply()
         environ = self.environment.values
         try:
             before = prelude(command[0], self.mark, self.environment.group, environ)
         except OSError as error:
             raise not_started(command[0], error) from error
-        Inside(processors=self.environment.allocation.processors).apply()
         become([*before, *command], environ)
 
-    def inside(self, environ: Mapping[str, str] | None = None) -> Inside:
-        """What a process puts on itself that has been started already; its sandbox comes last, by itself.
+    def settle(self, environ: Mapping[str, str] | None = None) -> Inside:
+        """Make what a process puts on itself that has been started already.
 
         Args:
             environ: The environment that the process has; that from which the plan was made when None.
@@ -119,19 +110,18 @@ class Launch(Value):
         if environ is not None:
             changes = {name: value for name, value in made.values.items() if environ.get(name) != value}
             unset = tuple(name for name in environ if name not in made.values)
-        return Inside(
+        return self._inside._replace(
             mark=self.mark,
             group=None if made.group is None else made.group.path,
             set=changes,
             unset=unset,
-            processors=made.allocation.processors,
-            cap=self.cap and FRACTION_VARIABLE in made.values,
+            cap=self.inside.cap and FRACTION_VARIABLE in made.values,
         )
 
-    def _starting(self, begin: Callable[[], T]) -> T:
-        """Call what starts a process, in a thread of which it inherits processors and sandbox."""
-        with bound(self.environment.allocation.processors):
-            return begin() if self.sandbox is None else self.sandbox.start(begin)
+    @property
+    def _inside(self) -> Inside:
+        """What concerns a process that gets mark, cgroup and environment by the way in which it is started."""
+        return self.inside._replace(processors=self.environment.allocation.processors, cap=False)
 
 
 def check_start(options: StartOptions, *, forked: bool = False) -> bool:
@@ -211,7 +201,8 @@ def plan_launch(
         from anyaccel.launcher.limits import amount, limited
 
         environment = limited(environment, None if memory is None else amount(memory), direct=forked)
-    return Launch(inventory=inventory, environment=environment, sandbox=sandbox, cap=options.get("cap", False))
+    own: dict[str, Any] = {name: value for name, value in options.items() if name in Inside._fields}
+    return Launch(inventory=inventory, environment=environment, inside=Inside(sandbox=sandbox, **own))
 
 
 def prepare(

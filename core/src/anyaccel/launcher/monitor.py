@@ -23,11 +23,13 @@ from collections.abc import Callable
 from anyaccel.errors import AnyaccelError
 from anyaccel.launcher.hold import Hold
 from anyaccel.launcher.sampling import Sampler, sampler
-from anyaccel.launcher.signals import GRACE_SECONDS
-from anyaccel.launcher.time_limit import TimeLimit, say
+from anyaccel.launcher.time_limit import Countdown, TimeLimit, say
 from anyaccel.launcher.usage import wanted
-from anyaccel.ledger import Ledger, process
-from anyaccel.ledger.mark import Mark
+from anyaccel.ledger import Ledger
+from anyaccel.linux import process
+from anyaccel.linux.descriptors import list_descriptors
+from anyaccel.linux.mark import Mark
+from anyaccel.linux.teardown import GRACE_SECONDS
 
 NAME = "anyaccel-mon"
 """What lists of processes call it."""
@@ -179,7 +181,7 @@ def _leave(status: int, *, keep_error: bool) -> int:
 
 def _most_descriptors() -> int:
     try:
-        return max(process.descriptors()) + 1
+        return max(list_descriptors()) + 1
     except OSError:
         return 65536
 
@@ -197,9 +199,9 @@ class _Watch:
     """
 
     def __init__(self, lease: str, mark: Mark, limit: TimeLimit | None, voice: int, *, stays: bool = False) -> None:
-        self._lease, self._mark = lease, mark
+        self._lease = lease
         self._limit = limit
-        self._early_at = None if limit is None else limit.early_at
+        self._countdown = Countdown(limit, mark, self._say)
         self._voice = voice
         self._stays = stays
         self._ledger = Ledger.open()
@@ -226,9 +228,8 @@ class _Watch:
                 if _wait(pid, _LONGEST_PAUSE if pid else pause, due, asking):
                     self._close_voice()
                 pause = _LOOK_SECONDS if pid else min(2 * pause, _LONGEST_LOOK_SECONDS)
-                if due is not None and self._limit is not None and _due(self._early_at):
-                    self._early_at = None
-                    self._say(self._limit.send_early(self._mark))
+                if due is not None:
+                    self._countdown.step()
                 if due is not None and _due(until) and self._lasts():
                     if asking is not None:
                         asking.stop()
@@ -251,13 +252,13 @@ class _Watch:
         """Whether the holder ends what runs in time, and has sent the early signal if that was due."""
         if self._stays and process.gone(*holder):
             self._stays = False
-            if _due(self._early_at):
-                self._early_at = None
+            if _due(self._countdown.early_at):
+                self._countdown.early_at = None
         return self._stays
 
     def _next(self, until: float | None) -> float | None:
         """When there is something to do next, in seconds since the boot; None for never."""
-        return min((each for each in (until, self._early_at) if each is not None), default=None)
+        return min((each for each in (until, self._countdown.early_at) if each is not None), default=None)
 
     def _lasts(self) -> bool:
         """Whether the lease may still be in force."""

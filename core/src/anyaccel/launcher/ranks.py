@@ -5,18 +5,19 @@ All see all devices of the job and choose theirs by ``LOCAL_RANK``, as programs 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import time
 from collections.abc import Sequence
 
 from anyaccel.launcher.bind import divided
 from anyaccel.launcher.environment import amended
 from anyaccel.launcher.launch import Launch
 from anyaccel.launcher.rendezvous import Rendezvous
-from anyaccel.launcher.signals import GRACE_SECONDS, reap, signal_group
 from anyaccel.launcher.start import not_started
-from anyaccel.launcher.time_limit import STATUS, TimeLimit
+from anyaccel.launcher.time_limit import STATUS, TimeLimit, say
+from anyaccel.linux import process
+from anyaccel.linux.teardown import GRACE_SECONDS, Teardown, find_tree, tell_left
 from anyaccel.model import replace
 from anyaccel.vendors import close as close_vendors
 
@@ -61,6 +62,8 @@ def run_ranks(
     signal.pthread_sigmask(signal.SIG_BLOCK, signals | {signal.SIGCHLD})
     if signal.SIGINT in signals:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # an early signal goes to what catches it: the ranks, not to us
+    with contextlib.suppress(OSError):
+        process.adopt_orphans()  # what a rank leaves behind ends with the others where one fails
     ranks = _Ranks(grace)
     allocation = launch.environment.allocation
     count = max(1, len(allocation.devices))
@@ -100,10 +103,9 @@ class _Ranks:
 
     def __init__(self, grace: float) -> None:
         self.asked = False
-        self._grace = grace
         self._running: list[int] = []
         self._status = 0
-        self._deadline: float | None = None
+        self._end = Teardown(find_tree(dict([process.me()])), grace=grace)  # this process has no other children
 
     def start(self, launch: Launch, command: Sequence[str], *, first: bool) -> None:
         # Another process group than the terminal's would be stopped when it reads from there.
@@ -117,46 +119,41 @@ class _Ranks:
         self._running.append(pid)
 
     def wait(self, signals: set[signal.Signals]) -> int:
-        """Wait until all have ended."""
-        while self._reap():
-            self._press()
-            left = LOOK_SECONDS if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-            came = signal.sigtimedwait(signals | {signal.SIGCHLD}, min(LOOK_SECONDS, left))
+        """Wait until all have ended, and where one has failed until all that they started has."""
+        while True:
+            self._reap()
+            pause = self._end.step() if self._status else LOOK_SECONDS
+            if pause is None or not (self._running or self._status):
+                break
+            came = signal.sigtimedwait(signals | {signal.SIGCHLD}, pause)
             if came is None or came.si_signo == signal.SIGCHLD:
                 continue
             self.asked = self.asked or came.si_signo == signal.SIGTERM
-            self._send(signal.Signals(came.si_signo))
+            self._pass_on(signal.Signals(came.si_signo))
             if came.si_signo == _STOP:
                 os.kill(os.getpid(), signal.SIGSTOP)
+        for line in tell_left(self._end, "the ranks"):
+            say(line)
         return self._status
 
     def kill(self) -> None:
-        """Let nothing be left."""
-        self._send(signal.SIGKILL)
-        while self._running:
-            os.waitpid(self._running.pop(), 0)
+        """Let nothing be left where they have not ended."""
+        if self._running:
+            self._end.kill()
+            self._end.run()
 
-    def _reap(self) -> bool:
-        """Note who has ended; False when nobody is left."""
-        for pid in list(self._running):
-            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is None:
-                continue
-            if self._status or ended.si_status:  # before it is reaped
-                signal_group(pid, signal.SIGKILL)
-            status = reap(pid)
-            self._running.remove(pid)
-            if status and not self._status:
-                self._status = status
-                self._send(signal.SIGTERM)
-                self._deadline = time.monotonic() + self._grace
-        return bool(self._running)
+    def _reap(self) -> None:
+        """Note which ranks have ended, and reap the orphans of which this process has become the parent."""
+        for pid in tuple(self._running):
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                self._running.remove(pid)
+                status = process.reap(pid)
+                self._status = self._status or status
+        process.reap_children(self._running)
 
-    def _press(self) -> None:
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            self._send(signal.SIGKILL)
-            self._deadline = None
-
-    def _send(self, number: signal.Signals) -> None:
-        for pid in self._running:
-            signal_group(pid, number)
+    def _pass_on(self, number: signal.Signals) -> None:
+        for leader in self._running:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(leader, number)
+                if number == signal.SIGTERM:
+                    os.killpg(leader, signal.SIGCONT)  # a stopped process hears only once it goes on

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from anyaccel.launcher.landlock import Node, node_of
+from anyaccel.linux.landlock import Node, node_of
 
 DEVICES = "/dev"
 

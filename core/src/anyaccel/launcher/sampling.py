@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 from anyaccel import configuration
 from anyaccel.errors import ConfigurationError
-from anyaccel.ledger import process
+from anyaccel.linux import process
 from anyaccel.model import Inventory, Share, Stats, replace
 from anyaccel.model.wire import decode, encode
 from anyaccel.probe import HOST

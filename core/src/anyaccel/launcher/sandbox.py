@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from anyaccel.errors import EnforcementError, PluginError
-from anyaccel.ledger import process
+from anyaccel.linux.descriptors import list_descriptors
 from anyaccel.model import Allocation, Device, Inventory, Value, VendorState, replace
 
 if TYPE_CHECKING:
     from anyaccel.inventory.left_out import LeftOut
-    from anyaccel.launcher.landlock import Node
+    from anyaccel.linux.landlock import Node
 
 Enforce = bool | Literal["try"]
 """Whether a worker must be confined, need not be, or is confined where the kernel can."""
@@ -90,7 +90,8 @@ class Sandbox(Value):
         return results[0]
 
     def _restrict(self, *, check_open: bool) -> None:
-        from anyaccel.launcher import landlock, reach
+        from anyaccel.launcher import reach
+        from anyaccel.linux import landlock
 
         reason = landlock.unavailable()
         if reason:
@@ -127,7 +128,8 @@ def sandbox_for(allocation: Allocation, inventory: Inventory, *, enforce: Enforc
     if not confines(enforce):
         return None
     from anyaccel.inventory.left_out import left_out
-    from anyaccel.launcher import landlock, reach
+    from anyaccel.launcher import reach
+    from anyaccel.linux import landlock
 
     sandbox = plan(allocation, inventory, left_out(inventory))
     gaps = (*map(_unseen, reach.unseen()), *filter(None, (landlock.gap(),)))
@@ -154,7 +156,7 @@ def available() -> str:
 
     if sys.platform != "linux":
         return "Landlock is a part of Linux"
-    from anyaccel.launcher import landlock
+    from anyaccel.linux import landlock
 
     return landlock.unavailable()
 
@@ -251,7 +253,7 @@ def _cannot(reason: str) -> EnforcementError:
 
 def _device(path: str, *, only: bool = False) -> Node | None:
     """The device behind a node; None when it is not there."""
-    from anyaccel.launcher.landlock import node_of
+    from anyaccel.linux.landlock import node_of
 
     try:
         node = node_of(os.stat(path))
@@ -267,9 +269,9 @@ def _device(path: str, *, only: bool = False) -> Node | None:
 
 def _refuse_open(closed: Mapping[Node, str]) -> None:
     """Refuse to go on with a device that is open already: no sandbox takes that back."""
-    from anyaccel.launcher.landlock import node_of
+    from anyaccel.linux.landlock import node_of
 
-    for descriptor in process.descriptors():
+    for descriptor in list_descriptors():
         try:
             node = node_of(os.fstat(descriptor))
         except OSError:  # the descriptor of the listing itself

@@ -6,20 +6,28 @@ from collections.abc import Mapping
 from typing import overload
 
 from anyaccel.errors import UsageError
-from anyaccel.launcher.choosing import KnownNames, local_scheduler, validate
+from anyaccel.launcher.choosing import KnownNames, validate
 from anyaccel.model import Inventory
 from anyaccel.scheduler import Fleet, Scheduler
 from anyaccel.text import shown
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from anyaccel.policy import Policy
+
 
 @overload
 def open_scheduler(
-    inventory: Inventory, *, shared: bool = False, environ: Mapping[str, str] | None = None
+    inventory: Inventory,
+    *,
+    shared: bool = False,
+    environ: Mapping[str, str] | None = None,
+    policy: Policy | None = None,
 ) -> Scheduler: ...
 
 
 @overload
-def open_scheduler(inventory: Mapping[str, Inventory]) -> Fleet: ...
+def open_scheduler(inventory: Mapping[str, Inventory], *, policy: Policy | None = None) -> Fleet: ...
 
 
 def open_scheduler(
@@ -27,6 +35,7 @@ def open_scheduler(
     *,
     shared: bool = False,
     environ: Mapping[str, str] | None = None,
+    policy: Policy | None = None,
 ) -> Scheduler | Fleet:
     """Make a scheduler that keeps the rules of the vendors' plug-ins.
 
@@ -41,10 +50,13 @@ def open_scheduler(
             nobody else knows of it.
         environ: Our environment, in which ``ANYACCEL_STATE_DIR`` names the leases' directory; that of this process when
             None.
+        policy: The order of service, limits of users, and which requests may pass others: an
+            :class:`anyaccel.policy.Policy`. None for priority and arrival alone; then no request is known to end.
 
     Raises:
         StateDirectoryError: When it is to be shared, and there is no directory for leases that can be trusted.
-        UsageError: When it is no inventory; or when several machines are to be shared: leases are those of one machine.
+        UsageError: When it is no inventory; when several machines are to be shared: leases are those of one machine; or
+            when a shared scheduler is to have a policy: the machine's configuration has it.
 
     Examples:
         >>> scheduler = anyaccel.open_scheduler(anyaccel.detect("sim:H100:2"))
@@ -63,9 +75,16 @@ def open_scheduler(
             )
         if shared:
             raise UsageError("a scheduler of several machines cannot be shared: leases are those of one machine")
-        return Fleet(inventory, validate=validate, known=KnownNames())
+        return Fleet(inventory, validate=validate, known=KnownNames(), policy=policy)
     if not shared:
-        return local_scheduler(inventory)
+        return Scheduler(inventory, validate=validate, known=KnownNames(), policy=policy)
+    if policy is not None:
+        from anyaccel.configuration import MACHINE_FILE
+
+        raise UsageError(
+            "policy cannot be given for shared leases: the machine's configuration is the policy of all programs",
+            hint=f"set it in {MACHINE_FILE}",
+        )
     from anyaccel.launcher.shared import SharedScheduler
 
     return SharedScheduler(inventory, environ)

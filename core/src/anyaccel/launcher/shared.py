@@ -16,7 +16,8 @@ from anyaccel.launcher.hold import Held, Wish, beyond_limits, within_limits
 from anyaccel.launcher.usage import OpenLease, Usage
 from anyaccel.launcher.waits import note_own
 from anyaccel.ledger import Choose, Lease, LeaseRecord, Ledger, Place
-from anyaccel.ledger import mark as marks
+from anyaccel.linux import mark as marks
+from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.model import Allocation, Extent, Inventory, replace
 from anyaccel.policy import Waiting
 from anyaccel.scheduler import Choice, Scheduler, Ticket, Verdict
@@ -120,7 +121,7 @@ class SharedScheduler(Scheduler):
     def _try(self, waiting: Waiting, plan: Plan, note: str) -> Allocation | None:
         if not plan.ever_fits:
             return super()._try(waiting, plan, note)
-        if self._queue.blocked(priority=waiting.priority, mask=plan.mask):
+        if self._rivals(waiting, plan.mask, (), self._queue.firsts()):
             return None
         wish = self._wish(plan, waiting)
         try:
@@ -128,13 +129,13 @@ class SharedScheduler(Scheduler):
         except DevicesBusyError:
             return None
         except LimitError as error:
-            raise self._beyond_limits(plan, waiting.priority, error) from error
+            raise self._beyond_limits(plan, waiting, error) from error
         note_own(lease)
         return self._take(wish, lease, note, waited=0.0)
 
-    def _beyond_limits(self, plan: Plan, priority: int, error: LimitError) -> NeverFitsError:
+    def _beyond_limits(self, plan: Plan, waiting: Waiting, error: LimitError) -> NeverFitsError:
         """Say that the machine's configuration never gives a request so much."""
-        verdict = beyond_limits(super()._judge(plan, priority), error)
+        verdict = beyond_limits(super()._judge(plan, waiting), error)
         return NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
 
     def _wish(self, plan: Plan, waiting: Waiting) -> Wish:
@@ -171,31 +172,28 @@ class SharedScheduler(Scheduler):
 
     # The machine's line
 
-    def _serve(self, changed: int) -> list[Ticket]:  # noqa: ARG002 -- those who wait look at the leases themselves
-        return []
+    def _serve(self) -> list[Ticket]:
+        return []  # the tickets wait in the machine's line
 
     def _place_in_line(self, ticket: Ticket) -> int:
         own = super()._place_in_line(ticket)
         wait = self._waits.get(ticket.number)
         return max(own, wait.told) if own and wait else own
 
-    def _judge(self, plan: Plan, priority: int, number: int = _LAST) -> Verdict:
+    def _judge(self, plan: Plan, waiting: Waiting) -> Verdict:
         held = self._look()
-        verdict = held.with_ways_out(super()._judge(plan, priority, number))
+        verdict = held.with_ways_out(super()._judge(plan, waiting))
         if not plan.ever_fits:
             return verdict
-        time = next((ticket.waiting.seconds for ticket in self._queue if ticket.number == number), None)
-        waiting = replace(self._waiting(plan, number, priority, None, None), seconds=time)
-        return within_limits(verdict, self._ledger.over_limits(self._wish(plan, waiting).want, priority))
+        return within_limits(verdict, self._ledger.over_limits(self._wish(plan, waiting).want, waiting.priority))
 
-    def _ahead(self, plan: Plan, priority: int, number: int) -> dict[str, str]:
-        found = super()._ahead(plan, priority, number)
-        wait = self._waits.get(number)
+    def _ahead(self, plan: Plan, waiting: Waiting) -> dict[str, str]:
+        found = super()._ahead(plan, waiting)
+        wait = self._waits.get(waiting.number)
         if wait:
             ahead = wait.told - 1
-        elif plan.ever_fits and number == _LAST:  # who comes now
-            want = self._wish(plan, self._waiting(plan, number, priority, None, None)).want
-            ahead = self._ledger.ahead(want, priority)
+        elif plan.ever_fits and waiting.number == _LAST:  # a newcomer
+            ahead = self._ledger.ahead(self._wish(plan, waiting).want, waiting.priority)
         else:
             ahead = 0
         others = ahead - len(found)
@@ -225,7 +223,7 @@ class SharedScheduler(Scheduler):
             )
         except LimitError as error:  # the configuration was changed
             with self._lock:
-                refused = self._beyond_limits(ticket.plan, ticket.priority, error)
+                refused = self._beyond_limits(ticket.plan, ticket.waiting, error)
             self._fail(ticket, refused)
             return
         except Exception as error:  # noqa: BLE001 -- raised where the ticket is awaited
@@ -298,10 +296,10 @@ class _Waiters:
     """The thread in which requests of this process wait, and its event loop; made when there is one."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = renew_in_child(threading.Lock())
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inherited: list[asyncio.AbstractEventLoop] = []
-        os.register_at_fork(after_in_child=self._forget)
+        tidy_in_child(self._forget)
 
     def call(self, function: Callable[..., None], *arguments: object) -> None:
         """Have the thread call a function."""
@@ -335,7 +333,6 @@ class _Waiters:
 
     def _forget(self) -> None:
         """We are a fork: the line is the parent's, and its loop is kept, since it cannot be closed here."""
-        self._lock = threading.Lock()
         if self._loop is not None:
             self._inherited.append(self._loop)
             self._loop = None

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from anyaccel.errors import CommandNotFoundError, CommandNotRunnableError
-from anyaccel.ledger.mark import Mark, limit
+from anyaccel.linux.mark import Mark, limit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

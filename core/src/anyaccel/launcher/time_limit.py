@@ -6,15 +6,16 @@ What ends it is the monitor, the supervisor, the sweep or the call that waits fo
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
+from collections.abc import Callable
 from functools import partial
 
 from anyaccel.errors import UsageError
-from anyaccel.launcher.signals import GRACE_SECONDS
-from anyaccel.ledger import process
-from anyaccel.ledger.mark import Mark
-from anyaccel.ledger.teardown import find_carriers
+from anyaccel.linux import process
+from anyaccel.linux.mark import Mark
+from anyaccel.linux.teardown import GRACE_SECONDS, find_carriers
 from anyaccel.model import Value
 from anyaccel.text import duration, elapsed, shown
 
@@ -160,6 +161,35 @@ class TimeLimit(Value):
         to = f"{count} process{'es' * (count != 1)}" if count else "no process, since none catches it"
         before = f"{written(self.early.seconds)} before the time limit of {written(self.seconds)}"
         return f"{before}: {self.early.name} sent to {to}"
+
+
+class Countdown:
+    """The time until a limit is over, in which its early signal is sent when that is due.
+
+    Args:
+        limit: The limit; None for none.
+        mark: The mark whose carriers get the early signal.
+        tell: Told what people read of the early signal.
+
+    Attributes:
+        early_at: When the early signal is sent, in seconds since the boot; None for never, or no more.
+    """
+
+    def __init__(self, limit: TimeLimit | None, mark: Mark, tell: Callable[[str], object]) -> None:
+        self.early_at = None if limit is None else limit.early_at
+        self._limit = limit
+        self._mark = mark
+        self._tell = tell
+
+    def step(self) -> float:
+        """Send the early signal if it is due, and return the seconds until the next step: 0 once the time is over."""
+        if self._limit is None:
+            return math.inf
+        if self.early_at is not None and process.boot_seconds() >= self.early_at:
+            self.early_at = None
+            self._tell(self._limit.send_early(self._mark))
+        moment = self._limit.until if self.early_at is None else self.early_at
+        return max(0.0, moment - process.boot_seconds())
 
 
 def message(seconds: float) -> str:

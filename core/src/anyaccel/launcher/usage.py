@@ -12,6 +12,7 @@ from functools import cache
 from anyaccel import configuration
 from anyaccel.errors import ConfigurationError
 from anyaccel.ledger.journal import IDLE_BELOW, Entry, Used, write
+from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.model import Share, Stats, replace
 
 TYPE_CHECKING = False
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from anyaccel.ledger import Lease
-    from anyaccel.ledger.mark import Mark
+    from anyaccel.linux.mark import Mark
 
     class Ends(Protocol):
         """What is told of the end of a use."""
@@ -184,6 +185,7 @@ class OpenLease:
 
 _open: set[Ends] = set()
 """What writes a line when this process ends, for devices that were not given back by then."""
+tidy_in_child(_open.clear)  # the parent holds the devices, and writes the lines
 
 
 @cache
@@ -191,7 +193,6 @@ def _register() -> None:
     import atexit
 
     atexit.register(_end_all)
-    os.register_at_fork(after_in_child=_open.clear)  # the parent holds the devices, and writes the lines
 
 
 def _end_all() -> None:
@@ -218,7 +219,7 @@ class _Short:
     """Short uses that are written as one."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = renew_in_child(threading.Lock())
         self._entries: dict[tuple[object, ...], Entry] = {}
         self._flushed = time.monotonic()
         self._registered = False
@@ -231,13 +232,16 @@ class _Short:
                 import atexit
 
                 atexit.register(self.flush)
-                os.register_at_fork(after_in_child=self._forget)
                 self._registered = True
             known = self._entries.get(key)
             self._entries[key] = entry if known is None else _sum(known, entry)
             due = time.monotonic() - self._flushed >= FLUSH_SECONDS
         if due:
             self.flush()
+
+    def clear(self) -> None:
+        """Forget all of them: the parent writes them."""
+        self._entries = {}
 
     def flush(self) -> None:
         """Write all of them."""
@@ -246,10 +250,6 @@ class _Short:
             self._flushed = time.monotonic()
         for entry in entries:
             write(entry)
-
-    def _forget(self) -> None:
-        self._lock = threading.Lock()
-        self._entries = {}
 
 
 def _sum(first: Entry, more: Entry) -> Entry:
@@ -272,3 +272,4 @@ def wanted() -> bool:
 
 
 _SHORT = _Short()
+tidy_in_child(_SHORT.clear)

@@ -9,12 +9,12 @@ import weakref
 from collections.abc import Collection, Mapping, Sequence
 
 from anyaccel.errors import AlreadyLoadedError, UsageError
-from anyaccel.inventory.detect import survey
-from anyaccel.launcher.hold import Hold, acquire
+from anyaccel.launcher.hold import Hold, Wish, keep
 from anyaccel.launcher.inside import put
+from anyaccel.linux import mark as marks
+from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Inventory, Request
 from anyaccel.scheduler import parse_request
-from anyaccel.vendors import DEADLINE_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,13 +30,11 @@ _kept: Use | None = None
 """That of a statement of its own, which nobody else keeps."""
 
 
+@tidy_in_child
 def _forget() -> None:
     global _in_use, _kept
     _beginning.clear()
     _in_use, _kept = None, None
-
-
-os.register_at_fork(after_in_child=_forget)
 
 
 class Use(Hold):
@@ -58,7 +56,7 @@ class Use(Hold):
 
     def begin(self) -> None:
         """Show the devices to this process."""
-        self.launch.inside().apply()
+        self.launch.settle().apply()
 
     def outer_environ(self) -> dict[str, str]:
         """Return the environment of this process without what this use has set: it sees the machine from outside."""
@@ -146,27 +144,16 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
 
 def _begin(request: Request, options: AcquireOptions) -> Use:
     """Hold devices and show them to this process; nothing is left when that fails, or is interrupted."""
-    inventory = survey(
-        options.get("inventory"),
-        machine=options.get("machine"),
-        declare=options.get("declare"),
-        timeout=options.get("timeout", DEADLINE_SECONDS),
-        request=request,
-    )
-    refuse_if_loaded(inventory)
-    hold: Hold | None = None
     made: Use | None = None
-    try:
-        wanted: AcquireOptions = {**options, "inventory": inventory}
-        hold = acquire(request, **wanted)
-        made = Use(hold)
-        made.begin()
-    except BaseException:
-        if made is not None:
-            made.release()
-        elif hold is not None:
-            hold.release()
-        raise
+    with Wish(request, marks.of_process, options) as wish:
+        refuse_if_loaded(wish.inventory)
+        try:
+            made = Use(keep(wish.get()))
+            made.begin()
+        except BaseException:
+            if made is not None:
+                made.release()
+            raise
     return made
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from time import time as now
 
 from anyaccel.ledger.lockfile import Life
+from anyaccel.linux.fork import tidy_in_child
 from anyaccel.text import elapsed, printable
 
 TYPE_CHECKING = False
@@ -27,9 +28,7 @@ _LISTED = 4
 
 _own: dict[str, tuple[Lease, str]] = {}
 """Leases that this process took for its own use, and where: no call of ours gives them back at its end."""
-
-
-os.register_at_fork(after_in_child=_own.clear)
+tidy_in_child(_own.clear)
 
 
 def note_own(lease: Lease | None) -> None:

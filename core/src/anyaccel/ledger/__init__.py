@@ -10,9 +10,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.ledger.lease": ("Lease", "Place", "Want"),
         "anyaccel.ledger.ledger": ("Ledger",),
         "anyaccel.ledger.names": ("boot",),
-        "anyaccel.ledger.process": ("descriptors",),
-        "anyaccel.ledger.record": ("LeaseRecord", "TicketRecord", "pid_namespace"),
-        "anyaccel.ledger.teardown": ("Teardown", "find_carriers", "tell_left"),
+        "anyaccel.ledger.record": ("LeaseRecord", "TicketRecord"),
     },
 )
-__all__ += ["journal", "mark", "process"]
+__all__ += ["journal"]

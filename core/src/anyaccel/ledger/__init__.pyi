@@ -1,6 +1,4 @@
 from anyaccel.ledger import journal as journal
-from anyaccel.ledger import mark as mark
-from anyaccel.ledger import process as process
 from anyaccel.ledger.acquisition import Choose as Choose
 from anyaccel.ledger.acquisition import OnWait as OnWait
 from anyaccel.ledger.directory import find as find
@@ -9,10 +7,5 @@ from anyaccel.ledger.lease import Place as Place
 from anyaccel.ledger.lease import Want as Want
 from anyaccel.ledger.ledger import Ledger as Ledger
 from anyaccel.ledger.names import boot as boot
-from anyaccel.ledger.process import descriptors as descriptors
 from anyaccel.ledger.record import LeaseRecord as LeaseRecord
 from anyaccel.ledger.record import TicketRecord as TicketRecord
-from anyaccel.ledger.record import pid_namespace as pid_namespace
-from anyaccel.ledger.teardown import Teardown as Teardown
-from anyaccel.ledger.teardown import find_carriers as find_carriers
-from anyaccel.ledger.teardown import tell_left as tell_left

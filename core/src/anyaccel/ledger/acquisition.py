@@ -1,5 +1,10 @@
 """Getting devices: look, choose, publish, and wait in line in between.
 
+A request that waits is a ticket in the state directory. The next in the order of service watches the directory for
+leases that end; each other request watches the ticket ahead of it. So a device that becomes free wakes one process, and
+a ticket that goes wakes one. All look again now and then in any case: a user has few watches, and the process ahead may
+be stopped.
+
 Choosing is optimistic. The names are read and the caller chooses without any lock, so that a slow choice - it may ask
 plug-ins - delays nobody but itself. Then, with the directory locked, the names are read once more, and what was chosen
 is published if it is still free and nobody came in front; otherwise all starts anew.
@@ -7,33 +12,48 @@ is published if it is still free and nobody came in front; otherwise all starts 
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import select
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cached_property
 from itertools import filterfalse
 
-from anyaccel.errors import DevicesBusyError, LeaseCancelledError
+from anyaccel.errors import DevicesBusyError, LeaseCancelledError, LimitError
 from anyaccel.ledger import listing as listings
-from anyaccel.ledger import mark as marks
-from anyaccel.ledger import process, record
+from anyaccel.ledger import record, tickets
 from anyaccel.ledger.device_locks import DeviceLocks, describe
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lease import Lease, Place, Want
 from anyaccel.ledger.listing import Listing
-from anyaccel.ledger.lockfile import Life, LockedFile
-from anyaccel.ledger.names import ENDLESS, LeaseName, Period, lease_name, new_nonce
+from anyaccel.ledger.lockfile import Life, LockedFile, look
+from anyaccel.ledger.names import (
+    ENDLESS,
+    LeaseName,
+    Period,
+    hashes,
+    is_inner,
+    lease_name,
+    new_nonce,
+    parse_lease,
+    parse_ticket,
+)
 from anyaccel.ledger.record import LeaseRecord
-from anyaccel.ledger.tickets import Standing
-from anyaccel.ledger.turns import Turns, permitted, rules
-from anyaccel.ledger.waiting import Waiter
+from anyaccel.ledger.tickets import Ticket
+from anyaccel.ledger.turns import facts_of, holdings, own_user, rules
+from anyaccel.linux import mark as marks
+from anyaccel.linux import process
+from anyaccel.linux.inotify import Watch
+from anyaccel.model import replace
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
 from anyaccel.model.extent import ANY_SLOTS, Extent
+from anyaccel.policy import Limits, OverLimit, Policy, Waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-    from anyaccel.policy import OverLimit
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
 """Chooses how much of which device to hold, by the device's name, given what is taken; None when what is left does not
@@ -43,6 +63,9 @@ OnWait = Callable[[int, tuple[LeaseRecord, ...]], None]
 """Told the place in line, 1 for the next to be served, and who holds devices that would do, which is empty where enough
 are free and a limit of the user's alone is in the way; at first and on change."""
 
+IMPATIENT_SECONDS = 0.010
+"""A request that waits for less has no place in line: making one costs more than what it is good for."""
+
 _RUNNING = ("R", "S")
 """States of a process that gets on with what it does."""
 _VANISHED = 50
@@ -51,10 +74,16 @@ _CONFLICTS_AT_LAST = 100
 _LOCK_SECONDS = 0.2
 _LOCK_SECONDS_AT_LAST = 1.0
 _SWEPT = 4
+_LAST = 1 << 62
+_REAL_LOOKS_EVERY = 1.0
+_WITHOUT_WATCH = 0.02
+_WITHOUT_WATCH_PER_PLACE = 0.004
+_WATCHING = 64  # of the requests for the same devices; a user has 128 watches in all by default
+_SECOND_LOOK = 0.001
 
 
 class Acquisition:
-    """One attempt to get devices, from the first look to the lease. Not to be shared by threads.
+    """One request for devices, from the first look to the lease. Not to be shared by threads.
 
     Args:
         state: The state directory.
@@ -64,12 +93,17 @@ class Acquisition:
         priority: The higher, the earlier.
         note: What it is for.
         on_wait: Told how the wait goes.
-        place: The place in line that the request had before, or None.
+        kept: The place in line that the request had before, or None.
+        policy: The rules to go by where nothing will be taken; those of the machine when None.
 
     Attributes:
-        waiter: Our place in line.
+        place: How many compete and are ahead, as far as is known.
+        before: The nearest ticket ahead that must be waited for; None when there is none.
         on_wait: Told how the wait goes; None once that is not wanted any more.
         limits: What of the user's limits stood in the way when ``on_wait`` was told.
+
+    Raises:
+        LimitError: When the rules of the machine never give this user so much.
     """
 
     def __init__(
@@ -78,24 +112,33 @@ class Acquisition:
         want: Want,
         choose: Choose,
         *,
-        wait: float | None,
-        priority: int,
-        note: str,
-        on_wait: OnWait | None,
-        place: Place | None = None,
+        wait: float | None = 0.0,
+        priority: int = 0,
+        note: str = "",
+        on_wait: OnWait | None = None,
+        kept: Place | None = None,
+        policy: Policy | None = None,
     ) -> None:
-        policy = rules()
         self._state = state
-        self._asked, self._priority = want, priority
-        self._want = want = permitted(want, priority, policy)
-        self._turns = Turns(want, priority, policy, None if place is None else place.since)
-        self._choose = choose
-        self._note = note
+        self._asked, self._priority, self._note, self._choose = want, priority, note, choose
+        self._kept_place = kept
+        self._since = process.boot_seconds() if kept is None or kept.since is None else kept.since
+        self._go_by(policy or rules())
+        if policy is None:
+            self._check_limits()
         self.on_wait = on_wait
         self.limits: tuple[OverLimit, ...] = ()
-        self._began = time.monotonic()
+        self._began = self._looked = time.monotonic()
         self._deadline = None if wait is None else self._began + wait
-        self.waiter = Waiter(state, self._turns, note=note, deadline=self._deadline, kept=place)
+        self._ticket: Ticket | None = None
+        self.place = 0
+        self.before: str | None = None
+        self._passed: Collection[str] = ()
+        self._ended: Collection[str] = ()
+        self._passes = False
+        self._watch: Watch | None = None
+        self._leaving: list[int] = []
+        self._news = self._look_soon = self._refused = False
         self._busy_since: float | None = None
         self._busy_turn: tuple[int | None, int] = (None, 0)
         self._over: set[str] = set()
@@ -125,7 +168,7 @@ class Acquisition:
                 while (lease := self.attempt()) is None:
                     self.sleep(cancel)
             finally:
-                self.waiter.close()
+                self.leave_line()
         except BaseException:
             self.undo()
             raise
@@ -139,9 +182,9 @@ class Acquisition:
             try:
                 while (lease := self.attempt()) is None:
                     self.tell()
-                    await pause(self.waiter)
+                    await pause(self)
             finally:
-                self.waiter.close()
+                self.leave_line()
         except BaseException:
             self.undo()
             raise
@@ -157,15 +200,15 @@ class Acquisition:
         """
         again, self._again = self._again, True
         self._late = self._deadline is not None and time.monotonic() >= self._deadline
-        if again and self._still_follows():
-            return None
+        if self._ticket is not None and self._ticket.cancelled:
+            raise self._cancelled()
         lease = None
         directory = self._state.open(make=True)
         try:
             if again:
-                if not self._late and self.waiter.still_behind(directory):
+                if not self._late and self._still_behind(directory):
                     return None
-                self.waiter.forget()
+                self._forget_leaving()
                 self._follow_rules()
             self._contradicted.clear()
             self._doubtful.clear()
@@ -177,8 +220,8 @@ class Acquisition:
                 self._vanished += gone
                 if not gone or self._vanished > _VANISHED:
                     raise self._sorry(directory)
-            elif lease is None and self.waiter.enter(directory, self._lock, at_once=self._conflicts > 1):
-                self.waiter.look_soon()
+            elif lease is None and self._enter_line(directory):
+                self._look_soon = True
                 lease = self._try_repeatedly(directory)
         except OSError as error:
             if error is self._callers:
@@ -186,31 +229,13 @@ class Acquisition:
             self._vanished += error.errno == errno.ENOENT
             if error.errno != errno.ENOENT or self._vanished > _VANISHED:
                 raise self._state.fault(error) from error
-            self.waiter.look_soon()  # somebody is removing the directory under us: the next look makes a new one
+            self._look_soon = True  # the directory is being removed under us: the next look makes a new one
         finally:
             self._state.close(directory)
         return lease
 
-    def _follow_rules(self) -> None:
-        """Go by the machine's rules as they are now.
-
-        Raises:
-            LimitError: When they do not give this user so much any more.
-        """
-        policy = rules()
-        if policy is not self._turns.policy:
-            self._want = permitted(self._asked, self._priority, policy)
-            self._turns.renew(self._want, policy)
-
-    def _still_follows(self) -> bool:
-        """Whether a thread of this process is still ahead of us, and nobody has to be told how the wait goes."""
-        ticket = self.waiter.ticket
-        if ticket and ticket.cancelled:
-            raise self._cancelled()
-        return not self._late and not self.on_wait and self.waiter.follows()
-
     def sleep(self, cancel: Any) -> None:
-        """Wait until it may be worth another attempt, and tell whoever wants to know how the wait goes.
+        """Wait until it may be worth another attempt, and tell how the wait goes.
 
         Args:
             cancel: Something with a descriptor that becomes readable when somebody cancels the wait.
@@ -219,27 +244,37 @@ class Acquisition:
             LeaseCancelledError: When somebody does.
         """
         self.tell()
-        try:
-            cancelled = not self.waiter.sleep(cancel)
-        except OSError as error:
-            raise self._state.fault(error) from error
-        if cancelled:
-            raise self._cancelled()
+        poll = select.poll()
+        for descriptor in self.descriptors():
+            poll.register(descriptor, select.POLLIN)
+        cancelled = -1
+        if cancel is not None:
+            poll.register(cancel, select.POLLIN)
+            cancelled = cancel if isinstance(cancel, int) else cancel.fileno()
+        now = time.monotonic()
+        end = now + self.pause()
+        while True:
+            ready = [descriptor for descriptor, _ in poll.poll(max(0.0, end - now) * 1000)]
+            if cancelled in ready:
+                raise self._cancelled()
+            if not ready or any(self.noted(descriptor) for descriptor in ready):
+                return
+            now = time.monotonic()
 
     def tell(self) -> None:
         """Tell whoever wants to know how the wait goes."""
-        now = self.waiter.place, self._limited
-        if self.on_wait and self.waiter.ticket and self._told != now:
+        now = self.place, self._limited
+        if self.on_wait and self._ticket and self._told != now:
             self._told = now
             directory = self._state.open(make=True)
             try:
-                self.limits = self._turns.over_limits(directory, listings.read(directory), self._over)
+                self.limits = self.over_limits(directory, listings.read(directory), self._over)
                 holders = () if self._limited else self._holders(directory)
             except OSError as error:
                 raise self._state.fault(error) from error
             finally:
                 self._state.close(directory)
-            self.on_wait(self.waiter.place + 1, holders)
+            self.on_wait(self.place + 1, holders)
 
     def _cancelled(self) -> LeaseCancelledError:
         return LeaseCancelledError(f"the wait for {self._want.request or 'devices'} was cancelled")
@@ -249,7 +284,7 @@ class Acquisition:
 
         Does nothing the second time.
         """
-        self.waiter.close()
+        self.leave_line()
         if self._lease is not None:
             self._lease.release()
         else:
@@ -271,23 +306,23 @@ class Acquisition:
         """Look, choose and publish once; the second value says that it may be worth doing it again at once."""
         listing = listings.read(directory)
         self._limited = False
-        standing = self.waiter.stand(directory, listing)
-        if listing.hidden and not self.waiter.ticket:
+        self.stand(directory, listing)
+        if listing.hidden and not self._ticket:
             listings.sweep(directory, listings.debris(directory, listing.hidden[:_SWEPT]))
-        if standing.before:
+        if self.before:
             return None, False
         choice = self._select(directory, listing)
         if choice is None:
             return None, False
-        if self._turns.over_limits(directory, listing, self._over):
+        if self.over_limits(directory, listing, self._over):
             self._count_out(directory, listing.leases)
             self._look_at_carriers(directory)
-            if self._turns.over_limits(directory, listing, self._over):
+            if self.over_limits(directory, listing, self._over):
                 self._limited = True
                 return None, False
         if not choice:
             return Lease(self._state, new_nonce(), {}, {}, self._device_locks), False
-        lease = self._publish(directory, choice, standing, listing.summary.marks)
+        lease = self._publish(directory, choice, listing.summary.marks)
         return lease, self._busy_since is None
 
     def _select(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
@@ -367,7 +402,10 @@ class Acquisition:
     def _follow(self, lease: LeaseName, pid: int) -> None:
         """Look again when a process has left the kernel that keeps a lease of a device that would do."""
         if lease.device in self._want.concerned:
-            self.waiter.follow(pid)
+            try:
+                self._leaving.append(os.pidfd_open(pid))
+            except OSError:
+                self._look_soon = True
 
     def _ask(self, taken: dict[str, Extent]) -> dict[str, Extent] | None:
         try:
@@ -389,15 +427,12 @@ class Acquisition:
                 raise ValueError(f"slots of {device!r} must be some of {MOST_SLOTS}, or any (got {extent.slots!r})")
         return choice
 
-    def _publish(
-        self, directory: int, choice: dict[str, Extent], standing: Standing, marked: Collection[marks.Mark]
-    ) -> Lease | None:
+    def _publish(self, directory: int, choice: dict[str, Extent], marked: Collection[marks.Mark]) -> Lease | None:
         """Make the lease if what was chosen is still free and it is still our turn.
 
         Args:
             directory: Descriptor of the state directory.
             choice: What was chosen.
-            standing: Our place in line when it was chosen.
             marked: The marks of all leases then.
         """
         nonce = new_nonce()
@@ -417,14 +452,14 @@ class Acquisition:
                 return None
             try:
                 listing = listings.read(directory)
-                if not self._still_free(directory, listing, choice, standing):
+                if not self._still_free(directory, listing, choice):
                     return None
                 if mark and mark in listing.summary.marks and mark not in marked:
                     return None  # another lease has drawn it meanwhile
                 if contradiction := self._device_locks.lock():
                     self._contradicted[contradiction[0]] = describe(*contradiction)
                     return None
-                period = ENDLESS if want.seconds is None else _period(want.seconds, passes=standing.passes)
+                period = ENDLESS if want.seconds is None else _period(want.seconds, passes=self._passes)
                 for device, file in self._files.items():
                     file.rename(directory, lease_name(device, choice[device], nonce, mark=mark, period=period))
                 done = True
@@ -447,22 +482,20 @@ class Acquisition:
             self._files[device].discard()
             del self._files[device]
 
-    def _still_free(self, directory: int, listing: Listing, choice: dict[str, Extent], standing: Standing) -> bool:
-        if self._state.replaced(directory):
+    def _still_free(self, directory: int, listing: Listing, choice: dict[str, Extent]) -> bool:
+        if self._state.replaced(directory) or not self._in_front(directory, listing):
             return False
-        if not self.waiter.in_front(directory, listing, standing):
+        if self.over_limits(directory, listing, self._over):
             return False
-        if self._turns.over_limits(directory, listing, self._over):
-            return False
-        if standing.over or self._over:
+        if self._ended or self._over:
             dead = [lease.name for lease in listing.leases if lease.name in self._over and lease.understood]
-            listings.sweep(directory, (*standing.over, *dead))
+            listings.sweep(directory, (*self._ended, *dead))
         return listings.fits(choice, self._taken(listing, self._over))
 
     def _lock(self, directory: int) -> bool:
         """Lock the directory, or say that this must be tried again later; too late is an error."""
         locked = self._state.lock(directory, _LOCK_SECONDS_AT_LAST if self._late else _LOCK_SECONDS)
-        self.waiter.refused = not locked
+        self._refused = not locked
         if locked:
             self._busy_since = None
             return True
@@ -488,7 +521,7 @@ class Acquisition:
 
     def _sorry(self, directory: int) -> DevicesBusyError:
         holders = self._holders(directory)
-        ahead = self.waiter.place
+        ahead = self.place
         reasons = [str(each) for each in holders[:4]]
         if len(holders) > len(reasons):
             reasons.append(f"{len(holders) - len(reasons)} more")
@@ -503,6 +536,270 @@ class Acquisition:
             ahead=ahead,
             hint="\n".join(dict.fromkeys(each.hint for each in holders if each.hint)),
         )
+
+    # The rules of the machine
+
+    def _go_by(self, policy: Policy) -> None:
+        self._policy = policy
+        longest = policy.limits_of(own_user()).seconds if not policy.plain else None
+        given = self._asked.seconds
+        self._want = self._asked if longest is None or given is not None else replace(self._asked, seconds=longest)
+        vars(self).pop("facts", None)
+
+    def _follow_rules(self) -> None:
+        """Go by the machine's rules as they are now.
+
+        Raises:
+            LimitError: When they do not give this user so much any more.
+        """
+        policy = rules()
+        if policy is not self._policy:
+            self._go_by(policy)
+            self._check_limits()
+
+    def _check_limits(self) -> None:
+        """Refuse what the user may never have."""
+        if self._policy.plain:
+            return
+        limits = [each for each in self._policy.over_limits(self.facts, ()) if each.lasting]
+        if limits:
+            reasons = tuple(each.message() for each in limits)
+            raise LimitError(
+                f"{self._want.request or 'what was asked for'} can never fit: {'; '.join(reasons)}.",
+                reasons=reasons,
+                hint="\n".join(each.remedy for each in limits),
+            )
+
+    @cached_property
+    def facts(self) -> Waiting:
+        """The request as the rules see it, before it has a place in line."""
+        want = self._want
+        return Waiting(
+            key=None,
+            number=_LAST,
+            since=self._since,
+            priority=self._priority,
+            user=own_user(),
+            seconds=want.seconds,
+            needs=tuple(replace(need, among=hashes(frozenset(map(str, need.among)))) for need in want.needs),
+            wants=hashes(want.candidates),
+            inner=any(map(is_inner, want.candidates)),
+        )
+
+    def over_limits(self, directory: int, listing: Listing, over: Collection[str]) -> tuple[OverLimit, ...]:
+        """Return the limits of the user that stand in the way of the request.
+
+        Args:
+            directory: Descriptor of the state directory.
+            listing: What is in it.
+            over: Names of leases that are over.
+        """
+        if self._policy.plain or self._policy.limits_of(self.facts.user) == Limits():
+            return ()
+        return self._policy.over_limits(self.facts, holdings(directory, listing, over))
+
+    # The line
+
+    def stand(self, directory: int, listing: Listing) -> None:
+        """Find out the place among the requests that compete, and whether one ahead must be waited for.
+
+        Looks at the locks and stamps of those at the head until one is found to be there, and at the nearest ones.
+        """
+        if self._ticket and self._ticket.name not in listing.tickets:  # somebody emptied the directory
+            self._drop_ticket()
+        self._looked = time.monotonic()
+        rivals = self._rivals(directory, listing)
+        now, passed, ended = process.monotonic_ns(), set[str](), list[str]()
+        for position, name in enumerate(rivals):
+            life, found = look(directory, name)
+            if life is Life.OVER:
+                ended.append(name)
+            elif found is None or not tickets.is_silent(found, now, position):
+                break
+            passed.add(name)
+        ahead = rivals[len(passed) :]
+        self.place = len(ahead)
+        self.before = next((name for name in reversed(ahead) if look(directory, name)[0] is not Life.OVER), None)
+        self._passes = self.before is not None and self._may_pass(directory, listing, ahead)
+        if self._passes:
+            passed.update(ahead)
+            self.before = None
+        self._passed, self._ended = passed, ended
+        if self._ticket:
+            self._ticket.stamp()
+
+    def _rivals(self, directory: int, listing: Listing) -> list[str]:
+        """Names of the tickets ahead that compete for a device, in the order of service."""
+        if not listing.tickets:
+            return []
+        policy = self._policy
+        held = () if policy.plain else holdings(directory, listing)
+        own = self._own
+        turn = policy.turn(held, process.boot_seconds())
+        end, found = turn(own), []
+        for name in listing.tickets:
+            each = facts_of(directory, name, brief=policy.plain) if name != own.key else None
+            if each is None or not each.competes(own):
+                continue
+            at = turn(each)
+            if at < end and (policy.plain or not policy.limited(each, held)):
+                found.append((at, name))
+        return [name for _, name in sorted(found)]
+
+    @property
+    def _own(self) -> Waiting:
+        """The request under the name that it has in line."""
+        ticket = parse_ticket(self._ticket.name) if self._ticket else None
+        return replace(self.facts, key=ticket.name, number=ticket.number) if ticket else self.facts
+
+    def _may_pass(self, directory: int, listing: Listing, ahead: Collection[str]) -> bool:
+        """Whether it may be served before requests ahead that want one of the same devices."""
+        if self._want.seconds is None:
+            return False
+        found = [facts_of(directory, name) for name in ahead]
+        waiting = [each for each in found if each]
+        if len(waiting) < len(found):  # another version's
+            return False
+        return self._policy.may_pass(self.facts, waiting, holdings(directory, listing), process.boot_seconds())
+
+    def _in_front(self, directory: int, listing: Listing) -> bool:
+        """Return False if a competing ticket was added ahead since :meth:`stand` that may not be passed."""
+        rivals = self._rivals(directory, listing)
+        if not all(rival in self._passed for rival in rivals):
+            return False
+        return not self._passes or self._may_pass(directory, listing, rivals)
+
+    @property
+    def _watches_all(self) -> bool:
+        """Whether leases matter wherever the request stands: it may pass, or the order depends on them."""
+        return not self._policy.plain or self._want.seconds is not None
+
+    def _still_behind(self, directory: int) -> bool:
+        """Whether the one ahead is still there: a cheap look, in place of most of the real ones."""
+        if self._ticket is None or self.before is None:
+            return False
+        if self._news:
+            self._news = False
+            return False
+        if time.monotonic() - self._looked > max(_REAL_LOOKS_EVERY, tickets.interval(self.place)):
+            return False
+        if look(directory, self.before)[0] is Life.OVER:
+            return False
+        self._ticket.stamp()
+        if self._watch is not None:
+            return True
+        own = self._ticket.name
+        self.place = min(self.place, sum("t1." <= name < own for name in os.listdir(directory)))
+        return not self._aim(directory)
+
+    def _enter_line(self, directory: int) -> bool:
+        """Get a place in line and watch what is waited for, once the wait is worth it.
+
+        Returns:
+            Whether to look again at once, since there was no watch before.
+        """
+        if self._ticket is None:
+            soon = time.monotonic() - self._began < IMPATIENT_SECONDS
+            if soon and self._kept_place is None and self._conflicts <= 1:
+                return False
+            self._make_ticket(directory)
+        return self._ticket is not None and self._aim(directory)
+
+    def _make_ticket(self, directory: int) -> None:
+        if not self._lock(directory):
+            return
+        ticket = self._ticket = Ticket(self._state)
+        kept = self._kept_place
+        try:
+            if not self._state.replaced(directory):
+                number = None if kept is None else kept.number
+                number = ticket.publish(directory, self._want, self._priority, self._since, self._note, number)
+                if kept is not None:
+                    kept.number, kept.since = number, self._since
+        except FileNotFoundError:  # somebody who cannot see this process took it for debris
+            self._look_soon = True
+        finally:
+            self._state.unlock(directory)
+            if not ticket.name:
+                self._drop_ticket()
+
+    def _drop_ticket(self) -> None:
+        ticket, self._ticket = self._ticket, None
+        if ticket:
+            ticket.drop()
+
+    def leave_line(self) -> None:
+        """Give the place in line up, and what wakes us."""
+        self._drop_ticket()
+        self._forget_leaving()
+        if self._watch:
+            self._watch.close()
+            self._watch = None
+
+    # What wakes it
+
+    def _aim(self, directory: int) -> bool:
+        """Watch the ticket ahead, or the directory; whether something may have happened before."""
+        before = None if self._watches_all else self.before
+        if self.place >= _WATCHING:
+            return False
+        path = f"{self._state.path}/{before}" if before else self._state.path
+        try:
+            self._watch = self._watch or Watch()
+            if self._watch.path == path:
+                return False
+            self._watch.follow(path)
+        except FileNotFoundError:  # it has just gone away
+            return True
+        except (OSError, ImportError):  # there is no watch to be had: then we poll
+            return False
+        return before is None or look(directory, before)[0] is Life.OVER
+
+    def _forget_leaving(self) -> None:
+        """Be no longer woken by processes that leave the kernel."""
+        while self._leaving:
+            with contextlib.suppress(OSError):
+                os.close(self._leaving.pop())
+
+    def descriptors(self) -> list[int]:
+        """What becomes readable when something happens; then ask :meth:`noted`."""
+        return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
+
+    def noted(self, ready: int) -> bool:
+        """Whether what happened is worth another look.
+
+        Args:
+            ready: The descriptor that is readable.
+        """
+        if self._watch is None or ready != self._watch.fileno():
+            return True
+        worth = False
+        for name, removed in self._watch.events():
+            if name and name.startswith("t1.") and removed and self._watches_all:
+                worth = self._news = True
+                continue
+            lease = parse_lease(name) if name else None
+            if name and (lease is None or lease.device not in self._want.candidates):
+                continue
+            worth = True
+            self._news = self._watches_all
+            if not removed:
+                self._look_soon = True
+        return worth
+
+    def pause(self) -> float:
+        """Seconds after which to look again whatever happens."""
+        if self._ticket is None:  # nothing wakes us: at random, so that rivals do not march in step
+            import random
+
+            pause = random.uniform(0.0002, 0.001) if self.before is None else IMPATIENT_SECONDS  # noqa: S311
+        elif self._refused or self._look_soon:
+            pause, self._look_soon = _SECOND_LOOK, False
+        elif self._watch is None or not self._watch.path:
+            pause = max(_WITHOUT_WATCH, _WITHOUT_WATCH_PER_PLACE * self.place)
+        else:
+            pause = tickets.interval(self.place)
+        return pause if self._deadline is None else max(0.0, min(pause, self._deadline - time.monotonic()))
 
 
 def _period(seconds: float, *, passes: bool) -> Period:

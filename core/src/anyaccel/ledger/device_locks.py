@@ -11,8 +11,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from anyaccel.ledger import process
 from anyaccel.ledger.names import without_scope
+from anyaccel.linux import process
+from anyaccel.linux.descriptors import lock_owner
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.model.extent import Extent
 
@@ -98,7 +99,7 @@ def describe(device: str, path: str) -> str:
     """Say who has locked a device though no lease says so."""
     pid = None
     with contextlib.suppress(OSError):
-        pid = process.lock_owner(os.stat(path))
+        pid = lock_owner(os.stat(path))
     who = f"process {pid}" if pid else "a process that cannot be seen from here"
     where = f"{who} has locked {path}; it may keep its leases elsewhere, or know the device by another plug-in"
     return f"{without_scope(device)} is in use outside of this ledger: {where}"

@@ -7,15 +7,15 @@ import os
 from collections.abc import Iterator, Mapping
 
 from anyaccel.errors import LedgerError
-from anyaccel.ledger import mark as marks
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.filesystem import file_system
 from anyaccel.ledger.listing import Listing, debris, read, states
 from anyaccel.ledger.lockfile import Life, look, obstacle
 from anyaccel.ledger.names import without_scope
 from anyaccel.ledger.places import MACHINE_WIDE, PRIVATE, VARIABLE, private_directories, private_places
-from anyaccel.ledger.record import clean, owner, user_name
-from anyaccel.ledger.usernamespace import outside
+from anyaccel.ledger.record import clean, owner
+from anyaccel.linux import mark as marks
+from anyaccel.linux.users import outside, user_name
 from anyaccel.model import Finding, Severity
 
 LEAST_BYTES, LEAST_FILES = 1 << 16, 16
@@ -98,17 +98,18 @@ def _others(environ: Mapping[str, str], state: StateDirectory | None = None) -> 
     """Users who keep leases of the same devices where we do not look."""
     if environ.get(VARIABLE):
         return
+    shared = state is not None and state.shared
     users = set()
     for path in private_directories():
         with contextlib.suppress(OSError):
             uid = os.lstat(path).st_uid
-            if uid != os.geteuid():
+            if shared or uid != os.geteuid():
                 users.add(user_name(uid))
     if not users:
         return
     who = f"{', '.join(sorted(users))} keep{'s' * (len(users) == 1)} leases in a directory of their own"
     if state is not None and state.shared:
-        message = f"{who}, made before {state.path}: others do not see them until one of these users takes devices"
+        message = f"{who}, made before {state.path}: no request sees them"
         fix = "sudo anyaccel setup  (which brings them over)"
     else:
         message, fix = f"{who}, as you do: each of you may be given the same devices", _share()

@@ -1,7 +1,7 @@
 """The state directory: which one is in force, whether it is fit for that, and the lock for those who publish there.
 
-The one in force is found anew for every look: the machine's as soon as there is one, else the user's own. Leases that
-are kept in another one by then, or whose directory was deleted, are brought over by :mod:`anyaccel.ledger.recovery`
+The one in force is found anew for every look: the machine's as soon as there is one, else the user's own. Root, who
+makes the machine's, brings over what users hold in theirs. Leases whose directory was deleted get their files again
 before anything is given out. Only taking devices makes a directory; looking where there is none finds nothing.
 
 The lock is on the directory itself. There is no lock file that somebody could own, remove or replace, and whoever has
@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from anyaccel.errors import LedgerBusyError, LedgerError, StateDirectoryError
-from anyaccel.ledger import process
 from anyaccel.ledger.filesystem import note_test, test_lock, tested
 from anyaccel.ledger.places import (
     MODE_SHARED,
@@ -35,6 +34,9 @@ from anyaccel.ledger.places import (
     refuse_network,
     refused,
 )
+from anyaccel.linux import process
+from anyaccel.linux.descriptors import list_descriptors, lock_owner
+from anyaccel.linux.fork import tidy_in_child
 
 BUSY_SECONDS = 10.0
 """How long the lock may be held by others before somebody must be told; holding it takes some microseconds."""
@@ -53,6 +55,7 @@ _turn = threading.Lock()
 _locked: dict[int, threading.Lock] = {}
 
 
+@tidy_in_child
 def _close_in_child() -> None:
     """Give up directories that other threads of the parent had open: a copy would keep their lock if they died."""
     global _turn  # noqa: PLW0603 -- one of them may have had it
@@ -60,7 +63,7 @@ def _close_in_child() -> None:
     _locked.clear()
     descriptors = set(_open)
     if _opening:  # forked between the opening of a directory and the moment at which it was noted
-        descriptors.update(process.descriptors())
+        descriptors.update(list_descriptors())
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             found = os.fstat(descriptor)
@@ -68,9 +71,6 @@ def _close_in_child() -> None:
                 os.close(descriptor)
     _open.clear()
     _opening.clear()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
 
 
 class NoStateDirectoryError(StateDirectoryError):
@@ -82,7 +82,7 @@ class StateDirectory:
 
     Args:
         places: Where it may be, those that come before others first.
-        others: Finds further directories of other users, from whom we take over: paths.
+        others: Finds the directories of users in whose place the first one comes: paths.
 
     Attributes:
         path: Where it is, or would be made first.
@@ -120,7 +120,7 @@ class StateDirectory:
             opened = self._open_first()
             if opened is None and not make:
                 raise self._missing()
-            place, descriptor = opened or self._make()
+            place, descriptor, made = (*opened, False) if opened else self._make()
             _open.add(descriptor)
         finally:
             _opening.discard(token)
@@ -136,6 +136,8 @@ class StateDirectory:
                 self.path = place.path
                 if found.st_uid == os.geteuid():
                     self._modes[place.path] = stat.S_IMODE(found.st_mode)  # whoever deletes it gets one of this kind
+            if made:  # what was published before it had its name
+                self._bring_over(descriptor, clear=True)
         except OSError as error:
             self.close(descriptor)
             raise self.fault(error) from error
@@ -160,15 +162,21 @@ class StateDirectory:
             os.close(descriptor)
         return None
 
-    def _make(self) -> tuple[Place, int]:
-        """Make the directory at the first place where we may, and open it; what a rival has made there is as good."""
+    def _make(self) -> tuple[Place, int, bool]:
+        """Make the directory at the first place where we may, and open it; what a rival has made there is as good.
+
+        Returns:
+            The place, the directory, and whether we have made one that comes in the place of those of users.
+        """
         reasons = []
         for place in self._places:
             mode = self._modes.get(place.path, place.mode)
             if mode is None:
                 continue
+            made = False
             try:
-                make(place.path, mode, partial(self._bring_over, path=place.path, clear=False))
+                make(place.path, mode, partial(self._bring_over, clear=False))
+                made = mode == MODE_SHARED
             except FileExistsError:
                 reasons.append(f"{place.path} cannot be made: another user has made something there")
             except OSError as error:
@@ -177,7 +185,8 @@ class StateDirectory:
                 if opened[0] is not place:  # one that comes first was made meanwhile: ours would seem to be in use
                     with contextlib.suppress(OSError):
                         os.rmdir(place.path)
-                return opened
+                    made = False
+                return *opened, made
         raise StateDirectoryError(
             f"the state directory {'; '.join(reasons) or f'{self.path} does not exist'}",
             hint=f"make it, or set {VARIABLE} to another one",
@@ -296,16 +305,16 @@ class StateDirectory:
 
     def owner(self, descriptor: int) -> int | None:
         """Process that has the directory locked; None when it cannot be seen."""
-        return process.lock_owner(os.fstat(descriptor))
+        return lock_owner(os.fstat(descriptor))
 
-    def busy(self, pid: int | None, seconds: float = BUSY_SECONDS, path: str = "") -> LedgerBusyError:
-        """Say who has had the directory locked for too long, or a former one of that path."""
+    def busy(self, pid: int | None, seconds: float = BUSY_SECONDS) -> LedgerBusyError:
+        """Say who has had the directory locked for too long."""
         letter = process.state(pid) if pid else ""
         condition = {"T": ", which is stopped", "t": ", which is being traced", "D": ", which is stuck"}.get(letter, "")
         who = f"process {pid}{condition}" if pid else "a process that cannot be seen from here"
         hint = f"let it go on with 'kill -CONT {pid}', or end it" if condition else "end it, then try again"
         return LedgerBusyError(
-            f"the state directory {path or self.path} has been locked for {seconds:.3g} s by {who}", hint=hint
+            f"the state directory {self.path} has been locked for {seconds:.3g} s by {who}", hint=hint
         )
 
     def fault(self, error: OSError) -> LedgerError:
@@ -324,45 +333,54 @@ class StateDirectory:
         if not (is_tested and _known[identity]):
             refuse_network(descriptor, path)
         if not is_tested and test_lock(descriptor, path):
-            self._bring_over(descriptor, path, clear=True)
+            from anyaccel.ledger.recovery import recover
+
+            recover(descriptor, [place.path for place in self._places], ())
             note_test(descriptor)
         _known[identity] = True
 
-    def _bring_over(self, descriptor: int, path: str, *, clear: bool) -> None:
-        """Bring leases over that are in force and not in this directory, since it was deleted or was not in force.
-
-        Args:
-            descriptor: The directory.
-            path: Its path.
-            clear: Whether to remove the directories that leases are brought over from.
+    def bring_over(self) -> None:
+        """Make the directory where there is none, and bring over what users hold in directories of their own.
 
         Raises:
-            LedgerBusyError: When a directory of ours is kept locked.
+            StateDirectoryError: When it cannot be made.
+            LedgerError: When the kernel refuses something.
+        """
+        descriptor = self.open(make=True)
+        try:
+            self._bring_over(descriptor, clear=True)
+        except OSError as error:
+            raise self.fault(error) from error
+        finally:
+            self.close(descriptor)
+
+    def _bring_over(self, descriptor: int, *, clear: bool) -> None:
+        """Bring over what users hold in directories of their own, which are locked meanwhile for a second at most.
+
+        Args:
+            descriptor: The directory that comes in their place.
+            clear: Whether to remove the others.
+
+        Raises:
             OSError: When something cannot be written.
         """
         from anyaccel.ledger import recovery
 
-        paths = [place.path for place in self._places]
-        own = paths[paths.index(path) + 1 :]
         former: list[tuple[str, int]] = []
         try:
-            for former_path in {*own, *self._others()}:
+            for path in self._others():
                 try:
-                    former.append((former_path, os.open(former_path, OPENING)))
+                    former.append((path, os.open(path, OPENING)))
                 except OSError as error:
                     if error.errno in process.SCARCE:
                         raise
-                    continue
-                if os.geteuid() not in (0, os.fstat(former[-1][1]).st_uid):
-                    os.close(former.pop()[1])
-            for former_path, source in former:
-                if not self._lock_file(source, time.monotonic() + _BRING_OVER_SECONDS) and former_path in own:
-                    raise self.busy(self.owner(source), _BRING_OVER_SECONDS, former_path)
-            recovery.recover(descriptor, paths, former)
-            for former_path, source in former if clear else ():
+            for _, source in former:
+                self._lock_file(source, time.monotonic() + _BRING_OVER_SECONDS)
+            recovery.recover(descriptor, (), former)
+            for path, source in former if clear else ():
                 recovery.clear(source)
                 with contextlib.suppress(OSError):  # it has files that are none of ours
-                    os.rmdir(former_path)
+                    os.rmdir(path)
         finally:
             for _, source in former:
                 self.unlock(source)

@@ -8,24 +8,23 @@ have been made to hold the lock, and everybody can read and write down another p
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
-import select
 from collections.abc import Iterable, Iterator
 from functools import partial
 
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
-from anyaccel.ledger import process
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.listing import LeaseState, read, states, sweep
 from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import LeaseName
-from anyaccel.ledger.record import read_locks, user_name
-from anyaccel.ledger.teardown import KILL_SECONDS, Confirm, Teardown, find_carriers
+from anyaccel.ledger.record import read_locks
+from anyaccel.linux import process, system
+from anyaccel.linux.descriptors import has_lock, open_files
+from anyaccel.linux.teardown import KILL_SECONDS, Confirm, Teardown, find_carriers
+from anyaccel.linux.users import user_name
 
 _LOOK_AGAIN = 0.05
-_PIDFD_GETFD = 438  # the same number on every architecture; see pidfd_getfd(2)
 
 File = tuple[int, int]
 """A file by device number and inode."""
@@ -47,7 +46,7 @@ def end(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> t
             # With none of its owner's left, it is about to be over, unless something else keeps it.
             if rest.expired or (not rest.own and (rest.others or rest.killing)):
                 break
-            _wait(rest.own, _LOOK_AGAIN if pause is None else pause)
+            process.wait_for_end(rest.own, _LOOK_AGAIN if pause is None else pause)
         if not left:
             sweep(directory, [lease.name for lease in files])
             return tuple(sorted(rest.asked))
@@ -136,8 +135,8 @@ def _holders(directory: int, files: Iterable[LeaseName]) -> tuple[dict[int, Conf
 
 def _locked(files: set[File]) -> Iterator[tuple[int, int]]:
     """Descriptors, by process id and number, that carry an exclusive lock on one of some files."""
-    for pid, descriptor in process.open_files(files):
-        if process.has_lock(pid, descriptor):
+    for pid, descriptor in open_files(files):
+        if has_lock(pid, descriptor):
             yield pid, descriptor
 
 
@@ -154,21 +153,20 @@ def _device_locks(directory: int, files: Iterable[LeaseName]) -> set[File]:
 
 def _unlock(pid: int, files: set[File]) -> bool:
     """Unlock files that a process of ours has locked, by copies of its descriptors; False when that is forbidden."""
-    descriptors = [number for _, number in process.open_files(files, pid) if process.has_lock(pid, number, shared=True)]
+    descriptors = [number for _, number in open_files(files, pid) if has_lock(pid, number, shared=True)]
     if not descriptors:
         return True
-    libc = ctypes.CDLL(None, use_errno=True)
     try:
         pinned = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     try:
         for number in descriptors:
-            copy = libc.syscall(_PIDFD_GETFD, pinned, number, 0)
-            if copy < 0:
-                return False
+            copy = system.syscall(system.PIDFD_GETFD, pinned, number, 0)
             fcntl.flock(copy, fcntl.LOCK_UN)  # it is the copies' lock as well
             os.close(copy)
+    except OSError:
+        return False
     finally:
         os.close(pinned)
     return True
@@ -202,19 +200,3 @@ def _still_held(
         f"lease {lease.id} is still held by processes that cannot be seen from here",
         hint="root, or a process outside of this container, can see them",
     )
-
-
-def _wait(holders: Iterable[int], seconds: float) -> None:
-    """Wait until one of some processes has ended, at most for some seconds."""
-    poll, descriptors = select.poll(), []
-    try:
-        for pid in holders:
-            try:
-                descriptors.append(os.pidfd_open(pid))
-            except ProcessLookupError:
-                return
-            poll.register(descriptors[-1], select.POLLIN)
-        poll.poll(seconds * 1000)
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)

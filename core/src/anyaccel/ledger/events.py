@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from anyaccel.ledger.waiting import Waiter
+from anyaccel.ledger.acquisition import Acquisition
 
 
-async def pause(waiter: Waiter) -> None:
+async def pause(request: Acquisition) -> None:
     """Wait until it may be worth another look."""
     loop = asyncio.get_running_loop()
     wake = loop.create_future()
@@ -17,11 +17,11 @@ async def pause(waiter: Waiter) -> None:
             wake.set_result(None)
 
     def note(descriptor: int) -> None:
-        if not wake.done() and waiter.noted(descriptor):
+        if not wake.done() and request.noted(descriptor):
             finish()
 
-    descriptors = waiter.descriptors()
-    timer = loop.call_later(waiter.pause(), finish)
+    descriptors = request.descriptors()
+    timer = loop.call_later(request.pause(), finish)
     for descriptor in descriptors:
         loop.add_reader(descriptor, note, descriptor)
     try:

@@ -11,8 +11,8 @@ from functools import lru_cache
 
 from anyaccel.errors import StateDirectoryError
 from anyaccel.ledger.names import boot, hidden_name
-from anyaccel.ledger.process import UNSEEN
-from anyaccel.ledger.usernamespace import outside
+from anyaccel.linux.process import UNSEEN
+from anyaccel.linux.users import outside
 
 _MAKING = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NETWORK = re.compile(

@@ -15,8 +15,8 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 
 from anyaccel.configuration import user_directory
-from anyaccel.ledger.record import clean, read_object, user_name
-from anyaccel.ledger.usernamespace import outside
+from anyaccel.ledger.record import clean, read_object
+from anyaccel.linux.users import outside, user_name
 from anyaccel.model import Value, replace
 
 TYPE_CHECKING = False

@@ -13,8 +13,8 @@ from anyaccel.ledger import listing, record
 from anyaccel.ledger.device_locks import DeviceLock, DeviceLocks
 from anyaccel.ledger.directory import BUSY_SECONDS, StateDirectory
 from anyaccel.ledger.lockfile import Life, LockedFile
-from anyaccel.ledger.mark import Mark
 from anyaccel.ledger.names import ENDLESS, Period, boot, lease_name, parse_lease
+from anyaccel.linux.mark import Mark
 from anyaccel.model import Value, field
 from anyaccel.model.extent import Extent
 from anyaccel.policy import Need

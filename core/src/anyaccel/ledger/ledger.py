@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
 from anyaccel.errors import LeaseNotFoundError, StateDirectoryError
-from anyaccel.ledger import mark as marks
-from anyaccel.ledger import process
 from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.lease import Lease, Place, Want
@@ -18,6 +16,10 @@ from anyaccel.ledger.listing import Listing, read, states
 from anyaccel.ledger.lockfile import Life
 from anyaccel.ledger.names import MAX_PRIORITY, LeaseName
 from anyaccel.ledger.record import LeaseRecord, TicketRecord, records
+from anyaccel.ledger.turns import ended, lenient_rules, rules
+from anyaccel.linux import mark as marks
+from anyaccel.linux import process
+from anyaccel.linux.descriptors import open_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -154,16 +156,16 @@ class Ledger:
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
             raise ValueError(f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY} (got {priority!r})")
         return Acquisition(
-            self._state, want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait, place=place
+            self._state, want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait, kept=place
         )
 
     def make(self) -> None:
-        """Make the state directory where there is none, with the leases in it that are kept elsewhere and in force.
+        """Make the state directory where there is none, and bring over the leases that users keep in their own.
 
         Raises:
             StateDirectoryError: When it cannot be made.
         """
-        self._state.close(self._state.open(make=True))
+        self._state.bring_over()
 
     def leases(self) -> tuple[LeaseRecord, ...]:
         """The leases that are in force: one record for each device of each."""
@@ -183,15 +185,24 @@ class Ledger:
         """
         from anyaccel.ledger.tickets import newcomer_starts
 
-        found = self._looked(lambda directory, listing: newcomer_starts(directory, listing, want))
+        own = self._newcomer(want).facts
+        found = self._looked(lambda directory, listing: newcomer_starts(directory, listing, own))
         return found[0] if found else None
 
     def ahead(self, want: Want, priority: int) -> int:
-        """How many who wait would be served before somebody who came now, and want one of the same devices."""
-        from anyaccel.ledger.tickets import newcomers_place
+        """How many requests ahead must be waited for by one that came now, and want one of the same devices."""
+        newcomer = self._newcomer(want, priority)
 
-        found = self._looked(lambda directory, listing: newcomers_place(directory, listing, want, priority))
+        def look(directory: int, listing: Listing) -> Iterable[int]:
+            newcomer.stand(directory, listing)
+            return (newcomer.place,) if newcomer.before is not None else ()
+
+        found = self._looked(look)
         return found[0] if found else 0
+
+    def _newcomer(self, want: Want, priority: int = 0) -> Acquisition:
+        """Return a request that takes nothing, for a look at where it would stand."""
+        return Acquisition(self._state, want, lambda _: None, priority=priority, policy=lenient_rules())
 
     def over_limits(self, want: Want, priority: int, *, only: Collection[str] | None = None) -> tuple[OverLimit, ...]:
         """Return the limits of this user that stand in the way of a request that came now.
@@ -205,19 +216,17 @@ class Ledger:
             ConfigurationError: When the machine's configuration cannot be trusted or understood.
             StateDirectoryError: When the ledger cannot be read.
         """
-        from anyaccel.ledger.turns import Turns, ended, rules
-
         policy = rules()
         if policy.plain:
             return ()
-        turns = Turns(want, priority, policy)
+        newcomer = Acquisition(self._state, want, lambda _: None, priority=priority, policy=policy)
 
         def look(directory: int, listing: Listing) -> tuple[OverLimit, ...]:
             others = {lease.name for lease in listing.leases if only is not None and lease.id not in only}
-            return turns.over_limits(directory, listing, ended(directory, listing) | others)
+            return newcomer.over_limits(directory, listing, ended(directory, listing) | others)
 
         found = self._looked(look)
-        return found or policy.over_limits(turns.own, ())  # there may be no state directory yet
+        return found or policy.over_limits(newcomer.facts, ())  # there may be no state directory yet
 
     def wanted(self, devices: frozenset[str]) -> frozenset[str]:
         """Those of some devices for which another process waits: a quick look for those who could give some back."""
@@ -344,4 +353,4 @@ def _covers(directory: int, lease: LeaseName) -> bool:
     if process.me() == (lease.pid, lease.start) or process.is_ancestor(lease.pid, lease.start):
         return True
     found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
-    return any(pid == os.getpid() for pid, _ in process.open_files({(found.st_dev, found.st_ino)}, os.getpid()))
+    return any(pid == os.getpid() for pid, _ in open_files({(found.st_dev, found.st_ino)}, os.getpid()))

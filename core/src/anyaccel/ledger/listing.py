@@ -9,9 +9,9 @@ from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple
 
-from anyaccel.ledger import mark as marks
 from anyaccel.ledger.lockfile import Life, left_behind, look
 from anyaccel.ledger.names import LeaseName, boot, parse_hidden, parse_lease
+from anyaccel.linux import mark as marks
 from anyaccel.model.extent import NOTHING, Extent
 
 _PID, _MARK = attrgetter("pid"), attrgetter("mark")

@@ -9,8 +9,8 @@ import os
 import stat
 from enum import Enum
 
-from anyaccel.ledger import process
 from anyaccel.ledger.names import boot, hidden_name
+from anyaccel.linux import process
 
 BODY_LIMIT = 4096
 _LOOKING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -6,7 +6,7 @@ drives it: it goes by its path, and the vendor is left out. Of a lease that anot
 read, and the whole device counts as held. The extent is a number of units, in 1/10000 of the device; where the
 device has slots, a hyphen and these slots follow, as a bit mask in hexadecimal digits. No units are held of a device by
 who holds a part of it that is a device of its own, and then the device itself is nobody's. The mark is the one that all
-carry which was started with the lease, as 16 hexadecimal digits of :func:`anyaccel.ledger.mark.limit`, zeros for none;
+carry which was started with the lease, as 16 hexadecimal digits of :func:`anyaccel.linux.mark.limit`, zeros for none;
 a process id of 0 says that no process matters but those that carry the mark. Of a lease that ends in time, ``.e`` and
 the time stand before the nonce, in milliseconds since the boot as hexadecimal digits; after them, where it was given to
 somebody who passed others, ``b`` and when that was. A ticket of a waiter is
@@ -27,8 +27,8 @@ from collections.abc import Iterable
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from anyaccel.ledger import mark as marks
-from anyaccel.ledger.process import UNSEEN, me
+from anyaccel.linux import mark as marks
+from anyaccel.linux.process import UNSEEN, me
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.model.extent import ANY_SLOTS, DIVIDED, Extent
 
@@ -247,11 +247,6 @@ def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[st
     """Name a ticket of this process."""
     pid, start = me()
     return f"{_ticket_prefix(priority)}{min(number, _MAX_NUMBER):016}.{pid}.{start}.{nonce}{ticket_suffix(candidates)}"
-
-
-def behind_tickets(priority: int) -> str:
-    """What comes behind the names of all tickets of a priority, and before those of a lower one."""
-    return _ticket_prefix(priority) + "\x7f"
 
 
 @lru_cache(maxsize=256)

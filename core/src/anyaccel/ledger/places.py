@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from anyaccel.errors import StateDirectoryError
 from anyaccel.ledger.names import hidden_name
-from anyaccel.ledger.process import UNSEEN
-from anyaccel.ledger.usernamespace import outside, unmapped
+from anyaccel.linux.process import UNSEEN
+from anyaccel.linux.users import outside, unmapped
 
 VARIABLE = "ANYACCEL_STATE_DIR"
 MACHINE_WIDE = "/run/anyaccel"

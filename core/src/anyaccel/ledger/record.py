@@ -7,13 +7,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from functools import cache, lru_cache
+from functools import lru_cache
 
-from anyaccel.ledger import process
 from anyaccel.ledger.listing import Listing, states
 from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import LeaseName, boot, without_scope
-from anyaccel.ledger.usernamespace import unmapped
+from anyaccel.linux import process
+from anyaccel.linux.process import pid_namespace
+from anyaccel.linux.users import unmapped, user_name
 from anyaccel.model import Value
 from anyaccel.model.device import UNITS_PER_DEVICE
 from anyaccel.model.extent import format_slots, slot_numbers
@@ -278,26 +279,6 @@ def owner(found: os.stat_result | None) -> dict[str, Any]:
     if found is None or unmapped(found.st_uid):
         return {"uid": None, "user": "unknown"}
     return {"uid": found.st_uid, "user": user_name(found.st_uid)}
-
-
-@cache
-def user_name(uid: int) -> str:
-    """Name of a user, or the number where there is none."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
-
-
-@cache
-def pid_namespace() -> int:
-    """Number of the namespace in which process ids of this process mean something; 0 when unknown."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
 
 
 def _command() -> str:

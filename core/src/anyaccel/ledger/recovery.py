@@ -16,10 +16,11 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from anyaccel.ledger import process
 from anyaccel.ledger.listing import read, states
 from anyaccel.ledger.lockfile import BODY_LIMIT, Life, read_body
 from anyaccel.ledger.names import LeaseName, parse_lease
+from anyaccel.linux import process
+from anyaccel.linux.descriptors import has_lock, list_descriptors
 
 _DELETED = " (deleted)"
 
@@ -112,7 +113,7 @@ def _carriers(places: dict[tuple[str, int], bool]) -> Iterator[_Carrier]:
     folders = {folder for folder, _ in places}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            descriptors = process.descriptors(pid)
+            descriptors = list_descriptors(pid)
         except process.UNSEEN:  # it has ended, or is another user's
             continue
         for descriptor in descriptors:
@@ -126,7 +127,7 @@ def _carriers(places: dict[tuple[str, int], bool]) -> Iterator[_Carrier]:
             if there_too is None or not (there_too or target.endswith(_DELETED)):
                 continue
             lease = parse_lease(name)
-            if lease and lease.understood and process.has_lock(pid, descriptor):
+            if lease and lease.understood and has_lock(pid, descriptor):
                 yield _Carrier(lease, int(pid), process.start_time(int(pid)) or 0, path)
 
 

@@ -12,37 +12,18 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
-from anyaccel.ledger import process
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.lease import Want
 from anyaccel.ledger.listing import Listing, read
 from anyaccel.ledger.lockfile import Life, LockedFile, look, read_body
-from anyaccel.ledger.names import (
-    behind_tickets,
-    hashes,
-    last_number,
-    listed_in_name,
-    new_nonce,
-    parse_ticket,
-    ticket_name,
-    ticket_suffix,
-)
+from anyaccel.ledger.names import hashes, last_number, listed_in_name, new_nonce, parse_ticket, ticket_name
 from anyaccel.ledger.record import TicketRecord, owner, read_object, read_words, write_body
-from anyaccel.ledger.turns import (
-    BODY_LIMIT,
-    Turns,
-    bounded,
-    ended,
-    holdings,
-    lenient_rules,
-    since_1970,
-    ticket_words,
-    waiting_of,
-)
-from anyaccel.policy import forecast
+from anyaccel.ledger.turns import BODY_LIMIT, ended, facts_of, holdings, lenient_rules, since_1970, ticket_words
+from anyaccel.linux import process
+from anyaccel.linux.fork import tidy_in_child
+from anyaccel.policy import Waiting, forecast
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,107 +39,16 @@ _files: set[LockedFile] = set()
 """Files of the tickets of this process."""
 
 
+@tidy_in_child
 def _close_in_child() -> None:
     """Leave the line to the parent: a copy of its locks would keep its places when it has ended."""
     while _files:
         _files.pop().close()
 
 
-os.register_at_fork(after_in_child=_close_in_child)
-
-
 def interval(place: int) -> float:
     """Seconds after which somebody looks again though nothing happened; ``place`` others are ahead."""
     return max(_LOOKS_EVERY, _PER_PLACE * place)
-
-
-class Standing(NamedTuple):
-    """Where a request stands among those that compete with it.
-
-    Attributes:
-        place: How many are ahead, as far as is known.
-        before: The nearest of them that is there; None when nobody must be waited for.
-        passed: Tickets ahead that need not be waited for.
-        over: Those of them whose owner is gone.
-        passes: Whether it may be served before others who are there and cannot start yet.
-    """
-
-    place: int
-    before: str | None
-    passed: frozenset[str] = frozenset()
-    over: tuple[str, ...] = ()
-    passes: bool = False
-
-
-FIRST = Standing(0, None)
-"""Where somebody stands where nobody is in line."""
-
-
-class Line:
-    """The waiting line, as one request sees it.
-
-    Args:
-        turns: What the machine's rules say about the request.
-    """
-
-    def __init__(self, turns: Turns) -> None:
-        self._candidates = turns.want.candidates
-        self._turns = turns
-        self._in_bodies: dict[str, frozenset[int] | None] = {}
-
-    def rivals(self, directory: int, listing: Listing, own: str | None) -> Iterator[str]:
-        """Names of the tickets ahead that compete for a device, first to be served first."""
-        plain = self._turns.policy.plain
-        behind = own or behind_tickets(self._turns.priority)
-        suffix = ticket_suffix(self._candidates) if listed_in_name(self._candidates) else "\0"
-        for name in listing.tickets if plain else self._turns.ahead(directory, listing, own):
-            if plain and name >= behind:
-                return
-            # Most want what we want, and their names need not be read then.
-            if name.endswith(suffix) or self._competes(directory, name):
-                yield name
-
-    def stand(self, directory: int, listing: Listing, own: str | None) -> Standing:
-        """Find out whether somebody who is ahead must be waited for.
-
-        Looks at the locks and stamps of those at the head until one is found to be there, and at the nearest ones.
-        """
-        now = process.monotonic_ns()
-        passed: set[str] = set()
-        over: list[str] = []
-        rivals = list(self.rivals(directory, listing, own))
-        for position, name in enumerate(rivals):
-            life, found = look(directory, name)
-            if life is Life.OVER:
-                over.append(name)
-            elif found is None or not _silent(found, now, position):
-                break
-            passed.add(name)
-        ahead = rivals[len(passed) :]
-        before = next((name for name in reversed(ahead) if look(directory, name)[0] is not Life.OVER), None)
-        passes = before is not None and self._turns.may_pass(directory, listing, ahead)
-        if passes:
-            passed.update(ahead)
-            before = None
-        return Standing(place=len(ahead), before=before, passed=frozenset(passed), over=tuple(over), passes=passes)
-
-    def in_front(self, directory: int, listing: Listing, own: str | None, standing: Standing) -> bool:
-        """Whether nobody came in front since some were found not to be waited for, who may still be passed."""
-        rivals = list(self.rivals(directory, listing, own))
-        if not all(rival in standing.passed for rival in rivals):
-            return False
-        return not standing.passes or self._turns.may_pass(directory, listing, rivals)
-
-    def _competes(self, directory: int, name: str) -> bool:
-        ticket = parse_ticket(name)
-        if ticket is None:
-            return False
-        wanted = ticket.wanted
-        if wanted is None:
-            if name not in self._in_bodies:
-                self._in_bodies[name] = _read_wanted(directory, name)
-            wanted = self._in_bodies[name]
-        return wanted is None or not hashes(self._candidates).isdisjoint(wanted)
 
 
 class Ticket:
@@ -179,27 +69,31 @@ class Ticket:
         self._owner = os.getpid()
         _files.add(self._file)
 
-    def publish(self, directory: int, turns: Turns, note: str, number: int | None = None) -> int:
+    def publish(  # noqa: PLR0917 -- what a ticket says
+        self, directory: int, want: Want, priority: int, since: float, note: str, number: int | None = None
+    ) -> int:
         """Get in line.
 
         Args:
             directory: Descriptor of the state directory, locked: numbers are given in order.
-            turns: The request, and since when.
+            want: The request.
+            priority: The higher, the earlier.
+            since: When it came, in seconds since the boot.
             note: What for.
             number: The place that the request had before; None for the last one.
 
         Returns:
             The place.
         """
-        want, candidates = turns.want, turns.want.candidates
-        more: dict[str, Any] = {"arrived": process.monotonic_ns(), **ticket_words(want, turns.since)}
+        candidates = want.candidates
+        more: dict[str, Any] = {"arrived": process.monotonic_ns(), **ticket_words(want, since)}
         if not listed_in_name(candidates):
             more["wanted"] = sorted(hashes(candidates))
         self._file.make(directory, write_body(want.request, note, **more))
         self.stamp()
         if number is None:
             number = 1 + last_number(os.listdir(directory))
-        self._file.rename(directory, ticket_name(turns.priority, number, new_nonce(), candidates))
+        self._file.rename(directory, ticket_name(priority, number, new_nonce(), candidates))
         self.name = self._file.name
         return number
 
@@ -233,8 +127,8 @@ def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:
     looks = {name: look(directory, name) for name in listing.tickets}
     there = {name: file for name, (life, file) in looks.items() if life is not Life.OVER}
     held = holdings(directory, listing, over)
-    waiting = {name: facts for name in there if (facts := waiting_of(directory, name))}
-    order = list(waiting.values()) if policy.plain else policy.order(waiting.values(), held, clock)
+    waiting = {name: facts for name in there if (facts := facts_of(directory, name))}
+    order = policy.order(waiting.values(), held, clock)
     limits = {} if policy.plain else {each.key: policy.over_limits(each, held) for each in order}
     unlimited = [each for each in order if not limits.get(each.key)]
     starts = forecast(unlimited, held, clock)
@@ -253,7 +147,7 @@ def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:
             pid=ticket.pid,
             **whose,
             waited=max(0, now - words["arrived"]) / 1e9,
-            responsive=found is None or not _silent(found, now, position),
+            responsive=found is None or not is_silent(found, now, position),
             seconds=facts.seconds,
             starts=None if start is None else since_1970(max(start, clock)),
             behind=sum(facts.competes(other) for other in order[:position] if not limits.get(other.key)),
@@ -316,7 +210,7 @@ def _forbid_writing(directory: int, name: str) -> bool:
     return True
 
 
-def newcomer_starts(directory: int, listing: Listing, want: Want) -> Iterator[float]:
+def newcomer_starts(directory: int, listing: Listing, own: Waiting) -> Iterator[float]:
     """When a request that came now would start if everything lasts as long as it may, in seconds since 1970, if known.
 
     When its user will hold less is not known.
@@ -324,20 +218,11 @@ def newcomer_starts(directory: int, listing: Listing, want: Want) -> Iterator[fl
     clock, policy = process.boot_seconds(), lenient_rules()
     held = holdings(directory, listing)
     there = [name for name in listing.tickets if look(directory, name)[0] is not Life.OVER]
-    waiting = [facts for name in there if (facts := waiting_of(directory, name))]
-    own = Turns(bounded(want, policy), 0, policy).own
+    waiting = [facts for name in there if (facts := facts_of(directory, name))]
     order = policy.order([*waiting, own], held, clock)
     start = forecast([each for each in order if not policy.limited(each, held)], held, clock).get(own.key)
     if start is not None:
         yield since_1970(start)
-
-
-def newcomers_place(directory: int, listing: Listing, want: Want, priority: int) -> Iterator[int]:
-    """How many must be waited for by somebody who came now, if any."""
-    policy = lenient_rules()
-    standing = Line(Turns(bounded(want, policy), priority, policy)).stand(directory, listing, None)
-    if standing.before is not None:
-        yield standing.place
 
 
 def wanted_by_others(directory: int, listing: Listing, devices: frozenset[str]) -> frozenset[str]:
@@ -355,7 +240,7 @@ def wanted_by_others(directory: int, listing: Listing, devices: frozenset[str]) 
     return frozenset(found)
 
 
-def _silent(found: os.stat_result, now: int, position: int) -> bool:
+def is_silent(found: os.stat_result, now: int, position: int) -> bool:
     """Whether a stamp is too old, or from the future, as no honest neighbor's is."""
     patience = _PATIENCE + 3 * _PER_PLACE * position
     return not -_PATIENCE < (now - found.st_mtime_ns) / 1e9 < patience

@@ -1,4 +1,4 @@
-"""Whose turn it is: the facts in the state directory, and what the machine's rules say about them.
+"""Whose turn it is: the facts in the state directory as the machine's rules see them.
 
 Who waits and what is held is told by names; who it is, by the owners of files, which nobody can choose. What a ticket
 says in its body - since when and how long, how much - decides about order only.
@@ -10,21 +10,20 @@ import contextlib
 import os
 import time
 import zlib
-from collections.abc import Collection, Iterable, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Collection, Iterable
+from functools import lru_cache
 
 from anyaccel import configuration
 from anyaccel.configuration import Configuration
-from anyaccel.errors import ConfigurationError, LimitError
-from anyaccel.ledger import process
+from anyaccel.errors import ConfigurationError
 from anyaccel.ledger.lease import Want
 from anyaccel.ledger.listing import Listing, states
 from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import TicketName, hashes, is_inner, parse_ticket
 from anyaccel.ledger.record import read_object
-from anyaccel.ledger.usernamespace import outside
-from anyaccel.model import replace
-from anyaccel.policy import PLAIN, Holding, Limits, Need, OverLimit, Policy, Waiting
+from anyaccel.linux import process
+from anyaccel.linux.users import outside
+from anyaccel.policy import PLAIN, Holding, Need, Policy, Waiting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 BODY_LIMIT = 1 << 18
 """Bytes of a ticket: one that wants many devices lists them in its body."""
-_LAST = 1 << 62
 _REMEMBERED = 10_000
 
 _known: tuple[Configuration, Policy] = (Configuration(path=""), PLAIN)
@@ -56,125 +54,6 @@ def own_user() -> int:
     return outside(os.geteuid())
 
 
-def bounded(want: Want, policy: Policy) -> Want:
-    """Return what is wanted with the time for which this user gets it: one that gives none gets the longest."""
-    longest = policy.limits_of(own_user()).seconds
-    return want if longest is None or want.seconds is not None else replace(want, seconds=longest)
-
-
-def permitted(want: Want, priority: int, policy: Policy) -> Want:
-    """Say how long a request may hold what it wants; refuse what the user may never have.
-
-    Args:
-        want: What is wanted.
-        priority: The priority that is asked for.
-        policy: The rules of the machine.
-
-    Raises:
-        LimitError: When the user may not have it.
-    """
-    if policy.plain:
-        return want
-    want = bounded(want, policy)
-    limits = [each for each in policy.over_limits(Turns(want, priority, policy).own, ()) if each.lasting]
-    if limits:
-        reasons = tuple(each.message() for each in limits)
-        raise LimitError(
-            f"{want.request or 'what was asked for'} can never fit: {'; '.join(reasons)}.",
-            reasons=reasons,
-            hint="\n".join(each.remedy for each in limits),
-        )
-    return want
-
-
-class Turns:
-    """What the rules of the machine say about one request.
-
-    Args:
-        want: What is wanted.
-        priority: The higher, the earlier.
-        policy: The rules.
-        since: When it came, in seconds since the boot; now when None.
-
-    Attributes:
-        want: What is wanted.
-        priority: The higher, the earlier.
-        policy: The rules; they may change.
-        since: When it came, in seconds since the boot.
-    """
-
-    def __init__(self, want: Want, priority: int, policy: Policy, since: float | None = None) -> None:
-        self.policy = policy
-        self.since = process.boot_seconds() if since is None else since
-        self.want = want
-        self.priority = priority
-
-    @cached_property
-    def own(self) -> Waiting:
-        """The request as the rules see it."""
-        want = self.want
-        return Waiting(
-            key=None,
-            number=_LAST,
-            since=self.since,
-            priority=self.priority,
-            user=own_user(),
-            seconds=want.seconds,
-            needs=tuple(replace(need, among=hashes(_texts(need.among))) for need in want.needs),
-            wants=hashes(want.candidates),
-            inner=any(map(is_inner, want.candidates)),
-        )
-
-    def renew(self, want: Want, policy: Policy) -> None:
-        """Go on by other rules, which may give the request another time."""
-        self.want, self.policy = want, policy
-        vars(self).pop("own", None)
-
-    @property
-    def watches_all(self) -> bool:
-        """Whether leases matter to it wherever it stands in line: it may pass, or the order depends on them."""
-        return not self.policy.plain or self.want.seconds is not None
-
-    def ahead(self, directory: int, listing: Listing, own: str | None) -> list[str]:
-        """Names of all tickets ahead, in the order of service, without those that wait for a limit of their user's."""
-        held = holdings(directory, listing)
-        waiting = [each for name in listing.tickets if name != own and (each := waiting_of(directory, name))]
-        mine = self._as(own)
-        before: list[Waiting] = []
-        for each in self.policy.order([*waiting, mine], held, process.boot_seconds()):
-            if each is mine:
-                break
-            before.append(each)
-        return [str(each.key) for each in before if not self.policy.limited(each, held)]
-
-    def may_pass(self, directory: int, listing: Listing, ahead: Sequence[str]) -> bool:
-        """Whether it may be served before those ahead who want one of the same devices."""
-        if self.want.seconds is None:
-            return False
-        found = [waiting_of(directory, name) for name in ahead]
-        waiting = [each for each in found if each]
-        if len(waiting) < len(ahead):  # another version's
-            return False
-        return self.policy.may_pass(self.own, waiting, holdings(directory, listing), process.boot_seconds())
-
-    def over_limits(self, directory: int, listing: Listing, over: Collection[str]) -> tuple[OverLimit, ...]:
-        """Return the limits of the user that stand in the way of the request.
-
-        Args:
-            directory: Descriptor of the state directory.
-            listing: What is in it.
-            over: Names of leases that are over.
-        """
-        if self.policy.plain or self.policy.limits_of(self.own.user) == Limits():
-            return ()
-        return self.policy.over_limits(self.own, holdings(directory, listing, over))
-
-    def _as(self, own: str | None) -> Waiting:
-        """The request under the name that it has in line."""
-        ticket = parse_ticket(own) if own else None
-        return replace(self.own, key=own, number=ticket.number) if ticket else self.own
-
-
 def ticket_words(want: Want, since: float) -> dict[str, Any]:
     """What a ticket's body says for the rules, beside words for people."""
     words: dict[str, Any] = {"since": round(since, 3)}
@@ -190,8 +69,16 @@ def ticket_words(want: Want, since: float) -> dict[str, Any]:
     return words
 
 
-def waiting_of(directory: int, name: str) -> Waiting | None:
-    """What is known of somebody who waits; None when the ticket's name is none of ours, or it has gone."""
+def facts_of(directory: int, name: str, *, brief: bool = False) -> Waiting | None:
+    """Return what a ticket says; None when its name is none of ours, or it has gone.
+
+    Args:
+        directory: Descriptor of the state directory.
+        name: Name of the ticket.
+        brief: Whether its order by priority and arrival is enough, and the devices that it wants.
+    """
+    if brief and (found := _named(name)) is not None and found.wants is not None:
+        return found
     found = _waiting.get((directory_id := os.fstat(directory).st_ino, name))
     if found is None:
         ticket = parse_ticket(name)
@@ -206,6 +93,15 @@ def waiting_of(directory: int, name: str) -> Waiting | None:
             _waiting.clear()
         _waiting[directory_id, name] = found
     return found
+
+
+@lru_cache(maxsize=8192)
+def _named(name: str) -> Waiting | None:
+    """What the name of a ticket says."""
+    ticket = parse_ticket(name)
+    if ticket is None:
+        return None
+    return Waiting(key=name, number=ticket.number, since=0.0, priority=ticket.priority, wants=ticket.wanted)
 
 
 _waiting: dict[tuple[int, str], Waiting] = {}

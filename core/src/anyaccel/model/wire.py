@@ -82,13 +82,17 @@ def decode(kind: type[T], data: Any, where: str = "") -> T:
     Raises:
         ValueError: When the data has another shape; the message names every fault.
     """
-    annotation: Any = kind
-    builder = _builder(annotation)
-    value: T = builder(data) if builder else data
+    value: T = build(kind, data)
     found = list(faults(value, kind, where or kind.__name__))
     if found:
         raise ValueError("; ".join(found))
     return value
+
+
+def build(kind: Any, data: Any) -> Any:
+    """Shape JSON data like an annotation; what does not fit stays as it is, for :func:`faults` to name."""
+    builder = _builder(kind)
+    return builder(data) if builder else data
 
 
 def prepare(kind: type[Value]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import os
 import threading
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyaccel.errors import RemoteError, UsageError, WorkerError
+from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, Request, Value, replace
 from anyaccel.pool.channel import Kind, Message
 from anyaccel.pool.payload import Pickled, call_each, call_each_method, loads
@@ -406,9 +406,7 @@ def name_of(function: Any, args: Sequence[Any] = ()) -> str:
     return function if isinstance(function, str) else getattr(function, "__qualname__", None) or type(function).__name__
 
 
+@tidy_in_child
 def _disown() -> None:
     global _first  # noqa: PLW0603 - there is one process
     _first = next(_numbers)
-
-
-os.register_at_fork(after_in_child=_disown)

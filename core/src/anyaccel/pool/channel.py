@@ -1,4 +1,4 @@
-"""One message per packet between the caller and a worker, or between the caller and the fork server.
+"""One message per packet between the caller and a worker.
 
 The channels are socket pairs of our own, never listening and never named. Packets keep their boundaries, so a message
 is there whole or not at all; what does not fit into one travels in shared memory of which the packet carries the
@@ -24,17 +24,6 @@ from anyaccel.pool.payload import Pickled, Stored
 MOST_INLINE = 1 << 16
 MOST_DESCRIPTORS = 250
 """The kernel passes at most 253 in one packet."""
-
-SPAWN = struct.Struct("=Q?")
-"""Number of the worker, and whether it is forked ahead, before anybody waits for it."""
-HOLD = struct.Struct("=Qd")
-"""Number of the worker, and seconds that what it leaves behind has between being asked to end and being killed."""
-STOP = struct.Struct("=Qd")
-"""Number of the worker, and seconds between asking and killing."""
-GONE = struct.Struct("=Qii")
-"""Number of the worker, its process id, and its exit status or the negative number of a signal."""
-NUMBER = struct.Struct("=Q")
-"""Number of the worker; a reason in words follows."""
 
 _HEAD = struct.Struct("=BBQ")
 """What the message is about, whether it is here or in shared memory, and the number of the call that it is about."""
@@ -72,18 +61,6 @@ class Kind(IntEnum):
     """From the worker: it is there, and about to run code of the user."""
     PREPARED = 10
     """From the worker: it is confined and initialized, where it was to be; from now on it cannot say otherwise."""
-    SPAWN = 16
-    """To the fork server: fork a worker."""
-    STOP = 17
-    """To the fork server: end a worker and whatever it started."""
-    HOLD = 21
-    """To the fork server: keep these descriptors, a worker's leases, until it and whatever it started have gone."""
-    GONE = 18
-    """From the fork server: a worker and whatever it started have left the kernel."""
-    REFUSED = 19
-    """From the fork server: a worker was not forked, and why."""
-    STUCK = 20
-    """From the fork server: a process of a worker ignores even SIGKILL."""
 
 
 _buffers: list[bytearray] = []

@@ -14,7 +14,8 @@ from anyaccel.launcher.choosing import KnownNames, local_scheduler, validate
 from anyaccel.launcher.hold import Scope
 from anyaccel.launcher.usage import OpenLease, Usage
 from anyaccel.ledger import Want
-from anyaccel.ledger import mark as marks
+from anyaccel.linux import mark as marks
+from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import ANY_SLOTS, Allocation, Extent, Grant, Inventory, Request
 from anyaccel.scheduler import Choice
 
@@ -217,10 +218,8 @@ def _forsake_all() -> None:
         forsake(path)
 
 
+@tidy_in_child
 def _forget() -> None:
     """We are a fork: the directories are the parent's."""
     while _private:
         os.close(_private.popitem()[1])
-
-
-os.register_at_fork(after_in_child=_forget)

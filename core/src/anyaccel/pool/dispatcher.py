@@ -31,6 +31,7 @@ from anyaccel.errors import (
     WorkerError,
     WorkerStartError,
 )
+from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.hold import Scope, why
@@ -38,8 +39,11 @@ from anyaccel.launcher.launch import check_start
 from anyaccel.launcher.usage import Usage
 from anyaccel.launcher.use import in_use
 from anyaccel.ledger import Ledger
-from anyaccel.ledger import mark as marks
+from anyaccel.linux import mark as marks
+from anyaccel.linux.fork import renew_in_child, tidy_in_child
+from anyaccel.linux.process import describe_end
 from anyaccel.model import NOTHING, Allocation, Extent, Grant, Inventory, Request
+from anyaccel.pool import spawning
 from anyaccel.pool.call import BrokenPoolError, Call, Options, Runner, UnreadableError, exception_in, settle_call
 from anyaccel.pool.channel import MOST_INLINE, Kind, Message, receive, send
 from anyaccel.pool.devices import (
@@ -53,11 +57,8 @@ from anyaccel.pool.devices import (
     without,
 )
 from anyaccel.pool.engine import Engine, Setting
-from anyaccel.pool.forkserver import client
-from anyaccel.pool.forkserver.client import Gone
 from anyaccel.pool.launching import CPU, outputs
 from anyaccel.pool.payload import Pickled, dumps
-from anyaccel.pool.proc import ending
 from anyaccel.pool.quarantine import can_tell, release_when_free
 from anyaccel.pool.reactor import Timer, reactor
 from anyaccel.probe.machine import Machine, parse_machine
@@ -422,7 +423,7 @@ class Broker:
         lease = line.wish.attempt()
         if lease is None:
             return None
-        line.wish.waiter.close()
+        line.wish.leave_line()
         line.wish = None
         allocation = Allocation(id=lease.id, request=asked.request, grants=line.chosen)
         for key, extent in lease.devices.items():
@@ -445,14 +446,14 @@ class Broker:
 
     def _listen(self, line: Line, asked: Asked, wish: Acquisition) -> None:
         """Look again once something has happened that the first call of a line waits for."""
-        waiter, loop = wish.waiter, reactor()
-        line.timer = loop.call_later(waiter.pause(), partial(self._ask, line, asked))
+        loop = reactor()
+        line.timer = loop.call_later(wish.pause(), partial(self._ask, line, asked))
 
         def note(descriptor: int) -> None:
-            if waiter.noted(descriptor):
+            if wish.noted(descriptor):
                 self._ask(line, asked)
 
-        line.watched = waiter.descriptors()
+        line.watched = wish.descriptors()
         for descriptor in line.watched:
             loop.watch(descriptor, partial(note, descriptor))
 
@@ -624,7 +625,7 @@ class Worker(Runner):
     # What the fork server tells
 
     def attach(self, channel: socket.socket, end: socket.socket, stop: Callable[[float], None]) -> None:
-        """Take note of the process, which is there or is about to be.
+        """Take note of the process, which is there or is about to be, and hand over what it sends.
 
         Args:
             channel: Our end of its channel.
@@ -633,11 +634,7 @@ class Worker(Runner):
         """
         self._channel, self._end, self._stop = channel, end, stop
         self._open = True
-
-    def listen(self) -> None:
-        """Hand over what it sends from now on."""
-        if self._channel is not None:
-            reactor().watch(self._channel.fileno(), self.read)
+        reactor().watch(channel.fileno(), self.read)
 
     def detach(self) -> None:
         """Take note that there is no process."""
@@ -729,7 +726,7 @@ class Worker(Runner):
         call.waits = None
         try:
             descriptors = () if held is None else held.descriptors
-            server = client.spawn(self, setting.preload, grace=setting.grace, leases=descriptors, ahead=ahead)
+            server = spawning.spawn(self, setting.preload, grace=setting.grace, leases=descriptors, ahead=ahead)
             self.mark = (() if held is None else held.mark) or marks.draw_often()
             timed = call.options.timeout is not None
             made, setup = setting.preparation.setup(
@@ -908,7 +905,7 @@ class Worker(Runner):
         if self.fault:
             return BrokenWorkerError(f"{who} was ended: {self.fault}", exit_status=gone.status)
         notes = "; ".join(filter(None, (gone.reason, self.stuck, self.killed)))
-        text = f"{who} {ending(gone.status)} before it answered" + (f": {notes}" if notes else "")
+        text = f"{who} {describe_end(gone.status)} before it answered" + (f": {notes}" if notes else "")
         return BrokenWorkerError(text, exit_status=gone.status)
 
     # What it says
@@ -1044,7 +1041,7 @@ class Core(Engine):
         self._open_broker = broker
         self._broker: Broker | None = None
         self._calls: dict[int, Call] = {}
-        self._servers: set[client.ForkServer] = set()
+        self._servers: set[spawning.WorkerServer] = set()
         self._quarantined: dict[int, tuple[Allocation, str]] = {}
 
     @property
@@ -1349,7 +1346,7 @@ class Core(Engine):
                 server.leave()
             self.drained.set()
 
-    def use(self, server: client.ForkServer, *, ahead: bool) -> None:
+    def use(self, server: spawning.WorkerServer, *, ahead: bool) -> None:
         """Take note that a worker came from a fork server.
 
         Args:
@@ -1373,7 +1370,7 @@ class Core(Engine):
 
 
 _known: weakref.WeakValueDictionary[object, Broker] = weakref.WeakValueDictionary()
-_opening = threading.Lock()
+_opening = renew_in_child(threading.Lock())
 
 
 def broker_of(machine: str | Machine | None, declare: Mapping[str, int] | None, *, shared: bool) -> Broker:
@@ -1398,11 +1395,7 @@ def broker_of(machine: str | Machine | None, declare: Mapping[str, int] | None, 
         return found
 
 
+@tidy_in_child
 def _forget() -> None:
     """We are a fork: the queue and the leases are the parent's."""
-    global _opening  # noqa: PLW0603 - another thread of the parent may have held it
-    _opening = threading.Lock()
     _known.clear()
-
-
-os.register_at_fork(after_in_child=_forget)

@@ -13,7 +13,7 @@ from anyaccel.errors import WorkerStartError
 from anyaccel.launcher.environment import WorkerEnvironment
 from anyaccel.launcher.launch import plan_launch
 from anyaccel.launcher.options import StartOptions
-from anyaccel.ledger.mark import Mark
+from anyaccel.linux.mark import Mark
 from anyaccel.model import Allocation, Inventory, Request, Value, replace
 from anyaccel.pool.payload import PROTOCOL, Pickled, dumps_whole
 
@@ -84,13 +84,12 @@ class Preparation(Value):
             raise WorkerStartError(
                 f"no worker can be started: the working directory has gone ({error.strerror})"
             ) from error
-        inside = replace(launch, mark=mark).inside(environ)
+        inside = replace(launch, mark=mark).settle(environ)
         message = {
             "inside": inside._replace(directory=directory, path=None if sys.path == path else list(sys.path)),
             "ready": ready,
             "staged": self.staged,
             "plain": self.plain,
-            "confine": None if launch.sandbox is None else pickled_call(launch.sandbox.apply),
             "sandbox": self.sandbox,
             "initializer": self.initializer,
             "warmup": self._warmup_on(allocation),

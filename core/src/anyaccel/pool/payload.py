@@ -26,7 +26,7 @@ SCRIPT = b"__main__"
 _ATOMS: frozenset[type] = frozenset((bool, int, float, complex, str, bytes, type(None), type(Ellipsis)))
 
 BEFORE_USERS = {
-    __name__, "anyaccel.pool.forkserver.child", "anyaccel.pool.forkserver.together", "anyaccel.pool.stream",
+    __name__, "anyaccel.pool.worker", "anyaccel.pool.together", "anyaccel.forkserver.server", "anyaccel.pool.stream",
     "concurrent.futures._base",
 }  # fmt: skip
 """Modules of which a traceback shows no frames before those of the user."""

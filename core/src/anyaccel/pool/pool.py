@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from anyaccel.errors import UsageError
 from anyaccel.launcher.options import StartOptions, check_options
+from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import Actor, ActorState
 from anyaccel.pool.actors import Actors, Group
@@ -338,7 +339,7 @@ def check_seconds(**seconds: object) -> None:
             raise UsageError(f"{name} must be a number of seconds, 0 or more (got {value!r:.60})")
 
 
-CONFINING = ("anyaccel.launcher.sandbox", "anyaccel.launcher.landlock", "anyaccel.launcher.reach")
+CONFINING = ("anyaccel.launcher.sandbox", "anyaccel.linux.landlock", "anyaccel.launcher.reach")
 """Modules by which a worker is confined: imported once for all."""
 
 
@@ -553,9 +554,7 @@ def _finish_all() -> None:
             core.stop(0)
 
 
+@tidy_in_child
 def _disown_all() -> None:
     for core in list(_cores):
         core.foreign = True
-
-
-os.register_at_fork(after_in_child=_disown_all)

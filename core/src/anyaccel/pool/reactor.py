@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 
+from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.pool.channel import LONGEST_SECONDS
 
 Handler = Callable[[], object]
@@ -147,7 +148,7 @@ def _guarded(call: Handler) -> None:
 
 
 _current: list[Reactor] = []
-_starting = threading.Lock()
+_starting = renew_in_child(threading.Lock())
 
 
 def reactor() -> Reactor:
@@ -159,11 +160,7 @@ def reactor() -> Reactor:
     return _current[0]
 
 
+@tidy_in_child
 def _forget() -> None:
-    global _starting  # noqa: PLW0603 - the parent's thread may have held it
-    _starting = threading.Lock()
     while _current:
         _current.pop().abandon()
-
-
-os.register_at_fork(after_in_child=_forget)

@@ -1,4 +1,4 @@
-"""How facts about a machine are gathered: one gate for plug-ins, a guarded child process, record and replay."""
+"""How facts about a machine are gathered: one gate for plug-ins, record and replay."""
 
 from anyaccel._faces import face
 
@@ -8,11 +8,6 @@ if TYPE_CHECKING:
     from anyaccel.probe.context import Facts as Facts
     from anyaccel.probe.context import Json as Json
     from anyaccel.probe.context import ProbeContext as ProbeContext
-    from anyaccel.probe.forkserver import TRACE as TRACE
-    from anyaccel.probe.guard import GuardedProcess as GuardedProcess
-    from anyaccel.probe.guard import Outcome as Outcome
-    from anyaccel.probe.guard import call_all as call_all
-    from anyaccel.probe.guard import drop as drop
     from anyaccel.probe.host import HostFacts as HostFacts
     from anyaccel.probe.loading import FILE_NAME as FILE_NAME
     from anyaccel.probe.loading import SCHEMA as SCHEMA
@@ -21,23 +16,19 @@ if TYPE_CHECKING:
     from anyaccel.probe.machine import Machine as Machine
     from anyaccel.probe.machine import Simulated as Simulated
     from anyaccel.probe.machine import parse_machine as parse_machine
-    from anyaccel.probe.protocol import PRINTED_LIMIT as PRINTED_LIMIT
     from anyaccel.probe.recording import RecordedFacts as RecordedFacts
 else:
     __all__, __getattr__, __dir__ = face(
         __name__,
         {
             "anyaccel.probe.context": ("CommandResult", "Facts", "Json", "ProbeContext"),
-            "anyaccel.probe.forkserver": ("TRACE",),
-            "anyaccel.probe.guard": ("GuardedProcess", "Outcome", "call_all", "drop"),
             "anyaccel.probe.host": ("HostFacts",),
             "anyaccel.probe.loading": ("FILE_NAME", "SCHEMA", "load", "read_json"),
             "anyaccel.probe.machine": ("Machine", "Simulated", "parse_machine"),
-            "anyaccel.probe.protocol": ("PRINTED_LIMIT",),
             "anyaccel.probe.recording": ("RecordedFacts",),
         },
     )
-    __all__ += ["HOST", "MACHINE_VARIABLE", "guard"]
+    __all__ += ["HOST", "MACHINE_VARIABLE"]
 
 MACHINE_VARIABLE = "ANYACCEL_MACHINE"
 """Names the machine where no argument does."""

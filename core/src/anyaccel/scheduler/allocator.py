@@ -10,7 +10,7 @@ from time import monotonic
 
 from anyaccel.errors import NeverFitsError, NotFreeError, UsageError
 from anyaccel.model import Allocation, Extent, Gang, Inventory, Request, replace
-from anyaccel.policy import Holding, Policy, Waiting
+from anyaccel.policy import PLAIN, Holding, Policy, Waiting
 from anyaccel.scheduler.books import Books, Placed
 from anyaccel.scheduler.grammar import parse_request
 from anyaccel.scheduler.names import Known
@@ -42,7 +42,7 @@ class Allocator:
         machines: The machines by name.
         validate: The vendors' rules, as of :class:`~anyaccel.scheduler.scheduler.Scheduler`, like all that follow.
         known: Names that are known beside those on the machines.
-        policy: Who is next and who may pass whom.
+        policy: The order of service, and which requests may pass; None for priority and arrival alone.
         clock: Seconds of the clock that the policy goes by.
     """
 
@@ -60,10 +60,12 @@ class Allocator:
         self._lock = Lock()
         self._books: dict[str, Books] = {}
         self._held: dict[str, Allocation] = {}
-        self._queue: Queue[Ticket] = Queue()
+        self._queue = Queue()
         self._infeasible: dict[int, Ticket] = {}
         self._numbers = count(1)
-        self._policy = policy
+        self._policy = policy or PLAIN
+        self._plain = self._policy.plain
+        self._timed = policy is not None  # else no request says when it ends
         self._clock = clock
         self._terms: dict[str, tuple[int | None, float | None, float | None]] = {}
         self._named: dict[str, None] = {}
@@ -109,9 +111,10 @@ class Allocator:
         plan = self._resolve(request, hosts)
         with self._lock:
             plan = self._current(plan)
-            allocation = self._try(self._waiting(plan, _LAST, priority, time, user), plan, note)
+            waiting = self._waiting(plan, _LAST, priority, time, user)
+            allocation = self._try(waiting, plan, note)
             if allocation is None:
-                verdict = self._judge(plan, priority)
+                verdict = self._judge(plan, waiting)
         if allocation is not None:
             return allocation
         error = NotFreeError if verdict.ever_fits else NeverFitsError
@@ -155,8 +158,10 @@ class Allocator:
         with self._lock:
             plan = self._current(plan)
             never = not (plan.ever_fits or plan.request.else_cpu)
-            verdict = self._judge(plan, priority) if never and infeasible == "raise" else None
-            if verdict is None:
+            verdict = None
+            if never and infeasible == "raise":
+                verdict = self._judge(plan, self._waiting(plan, _LAST, priority, time, user))
+            else:
                 number = next(self._numbers)
                 waiting = self._waiting(plan, number, priority, time, user)
                 ticket = Ticket(
@@ -173,7 +178,7 @@ class Allocator:
                     self._infeasible[number] = ticket
                 elif ticket.allocation is None:
                     self._wait_in_line(ticket)
-                    self._queue.add(ticket, priority=priority, number=number, mask=plan.mask)
+                    self._queue.add(ticket)
         if verdict is not None:
             raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
         if ticket.allocation is not None:
@@ -233,10 +238,9 @@ class Allocator:
                     f"another scheduler gave it; a gang is released as a whole"
                 )
             self._terms.pop(allocation.id, None)
-            changed = 0
             for member in held.members:
-                changed |= self._give_back(member)
-            placed = self._serve(changed)
+                self._give_back(member)
+            placed = self._serve()
         notify(placed)
 
     def cancel(self, ticket: Ticket) -> bool:
@@ -246,7 +250,7 @@ class Allocator:
             placed: list[Ticket] = []
             if not waited:
                 waited = self._leave(ticket)
-                placed = self._serve(ticket.plan.mask) if waited else []
+                placed = self._serve() if waited else []
             ticket.cancelled = ticket.cancelled or waited
         notify(placed)
         if waited:
@@ -270,15 +274,17 @@ class Allocator:
                     from anyaccel.scheduler.reasons import Verdict
 
                     return Verdict(request=request.request, fits_now=True, ever_fits=True)
-                return self._judge(self._current(request.plan), request.priority, request.number)
+                return self._judge(self._current(request.plan), request.waiting)
         plan = self._resolve(request, hosts)
         with self._lock:
-            return self._judge(self._current(plan), priority)
+            plan = self._current(plan)
+            return self._judge(plan, self._waiting(plan, _LAST, priority, None, None))
 
     def pending(self) -> tuple[Ticket, ...]:
         """Those who wait, first to be served first; after them those who can never be."""
         with self._lock:
-            return (*self._queue, *self._infeasible.values())
+            turn = self._policy.turn(self._counted(), self._clock())
+            return (*sorted(self._queue, key=lambda ticket: turn(ticket.waiting)), *self._infeasible.values())
 
     def demand(self) -> tuple[Demand, ...]:
         """What those who wait want, by the name that they asked for."""
@@ -316,7 +322,7 @@ class Allocator:
             self._add(machine, inventory)
         self._arrange()
         placed = self._replan()
-        return placed + self._serve(-1)
+        return placed + self._serve()
 
     def _drop(self, machine: str) -> None:
         """Forget a machine that is gone, once nothing of it is held."""
@@ -344,7 +350,7 @@ class Allocator:
                 self._waiting(plan, was.number, was.priority, was.seconds, was.user), since=was.since
             )
             if plan.ever_fits:
-                self._queue.add(ticket, priority=ticket.priority, number=ticket.number, mask=plan.mask)
+                self._queue.add(ticket)
             elif plan.request.else_cpu:
                 ticket.allocation = self._hold(plan, {}, ticket.note)
                 placed.append(ticket)
@@ -352,18 +358,17 @@ class Allocator:
                 self._infeasible[ticket.number] = ticket
         return placed
 
-    def _give_back(self, member: Allocation) -> int:
-        """Take back what is held of one machine; the devices about which something changed."""
+    def _give_back(self, member: Allocation) -> None:
+        """Take back what is held of one machine."""
         books = self._books.get(member.machine)
         if books is None or member.id not in books.held:  # it is the CPU's
-            return 0
-        changed = books.release(member.id)
+            return
+        books.release(member.id)
         site = self._arrangement.by_name.get(member.machine)
         if site is None:
             self._drop(member.machine)
-            return 0
-        self._arrangement.note(site.number)
-        return changed << site.offset
+        else:
+            self._arrangement.note(site.number)
 
     # Requests
 
@@ -380,16 +385,14 @@ class Allocator:
         return plan if plan.arrangement is now else now.plan(plan.request, plan.hosts)
 
     def _waiting(self, plan: Plan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
-        """A request as the policy sees it; without a policy, the order alone."""
-        if self._policy is None:
-            return Waiting(key=number, number=number, since=0.0, priority=priority)
+        """A request as the policy sees it."""
         return Waiting(
             key=number,
             number=number,
             since=self._clock(),
             priority=priority,
             user=user,
-            seconds=time,
+            seconds=time if self._timed else None,
             needs=plan.needs[0] if plan.needs else (),
             sites=plan.needs if len(plan.needs) > 1 else (),
             hosts=plan.hosts,
@@ -397,39 +400,54 @@ class Allocator:
         )
 
     def _try(self, waiting: Waiting, plan: Plan, note: str) -> Allocation | None:
-        """Serve a newcomer unless that would overtake somebody who may not be passed."""
+        """Serve a newcomer unless that would overtake a request that it may not pass."""
         if not plan.ever_fits:
             return self._hold(plan, {}, note) if plan.request.else_cpu else None
-        if self._policy is None:
-            blocked = self._queue.blocked(priority=waiting.priority, mask=plan.mask)
-            return None if blocked else self._place(plan, note)
-        line = [ticket.waiting for ticket in self._queue]
-        held = self._holdings() if line or not self._policy.plain else []
-        now = self._clock()
-        return self._place_in_turn(waiting, plan, note, self._policy.order([*line, waiting], held, now), held, now)
+        held = self._counted()
+        rivals = self._rivals(waiting, plan.mask, held, self._queue.firsts()) if self._queue else []
+        return self._place(waiting, plan, note, rivals, held)
 
-    def _place_in_turn(  # noqa: PLR0917 -- what was found out once for all who wait
-        self,
-        waiting: Waiting,
-        plan: Plan,
-        note: str,
-        order: Sequence[Waiting],
-        held: Sequence[Holding],
-        now: float,
+    def _place(
+        self, waiting: Waiting, plan: Plan, note: str, rivals: Sequence[Ticket], held: Sequence[Holding]
     ) -> Allocation | None:
-        """Place a request if it is its turn, or it may pass those whose turn it is."""
-        policy = self._policy
-        if policy is None or policy.limited(waiting, held):
+        """Place a request if it may pass its rivals: tickets that are served before it and want one of its devices."""
+        if self._limited(waiting, held) or (rivals and waiting.seconds is None):
             return None
-        at = next(position for position, each in enumerate(order) if each is waiting)
-        ahead = [each for each in order[:at] if waiting.competes(each) and not policy.limited(each, held)]
-        if ahead and not policy.may_pass(waiting, ahead, held, now):
+        now = self._clock()
+        if rivals:
+            ahead = [ticket.waiting for ticket in rivals]
+            if not self._policy.may_pass(waiting, ahead, held or self._holdings(), now):
+                return None
+        found = plan.find()
+        if found is None:
             return None
-        allocation = self._place(plan, note)
-        if allocation is not None:
+        allocation = self._hold(plan, found, note)
+        if self._timed:
             until = None if waiting.seconds is None else now + waiting.seconds
-            self._terms[allocation.id] = (waiting.user, until, now if ahead else None)
+            self._terms[allocation.id] = (waiting.user, until, now if rivals else None)
         return allocation
+
+    def _rivals(self, waiting: Waiting, mask: int, held: Sequence[Holding], among: Iterable[Ticket]) -> list[Ticket]:
+        """Those of some tickets that are served before a request and want one of its devices, in the order of service.
+
+        The first of each kind is enough to place a request: no later one can start before it.
+        """
+        turn = self._policy.turn(held, self._clock())
+        own, found = turn(waiting), []
+        for ticket in among:
+            if ticket.plan.mask & mask:
+                at = turn(ticket.waiting)
+                if at < own and not self._limited(ticket.waiting, held):
+                    found.append((at, ticket))
+        return [ticket for _, ticket in sorted(found, key=lambda each: each[0])]
+
+    def _limited(self, waiting: Waiting, held: Sequence[Holding]) -> bool:
+        """Whether a request waits until its user holds less: then it waits for no other one, and none for it."""
+        return not self._plain and self._policy.limited(waiting, held)
+
+    def _counted(self) -> list[Holding]:
+        """All that is held where the order of service depends on it; else nothing."""
+        return [] if self._plain else self._holdings()
 
     def _holdings(self) -> list[Holding]:
         """All that is held, as the policy sees it."""
@@ -444,10 +462,6 @@ class Allocator:
                     device = site.offset + site.books.layout.positions[each.device.id]
                     found.append(Holding(device=device, units=each.units, user=user, until=until, passed=passed))
         return found
-
-    def _place(self, plan: Plan, note: str) -> Allocation | None:
-        found = plan.find()
-        return None if found is None else self._hold(plan, found, note)
 
     def _hold(self, plan: Plan, found: Mapping[int, Placed], note: str) -> Allocation:
         """Take what was found; nothing where a request runs on the CPU."""
@@ -477,63 +491,61 @@ class Allocator:
 
     def _leave(self, ticket: Ticket) -> bool:
         """Take a ticket out of the queue; False when it does not wait there."""
-        return self._queue.remove(priority=ticket.priority, number=ticket.number, mask=ticket.plan.mask)
+        return self._queue.remove(ticket)
 
-    def _serve(self, changed: int) -> list[Ticket]:
-        """Place those whose turn it is; the caller notifies them once the lock is open."""
+    def _serve(self) -> list[Ticket]:
+        """Place the tickets whose turn it is; the caller notifies them once the lock is open."""
         served: list[Ticket] = []
-        if self._policy is not None:
-            while (ticket := self._serve_next(self._policy)) is not None:
-                served.append(ticket)
-            return served
-
-        def serve(ticket: Ticket) -> bool:
-            ticket.allocation = self._place(ticket.plan, ticket.note)
-            if ticket.allocation is not None:
-                served.append(ticket)
-            return ticket.allocation is not None
-
-        self._queue.serve(changed, serve)
+        while self._queue and (ticket := self._serve_next()) is not None:
+            served.append(ticket)
         return served
 
-    def _serve_next(self, policy: Policy) -> Ticket | None:
-        """Place the first in the order of service that can be placed; None when nobody can."""
-        tickets = {ticket.number: ticket for ticket in self._queue}
-        if not tickets:
-            return None
-        held, now = self._holdings(), self._clock()
-        order = policy.order([ticket.waiting for ticket in tickets.values()], held, now)
-        for each in order:
-            ticket = tickets[each.number]
-            ticket.allocation = self._place_in_turn(each, ticket.plan, ticket.note, order, held, now)
-            if ticket.allocation is not None:
-                self._leave(ticket)
-                return ticket
+    def _serve_next(self) -> Ticket | None:
+        """Place the first ticket in the order of service that can be placed; None when none can."""
+        held = self._counted()
+        turn = self._policy.turn(held, self._clock())
+        ahead: list[Ticket] = []
+        blocked = 0
+        for ticket in sorted(self._queue.firsts(), key=lambda each: turn(each.waiting)):
+            if self._limited(ticket.waiting, held):
+                continue
+            mask = ticket.plan.mask
+            if not mask & blocked or ticket.waiting.seconds is not None:
+                rivals = [each for each in ahead if each.plan.mask & mask]
+                ticket.allocation = self._place(ticket.waiting, ticket.plan, ticket.note, rivals, held)
+                if ticket.allocation is not None:
+                    self._leave(ticket)
+                    return ticket
+            ahead.append(ticket)
+            blocked |= mask
         return None
 
     def _place_in_line(self, ticket: Ticket) -> int:
         """The place of a ticket; see :attr:`Ticket.place`."""
         with self._lock:
-            line = {each.number: each for each in self._queue}
-            if ticket.number not in line:
+            if ticket not in self._queue:
                 return 0
-            if self._policy is None:
-                mask = ticket.plan.mask
-                return 1 + sum(1 for _ in self._queue.ahead(priority=ticket.priority, number=ticket.number, mask=mask))
-            order = self._policy.order([each.waiting for each in line.values()], self._holdings(), self._clock())
-            ahead = order[: next(at for at, each in enumerate(order) if each.number == ticket.number)]
-            return 1 + sum(each.competes(ticket.waiting) for each in ahead)
+            return 1 + len(self._rivals(ticket.waiting, ticket.plan.mask, self._counted(), self._queue))
 
-    def _ahead(self, plan: Plan, priority: int, number: int) -> dict[str, str]:
+    def _ahead(self, plan: Plan, waiting: Waiting) -> dict[str, str]:
         """Tickets that come first and want the same devices, with what to call them."""
-        ahead = self._queue.ahead(priority=priority, number=number, mask=plan.mask)
+        ahead = self._rivals(waiting, plan.mask, self._counted(), self._queue)
         return {ticket.id: f"{ticket.id} ({ticket.note or ticket.request})" for ticket in ahead}
 
-    def _judge(self, plan: Plan, priority: int, number: int = _LAST) -> Verdict:
+    def _judge(self, plan: Plan, waiting: Waiting) -> Verdict:
+        """Say whether a request would be served now or ever, and why not."""
         from anyaccel.scheduler.explain import judge
-        from anyaccel.scheduler.reasons import Verdict
+        from anyaccel.scheduler.reasons import Reason, ReasonCode, Verdict
 
-        ahead = self._ahead(plan, priority, number)
+        ahead = self._ahead(plan, waiting)
         if plan.ever_fits and not ahead and plan.find() is not None:
-            return Verdict(request=plan.request, fits_now=True, ever_fits=True)
-        return judge(plan, [site.books for site in self._arrangement.sites], ahead)
+            verdict = Verdict(request=plan.request, fits_now=True, ever_fits=True)
+        else:
+            verdict = judge(plan, [site.books for site in self._arrangement.sites], ahead)
+        held = self._counted()
+        if verdict.ever_fits and self._limited(waiting, held):
+            user = "" if waiting.user is None else f"user {waiting.user}"
+            over = [each for each in self._policy.over_limits(waiting, held) if each.limit == "devices"]
+            limits = (Reason(code=ReasonCode.LIMIT, message=each.message(user)) for each in over)
+            return replace(verdict, fits_now=False, reasons=(*limits, *verdict.reasons))
+        return verdict

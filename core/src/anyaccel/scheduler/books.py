@@ -7,7 +7,7 @@ from threading import Lock
 from typing import NamedTuple, TypeVar
 
 from anyaccel.model import Allocation, Device, Extent, Grant, Health, Inventory, Request, Term, replace, slot_numbers
-from anyaccel.scheduler.cells import union
+from anyaccel.scheduler.bits import union
 from anyaccel.scheduler.choice import extent_within, grants, share
 from anyaccel.scheduler.placement import Layout, Occupancy, Spot, Validate, Wanted, place, want
 
@@ -183,22 +183,15 @@ class Books:
             self._notes[allocation.id] = note
         return allocation
 
-    def release(self, key: str) -> int:
-        """Take back what an allocation holds.
-
-        Returns:
-            The devices about which something changed, as a bit mask by position.
-        """
+    def release(self, key: str) -> None:
+        """Take back what an allocation holds."""
         del self.held[key]
         self._notes.pop(key, None)
-        changed = 0
         for spot in self._spots.pop(key):
             self.occupancy.give((spot,))
             self._holders[spot.position].pop(key, None)
-            changed |= 1 << spot.position
         if self._short:  # others hold more than a device that shrank still has: it is theirs before it is free
             self.recount()
-        return self.layout.with_parts(changed)
 
     def describe_holders(self, position: int) -> dict[str, str]:
         """Who holds a device, a part of it, or one that it is a part of: ids, with what to call them."""

@@ -21,7 +21,7 @@ from anyaccel.model import (
     slot_numbers,
 )
 from anyaccel.policy import Need
-from anyaccel.scheduler.cells import bits, union
+from anyaccel.scheduler.bits import bits, union
 from anyaccel.scheduler.placement import Layout, Occupancy, Spot, Validate, Wanted, choose_slots, needs, place, want
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from anyaccel.model import UNITS_PER_DEVICE, Value
-from anyaccel.scheduler.cells import bits
+from anyaccel.scheduler.bits import bits
 from anyaccel.scheduler.placement import Layout
 from anyaccel.scheduler.plan import Plan
 

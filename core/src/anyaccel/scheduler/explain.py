@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Request, Term, VendorState, format_units, replace
+from anyaccel.scheduler.bits import bits, union
 from anyaccel.scheduler.books import Books
-from anyaccel.scheduler.cells import bits, union
 from anyaccel.scheduler.nearest import nearest
 from anyaccel.scheduler.placement import Layout, Occupancy, Wanted, place, vetoed, want
 from anyaccel.scheduler.plan import Plan

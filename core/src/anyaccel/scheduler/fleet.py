@@ -20,7 +20,7 @@ class Fleet(Allocator):
         machines: The machines by name.
         validate: The vendors' rules, as of :class:`Scheduler`, like the next.
         known: Names that are known beside those on the machines.
-        policy: Who is next and who may pass whom.
+        policy: The order of service, and which requests may pass; None for priority and arrival alone.
         clock: Seconds of the clock that the policy goes by.
 
     Examples:

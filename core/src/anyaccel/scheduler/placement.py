@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Extent, Inventory, Share, Term, Value, parts_of, slot_mask
 from anyaccel.policy import Need
-from anyaccel.scheduler.cells import bits, union
+from anyaccel.scheduler.bits import bits, union
 from anyaccel.scheduler.filters import counted
 from anyaccel.scheduler.names import Names
 from anyaccel.scheduler.serving import rules

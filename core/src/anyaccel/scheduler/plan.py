@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import takewhile
 from typing import NamedTuple
 
 from anyaccel.model import Request
 from anyaccel.policy import Need
+from anyaccel.scheduler.bits import bits
 from anyaccel.scheduler.books import Books, Placed, kept
-from anyaccel.scheduler.cells import bits
 from anyaccel.scheduler.placement import Wanted, needs
 
 
@@ -30,7 +32,7 @@ class Site(NamedTuple):
 class Arrangement:
     """The machines that are there, in order, until one of them changes; and all that was found out about requests.
 
-    It also notes on which machines something was given back: who asks takes note of what is new, and nothing else.
+    It also counts on which machines something was given back: a plan asks only those again that have changed since.
 
     Args:
         machines: Their books.
@@ -45,9 +47,8 @@ class Arrangement:
         self.sites: Sequence[Site] = sites
         self.by_name = {site.books.machine: site for site in sites}
         self._plans: dict[tuple[Request, int], Plan] = {}
-        self._most = 2 * len(sites) + 64
-        self._changed: list[int] = []
-        self._dropped = 0
+        self._given_back: OrderedDict[int, int] = OrderedDict()  # by machine, the count at the last time
+        self._count = 0
 
     def plan(self, request: Request, hosts: int) -> Plan:
         """Resolve a request against all machines. Needs no lock: it depends on nothing that is held.
@@ -58,16 +59,15 @@ class Arrangement:
         return kept(self._plans, (request, hosts), lambda: Plan(request, hosts, self))
 
     def note(self, machine: int) -> None:
-        """Something was given back on a machine."""
-        self._changed.append(machine)
-        if len(self._changed) > 2 * self._most:
-            del self._changed[: self._most]
-            self._dropped += self._most
+        """Count that something was given back on a machine."""
+        self._count += 1
+        self._given_back[machine] = self._count
+        self._given_back.move_to_end(machine)
 
-    def since(self, at: int) -> tuple[int, Sequence[int] | None]:
-        """How many notes there are, and the machines of those after so many; None when that is too long ago."""
-        new = self._changed[at - self._dropped :] if at >= self._dropped else None
-        return self._dropped + len(self._changed), new
+    def since(self, count: int) -> tuple[int, Iterable[int]]:
+        """Return the count now, and the machines on which something was given back after another one."""
+        new = takewhile(lambda each: each[1] > count, reversed(self._given_back.items()))
+        return self._count, (machine for machine, _ in new)
 
 
 class Plan:
@@ -99,7 +99,7 @@ class Plan:
         self.machines = self.open = sum(1 << number for number in self.wanted)
         self.mask = masks[True] or masks[False]
         self.ever_fits = len(self.wanted) >= hosts
-        self._ready = self._seen = 0
+        self._seen = 0
 
     @cached_property
     def needs(self) -> tuple[tuple[Need, ...], ...]:
@@ -115,35 +115,20 @@ class Plan:
     def find(self) -> dict[int, Placed] | None:
         """The devices that it would get now, by the number of the machine; nothing is taken.
 
-        A machine that refused is asked again only once it got something back. Of a gang, the machines that could serve
-        it when too few could are asked last, so that one machine more that refuses ends the search.
+        A machine that refused is asked again only once it got something back.
         """
-        self._catch_up()
+        self._seen, changed = self.arrangement.since(self._seen)
+        for number in changed:
+            self.open |= self.machines & 1 << number
         found: dict[int, Placed] = {}
-        chosen = 0
-        while self.open.bit_count() >= self.hosts:
-            left = self.open & ~chosen
-            ready = left & self._ready
-            left = ready if len(found) + ready.bit_count() >= self.hosts else left & ~ready
-            lowest = left & -left
-            number = lowest.bit_length() - 1
+        for number in bits(self.open):
+            if self.open.bit_count() < self.hosts:
+                break
             placed = self.arrangement.sites[number].books.find(self.wanted[number])
             if placed is None:
-                self.open ^= lowest
+                self.open ^= 1 << number
                 continue
             found[number] = placed
-            chosen |= lowest
             if len(found) == self.hosts:
-                self._ready = 0
                 return found
-        self._ready = self.open & (self._ready | chosen)
         return None
-
-    def _catch_up(self) -> None:
-        """Take note of the machines where something was given back."""
-        self._seen, new = self.arrangement.since(self._seen)
-        if new is None:
-            self.open = self.machines
-            return
-        for number in new:
-            self.open |= self.machines & 1 << number

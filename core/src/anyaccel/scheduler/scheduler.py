@@ -21,8 +21,8 @@ class Scheduler(Allocator):
             or None. Must be a pure function; it is called while the scheduler is locked.
         known: Names that installed plug-ins know beside those on this machine: a request for one of them never fits,
             while any other name is an error.
-        policy: Who is next and who may pass whom, as for those who wait in the machine's ledger; None for priority and
-            arrival alone.
+        policy: The order of service, and which requests may pass others, as in the machine's ledger; None for priority
+            and arrival alone.
         clock: Seconds of the clock that the policy goes by.
     """
 

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from itertools import combinations, islice
 
 from anyaccel.model import Device, slot_mask
-from anyaccel.scheduler.cells import Cells, bits
+from anyaccel.scheduler.bits import bits
 
 EXACT_UP_TO = 16
 """Candidates among which the best-connected set is found exactly; among more it is found greedily."""
@@ -20,8 +20,6 @@ SEARCH_STEPS = 20_000
 SETS = 512
 """Sets that are offered to a vendor's rule before the answer is no."""
 
-_CELLS = 32
-"""Cells among which the best one is looked for, of those that are linked to the rest alike."""
 _SEEDS = 4
 _LINK_LEVELS = 8
 _LINK = 1 << 60
@@ -66,8 +64,6 @@ class Topology:
         for position, signature in enumerate(signatures):
             cells[signature] = cells.get(signature, 0) | 1 << position
         self._cell_of = [cells[signature] for signature in signatures]
-        links = [near for weight, near in self._layers if weight == _LINK]
-        self._cells = Cells(list(cells.values()), links, self._neighborhoods)
 
     def affinity(self, position: int, mask: int) -> int:
         """How well one device is connected to those of a mask; only comparisons of the number mean anything."""
@@ -131,7 +127,7 @@ class Topology:
         """The device whose loss breaks the fewest connections between free devices."""
         if not self._layers:
             return free & -free
-        return 1 << min(self._cells.loosest(free, _CELLS), key=lambda low: (self.affinity(low, free), low))
+        return 1 << min(self._lows(free), key=lambda low: (self.affinity(low, free), low))
 
     def _exact(self, free: int, count: int, *, linked: bool) -> int:
         """Branch and bound over sets, where devices of one cell are interchangeable."""
@@ -162,10 +158,24 @@ class Topology:
 
     def _greedy(self, free: int, count: int, *, linked: bool) -> int:
         """Grow sets from a few promising devices, cell by cell, and keep the best."""
-        grown = {self._grow(seed, free, count, linked=linked) for seed in self._cells.roomiest(free, count, _SEEDS)} - {
-            0
-        }
+        seeds = sorted(self._lows(free), key=lambda low: self._room(low, free, count))[:_SEEDS]
+        grown = {self._grow(seed, free, count, linked=linked) for seed in seeds} - {0}
         return max(sorted(grown), key=lambda chosen: self.value(chosen, free), default=0)
+
+    def _lows(self, mask: int) -> Iterator[int]:
+        """Yield the lowest device of each cell that a mask has devices of."""
+        while mask:
+            low = (mask & -mask).bit_length() - 1
+            yield low
+            mask &= ~self._cell_of[low]
+
+    def _room(self, low: int, free: int, count: int) -> tuple[bool, int, int]:
+        """Rank a device by the room around it: first the smallest neighborhood that suffices, of the closest kind."""
+        kinds = len(self._neighborhoods)
+        rank = next((rank for rank, near in enumerate(self._neighborhoods) if near[low]), kinds)
+        around = self._cell_of[low] | (self._neighborhoods[rank][low] if rank < kinds else 0)
+        size = (around & free).bit_count()
+        return size < count, rank, size if size >= count else -size
 
     def _grow(self, seed: int, free: int, count: int, *, linked: bool) -> int:
         """Add the nearest cell until there are enough devices; 0 when there never are."""
@@ -182,7 +192,7 @@ class Topology:
             if allowed.bit_count() < missing:
                 return 0
             position = max(
-                self._cells.near(self._nearest(chosen, allowed), _CELLS),
+                self._lows(self._nearest(chosen, allowed)),
                 key=lambda near: (self.affinity(near, chosen), -self.affinity(near, free), -near),
             )
 

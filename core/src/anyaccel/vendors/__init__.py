@@ -5,32 +5,40 @@ from __future__ import annotations
 import sys
 
 from anyaccel._faces import face
+from anyaccel.forkserver import client
 from anyaccel.probe import HOST, MACHINE_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from anyaccel.forkserver.client import ForkServer
     from anyaccel.vendors.contract import RESOURCE as RESOURCE
     from anyaccel.vendors.contract import VENDOR as VENDOR
     from anyaccel.vendors.discovery import GROUP as GROUP
     from anyaccel.vendors.discovery import Source as Source
     from anyaccel.vendors.discovery import installed as installed
+    from anyaccel.vendors.guarded import GuardedProcess as GuardedProcess
+    from anyaccel.vendors.guarded import Outcome as Outcome
+    from anyaccel.vendors.guarded import call_all as call_all
     from anyaccel.vendors.plugin import VendorPlugin as VendorPlugin
     from anyaccel.vendors.process import ask as ask
     from anyaccel.vendors.process import known as known
     from anyaccel.vendors.process import vendor_process as vendor_process
+    from anyaccel.vendors.protocol import PRINTED_LIMIT as PRINTED_LIMIT
 else:
     __all__, __getattr__, __dir__ = face(
         __name__,
         {
             "anyaccel.vendors.contract": ("RESOURCE", "VENDOR"),
             "anyaccel.vendors.discovery": ("GROUP", "Source", "installed"),
+            "anyaccel.vendors.guarded": ("GuardedProcess", "Outcome", "call_all"),
             "anyaccel.vendors.plugin": ("VendorPlugin",),
             "anyaccel.vendors.process": ("ask", "known", "vendor_process"),
+            "anyaccel.vendors.protocol": ("PRINTED_LIMIT",),
         },
     )
-    __all__ += ["DEADLINE_SECONDS", "PRELOAD", "TASKS", "begin", "begin_for", "close"]
+    __all__ += ["DEADLINE_SECONDS", "PRELOAD", "TASKS", "begin", "begin_for", "close", "find_server"]
     __all__ += ["presence", "simulate", "tasks"]
 
 DEADLINE_SECONDS = 10.0
@@ -39,20 +47,27 @@ TASKS = "anyaccel.vendors.tasks"
 """The module that runs in a vendor's process; named, since nobody else must import it."""
 PRELOAD = (TASKS, "anyaccel.kit")
 """What is imported once for the processes of all vendors: that module, and what most plug-ins import."""
+IDLE_SECONDS = 60.0
+"""A vendor's process that was not called for so long ends, and so does a fork server without processes."""
+STUCK_SECONDS = 0.5
+"""How long what was killed is waited for: a process that is stuck in the kernel ignores even SIGKILL."""
+
+
+def find_server(*preload: str) -> ForkServer:
+    """Return the fork server of this process whose processes have these modules; started when there is none.
+
+    Raises:
+        OSError: When it cannot be started.
+    """
+    config = {"own": preload, "stuck": STUCK_SECONDS, "idle": IDLE_SECONDS}
+    return client.find_server(preload, lambda: client.ForkServer(config, apart=True))
 
 
 def begin() -> None:
     """Start what forks vendors' processes, which takes as long as what the caller may do before it asks them."""
     try:
-        if "anyaccel.probe.guard" in sys.modules:
-            from anyaccel.probe.guard import guard
-
-            guard(*PRELOAD)
-        else:
-            from anyaccel.probe import ahead
-
-            ahead.begin(*PRELOAD)
-    except OSError:  # whoever asks says why
+        find_server(*PRELOAD)
+    except OSError:  # a caller that asks a vendor hears why
         return
 
 
@@ -66,5 +81,4 @@ def close() -> None:
     """End the processes of all vendors, where there are any. The next call starts them again."""
     if process := sys.modules.get("anyaccel.vendors.process"):
         process.close()
-    if ahead := sys.modules.get("anyaccel.probe.ahead"):
-        ahead.close()
+    client.close_all(client.ForkServer)

@@ -1,11 +1,17 @@
-"""What a hook may return: every value of a plug-in is compared with the contract, all of its faults at once."""
+"""The hooks in one table, and what each may return: all faults of an answer are named at once.
+
+A hook is a function in :mod:`anyaccel.hookspecs`, which says what it is told, and an entry of ``HOOKS``. The facade in
+the vendor's process, its task there, the question from our process and the conformance suite follow from these two.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import UnionType
+from typing import NamedTuple
 
 from anyaccel.model import (
     ContainerEdits,
@@ -25,10 +31,17 @@ from anyaccel.model.wire import faults
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Protocol
 
-RECORDED = ("anyaccel_detect", "anyaccel_stats", "anyaccel_diagnose")
-"""Hooks that touch the machine, and that a recording can answer."""
+    class Asked(Protocol):
+        """A plug-in that was asked."""
+
+        @property
+        def info(self) -> PluginInfo:
+            """What it says about itself."""
+
+    Told = Mapping[str, Any]
+
 VENDOR = re.compile(r"[a-z][a-z0-9_]{0,31}")
 RESOURCE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 KIND = re.compile(r"[a-z][a-z0-9_-]{0,31}")
@@ -90,7 +103,7 @@ def _variable_faults(info: PluginInfo) -> Iterator[str]:
             yield f"PluginInfo.cleared must not hold {name!r}, which is borrowed: the vendor's runtime obeys it"
 
 
-def detected_faults(value: Any) -> Iterator[str]:
+def detected_faults(value: Any, *_: object) -> Iterator[str]:
     """Faults of what ``anyaccel_detect`` returned, None apart."""
     if isinstance(value, (list, tuple)):
         yield (
@@ -151,7 +164,7 @@ def fractional_faults(value: Any, device: Device) -> Iterator[str]:
         )
 
 
-def tags_faults(value: Any) -> Iterator[str]:
+def tags_faults(value: Any, *_: object) -> Iterator[str]:
     """Faults of what ``anyaccel_tags`` returned."""
     yield from _sequence_faults(value, "tags")
     if isinstance(value, (list, tuple)):
@@ -192,13 +205,13 @@ def visible_faults(value: Any, devices: Sequence[Device]) -> Iterator[str]:
                 yield f"VisiblePart.slots must be some of the {count} slots of {part.id!r} (got {part.slots!r})"
 
 
-def reason_faults(value: Any) -> Iterator[str]:
+def reason_faults(value: Any, *_: object) -> Iterator[str]:
     """Faults of what ``anyaccel_validate`` returned, None apart."""
     if not isinstance(value, str) or not value.strip():
         yield f"it must return a sentence with the rule, or None (got {value!r} that is a {type(value).__name__})"
 
 
-def stats_faults(value: Any) -> Iterator[str]:
+def stats_faults(value: Any, *_: object) -> Iterator[str]:
     """Faults of what ``anyaccel_stats`` returned."""
     shape = list(faults(value, Mapping[str, Stats], "stats"))
     yield from shape
@@ -211,7 +224,7 @@ def stats_faults(value: Any) -> Iterator[str]:
                 yield f"Stats.{name} must not be negative (got {getattr(seen, name)} for {device_id!r})"
 
 
-def container_faults(value: Any) -> Iterator[str]:
+def container_faults(value: Any, *_: object) -> Iterator[str]:
     """Faults of what ``anyaccel_container`` returned."""
     shape = list(faults(value, ContainerEdits, "ContainerEdits"))
     yield from shape
@@ -227,9 +240,9 @@ def container_faults(value: Any) -> Iterator[str]:
             yield f"ContainerEdits must name absolute paths of printable text (got {path!r})"
 
 
-def product_faults(value: Any) -> Iterator[str]:
+def product_faults(value: Any, *_: object) -> Iterator[str]:
     """Faults of what ``anyaccel_products`` returned."""
-    shape = list(listed_faults(value, Product))
+    shape = list(_listed_faults(value, Product))
     yield from shape
     if shape:
         return
@@ -246,7 +259,12 @@ def product_faults(value: Any) -> Iterator[str]:
                 )
 
 
-def listed_faults(value: Any, kind: type[Finding | Product]) -> Iterator[str]:
+def finding_faults(value: Any, *_: object) -> Iterator[str]:
+    """Faults of what ``anyaccel_diagnose`` returned."""
+    yield from _listed_faults(value, Finding)
+
+
+def _listed_faults(value: Any, kind: type[Finding | Product]) -> Iterator[str]:
     """Faults of a hook that returns a sequence of findings or products."""
     yield from _sequence_faults(value, f"{kind.__name__}s")
     if isinstance(value, (list, tuple)):
@@ -288,3 +306,53 @@ def _repeated(what: str, values: list[Any]) -> Iterator[str]:
     counts = Counter(map(repr, values))
     for value in sorted(value for value, count in counts.items() if count > 1):
         yield f"{what} must be unique (got {value} more than once)"
+
+
+class Hook(NamedTuple):
+    """A hook of the contract.
+
+    Attributes:
+        name: Its name, without ``anyaccel_``.
+        answer: The type of an answer as it comes from the vendor's process.
+        check: Names what is wrong with an answer, given what the hook was told and the plug-in.
+        required: Whether a plug-in must have it.
+        default: The answer for a plug-in that lacks it, given what the hook is told.
+        seconds: Time for an answer; None where the hook touches the machine, and the caller gives it.
+    """
+
+    name: str
+    answer: Any
+    check: Callable[[Any, Told, Asked], Iterator[str]]
+    required: bool = False
+    default: Callable[[Told], Any] = lambda _: None
+    seconds: float | None = 5.0
+
+    def faults(self, value: Any, told: Told, asked: Asked) -> Iterator[str]:
+        """Name what is wrong with an answer; None is one where the type has it."""
+        optional = value is None and isinstance(self.answer, UnionType)
+        return iter(()) if optional else self.check(value, told, asked)
+
+
+def _device_nodes(told: Told) -> ContainerEdits:
+    return ContainerEdits(nodes=tuple(dict.fromkeys(node for device in told["devices"] for node in device.nodes)))
+
+
+_TABLE = (
+    Hook("info", PluginInfo, lambda value, told, _: info_faults(value, told["vendor"]), required=True),
+    Hook("detect", Detected | None, detected_faults, required=True, seconds=None),
+    Hook("fractional", Fractional, lambda value, told, _: fractional_faults(value, told["device"]), required=True),
+    Hook("tags", tuple[str, ...], tags_faults, required=True),
+    Hook("env", EnvEdits, lambda value, _, asked: env_faults(value, asked.info.env_vars), required=True),
+    Hook(
+        "visible", tuple[str | VisiblePart, ...] | None, lambda value, told, _: visible_faults(value, told["devices"])
+    ),
+    Hook("validate", str | None, reason_faults),
+    Hook("stats", Mapping[str, Stats], stats_faults, default=lambda _: {}, seconds=None),
+    Hook("container", ContainerEdits, container_faults, default=_device_nodes),
+    Hook("diagnose", tuple[Finding, ...], finding_faults, default=lambda _: (), seconds=None),
+    Hook("products", tuple[Product, ...], product_faults, default=lambda _: (), seconds=10.0),
+)
+HOOKS: Mapping[str, Hook] = {hook.name: hook for hook in _TABLE}
+"""Every hook, by its name without ``anyaccel_``."""
+RECORDED = tuple(hook.name for hook in _TABLE if hook.seconds is None)
+"""Hooks that touch the machine, and that a recording can answer."""

@@ -11,8 +11,9 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
@@ -40,9 +41,7 @@ from anyaccel.vendors import contract
 from anyaccel.vendors.discovery import Source, problem_of
 
 PREFIX = "anyaccel_"
-REQUIRED = ("anyaccel_info", "anyaccel_detect", "anyaccel_fractional", "anyaccel_tags", "anyaccel_env")
-
-Check = Callable[[Any], Iterator[str]]
+REQUIRED = tuple(PREFIX + hook.name for hook in contract.HOOKS.values() if hook.required)
 
 
 class _Manager(pluggy.PluginManager):
@@ -58,13 +57,22 @@ class _Manager(pluggy.PluginManager):
 class VendorPlugin:
     """A plug-in that has been imported, registered and asked who it is.
 
-    Every method calls one hook, compares the answer with the contract, and raises
+    It has a method for each hook, which compares the answer with the contract, and raises
     :class:`~anyaccel.errors.PluginError` when the hook raised or answered something else.
 
     Attributes:
         source: Where it comes from.
         info: What it says about itself.
     """
+
+    if TYPE_CHECKING:
+        detect: Callable[[ProbeContext], Detected | None]
+        fractional: Callable[[Device], Fractional]
+        env: Callable[[Sequence[Device], EnvContext], EnvEdits]
+        stats: Callable[[Sequence[Device], ProbeContext], Mapping[str, Stats]]
+        container: Callable[[Sequence[Device]], ContainerEdits]
+        diagnose: Callable[[ProbeContext], Sequence[Finding]]
+        products: Callable[[], Sequence[Product]]
 
     def __init__(self, source: Source, plugin: object | None = None) -> None:
         """Import and register the plug-in.
@@ -80,31 +88,58 @@ class VendorPlugin:
         self._manager = _Manager("anyaccel")
         self._manager.add_hookspecs(hookspecs)
         self._register(self._import() if plugin is None else plugin)
-        self.info: PluginInfo = self._call("anyaccel_info", lambda value: contract.info_faults(value, source.vendor))
+        said = self.call("info", {})
+        self.info: PluginInfo = self.check("info", said, {"vendor": source.vendor})
 
     def implements(self, hook: str) -> bool:
         """Whether the plug-in has a hook of this name."""
         return bool(getattr(self._manager.hook, hook).get_hookimpls())
 
-    def detect(self, ctx: ProbeContext) -> Detected | None:
-        """Find the vendor's devices. Touches the machine: never call it in a process that must survive."""
-        return self._call("anyaccel_detect", _unless_none(contract.detected_faults), ctx=ctx)  # type: ignore[no-any-return]
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """A method for each hook of the contract, which takes what the hook is told."""
+        if name not in contract.HOOKS:
+            raise AttributeError(f"there is no hook {PREFIX}{name}")
+        return partial(self.ask, name)
 
-    def fractional(self, device: Device) -> Fractional:
-        """Whether several holders may share the device."""
-        check: Check = lambda value: contract.fractional_faults(value, device)  # noqa: E731
-        return self._call("anyaccel_fractional", check, device=device)  # type: ignore[no-any-return]
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Call a hook, and compare its answer with the contract.
+
+        Args:
+            name: Its name, without ``anyaccel_``.
+            arguments: What it is told, in the order of its specification.
+
+        Raises:
+            PluginError: When the hook raised, or answered what the contract does not allow.
+        """
+        told = dict(zip(self.arguments(name), arguments, strict=True))
+        return self.check(name, self.call(name, told), told)
+
+    def call(self, name: str, told: Mapping[str, Any]) -> Any:
+        """Call a hook; what it answers is not compared with anything. Without such a hook, the default."""
+        hook = PREFIX + name
+        if not self.implements(hook):
+            return contract.HOOKS[name].default(told)
+        try:
+            return getattr(self._manager.hook, hook)(**told)
+        except (Exception, SystemExit) as error:
+            raise PluginError(self._raised(error, hook)) from error
+
+    def check(self, name: str, value: Any, told: Mapping[str, Any]) -> Any:
+        """Compare the answer of a hook with the contract, and return it."""
+        found = list(contract.HOOKS[name].faults(value, told, self))
+        if found:
+            raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found), PREFIX + name))
+        return value
+
+    @staticmethod
+    def arguments(name: str) -> tuple[str, ...]:
+        """Names of what a hook is told, in the order of its specification."""
+        code = getattr(hookspecs, PREFIX + name).__code__
+        return tuple(code.co_varnames[: code.co_argcount])
 
     def tags(self, device: Device) -> tuple[str, ...]:
         """Accelerator-type tags, most canonical first, none twice."""
-        return tuple(dict.fromkeys(self._call("anyaccel_tags", contract.tags_faults, device=device)))
-
-    def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Edits that make a worker see exactly these devices."""
-        owned = self.info.env_vars
-        return self._call(  # type: ignore[no-any-return]
-            "anyaccel_env", lambda value: contract.env_faults(value, owned), devices=devices, ctx=ctx
-        )
+        return tuple(dict.fromkeys(self.ask("tags", device)))
 
     def visible(
         self, environ: Mapping[str, str], devices: Sequence[Device]
@@ -117,12 +152,9 @@ class VendorPlugin:
         Raises:
             PluginError: When the plug-in refuses the environment's value, or is at fault itself.
         """
-        if not self.implements("anyaccel_visible"):
-            return None, []
-        check = _unless_none(lambda value: contract.visible_faults(value, devices))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found = self._call("anyaccel_visible", check, environ=environ, devices=devices)
+            found = self.ask("visible", environ, devices)
         notes = [str(warning.message) for warning in caught]
         if found is None:
             return None, notes
@@ -131,45 +163,12 @@ class VendorPlugin:
 
     def validate(self, request: Term, devices: Sequence[Device]) -> str | None:
         """Why the hardware cannot serve a term with exactly these devices; None when it can."""
-        check = _unless_none(contract.reason_faults)
-        return self.info.refusal(request, devices) or self._call(
-            "anyaccel_validate", check, default=None, request=request, devices=devices
-        )
-
-    def stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
-        """Stats by device id. Touches the machine."""
-        return self._call("anyaccel_stats", contract.stats_faults, default={}, devices=devices, ctx=ctx)  # type: ignore[no-any-return]
-
-    def container(self, devices: Sequence[Device]) -> ContainerEdits:
-        """What a container needs so that exactly these devices work inside."""
-        nodes = tuple(dict.fromkeys(node for device in devices for node in device.nodes))
-        default = ContainerEdits(nodes=nodes)
-        return self._call("anyaccel_container", contract.container_faults, default=default, devices=devices)  # type: ignore[no-any-return]
-
-    def diagnose(self, ctx: ProbeContext) -> tuple[Finding, ...]:
-        """What is wrong with the vendor's devices and driver. Touches the machine."""
-        check: Check = lambda value: contract.listed_faults(value, Finding)  # noqa: E731
-        return tuple(self._call("anyaccel_diagnose", check, default=(), ctx=ctx))
-
-    def products(self) -> tuple[Product, ...]:
-        """The products that the plug-in knows."""
-        return tuple(self._call("anyaccel_products", contract.product_faults, default=()))
+        reason: str | None = self.info.refusal(request, devices) or self.ask("validate", request, devices)
+        return reason
 
     def problem(self, kind: ProblemKind, reason: str, hook: str = "", details: str = "") -> Problem:
         """Describe a fault of this plug-in."""
         return problem_of(self.source, kind, reason, hook, details)
-
-    def _call(self, hook: str, check: Check, *, default: Any = None, **arguments: Any) -> Any:
-        if not self.implements(hook):
-            return default
-        try:
-            value = getattr(self._manager.hook, hook)(**arguments)
-        except (Exception, SystemExit) as error:
-            raise PluginError(self._raised(error, hook)) from error
-        found = list(check(value))
-        if found:
-            raise PluginError(self.problem(ProblemKind.CONTRACT, _sentence(found), hook))
-        return value
 
     def _raised(self, error: BaseException, hook: str) -> Problem:
         """Describe what a hook raised: in its own words where it has a ``fault``, that is a reason and a remedy."""
@@ -220,10 +219,6 @@ class VendorPlugin:
 def _sentence(found: Sequence[str]) -> str:
     text = "; ".join(found)
     return text if text.endswith("?") else f"{text}."
-
-
-def _unless_none(check: Check) -> Check:
-    return lambda value: iter(()) if value is None else check(value)
 
 
 def _registration_faults(plugin: object) -> Iterator[str]:

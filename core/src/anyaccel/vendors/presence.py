@@ -23,7 +23,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from anyaccel.model import Value
 from anyaccel.probe.context import PCI_DEVICES, Facts
@@ -169,6 +169,23 @@ def possible(
         if _on_bus(signs, functions) or any(map(facts.glob, signs.paths)):
             found[vendor] = signs
     return found
+
+
+def makers(said: Mapping[str, Presence | None], products: Iterable[str]) -> Mapping[str, Presence | None]:
+    """Return the vendors that may know some products, with what their plug-ins say; all where a product is no vendor's.
+
+    Args:
+        said: What each plug-in says; see :func:`declared`.
+        products: Names of products, or of parts of them.
+    """
+    found: dict[str, Presence | None] = {}
+    for product in map(str.casefold, products):
+        names = {product, product.partition("/")[0]}
+        known = {vendor: signs for vendor, signs in said.items() if signs and signs.names and names & signs.names}
+        if not known:
+            return said
+        found |= known
+    return found | {vendor: signs for vendor, signs in said.items() if signs is None or signs.names is None}
 
 
 def _functions(facts: Facts) -> set[tuple[int, int | None]] | None:

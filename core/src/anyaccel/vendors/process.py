@@ -16,12 +16,12 @@ from _thread import allocate_lock
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.errors import PluginError
+from anyaccel.linux.fork import renew_in_child
 from anyaccel.model import (
     ContainerEdits,
     Device,
     EnvContext,
     EnvEdits,
-    Fractional,
     PluginInfo,
     Problem,
     ProblemKind,
@@ -31,14 +31,12 @@ from anyaccel.model import (
     Value,
     replace,
 )
-from anyaccel.model.wire import decode, encode
-from anyaccel.probe.guard import ANSWER_LIMIT, GuardedProcess, Outcome, call_all, close_all
+from anyaccel.model.wire import build, decode, encode
 from anyaccel.probe.machine import Machine
 from anyaccel.vendors import DEADLINE_SECONDS, PRELOAD, TASKS, contract
 from anyaccel.vendors.discovery import ALLOW_VARIABLE, DENY_VARIABLE, Source, installed, problem_of
+from anyaccel.vendors.guarded import ANSWER_LIMIT, GuardedProcess, Outcome, call_all, close_processes
 
-ANSWER_SECONDS = 5.0
-"""Time for a pure hook."""
 SIMULATION_LIMIT = 256 << 20
 """Bytes of an answer of which the core makes up most itself."""
 MOST_DEATHS = 2
@@ -87,14 +85,14 @@ class VendorProcess:
         """What the plug-in says about itself."""
         said = self._hello()["info"]
         if self._info is None or self._info[0] != said:
-            self._info = said, self._decoded(PluginInfo, said, "anyaccel_info")
+            self._info = said, self.checked("info", said)
         return self._info[1]
 
     def implements(self, hook: str) -> bool:
         """Whether the plug-in has a hook of this name."""
         return hook in self._hello()["hooks"]
 
-    def env(self, devices: Sequence[Device], ctx: EnvContext, *, seconds: float = ANSWER_SECONDS) -> EnvEdits:
+    def env(self, devices: Sequence[Device], ctx: EnvContext, *, seconds: float | None = None) -> EnvEdits:
         """Edits that make a worker see exactly these devices. Answers are kept."""
         key = tuple(device.id for device in devices), ctx.mask
         asked = tuple(devices), ctx.devices, ctx.shares, dict(ctx.environ)
@@ -104,9 +102,7 @@ class VendorProcess:
         shares = [_encode_share(share) for share in ctx.shares.values()]
         payload = {"shares": shares, "environ": asked[3], "mask": ctx.mask}
         with self.process:
-            value = self.call("env", payload, seconds, devices=devices, everything=ctx.devices)
-            edits = self._decoded(EnvEdits, value, "anyaccel_env")
-            self._check(contract.env_faults(edits, self.info.env_vars), "anyaccel_env")
+            edits: EnvEdits = self.ask("env", devices, seconds=seconds, everything=ctx.devices, **payload)
         if len(self._edits) >= _MOST_EDITS:
             self._edits.clear()
         self._edits[key] = asked, edits
@@ -123,40 +119,59 @@ class VendorProcess:
         key = term, tuple(device.id for device in devices)
         kept = self._reasons.get(key)
         if kept is None or kept[0] != tuple(devices):
-            reason = self.call("validate", {"term": encode(term)}, devices=devices)
-            if reason is not None:
-                self._check(contract.reason_faults(reason), "anyaccel_validate")
-            kept = self._reasons[key] = tuple(devices), reason
+            kept = self._reasons[key] = tuple(devices), self.ask("validate", devices, request=encode(term))
         return kept[1]
-
-    def fractional(self, device: Device) -> Fractional:
-        """Whether several holders may share the device."""
-        return self._decoded(Fractional, self.call("fractional", {}, devices=[device]), "anyaccel_fractional")
-
-    def products(self) -> tuple[Product, ...]:
-        """The products that the plug-in knows."""
-        value = self.call("products", {}, DEADLINE_SECONDS)
-        if not isinstance(value, list):
-            self._refuse("it must return a list of products", "anyaccel_products")
-        return tuple(self._decoded(Product, each, "anyaccel_products") for each in value)
 
     def container(self, devices: Sequence[Device]) -> ContainerEdits:
         """What a container needs so that exactly these devices work inside."""
-        value = self.call("container", {}, devices=devices)
-        edits = self._decoded(ContainerEdits, value, "anyaccel_container")
-        self._check(contract.container_faults(edits), "anyaccel_container")
+        edits: ContainerEdits = self.ask("container", devices)
         return edits
+
+    def ask(
+        self,
+        name: str,
+        devices: Sequence[Device] = (),
+        *,
+        seconds: float | None = None,
+        everything: Sequence[Device] = (),
+        **told: Any,
+    ) -> Any:
+        """Ask a hook; its answer is compared with the contract.
+
+        Args:
+            name: Name of the hook, without ``anyaccel_``.
+            devices: The devices that it is about.
+            seconds: Time that it may take; that of the contract when None.
+            everything: All devices of the vendor, where it needs them.
+            told: What else it is told, as JSON data.
+        """
+        seconds = seconds or contract.HOOKS[name].seconds or DEADLINE_SECONDS
+        return self.checked(name, self.call(name, told, seconds, devices=devices, everything=everything), devices)
+
+    def checked(self, name: str, data: Any, devices: Sequence[Device] = ()) -> Any:
+        """Build the answer of a hook from data, and compare it with the contract.
+
+        Args:
+            name: Name of the hook, without ``anyaccel_``.
+            data: The answer as its process sent it.
+            devices: The devices that it was asked about.
+        """
+        hook = contract.HOOKS[name]
+        value = build(hook.answer, data)
+        told = {"devices": devices, "device": next(iter(devices), None), "vendor": self.source.vendor}
+        self._check(hook.faults(value, told, self), f"anyaccel_{name}")
+        return value
 
     def call(
         self,
         task: str,
         payload: Mapping[str, Any],
-        seconds: float = ANSWER_SECONDS,
+        seconds: float,
         *,
         devices: Sequence[Device] = (),
         everything: Sequence[Device] = (),
     ) -> Any:
-        """Call a function of :mod:`anyaccel.vendors.tasks` in the process; returns the hook's answer as JSON data.
+        """Call a function of :mod:`anyaccel.vendors.tasks` in the process; returns its answer as JSON data.
 
         Args:
             task: Name of the function.
@@ -227,12 +242,6 @@ class VendorProcess:
         if not self._said:
             self._refuse("its process sent what is no answer", "anyaccel_info")
         return self._said
-
-    def _decoded(self, kind: type[T], data: Any, hook: str) -> T:
-        try:
-            return decode(kind, data)
-        except ValueError as error:
-            raise PluginError(problem_of(self.source, ProblemKind.CONTRACT, f"{error}.", hook)) from error
 
     def _check(self, faults: Iterator[str], hook: str) -> None:
         found = list(faults)
@@ -323,6 +332,26 @@ def problem_in(source: Source, outcome: Outcome, hook: str) -> Problem | None:
     return None
 
 
+def answer_in(
+    name: str, source: Source, outcome: Outcome, devices: Sequence[Device] = ()
+) -> tuple[Any, Problem | None]:
+    """The answer of a hook in an outcome, or the problem that it tells of.
+
+    Args:
+        name: Name of the hook, without ``anyaccel_``.
+        source: The plug-in.
+        outcome: What came of the call.
+        devices: The devices that it was asked about.
+    """
+    problem = problem_in(source, outcome, f"anyaccel_{name}")
+    if problem is not None:
+        return None, problem
+    try:
+        return process_of(source).checked(name, outcome.value.get("value"), devices), None
+    except PluginError as error:
+        return None, error.problem
+
+
 def qualified(device: Device) -> Device:
     """The device with ids that begin with its vendor."""
     return _renamed(device, lambda name: f"{device.vendor}/{name}")
@@ -347,7 +376,7 @@ def _encode_share(share: Share) -> Any:
 
 _vendors: dict[tuple[Source, tuple[str, ...]], VendorProcess] = {}
 _asked: dict[tuple[str, tuple[str, ...]], VendorProcess] = {}
-_lock = allocate_lock()
+_lock = renew_in_child(allocate_lock())
 
 
 def process_of(source: Source) -> VendorProcess:
@@ -449,17 +478,13 @@ def known() -> tuple[list[Known], list[Problem]]:
     answers, problems = ask("products", Machine())
     found = []
     for source, outcome in answers.values():
-        problem = problem_in(source, outcome, "anyaccel_products")
-        if problem is None:
-            try:
-                each = decode(Known, {"info": outcome.value.get("info"), "products": outcome.value.get("value")})
-                faults = [*contract.info_faults(each.info, source.vendor)]
-            except ValueError as error:
-                faults = [str(error)]
-            if not faults:
-                found.append(each)
+        products, problem = answer_in("products", source, outcome)
+        try:
+            if problem is None:
+                found.append(Known(info=process_of(source).info, products=products))
                 continue
-            problem = problem_of(source, ProblemKind.CONTRACT, f"{'; '.join(faults)}.", "anyaccel_products")
+        except PluginError as error:
+            problem = error.problem
         problems.append(problem)
     return found, problems
 
@@ -476,15 +501,7 @@ def close(*, interpreter: bool = True) -> None:
         _vendors.clear()
         _asked.clear()
     if interpreter:
-        close_all()
+        close_processes()
         return
     for vendor in ended:
         vendor.process.close()
-
-
-def _renew_lock() -> None:
-    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
-    _lock = allocate_lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)

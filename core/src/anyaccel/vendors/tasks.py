@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from anyaccel import plugin as author  # noqa: F401 - what every plug-in imports
@@ -30,11 +30,11 @@ from anyaccel.model import (
     Term,
     replace,
 )
-from anyaccel.model.wire import decode, encode, prepare
+from anyaccel.model.wire import decode, encode, faults, prepare
 from anyaccel.probe.context import ProbeContext
 from anyaccel.probe.machine import Machine
 from anyaccel.probe.recording import Recorder
-from anyaccel.vendors.contract import RECORDED
+from anyaccel.vendors import contract
 from anyaccel.vendors.discovery import Source
 from anyaccel.vendors.plugin import VendorPlugin
 
@@ -71,59 +71,16 @@ def detect(payload: Payload) -> dict[str, Any]:
     return _guard(payload, lambda loaded: _detect(loaded, payload))
 
 
-def env(payload: Payload) -> dict[str, Any]:
-    """Ask for the edits to the environment of a worker that has the devices."""
-
-    def answer(loaded: Loaded) -> dict[str, Any]:
-        shares = [decode(Share, share) for share in payload["shares"]]
-        ctx = EnvContext(
-            devices=tuple(loaded.named(payload["everything"])),
-            shares={each.device.id: replace(each, device=loaded.devices[each.device.id]) for each in shares},
-            environ=payload["environ"],
-            mask=payload["mask"],
-        )
-        return {"value": encode(loaded.plugin.env(loaded.named(payload["devices"]), ctx))}
-
-    return _guard(payload, answer)
-
-
-def validate(payload: Payload) -> dict[str, Any]:
-    """Ask why the hardware cannot serve a term with exactly the devices."""
-    term = decode(Term, payload["term"])
-    return _guard(payload, lambda loaded: {"value": loaded.plugin.validate(term, loaded.named(payload["devices"]))})
-
-
-def fractional(payload: Payload) -> dict[str, Any]:
-    """Ask whether several holders may share the device."""
-    return _guard(payload, lambda loaded: {"value": loaded.plugin.fractional(*loaded.named(payload["devices"])).value})
-
-
-def products(payload: Payload) -> dict[str, Any]:
-    """Ask what products the plug-in knows."""
-    return _guard(payload, lambda loaded: {"value": encode(loaded.plugin.products())})
-
-
-def container(payload: Payload) -> dict[str, Any]:
-    """Ask what a container needs for the devices."""
-    return _guard(payload, lambda loaded: {"value": encode(loaded.plugin.container(loaded.named(payload["devices"])))})
+def __getattr__(name: str) -> Callable[[Payload], dict[str, Any]]:
+    """A task for each hook of the contract: ``{"value"}``, which the caller compares with the contract."""
+    if name not in contract.HOOKS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return lambda payload: _guard(payload, lambda loaded: _ask(loaded, name, payload))
 
 
 def nodes(payload: Payload) -> dict[str, Any]:
     """Find the devices and what is opened to use them: ``{"devices": [{"name", "nodes"}]}``."""
     return _guard(payload, lambda loaded: _nodes(loaded.plugin, payload))
-
-
-def stats(payload: Payload) -> dict[str, Any]:
-    """Observe the devices: ``{"stats": {id: ...}}``."""
-    return _guard(
-        payload,
-        lambda loaded: {"stats": encode(loaded.plugin.stats(loaded.named(payload["devices"]), _context(payload)))},
-    )
-
-
-def diagnose(payload: Payload) -> dict[str, Any]:
-    """Look for what is wrong: ``{"findings": [...]}``."""
-    return _guard(payload, lambda loaded: {"findings": encode(loaded.plugin.diagnose(_context(payload)))})
 
 
 def record(payload: Payload) -> dict[str, Any]:
@@ -145,6 +102,33 @@ def _guard(payload: Payload, answer: Callable[[Loaded], dict[str, Any]]) -> dict
         return {**known, **answer(loaded)}
     except PluginError as error:
         return {**known, **_problem(error)}
+
+
+def _ask(loaded: Loaded, name: str, payload: Payload) -> dict[str, Any]:
+    devices = loaded.named(payload.get("devices", []))
+    told: dict[str, Callable[[], Any]] = {
+        "devices": lambda: devices,
+        "device": lambda: devices[0],
+        "request": lambda: decode(Term, payload["request"]),
+        "ctx": lambda: _env_context(loaded, payload) if "shares" in payload else _context(payload),
+    }
+    plugin = loaded.plugin
+    arguments = {each: told[each]() for each in plugin.arguments(name)}
+    value = plugin.call(name, arguments)
+    carried = tuple(value) if isinstance(value, list) else value
+    if any(faults(carried, contract.HOOKS[name].answer, name)):  # JSON would not show what it is
+        plugin.check(name, value, arguments)
+    return {"value": encode(value)}
+
+
+def _env_context(loaded: Loaded, payload: Payload) -> EnvContext:
+    shares = [decode(Share, share) for share in payload["shares"]]
+    return EnvContext(
+        devices=tuple(loaded.named(payload["everything"])),
+        shares={each.device.id: replace(each, device=loaded.devices[each.device.id]) for each in shares},
+        environ=payload["environ"],
+        mask=payload["mask"],
+    )
 
 
 def _problem(error: PluginError) -> dict[str, Any]:
@@ -276,7 +260,7 @@ def _record(plugin: VendorPlugin, payload: Payload) -> dict[str, Any]:
     recorder.environ.asked.update(_own_variables(plugin, facts.environ))
 
     def ctx() -> ProbeContext:
-        return ProbeContext(recorder, time.monotonic() + payload["seconds"] / len(RECORDED))
+        return ProbeContext(recorder, time.monotonic() + payload["seconds"] / len(contract.RECORDED))
 
     detected, failed = None, ""
     try:
@@ -303,7 +287,7 @@ def _own_variables(plugin: VendorPlugin, environ: Mapping[str, str]) -> dict[str
     return {name: environ[name] for name in plugin.info.env_vars if name in environ}
 
 
-def _names(products: tuple[Product, ...]) -> list[str]:
+def _names(products: Sequence[Product]) -> list[str]:
     names = [(product, name) for product in products for name in (product.name, *product.aliases)]
     divided = [f"{name}/{part}" for product, name in names for part in product.parts]
     return [name for _, name in names] + divided

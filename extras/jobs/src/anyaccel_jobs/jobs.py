@@ -12,7 +12,6 @@ import contextlib
 import json
 import math
 import os
-import select
 import signal
 import stat
 import time
@@ -21,8 +20,8 @@ from functools import partial
 
 from anyaccel.configuration import user_directory
 from anyaccel.errors import AnyaccelError, JobNotFoundError, JobStateError, LeaseNotFoundError, UsageError
-from anyaccel.launcher import GRACE_SECONDS, write_whole
-from anyaccel.ledger import Ledger, boot, pid_namespace, process
+from anyaccel.ledger import Ledger, boot
+from anyaccel.linux import GRACE_SECONDS, pid_namespace, process, write_whole
 from anyaccel.model import Value, decode, encode, replace
 
 STATES = ("waiting", "running", "done", "failed", "timeout", "cancelled", "lost")
@@ -32,7 +31,8 @@ LIVE = ("waiting", "running")
 _RECORD, _LOG = "job.json", "log"
 _LIMIT = 1 << 20
 _TO_END = 10.0
-_DAY = 86_400.0
+_LOOK_SECONDS = 60.0
+"""Longest wait for the end of a process: by then its number may be another process's."""
 _NOT_WRITTEN = {"id": "", "here": True, "path": ""}
 """Attributes that follow from where a record lies and who reads it."""
 
@@ -178,22 +178,12 @@ def wait(job: Job, *, timeout: float | None = None) -> Job:
         UsageError: When it belongs to another machine.
     """
     _must_be_here(job)
-    if job.live:
-        try:
-            supervisor = os.pidfd_open(job.pid)
-        except OSError:
-            return _again(job)
-        try:
-            if _again(job).live:
-                poll = select.poll()
-                poll.register(supervisor, select.POLLIN)
-                until = math.inf if timeout is None else time.monotonic() + timeout
-                left = until - time.monotonic()
-                while not poll.poll(min(max(0.0, left), _DAY) * 1000) and left > 0:  # poll() takes 24 days at most
-                    left = until - time.monotonic()
-        finally:
-            os.close(supervisor)
-    return _again(job)
+    until = math.inf if timeout is None else time.monotonic() + timeout
+    job = _again(job)
+    while job.live and (left := until - time.monotonic()) > 0:
+        process.wait_for_end([job.pid], min(left, _LOOK_SECONDS))
+        job = _again(job)
+    return job
 
 
 def cancel(job: Job, *, grace: float | None = None) -> Job:

@@ -7,15 +7,27 @@ It waits for the devices, starts the command, waits for its end and writes down 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError
-from anyaccel.launcher import JOB_NAME, exit_status_of, reap, signal_group, start_detached, time_limit
-from anyaccel.ledger import Teardown, boot, find_carriers, pid_namespace, process, tell_left
-from anyaccel.ledger import mark as marks
+from anyaccel.launcher import JOB_NAME, exit_status_of, start_detached, time_limit
+from anyaccel.ledger import boot
+from anyaccel.linux import (
+    Teardown,
+    find_all,
+    find_carriers,
+    find_tree,
+    list_descriptors,
+    pid_namespace,
+    process,
+    tell_left,
+)
+from anyaccel.linux import mark as marks
 from anyaccel.model import replace
 
 from anyaccel_jobs import jobs
@@ -25,11 +37,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_ASKED = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGALRM})
+    from anyaccel.linux import Confirm
+
+_ASKED = frozenset({signal.SIGTERM, signal.SIGINT})
 """Signals by which a supervisor is asked to end the command."""
 _LOOK_SECONDS = 1.0
-_AT_ONCE = 1e-3
-"""Seconds of a timer that is due: with 0 it would never go off."""
 
 
 class Supervisor:
@@ -81,9 +93,10 @@ class Supervisor:
     ) -> tuple[int, str]:
         """Run a function that becomes the command in a child, and wait for its end.
 
-        SIGTERM and SIGINT are passed on to the command's process group and mean that the job is cancelled; the second
-        one kills all that it has started. Orphans of the command become children of this process, which tells them from
-        other users' processes that have copied the mark; it waits for these no longer than for its own.
+        SIGTERM and SIGINT mean that the job is cancelled: the command's process group is asked to end, and what is left
+        when it has; the second one kills all that it has started. Orphans of the command become children of this
+        process, which tells them from other users' processes that have copied the mark; it waits for these no longer
+        than for its own.
 
         Args:
             become: Called in the child, the leader of a process group; it replaces the child, or returns its status.
@@ -96,31 +109,38 @@ class Supervisor:
         with contextlib.suppress(OSError):
             process.adopt_orphans()
         child = _start(become)
-        status, told, state = None, 0, ""
-        rest, pause = Teardown(find_carriers([mark]), grace=self.job.grace), _LOOK_SECONDS
-        alarm = _Alarm(limit, mark, self.job.log)
+        status: int | None = None
+        asked, state = False, ""
+        everything = find_all(find_carriers([mark]), find_tree(dict([process.me()])))
+
+        def find() -> tuple[Mapping[int, Confirm], bool]:
+            found, complete = everything()
+            if status is None and not rest.killing:  # what has left its process group is the command's to end
+                found = {pid: confirm for pid, confirm in found.items() if process.group_of(pid) == child}
+            return found, complete
+
+        rest = Teardown(find, grace=math.inf)  # until the command has ended, its time is over, or a second signal comes
+        tell = partial(time_limit.say_at_end, path=self.job.log)
+        countdown = time_limit.Countdown(limit, mark, tell)
         while True:
-            ended = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) if status is None else None
-            if ended is not None:
-                if told > 1:
-                    signal_group(child, signal.SIGKILL)  # before it is reaped
-                status = reap(child)
-            _reap_orphans(child)
-            if status is not None:
-                left = rest.step() if told else None
-                if left is None:
-                    self._tell(rest)
-                    return status, state
-                pause = left
+            if status is None and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                status = process.reap(child)
+                rest.allow(self.job.grace)
+            process.reap_children([child] if status is None else ())
+            if limit is not None and not countdown.step():
+                countdown = time_limit.Countdown(None, mark, tell)
+                rest.allow(0.0 if asked else limit.grace)
+                asked, state = True, state or "timeout"
+            pause = rest.step() if asked else None
+            if status is not None and pause is None:
+                self._tell(rest)
+                return status, state
+            pause = min(_LOOK_SECONDS if pause is None else pause, countdown.step())
             came = signal.sigtimedwait({*_ASKED, signal.SIGCHLD}, pause)
-            if came is not None and came.si_signo in _ASKED and not alarm.was_early(came.si_signo):
-                told += 1
-                state = state or ("timeout" if came.si_signo == signal.SIGALRM else "cancelled")
-                if status is None:
-                    signal_group(child, signal.SIGTERM if told == 1 else signal.SIGKILL)
-                if told > 1:
+            if came is not None and came.si_signo in _ASKED:
+                if asked:
                     rest.kill()
-                    rest.step()
+                asked, state = True, state or "cancelled"
 
     def _tell(self, rest: Teardown) -> None:
         """Name in the log of the job what was not ended with it."""
@@ -217,43 +237,10 @@ def _cancel(*_: object) -> None:
 
 def _close_inherited() -> None:
     """Close what the caller has open beside the standard streams: whoever reads it to the end must not wait for us."""
-    for descriptor in process.descriptors():
+    for descriptor in list_descriptors():
         with contextlib.suppress(OSError):  # that of the listing itself
             if descriptor > 2 and os.get_inheritable(descriptor):  # noqa: PLR2004
                 os.close(descriptor)
-
-
-class _Alarm:
-    """Has the kernel send SIGALRM when a time limit is over, and again each time that its grace is.
-
-    Args:
-        limit: The limit; None for none.
-        mark: Mark of the lease, whose carriers get the limit's early signal, for which SIGALRM comes first.
-        log: Path of the log, where that is told.
-    """
-
-    def __init__(self, limit: time_limit.TimeLimit | None, mark: marks.Mark, log: str) -> None:
-        self._limit = limit
-        self._mark = mark
-        self._log = log
-        self._early = limit is not None and limit.early_at is not None
-        self._set()
-
-    def _set(self) -> None:
-        limit = self._limit
-        if limit is not None:
-            moment = limit.early_at if self._early else None
-            left = (limit.until if moment is None else moment) - process.boot_seconds()
-            signal.setitimer(signal.ITIMER_REAL, max(left, _AT_ONCE), max(limit.grace, _AT_ONCE))
-
-    def was_early(self, number: int) -> bool:
-        """Whether a signal that has come is SIGALRM for the early signal; then that is sent."""
-        if number != signal.SIGALRM or self._limit is None or not self._early:
-            return False
-        self._early = False
-        time_limit.say_at_end(self._limit.send_early(self._mark), self._log)
-        self._set()
-        return True
 
 
 def _start(become: Callable[[], int]) -> int:
@@ -269,15 +256,6 @@ def _start(become: Callable[[], int]) -> int:
     with contextlib.suppress(OSError):  # it has done so itself, or has ended
         os.setpgid(child, child)
     return child
-
-
-def _reap_orphans(child: int) -> None:
-    """Reap the orphans that have ended, until the command has: that one is reaped when it is asked for."""
-    with contextlib.suppress(ChildProcessError):
-        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            if ended.si_pid == child:
-                return
-            os.waitpid(ended.si_pid, 0)
 
 
 def _here() -> str:

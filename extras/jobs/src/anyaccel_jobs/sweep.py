@@ -22,16 +22,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError, NotFreeError, UsageError
 from anyaccel.launcher import (
-    GRACE_SECONDS,
     Hold,
     end_in_time,
     not_started,
-    signal_group,
     take_async,
     time_limit,
 )
-from anyaccel.ledger import Ledger, Teardown, find_carriers, process, tell_left
-from anyaccel.ledger import mark as marks
+from anyaccel.ledger import Ledger
+from anyaccel.linux import GRACE_SECONDS, Teardown, find_all, find_carriers, find_tree, process, tell_left
+from anyaccel.linux import mark as marks
 from anyaccel.model import Inventory, Request, Value
 from anyaccel.text import shown
 
@@ -401,8 +400,7 @@ class Sweep:
         self._on_end = on_end
         self._on_wait = on_wait
         self._left = tally.total - tally.skipped
-        self._running: dict[int, Hold] = {}
-        self._over: set[int] = set()
+        self._running: dict[int, int] = {}
         self._holds: dict[Hold, bool] = {}  # and whether a command was run with it
         self._slots = 0
         self._taking: asyncio.Task[Hold] | None = None
@@ -411,8 +409,8 @@ class Sweep:
         self._error: AnyaccelError | None = None
         self._left_over: list[marks.Mark] = []
         self._rest: Teardown | None = None
-        self._ends: dict[str, tuple[float, asyncio.Task[None]]] = {}
-        self._over_leases: set[str] = set()
+        self._ending: asyncio.Task[None] | None = None
+        self._limits: dict[str, _Limited] = {}
         self._ledger = Ledger.open()
 
     def run(self) -> int:
@@ -431,8 +429,8 @@ class Sweep:
         finally:
             with contextlib.suppress(OSError):
                 process.adopt_orphans(adopt=False)
-        for lease, (until, _) in self._ends.items():
-            end_in_time(lease, until)
+        for lease, limited in self._limits.items():
+            end_in_time(lease, limited.limit.until)
         if self._stopped:
             return 128 + self._stopped
         if self._error is not None:
@@ -451,8 +449,8 @@ class Sweep:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self._slots):
                     group.create_task(self._slot())
-            if self._rest is not None:
-                await self._finish(self._rest, "the sweep")
+            if self._ending is not None:
+                await self._ending
                 self._orphans(self._marks())
             await self._end_those_over()
         finally:
@@ -546,25 +544,17 @@ class Sweep:
             os.write(log, f"anyaccel: {fault}\n".encode(errors="replace"))
             status = fault.exit_code
         else:
-            self._running[running.pid] = hold
+            self._running[running.pid] = process.start_time(running.pid) or 0
             self._on_change()
-            limit = self._begin_limit()
-            timers = self._limit(limit, running.pid, hold, path)
+            limited = self._limit(running.pid, hold, path)
             await _end_of(running.pid)
-            for timer in timers:
-                timer.cancel()
-            if self._asked > 1:
-                signal_group(running.pid, signal.SIGKILL)  # before it is reaped
             code = running.wait()
             del self._running[running.pid]
-            await self._end_of_time(hold)
             status, number_of_signal = (code, 0) if code >= 0 else (0, -code)
-            timed_out = limit is not None and running.pid in self._over
-            self._over.discard(running.pid)
-            if limit is not None and timed_out:
+            if limited is not None and (timed_out := await self._end_of_time(limited, hold)):
                 hold.timed_out = True
                 status = status or (0 if number_of_signal else time_limit.STATUS)
-                time_limit.say_at_end(limit.message, path)
+                time_limit.say_at_end(limited.limit.message, path)
         size = os.fstat(log).st_size
         os.close(log)
         return Ended(
@@ -572,64 +562,45 @@ class Sweep:
             seconds=time.monotonic() - clock, output_bytes=size, log=path, timed_out=timed_out,
         )  # fmt: skip
 
-    def _begin_limit(self) -> time_limit.TimeLimit | None:
-        setting = self._setting
-        return None if setting.time is None else time_limit.TimeLimit.begin(setting.time, setting.grace, setting.early)
-
-    def _limit(self, limit: time_limit.TimeLimit | None, pid: int, hold: Hold, log: str) -> list[asyncio.TimerHandle]:
-        """Ask a command to end once its time is over, and kill it after the grace; return the timers that do so.
-
-        What carries the mark of its lease outside of its process group is ended likewise, also when the command has
-        ended before: see :meth:`_end_of_time`.
+    def _limit(self, pid: int, hold: Hold, log: str) -> _Limited | None:
+        """Have a command ended once its time is over, with all that has the devices; None where it has no limit.
 
         Args:
-            limit: The time limit; None for none.
             pid: The command, the leader of a process group.
             hold: Its devices.
             log: Path of what it prints, where its early signal is told.
         """
-        if limit is None:
-            return []
-        loop, mark = asyncio.get_running_loop(), hold.lease.mark if hold.lease else ()
-        if hold.lease is not None and mark:
-            task = asyncio.create_task(self._end_rest(hold.lease.id, mark, limit))
-            self._ends[hold.lease.id] = limit.until, task
-        timers = [
-            loop.call_later(limit.seconds, self._over.add, pid),
-            loop.call_later(limit.seconds, signal_group, pid, signal.SIGTERM),
-            loop.call_later(limit.seconds + limit.grace, signal_group, pid, signal.SIGKILL),
-        ]
-        if limit.early is not None:
-            before = limit.seconds - limit.early.seconds
-            timers.append(loop.call_later(before, lambda: time_limit.say_at_end(limit.send_early(mark), log)))
-        return timers
+        setting = self._setting
+        if setting.time is None:
+            return None
+        limit = time_limit.TimeLimit.begin(setting.time, setting.grace, setting.early)
+        mark = hold.lease.mark if hold.lease else ()
+        everything = find_all(find_carriers([mark]), find_tree({pid: self._running[pid]}))
+        return _Limited(limit, Teardown(everything, grace=limit.grace), mark, log)
 
-    async def _end_rest(self, lease: str, mark: marks.Mark, limit: time_limit.TimeLimit) -> None:
-        """Wait until a time is over, and end what carries the mark of a lease; process groups hear it otherwise."""
-        await asyncio.sleep(limit.seconds)
-        self._over_leases.add(lease)
-        rest = Teardown(find_carriers([mark]), grace=limit.grace, spare=self._in_group)
-        await self._finish(rest, "a command whose time is over")
+    async def _end_of_time(self, limited: _Limited, hold: Hold) -> bool:
+        """Wait for what ends with a command that has ended, and forget its limit where nothing is left to end.
 
-    async def _end_of_time(self, hold: Hold) -> None:
-        """A command has ended: wait for what is ended with it, and forget the limit where nothing is left to end."""
-        if hold.lease is None or hold.lease.id not in self._ends:
-            return
-        _, task = self._ends[hold.lease.id]
-        if hold.lease.id in self._over_leases:
-            await task
-        elif not (self._asked or self._intact(hold)):
-            return  # what is left has its time still
-        task.cancel()
-        del self._ends[hold.lease.id]
+        Returns:
+            Whether the command was ended by its limit.
+        """
+        timed_out = limited.over
+        limited.countdown.early_at = None
+        if timed_out:
+            await limited.task
+        elif hold.lease is None or self._asked or self._intact(hold):
+            limited.task.cancel()
+        else:
+            self._limits[hold.lease.id] = limited  # what is left has its time still
+        return timed_out
 
     async def _end_those_over(self) -> None:
         """Wait for what is being ended, since its time is over; the rest is left to monitors."""
-        for lease, (_, task) in tuple(self._ends.items()):
-            if lease in self._over_leases:
-                await task
-                del self._ends[lease]
-            task.cancel()
+        for lease, limited in tuple(self._limits.items()):
+            if limited.over:
+                await limited.task
+                del self._limits[lease]
+            limited.task.cancel()
 
     def _intact(self, hold: Hold) -> bool:
         """Whether nothing that a command has left behind runs with the devices."""
@@ -658,7 +629,7 @@ class Sweep:
     def _orphans(self, wanted: Sequence[marks.Mark]) -> list[int]:
         """Living processes with some marks that have become our children; those that have ended are reaped."""
         found = []
-        for pid in _children():
+        for pid in process.children(os.getpid()):
             if pid in self._running:
                 continue
             value = marks.hard_limit(pid)
@@ -675,42 +646,17 @@ class Sweep:
         self._asked += 1
         if self._taking is not None:
             self._taking.cancel()
-        if self._asked == 1:
-            self._rest = Teardown(find_carriers(self._marks()), grace=self._setting.grace, spare=self._in_group)
-            self._signal_all(self._rest)
-            asyncio.get_running_loop().call_later(self._setting.grace, self._press, self._rest)
-        elif self._rest is not None:
+        if self._rest is None:
+            everything = find_all(find_carriers(self._marks()), find_tree(self._running))
+            self._rest = Teardown(everything, grace=self._setting.grace)
+            self._ending = asyncio.create_task(_finish(self._rest, "the sweep"))
+        else:
             self._rest.kill()
-            self._signal_all(self._rest)
+            self._rest.step()
         self._on_change()
-
-    def _press(self, rest: Teardown) -> None:
-        self._asked += 1
-        rest.kill()
-        self._signal_all(rest)
-
-    def _signal_all(self, rest: Teardown) -> None:
-        """End all that was started and runs, as far as one step goes."""
-        for pid in self._running:
-            signal_group(pid, signal.SIGKILL if rest.killing else signal.SIGTERM)
-        rest.step()
-
-    def _in_group(self, pid: int) -> bool:
-        """Return whether a process hears what the process group of a running command hears."""
-        try:
-            return os.getpgid(pid) in self._running
-        except OSError:
-            return True
 
     def _marks(self) -> list[marks.Mark]:
         return [hold.lease.mark for hold in self._holds if hold.lease]
-
-    async def _finish(self, rest: Teardown, of: str) -> None:
-        """Wait for what commands have left behind, which was asked to end with them; kill it in the end."""
-        while (pause := rest.step()) is not None:  # noqa: ASYNC110 - nothing else tells of it
-            await asyncio.sleep(pause)
-        for line in tell_left(rest, of):
-            _log().warning("%s", line)
 
     async def _tick(self) -> None:
         while True:
@@ -718,6 +664,43 @@ class Sweep:
             self._on_change()
             if self._left_over:
                 self._orphans(self._left_over)
+
+
+class _Limited:
+    """A command with a time limit.
+
+    Args:
+        limit: The limit.
+        rest: The end of the command, and of all that it has left with its devices, once its time is over.
+        mark: Mark of its lease, whose carriers get the limit's early signal.
+        log: Path of what it prints, where that is told.
+
+    Attributes:
+        limit: The limit.
+        over: Whether its time is over.
+        countdown: Sends the early signal, also to what the command has left, unless that is called off.
+        task: Ends all once its time is over.
+    """
+
+    def __init__(self, limit: time_limit.TimeLimit, rest: Teardown, mark: marks.Mark, log: str) -> None:
+        self.limit = limit
+        self.over = False
+        self.countdown = time_limit.Countdown(limit, mark, lambda text: time_limit.say_at_end(text, log))
+        self.task = asyncio.create_task(self._end(rest))
+
+    async def _end(self, rest: Teardown) -> None:
+        while left := self.countdown.step():  # noqa: ASYNC110 - nothing else tells of it
+            await asyncio.sleep(left)
+        self.over = True
+        await _finish(rest, "a command whose time is over")
+
+
+async def _finish(rest: Teardown, of: str) -> None:
+    """End what a teardown is for, and name what it leaves."""
+    while (pause := rest.step()) is not None:  # noqa: ASYNC110 - nothing else tells of it
+        await asyncio.sleep(pause)
+    for line in tell_left(rest, of):
+        _log().warning("%s", line)
 
 
 async def _end_of(pid: int) -> None:
@@ -739,14 +722,6 @@ def _log() -> logging.Logger:
     import logging
 
     return logging.getLogger("anyaccel")
-
-
-def _children() -> list[int]:
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-            return [int(word) for word in file.read().split()]
-    except OSError:  # a kernel without this list: then leases are looked at when they are given back
-        return []
 
 
 def call(number: int, command: tuple[str, ...], attempt: int) -> tuple[Ended, bytes]:

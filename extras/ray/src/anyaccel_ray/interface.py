@@ -177,7 +177,7 @@ class _Backend:
         if not whole:
             # Ray's ids name whole devices: who has a part of a device that is divided by position would get all of it.
             shared = not sets or any(
-                self._plugin.fractional(device) is Fractional.SHARED for devices in sets for device in devices
+                self._plugin.ask("fractional", [device]) is Fractional.SHARED for devices in sets for device in devices
             )
             return (
                 shared,
@@ -189,12 +189,12 @@ class _Backend:
         return (True, None) if not reasons or None in reasons else (False, reasons[0])
 
     def _product_of(self, instance_type: str) -> Product | None:
-        return next((each for each in self._plugin.products() if instance_type in each.instance_types), None)
+        return next((each for each in self._plugin.ask("products") if instance_type in each.instance_types), None)
 
     def _imagined(self, count: int) -> list[tuple[Device, ...]]:
         """Sets of so many devices of each product that the plug-in knows, on machines that are large enough."""
         sets = []
-        for product in self._plugin.products():
+        for product in self._plugin.ask("products"):
             sizes = [size for size in product.counts if size >= count] or [count]
             machines = [simulate.simulate(self._vendor, [(product, size)]).devices for size in sizes]
             sets += [machine[:count] for machine in machines]

@@ -13,8 +13,7 @@ from typing import Any
 
 from anyaccel.errors import PluginError
 from anyaccel.model import decode
-from anyaccel.probe import PRINTED_LIMIT, TRACE
-from anyaccel.vendors import Source
+from anyaccel.vendors import PRINTED_LIMIT, Source
 
 from anyaccel_testing.check import Check, CheckFailed, NotApplicable, State, demand
 from anyaccel_testing.subject import PRODUCTS, Subject, TestedMachine
@@ -25,6 +24,9 @@ Answer = dict[str, str]
 
 def perform(payload: Mapping[str, Any]) -> list[Answer]:
     """Make one check; what it says of each machine, as the fields of :class:`~anyaccel_testing.Result`."""
+    sys.path[:] = payload["path"]  # the process was forked from one that may have looked for modules elsewhere
+    os.environ.clear()
+    os.environ.update(payload["environ"])
     check = next(check for check in CHECKS if check.id == payload["check"])
     subject = Subject(
         decode(Source, payload["source"]),
@@ -44,7 +46,6 @@ def _output_in_a_file() -> Iterator[None]:
     """
     pipe = os.dup(2)
     faulthandler.enable(pipe)
-    faulthandler.register(TRACE, pipe)
     output = os.memfd_create("output")
     for descriptor in (1, 2):
         os.dup2(output, descriptor)

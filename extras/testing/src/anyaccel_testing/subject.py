@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -37,6 +37,7 @@ class Subject:
 
     Attributes:
         too_slow: The machine on which a hook has taken longer; empty while none has.
+        tried_sizes: Numbers of devices of the simulated machines on which every odd value was tried.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Subject:
         self.live = live
         self.timeout = timeout
         self.too_slow = ""
+        self.tried_sizes: set[int] = set()
         self._recordings = recordings
 
     @cached_property
@@ -137,6 +139,16 @@ class TestedMachine:
     def replay(self, environ: Mapping[str, str] | None = None) -> ProbeContext:
         """Show the recording to a hook."""
         return self.context(RecordedFacts(self.recording, environ))
+
+    def call(self, hook: str, **told: Callable[[], Any]) -> Callable[[], Any]:
+        """What calls a hook.
+
+        Args:
+            hook: Its name, without ``anyaccel_``.
+            told: By the names of arguments, what makes them at each call.
+        """
+        plugin = self.subject.plugin
+        return lambda: getattr(plugin, hook)(*(told[each]() for each in plugin.arguments(hook)))
 
     @cached_property
     def _answer(self) -> dict[str, Any]:

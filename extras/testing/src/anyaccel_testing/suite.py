@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from anyaccel.errors import UsageError
 from anyaccel.model import encode, replace
-from anyaccel.probe import FILE_NAME, GuardedProcess, Machine, Outcome, call_all, drop, guard, load, read_json
+from anyaccel.probe import FILE_NAME, Machine, load, read_json
 from anyaccel.text import shown
-from anyaccel.vendors import DEADLINE_SECONDS, PRELOAD, Source, ask, installed
+from anyaccel.vendors import (
+    DEADLINE_SECONDS,
+    PRELOAD,
+    GuardedProcess,
+    Outcome,
+    Source,
+    ask,
+    call_all,
+    installed,
+)
 
 from anyaccel_testing.check import Check, Result, State
 from anyaccel_testing.subject import HOST, LIVE, PRODUCTS
@@ -168,14 +178,19 @@ def _run(
     live: bool,
 ) -> list[Result]:
     performed = {check.id: check for check in chosen if check.id != NEEDS_PYTEST}
-    shared = {"source": encode(source), "recordings": list(recordings.values()), "live": live, "timeout": timeout}
+    shared = {
+        "source": encode(source),
+        "recordings": list(recordings.values()),
+        "live": live,
+        "timeout": timeout,
+        "path": [entry for entry in sys.path if isinstance(entry, str)],
+        "environ": dict(os.environ),
+    }
     processes = {GuardedProcess(*NEEDED): key for key in performed}
     calls = {process: (f"{PERFORM}:perform", {**shared, "check": key}) for process, key in processes.items()}
     outcomes = {processes[process]: outcome for process, outcome in call_all(calls, seconds).items()}
     for process in processes:
         process.close()
-    if processes:
-        drop(guard.guard(*NEEDED))  # the next checks may be those of a plug-in on another path
     slow = SLOW in outcomes and any(answer["state"] == "failed" for answer in outcomes[SLOW].value or ())
     deadly = next((key for key in (LOADS, DETECTS) if key in outcomes and outcomes[key].fault), None)
     results: list[Result] = []

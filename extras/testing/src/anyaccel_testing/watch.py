@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, Self
 
-from anyaccel.ledger import descriptors
+from anyaccel.linux import list_descriptors, process
 from anyaccel.vendors import Source
 
 EVENTS = (
@@ -125,7 +125,7 @@ def process_state() -> dict[str, Any]:
         "open file descriptors": dict(_descriptors()),
         "threads": sorted(thread.name for thread in threading.enumerate()),
         "kernel threads": len(os.listdir("/proc/self/task")),
-        "child processes": _children(),
+        "child processes": sorted(process.children(os.getpid())),
         "the module path (sys.path)": list(sys.path),
         "the locale": locale.setlocale(locale.LC_ALL),
         "the handlers of the root logger": list(logging.getLogger().handlers),
@@ -155,19 +155,11 @@ def _umask() -> int:
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:
-    for number in descriptors():
+    for number in list_descriptors():
         try:
             yield number, os.readlink(f"/proc/self/fd/{number}")
         except FileNotFoundError:  # the one that lists the directory
             continue
-
-
-def _children() -> list[str]:
-    found: list[str] = []
-    for task in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{task}/children", encoding="utf-8") as file:
-            found += file.read().split()
-    return found
 
 
 def _printed(descriptor: int) -> int:

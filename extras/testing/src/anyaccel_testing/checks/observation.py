@@ -12,11 +12,12 @@ from anyaccel.errors import PluginError
 from anyaccel.model import ProblemKind
 from anyaccel.text import listed
 from anyaccel.vendors import presence
+from anyaccel.vendors.contract import RECORDED
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
 from anyaccel_testing.subject import Subject, TestedMachine
 
-DETECT, STATS, DIAGNOSE = "anyaccel_detect", "anyaccel_stats", "anyaccel_diagnose"
+STATS, DIAGNOSE = "anyaccel_stats", "anyaccel_diagnose"
 
 
 def answering(subject: Subject) -> None:
@@ -52,11 +53,9 @@ def _failure(machine: TestedMachine, hook: str) -> str:
 
 def _calls(machine: TestedMachine) -> dict[str, Callable[[], Any]]:
     """The hooks that touch a machine, by name."""
-    plugin = machine.subject.plugin
     return {
-        DETECT: lambda: plugin.detect(machine.context()),
-        STATS: lambda: plugin.stats(machine.known_devices, machine.context()),
-        DIAGNOSE: lambda: plugin.diagnose(machine.context()),
+        f"anyaccel_{name}": machine.call(name, devices=lambda: machine.known_devices, ctx=machine.context)
+        for name in RECORDED
     }
 
 

@@ -8,10 +8,12 @@ import selectors
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from anyaccel.errors import PluginError
 from anyaccel.model import AGREEMENT, Device, EnvContext, ProblemKind, Severity, Share, Stats, Term, encode
+from anyaccel.vendors.contract import HOOKS
 
 from anyaccel_testing.check import CheckFailed, demand
 from anyaccel_testing.checks.environment import STALE, accepted
@@ -37,22 +39,22 @@ def exercise(subject: Subject, machine: TestedMachine, *, replay: bool = True) -
     Returns:
         By name of the call, what was answered as JSON data, or the reason why it failed.
     """
-    plugin = subject.plugin
     context = machine.replay if replay else machine.context
     devices = machine.known_devices
-    calls: dict[str, Callable[[], Any]] = {
-        "anyaccel_detect": lambda: plugin.detect(context()),
-        "anyaccel_stats": lambda: plugin.stats(devices, context()),
-        "anyaccel_diagnose": lambda: plugin.diagnose(context()),
-        "anyaccel_products": plugin.products,
-    }
+    of_machine = [name for name in HOOKS if name != "info" and not _is_pure(subject, name)]
+    calls = {f"anyaccel_{name}": machine.call(name, devices=lambda: devices, ctx=context) for name in of_machine}
     for device in devices[:MOST_DEVICES]:
-        calls |= _pure_calls(subject, device, devices)
+        calls |= _pure_calls(subject, machine, device)
     return {name: _answer(call) for name, call in calls.items()}
 
 
-def _pure_calls(subject: Subject, device: Device, devices: tuple[Device, ...]) -> dict[str, Callable[[], Any]]:
-    plugin = subject.plugin
+def _is_pure(subject: Subject, hook: str) -> bool:
+    """Whether a hook answers from what it is told about devices."""
+    return HOOKS[hook].seconds is not None and bool(subject.plugin.arguments(hook))
+
+
+def _pure_calls(subject: Subject, machine: TestedMachine, device: Device) -> dict[str, Callable[[], Any]]:
+    info, devices = subject.plugin.info, machine.known_devices
     share = Share(
         device=device,
         units=5000,
@@ -60,19 +62,20 @@ def _pure_calls(subject: Subject, device: Device, devices: tuple[Device, ...]) -
         memory_by=AGREEMENT,
         compute_by=AGREEMENT,
     )
-    term = Term(names=(plugin.info.resource,))
     whole = EnvContext(devices=devices, shares={device.id: Share(device=device)})
     part = EnvContext(devices=devices, shares={device.id: share}, mask="index")
-    environ = dict.fromkeys(plugin.info.env_vars, "0")
-    return {
-        f"anyaccel_fractional of {device.id}": lambda: plugin.fractional(device),
-        f"anyaccel_tags of {device.id}": lambda: plugin.tags(device),
-        f"anyaccel_validate of {device.id}": lambda: plugin.validate(term, (device,)),
-        f"anyaccel_env of {device.id}": lambda: plugin.env((device,), whole),
-        f"anyaccel_env of a share of {device.id}": lambda: plugin.env((device,), part),
-        f"anyaccel_visible beside {device.id}": lambda: plugin.visible(environ, devices),
-        f"anyaccel_container of {device.id}": lambda: plugin.container((device,)),
+    told: dict[str, Callable[[], Any]] = {
+        "device": lambda: device,
+        "devices": lambda: (device,),
+        "environ": lambda: dict.fromkeys(info.env_vars, "0"),
+        "request": lambda: Term(names=(info.resource,)),
+        "ctx": lambda: whole,
     }
+    pure = [name for name in HOOKS if _is_pure(subject, name)]
+    calls = {f"anyaccel_{name} of {device.id}": machine.call(name, **told) for name in pure}
+    calls[f"anyaccel_visible of {device.id}"] = machine.call("visible", **{**told, "devices": lambda: devices})
+    calls[f"anyaccel_env of a share of {device.id}"] = machine.call("env", **{**told, "ctx": lambda: part})
+    return calls
 
 
 def _answer(call: Callable[[], Any]) -> Any:
@@ -201,22 +204,26 @@ def _unit_faults(stats: Mapping[str, Stats]) -> Iterator[str]:
                 yield f"Stats.{name} must be {unit}, from {least} to {most} (got {value:g} for {device_id!r})"
 
 
+def _observing_calls(subject: Subject, machine: TestedMachine) -> dict[str, Callable[[], Any]]:
+    """Calls of the optional hooks that tell of devices, or of the vendor, as they are."""
+    given = max(accepted(subject, machine.devices), key=len, default=())
+    found: dict[str, Callable[[], Any]] = {}
+    for name, hook in HOOKS.items():
+        if not hook.required and {"environ", "request"}.isdisjoint(subject.plugin.arguments(name)):
+            devices = given if _is_pure(subject, name) else machine.devices
+            found[name] = machine.call(name, devices=partial(tuple, devices), ctx=machine.replay)
+    return found
+
+
 def _observation_faults(subject: Subject, machine: TestedMachine) -> Iterator[str]:
-    plugin, devices = subject.plugin, machine.devices
-    given = max(accepted(subject, devices), key=len, default=())
-    hooks: dict[str, Callable[[], Any]] = {
-        "anyaccel_stats": lambda: plugin.stats(devices, machine.replay()),
-        "anyaccel_diagnose": lambda: plugin.diagnose(machine.replay()),
-        "anyaccel_container": lambda: plugin.container(given),
-        "anyaccel_products": plugin.products,
-    }
+    devices = machine.devices
     answers: dict[str, Any] = {}
-    for hook, call in hooks.items():
+    for name, call in _observing_calls(subject, machine).items():
         try:
-            answers[hook] = call()
+            answers[f"anyaccel_{name}"] = call()
         except PluginError as error:
-            if error.problem.kind is ProblemKind.CONTRACT or hook in ("anyaccel_container", "anyaccel_products"):
-                yield f"{hook}: {error.problem.reason}"
+            if error.problem.kind is ProblemKind.CONTRACT or HOOKS[name].seconds is not None:
+                yield f"anyaccel_{name}: {error.problem.reason}"
     unknown = set(answers.get("anyaccel_stats", ())) - {device.id for device in devices}
     if unknown:
         yield f"anyaccel_stats tells of {', '.join(sorted(unknown))}, which it was not asked about; use Device.id"

@@ -6,22 +6,24 @@ the way to the root, was granted. No privilege is needed. See landlock(7).
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import functools
 import os
 import stat
 import struct
 from collections.abc import Collection, Iterable
 from enum import IntFlag
 
-from anyaccel.ledger import process
+from anyaccel.linux.system import (
+    LANDLOCK_ADD_RULE,
+    LANDLOCK_CREATE_RULESET,
+    LANDLOCK_RESTRICT_SELF,
+    SET_NO_NEW_PRIVS,
+    prctl,
+    syscall,
+)
 
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
-"""Numbers of the system calls, the same on every architecture that Python supports."""
 VERSION = 1
 PATH_BENEATH = 1
-PR_SET_NO_NEW_PRIVS = 38
 
 OLDEST = 2
 """Oldest usable version (Linux 5.19): under the first one, no file can be moved from one directory to another."""
@@ -49,7 +51,7 @@ def version() -> int:
     Raises:
         OSError: When there is none: ENOSYS, EOPNOTSUPP when it is switched off, EPERM when a filter forbids the call.
     """
-    return _call(CREATE_RULESET, None, 0, VERSION)
+    return syscall(LANDLOCK_CREATE_RULESET, None, 0, VERSION)
 
 
 def unavailable() -> str:
@@ -96,12 +98,12 @@ def restrict(paths: Iterable[str], closed: Collection[Node]) -> None:
     on_files = Right.READ_FILE | Right.WRITE_FILE | ioctl
     handled = on_files | Right.REFER | Right.MAKE_CHAR | Right.MAKE_BLOCK
     attributes = struct.pack("=Q", handled)
-    ruleset = _call(CREATE_RULESET, attributes, len(attributes), 0)
+    ruleset = syscall(LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
     try:
         for path in paths:
             _grant(ruleset, path, on_files, closed)
-        process.prctl(PR_SET_NO_NEW_PRIVS, 1)
-        _call(RESTRICT_SELF, ruleset, 0)
+        prctl(SET_NO_NEW_PRIVS, 1)
+        syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0)
     finally:
         os.close(ruleset)
 
@@ -116,7 +118,7 @@ def _grant(ruleset: int, path: str, on_files: Right, closed: Collection[Node]) -
         if node_of(status) in closed or stat.S_ISLNK(status.st_mode):
             return
         rights = on_files | Right.REFER if stat.S_ISDIR(status.st_mode) else on_files
-        _call(ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", rights, target), 0)
+        syscall(LANDLOCK_ADD_RULE, ruleset, PATH_BENEATH, struct.pack("=Qi", rights, target), 0)
     finally:
         os.close(target)
 
@@ -126,17 +128,3 @@ def node_of(status: os.stat_result) -> Node | None:
     if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
         return stat.S_IFMT(status.st_mode), status.st_rdev
     return None
-
-
-def _call(number: int, *arguments: bytes | int | None) -> int:
-    passed = (ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments)
-    result: int = _libc().syscall(ctypes.c_long(number), *passed)
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
-
-
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)

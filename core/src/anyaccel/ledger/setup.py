@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 from anyaccel import configuration
 from anyaccel.errors import AnyaccelError, UsageError
-from anyaccel.ledger import Ledger
+from anyaccel.ledger.ledger import Ledger
 from anyaccel.ledger.places import MACHINE_WIDE, MODE_SHARED
+from anyaccel.linux.files import write_whole
 from anyaccel.model import Value
 
 TMPFILES = "/etc/tmpfiles.d/anyaccel.conf"
@@ -41,7 +42,7 @@ def steps(root: str = "") -> list[Step]:
     """
     directory = f"{root}{MACHINE_WIDE}"
     tmpfiles, config = f"{root}{TMPFILES}", f"{root}{configuration.MACHINE_FILE}"
-    line = os.path.join(os.path.dirname(os.path.dirname(__file__)), "ledger", "tmpfiles.conf")
+    line = os.path.join(os.path.dirname(__file__), "tmpfiles.conf")
     with open(line, encoding="utf-8") as file:
         setting = file.read()
     made = [
@@ -115,30 +116,3 @@ def _write(path: str, text: str) -> None:
         raise AnyaccelError(
             f"{path} cannot be written: {error.strerror}", hint="make room, or run setup as root"
         ) from error
-
-
-def write_whole(path: str, text: str, mode: int = 0o644) -> None:
-    """Write a file so that readers see what was there before, or all of it, also when the machine fails.
-
-    Args:
-        path: The file.
-        text: What is in it.
-        mode: Who may do what with it; as it is, everybody may read it, and its owner write.
-
-    Raises:
-        OSError: When it cannot be written.
-    """
-    new = f"{path}.new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(new)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            os.fchmod(descriptor, mode)
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(new, path)
-    except OSError:
-        os.unlink(new)
-        raise

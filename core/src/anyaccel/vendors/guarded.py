@@ -1,39 +1,46 @@
 """The calling side of guarded calls: functions that may hang, crash or exit, run where that costs nothing.
 
-The caller never forks: it may have threads, or a device open. It starts one fresh interpreter, which forks a process
-for each :class:`GuardedProcess` and kills what that leaves behind.
+The caller never forks: it may have threads, or a device open. A fork server does, one process for each
+:class:`GuardedProcess`, and kills what that leaves behind.
 """
 
 from __future__ import annotations
 
 import _socket
-import atexit
 import contextlib
 import json
 import os
 import select
 import time
-from _thread import RLock, allocate_lock
+from _thread import RLock
 from _weakrefset import WeakSet
 from collections.abc import Callable, Mapping
-from itertools import count
 
+from anyaccel.forkserver.client import ForkServer, Gone, close_all
+from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Value
-from anyaccel.probe import ahead
-from anyaccel.probe.protocol import ANSWER, BEGUN, CALL, CHUNK, DESCRIPTOR, HEADER, IDLE_SECONDS, PACKET_LIMIT
+from anyaccel.vendors import IDLE_SECONDS, find_server
+from anyaccel.vendors.protocol import ANSWER, BEGUN, CALL, CHUNK, HEADER, PRINTED_LIMIT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Self
 
+TARGET = "anyaccel.vendors.answering:serve"
 START_SECONDS = 20.0
 """Time that processes may take to start beside their calls, on a machine under load."""
 ANSWER_LIMIT = 8 << 20
 """Bytes that an answer may have."""
 END_SECONDS = 1.0
-"""How long a process may live on that has closed its socket, and an interpreter that is to end."""
+"""How long a process may live on that has closed its socket."""
 HEAR_SECONDS = 10.0
-"""How long the interpreter may take to answer, on a machine under load."""
+"""How long the fork server may take to tell of an end, on a machine under load."""
+TRACE_SECONDS = 0.5
+"""How long a process may take to print where it is, and to end."""
+BUSY_SECONDS = 5.0
+"""Likewise, where it only waits for a processor."""
+ABORTED = "Fatal Python error: Aborted\n\n"
+"""What stands before that."""
 
 
 class Outcome(Value):
@@ -52,105 +59,108 @@ class Outcome(Value):
     details: str = ""
 
 
-class Guard:
-    """An interpreter that forks guarded processes. Every method may be called by any thread.
+class _Running:
+    """One process, from when it is asked for until its end.
 
-    Args:
-        preload: Names of modules that the processes need, imported once for all of them.
+    Attributes:
+        calls: The socket on which it answers calls.
+        output: The pipe with what it prints; -1 once nothing more can come.
+        pid: Its process id; 0 until it has begun to answer.
+        gone: How it ended; None until that is known.
 
     Raises:
-        OSError: When no interpreter can be started.
+        OSError: When the server has ended, or no descriptor is left.
     """
 
-    def __init__(self, preload: tuple[str, ...]) -> None:
-        self._lock = RLock()
-        self._numbers = count(1)
-        self._said: dict[int, dict[str, Any]] = {}
-        self._told: dict[int, str] = {}
-        self._interpreter = ahead.take(*preload)
-        self._control = _socket.socket(fileno=self._interpreter.control)
-
-    def fork(self) -> tuple[int, _socket.socket]:
-        """Have a process forked; its number, and the socket on which it answers calls.
-
-        Raises:
-            OSError: When the interpreter has ended.
-        """
-        ours, theirs = _socket.socketpair()
-        with contextlib.closing(theirs), self._lock:
-            number = next(self._numbers)
+    def __init__(self, server: ForkServer) -> None:
+        self.pid = 0
+        self.gone: Gone | None = None
+        self._server = server
+        self._printed = bytearray()
+        self.calls, theirs = _socket.socketpair()
+        with contextlib.closing(theirs), contextlib.ExitStack() as undo:
+            undo.callback(self.calls.close)
+            self.output, output = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            undo.callback(self.forget)
             try:
-                self._send({"start": number}, theirs.fileno())
-            except OSError:
-                ours.close()
-                raise
-        return number, ours
+                self._number = server.draw()
+                server.spawn(self._number, self, TARGET, (theirs.fileno(), output), alone=True)
+            finally:
+                os.close(output)
+            undo.pop_all()
 
-    def end(self, number: int, *, kill: bool, trace: bool = False) -> tuple[int | None, str]:
-        """Take leave of a process.
+    def ended(self, gone: Gone) -> None:
+        """Take notice of its end."""
+        self.gone = gone
+
+    def on_stuck(self, reason: str) -> None:
+        """Take notice that it does not end."""
+        self.gone = Gone(reason=reason)
+
+    def drain(self) -> None:
+        """Take what it has printed out of the pipe, a part of it where it prints without end."""
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(16 if self.output >= 0 else 0):
+                chunk = os.read(self.output, 1 << 16)
+                if not chunk:
+                    os.close(self.output)
+                    self.output = -1
+                    break
+                self._printed += chunk
+                del self._printed[:-PRINTED_LIMIT]
+
+    def printed(self) -> str:
+        """Return the end of what it has printed."""
+        self.drain()
+        return self._printed.decode(errors="replace")
+
+    def end(self, *, kill: bool, trace: bool) -> tuple[Gone, str]:
+        """End it; return how it ended, and the end of what it has printed.
 
         Args:
-            number: The process, of which nothing is known afterwards.
             kill: Whether it may live; otherwise it has closed its socket.
             trace: Whether it prints where it is before it is killed.
-
-        Returns:
-            Its exit status, None where that cannot be told in time, and the end of what it has printed.
         """
-        with self._lock:
-            if kill:
-                self._say({"end": number, "trace": trace})
-            self._hear(lambda: number in self._said, HEAR_SECONDS if kill else END_SECONDS)
-            if number not in self._said and not kill:  # it has closed its socket, and lives
-                return self.end(number, kill=True)
-            said = self._said.pop(number, {})
-        return said.get("status"), said.get("printed", "")
-
-    def printed(self, number: int) -> str:
-        """The end of what a process has printed so far."""
-        with self._lock:
-            self._told.pop(number, None)
-            self._say({"tell": number})
-            self._hear(lambda: number in self._told or number in self._said, HEAR_SECONDS)
-            return self._told.pop(number, "") or self._said.get(number, {}).get("printed", "")
-
-    def close(self, *, wait: bool = True) -> None:
-        """End the interpreter and every process that it forked."""
-        with self._lock:
-            self._control.close()
-        if wait:
-            self._interpreter.wait(END_SECONDS)  # not for what is stuck in the kernel
+        self.calls.close()
+        if trace:
+            self._abort()
+        self._server.stop(self._number, 0.0 if kill else END_SECONDS)
+        self._wait(HEAR_SECONDS)
+        printed = self.printed()
+        self.forget()
+        return self.gone or Gone(), printed
 
     def forget(self) -> None:
-        """Leave it alone: we are a fork of the process that it belongs to."""
-        self._lock = RLock()
-        self._control.close()
+        """Take no further notice of it."""
+        self.calls.close()
+        if self.output >= 0:
+            os.close(self.output)
+            self.output = -1
 
-    def _send(self, message: Mapping[str, int], descriptor: int | None = None) -> None:
-        carried = [] if descriptor is None else [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, DESCRIPTOR.pack(descriptor))]
-        self._control.sendmsg([json.dumps(message).encode()], carried)
+    def _abort(self) -> None:
+        from anyaccel.linux.process import state
 
-    def _say(self, message: Mapping[str, int]) -> None:
-        with contextlib.suppress(OSError):  # it has ended, and all that it forked with it
-            self._send(message)
+        self._server.stop(self._number, BUSY_SECONDS, by=6)  # SIGABRT, by which Python says where it is
+        self._wait(TRACE_SECONDS)
+        if self.gone is None and state(self.pid) == "R":
+            self._wait(BUSY_SECONDS)
 
-    def _hear(self, enough: Callable[[], bool], seconds: float) -> None:
-        """Take what the interpreter says until that is enough, or the time is over."""
+    def _wait(self, seconds: float) -> None:
+        """Wait until its end is known, the server has gone, or the time is over."""
         deadline = time.monotonic() + seconds
-        while not enough():
-            try:
-                if not _readable(self._control, deadline - time.monotonic()):
+        with self._server.hearing:
+            while self.gone is None and (left := deadline - time.monotonic()) > 0:
+                poll = select.poll()
+                try:
+                    for descriptor in (self._server.fileno(), *([self.output] if self.output >= 0 else ())):
+                        poll.register(descriptor, select.POLLIN)
+                    poll.poll(left * 1000 + 1)
+                    if not self._server.hear():
+                        self._server.close()
+                        return
+                except (OSError, ValueError):  # it was closed meanwhile
                     return
-                data = self._control.recv(PACKET_LIMIT)
-            except (OSError, ValueError):  # it has ended, or we have given it up
-                return
-            if not data:
-                return
-            message = json.loads(data)
-            if "ended" in message:
-                self._said[message["ended"]] = message
-            else:
-                self._told[message["told"]] = message["printed"]
+                self.drain()
 
 
 class GuardedProcess:
@@ -160,20 +170,19 @@ class GuardedProcess:
     process before, and other threads wait.
 
     Args:
-        preload: Names of modules that its interpreter imports.
+        preload: Names of modules that its fork server imports.
 
     Attributes:
         starts: How often it was started.
+        fresh: Whether it has not begun to answer.
     """
 
     def __init__(self, *preload: str) -> None:
         self.starts = 0
         self.fresh = False
         self._preload = preload
-        self._guard: Guard | None = None
         self._lock = RLock()
-        self._number = 0
-        self._calls: _socket.socket | None = None
+        self._running: _Running | None = None
         self._used = 0.0
         _processes.add(self)
 
@@ -187,10 +196,16 @@ class GuardedProcess:
     @property
     def lives(self) -> bool:
         """Whether it was started and has not ended, as far as is known, nor been idle so long that it is about to."""
-        return self._calls is not None and time.monotonic() - self._used < IDLE_SECONDS - 10
+        return self._running is not None and time.monotonic() - self._used < IDLE_SECONDS - 10
+
+    @property
+    def running(self) -> _Running:
+        """The process, which was started."""
+        assert self._running is not None  # noqa: S101
+        return self._running
 
     def start(self) -> None:
-        """Start it unless it lives. Called, like the next five, by who has entered it, or alone has it.
+        """Start it unless it lives. Called, like the next three, by who has entered it, or alone has it.
 
         Raises:
             OSError: When no process can be started.
@@ -198,13 +213,12 @@ class GuardedProcess:
         if self.lives:
             return
         self.close()
-        self._guard = guard(*self._preload)
+        server = find_server(*self._preload)
         try:
-            self._number, self._calls = self._guard.fork()
-        except OSError:  # the interpreter was idle for long, or somebody has killed it
-            drop(self._guard)
-            self._guard = guard(*self._preload)
-            self._number, self._calls = self._guard.fork()
+            self._running = _Running(server)
+        except (BrokenPipeError, ConnectionResetError):  # the server was idle for long, or was killed
+            server.close()
+            self._running = _Running(find_server(*self._preload))
         self._used = time.monotonic()
         self.starts += 1
         self.fresh = True
@@ -215,57 +229,48 @@ class GuardedProcess:
         Raises:
             OSError: When the process has gone, or does not take it in time.
         """
-        assert self._calls is not None  # noqa: S101
+        calls = self.running.calls
         self._used = time.monotonic()
         data = HEADER.pack(CALL, len(data)) + data
         try:  # nearly always there is room for all of it, and nothing to wait for
-            sent = self._calls.send(data, _socket.MSG_DONTWAIT)
+            sent = calls.send(data, _socket.MSG_DONTWAIT)
         except BlockingIOError:
             sent = 0
         if sent < len(data):
-            self._calls.settimeout(seconds)
-            self._calls.sendall(data[sent:])
-
-    def fileno(self) -> int:
-        """Descriptor of the socket on which it answers."""
-        assert self._calls is not None  # noqa: S101
-        return self._calls.fileno()
+            calls.settimeout(seconds)
+            calls.sendall(data[sent:])
 
     def receive(self) -> bytes:
         """Some bytes of its answer, at least one; nothing when it has gone."""
-        assert self._calls is not None  # noqa: S101
         self._used = time.monotonic()
         try:
-            return self._calls.recv(CHUNK)
+            return self.running.calls.recv(CHUNK)
         except OSError:
             return b""
 
-    def ended(self, *, kill: bool, trace: bool = False) -> tuple[int | None, str]:
-        """Take leave of it: its exit status where that is known, and the end of what it has printed."""
-        calls, self._calls = self._calls, None
-        if calls is None or self._guard is None:
-            return None, ""
-        calls.close()
-        return self._guard.end(self._number, kill=kill, trace=trace)
+    def end(self, *, kill: bool, trace: bool = False) -> tuple[Gone, str]:
+        """End it, as :meth:`_Running.end`."""
+        running, self._running = self._running, None
+        return running.end(kill=kill, trace=trace) if running else (Gone(), "")
 
     def printed(self) -> str:
         """The end of what it has printed since it was started."""
         with self._lock:
-            return self._guard.printed(self._number) if self._guard and self._calls is not None else ""
+            return self._running.printed() if self._running else ""
 
     def close(self) -> None:
         """End it."""
         with self._lock:
-            self.ended(kill=True)
+            self.end(kill=True)
 
     def forget(self) -> None:
-        """Take no further notice of it: its interpreter has ended, or belongs to the process that we are a fork of."""
-        calls, self._calls = self._calls, None
-        if calls is not None:
-            calls.close()
+        """Take no further notice of it: its server has ended, or belongs to the process that this one is a fork of."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.forget()
 
     def unlock(self) -> None:
-        """Make the lock anew: we are a fork, and another thread of the parent may have held it."""
+        """Make the lock anew in a fork, since another thread of the parent may have held it."""
         self._lock = RLock()
 
 
@@ -302,7 +307,8 @@ def call_all(
                 break
             if (patience := enough()) is not None:
                 exchange.give_up_after(patience)
-            more = exchange.step()
+            while not (more := exchange.step()):
+                pass
     except BaseException:
         for process in calls:  # an answer that comes yet must not be taken for that of the next call
             if process not in outcomes:
@@ -332,7 +338,7 @@ class _Exchange:
         for process, (function, payload) in self._calls.items():
             call = {"function": function, "payload": payload, "begun": process.fresh}
             data = json.dumps(call).encode()
-            descriptor = process.fileno()
+            descriptor = process.running.calls.fileno()
             until = self._began + (START_SECONDS if process.fresh else self._seconds)
             try:
                 process.send(data, max(0.1, until - time.monotonic()))
@@ -349,13 +355,18 @@ class _Exchange:
         self._patience = min(self._patience, time.monotonic() + seconds)
 
     def step(self) -> dict[GuardedProcess, Outcome]:
-        """Wait for something to come, or for somebody's time to be up; what came of it."""
+        """Wait for something to come, or for the time of a call to be up; what came of it, which may be nothing yet."""
         poll = select.poll()
-        for descriptor in self.waiting:
+        outputs = {process.running.output: process for process in self.waiting.values()}
+        outputs.pop(-1, None)
+        for descriptor in (*self.waiting, *outputs):
             poll.register(descriptor, select.POLLIN)
         until = min(self._patience, *self._deadlines.values())
         outcomes = {}
         for descriptor, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000 + 1):
+            if descriptor in outputs:
+                outputs[descriptor].printed()
+                continue
             process, outcome = self.waiting[descriptor], self._receive(descriptor)
             if outcome is not None:
                 outcomes[process] = outcome
@@ -376,9 +387,10 @@ class _Exchange:
         data += chunk
         while len(data) >= HEADER.size:
             kind, size = HEADER.unpack_from(data)
-            if (kind, size) == (BEGUN, 0) and process.fresh:
+            if kind == BEGUN and process.fresh:
                 del data[: HEADER.size]
                 process.fresh = False
+                process.running.pid = size
                 self._deadlines[descriptor] = time.monotonic() + self._seconds
             elif kind != ANSWER or size > self._limit:
                 return self._refused(process, kind, size)
@@ -391,13 +403,14 @@ class _Exchange:
     def _refused(self, process: GuardedProcess, kind: int, size: int) -> Outcome:
         if kind != ANSWER:
             return _nonsense(process)
-        _, printed = process.ended(kill=True)
+        _, printed = process.end(kill=True)
         reason = f"it answered {size / 1e6:.1f} MB, and an answer may have {self._limit / 1e6:.1f} MB"
         return Outcome(fault="contract", reason=reason, details=printed)
 
     def _too_late(self, process: GuardedProcess) -> Outcome:
-        _, printed = process.ended(kill=True, trace=True)
+        _, printed = process.end(kill=True, trace=True)
         seconds = min(self._seconds, time.monotonic() - self._began)
+        printed = printed.replace(ABORTED, "")
         where = _line(printed)
         reason = f"it did not answer within {seconds:.3g} s" + (f" (it was at {where})" if where else "")
         return Outcome(fault="timeout", reason=reason, details=printed)
@@ -415,30 +428,20 @@ def _understood(process: GuardedProcess, data: bytes | bytearray) -> Outcome:
 
 
 def _nonsense(process: GuardedProcess) -> Outcome:
-    _, printed = process.ended(kill=True)
+    _, printed = process.end(kill=True)
     return Outcome(fault="contract", reason="its process sent what is no answer", details=printed)
 
 
 def _died(process: GuardedProcess) -> Outcome:
-    status, printed = process.ended(kill=False)
-    if status is None:
-        end = "ended"
-    elif status < 0:
-        end = f"was killed by {_signal(-status)}"
-    else:
-        end = f"ended with exit status {status}"
+    gone, printed = process.end(kill=False)
+    from anyaccel.linux.process import describe_end
+
     where = _line(printed)
-    reason = f"its process {end} before it answered" + (f" (it was at {where})" if where else "")
-    return Outcome(fault="died", reason=reason, details=printed)
-
-
-def _signal(number: int) -> str:
-    import signal
-
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # of real time
-        return f"signal {number}"
+    if gone.forked:
+        reason = f"its process {describe_end(gone.status)} before it answered"
+    else:
+        reason = f"its process could not be started: {gone.reason}"
+    return Outcome(fault="died", reason=reason + (f" (it was at {where})" if where else ""), details=printed)
 
 
 def _line(printed: str) -> str:
@@ -446,81 +449,24 @@ def _line(printed: str) -> str:
     import re
 
     for thread in reversed(printed.split("most recent call first")):
-        if "forkserver.py" in thread and (found := re.search(r'File "([^"\n]+)", line (\d+) in (\S+)', thread)):
+        if "answering.py" in thread and (found := re.search(r'File "([^"\n]+)", line (\d+) in (\S+)', thread)):
             return f"{found[1]}:{found[2]} in {found[3]}"
     return ""
 
 
-def _readable(control: _socket.socket, seconds: float) -> bool:
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    return bool(poll.poll(max(0.0, seconds) * 1000))
-
-
-_guards: dict[tuple[str, ...], Guard] = {}
-at_exit: list[object] = []
-"""What this module has registered to be called at exit: at most one function."""
 _processes: WeakSet[GuardedProcess] = WeakSet()
-_lock = allocate_lock()
 
 
-def guard(*preload: str) -> Guard:
-    """The interpreter of this process that has imported these modules; started when there is none.
-
-    Ask for it early: it takes as long to start as what the caller may do meanwhile.
-
-    Raises:
-        OSError: When it cannot be started.
-    """
-    with _lock:
-        if preload not in _guards:
-            _guards[preload] = Guard(preload)
-            if not at_exit:
-                at_exit.append(_end)
-                atexit.register(_end)
-        return _guards[preload]
-
-
-def drop(used: Guard) -> None:
-    """End an interpreter, and use it no more."""
-    with _lock:
-        for preload in [preload for preload, each in _guards.items() if each is used]:
-            del _guards[preload]
-    used.close()
-
-
-def close_all(*, wait: bool = True) -> None:
-    """End all interpreters of this process and all that they forked. The next call starts them again.
-
-    Args:
-        wait: Whether to wait until they have ended.
-    """
+def close_processes() -> None:
+    """End all guarded processes of this process, and what forks them. The next call starts them again."""
     for process in list(_processes):
         with process:
             process.forget()
-    with _lock:
-        guards = list(_guards.values())
-        _guards.clear()
-    for each in guards:
-        each.close(wait=wait)
+    close_all(ForkServer)
 
 
-def _end() -> None:
-    """End everything at exit, without waiting for the calls of other threads."""
-    for process in list(_processes):
-        process.forget()
-    for each in list(_guards.values()):
-        each.close()
-
-
+@tidy_in_child
 def _forget_all() -> None:
-    global _lock  # noqa: PLW0603 - another thread of the parent may have held it
-    _lock = allocate_lock()
     for process in list(_processes):
         process.unlock()
         process.forget()
-    while _guards:
-        _guards.popitem()[1].forget()
-
-
-os.register_at_fork(after_in_child=_forget_all)

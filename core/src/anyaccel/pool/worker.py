@@ -1,4 +1,4 @@
-"""The inside of a worker: what a process does between being forked by the fork server and its end.
+"""The inside of a worker: what a process does between the fork and its end.
 
 The order is fixed: environment, working directory and output first, then the sandbox, then user code. By then the
 process has a session of its own, carries its leases, and dies with the fork server.
@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from anyaccel.errors import WorkerError
 from anyaccel.launcher.inside import Inside
-from anyaccel.pool.channel import Kind, Message, Spin, receive, send
+from anyaccel.linux.process import set_name
+from anyaccel.pool.channel import Kind, Message, receive, send
 from anyaccel.pool.payload import Batch, Globals, Pickled, Shared, check_over, describe, dumps, dumps_error, loads
 
 if TYPE_CHECKING:
-    from anyaccel.pool.forkserver.together import Lanes, Loop
+    from anyaccel.pool.together import Lanes, Loop
 
 OUTPUTS = (1, 2)
 
@@ -34,15 +35,16 @@ class Terminated(SystemExit):
     """Raised in user code by SIGTERM, so that ``finally`` and ``with`` clean up in the time of grace."""
 
 
-def serve(descriptor: int, *, ahead: bool) -> NoReturn:
-    """Do what the caller asks until it closes the channel; never returns.
+def serve(descriptors: list[int], ahead: bool) -> NoReturn:
+    """Do what the caller asks until it closes the channel; never returns. A target of the fork server.
 
     Args:
-        descriptor: Our end of the channel.
-        ahead: Whether nobody waits for us yet, so that there is time to get ready.
+        descriptors: Our end of the channel.
+        ahead: Whether nothing waits for us yet, so that there is time to get ready.
     """
+    set_name("accel-worker")
     try:
-        code = _work(descriptor, ahead=ahead)
+        code = _work(descriptors[0], ahead=ahead)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are about to end; what takes too long is killed
     except Terminated:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -101,7 +103,6 @@ class Worker:
             Kind.CONSTRUCT: self._construct,
             Kind.METHOD: self._method,
         }
-        spin = Spin()
         while True:
             message = self.waiting.popleft() if self.waiting else receive(self.channel)
             if message is None:
@@ -121,14 +122,14 @@ class Worker:
             os.set_inheritable(lease, True)
         try:
             setup: Mapping[str, Any] = loads(message.data, message.buffers)
-            setup["inside"].apply()
             if setup["plain"]:
                 from anyaccel.pool import plain
 
                 self.dumps, self.dumps_error = plain.dumps, plain.dumps_error
+            setup["inside"].apply()
             if setup["ready"]:
                 send(self.channel, Kind.READY)
-            for stage in ("confine", "sandbox", "initializer"):
+            for stage in ("sandbox", "initializer"):
                 if setup[stage] is not None:
                     self.globals.prepare(setup[stage])
             if setup["warmup"] is not None:
@@ -166,7 +167,7 @@ class Worker:
             (kind, args, kwargs, concurrency), self.entered = self._unpickled(message, self.globals.loads)
             self.actor = kind(*args, **kwargs)
             if concurrency > 1:
-                from anyaccel.pool.forkserver.together import Lanes
+                from anyaccel.pool.together import Lanes
 
                 self.lanes = Lanes(self._run_in_lane)
             return os.getpid()
@@ -234,7 +235,7 @@ class Worker:
         """Run a coroutine to its end."""
         with self.lock:
             if self.loop is None:
-                from anyaccel.pool.forkserver.together import Loop
+                from anyaccel.pool.together import Loop
 
                 self.loop = Loop()
         return self.loop.finish(value)
@@ -278,10 +279,7 @@ def _flush() -> None:
 
 
 def _reset_signals() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
-    for number in (signal.SIGCHLD, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -300,7 +298,7 @@ def _rehearse() -> None:
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        nothing = dict.fromkeys(("ready", "staged", "plain", "confine", "sandbox", "initializer", "warmup"))
+        nothing = dict.fromkeys(("ready", "staged", "plain", "sandbox", "initializer", "warmup"))
         send(ours, Kind.SETUP, dumps({"inside": Inside(directory="."), **nothing}), OUTPUTS)
         send(ours, Kind.CALL, dumps((int, (), {})))
         ours.shutdown(socket.SHUT_WR)

@@ -1,12 +1,22 @@
-"""Users as a user namespace shows them, such as that of a rootless container: see ``user_namespaces(7)``."""
+"""Users by name, and as a user namespace shows them, such as a rootless container's: see ``user_namespaces(7)``."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from anyaccel.ledger.process import UNSEEN
+from anyaccel.linux.process import UNSEEN
 
 _ALL = 1 << 32
+
+
+def user_name(uid: int) -> str:
+    """Name of a user, or the number where there is none."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def outside(uid: int) -> int:

@@ -19,12 +19,16 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
-from anyaccel.ledger import mark as marks
-from anyaccel.ledger import process
-from anyaccel.ledger.mark import Mark
+from anyaccel.linux import mark as marks
+from anyaccel.linux import process
+from anyaccel.linux.mark import Mark
+from anyaccel.linux.users import user_name
 
+GRACE_SECONDS = 10.0
+"""Time between asking processes to end (SIGTERM) and killing them, where the caller says nothing else."""
 KILL_SECONDS = 10.0
 """How long processes may take to leave the kernel after SIGKILL, until they count as stuck."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5
@@ -49,16 +53,66 @@ def find_carriers(wanted: Iterable[Mark]) -> Find:
     return find
 
 
+def find_tree(roots: Mapping[int, int]) -> Find:
+    """Return what finds some processes and all that descends from them, by the parents that the kernel names.
+
+    What was found once is of the tree for good, and so is what it starts, also when what is above it has ended. A child
+    of this process is of it as well that is of the process group of a root: where this process adopts orphans, it has
+    become the parent of what descended from the root.
+
+    Args:
+        roots: Start times of the processes by id, looked at anew each time; of this process, the descendants are found.
+    """
+    known: dict[int, int] = {}
+
+    def find() -> tuple[Mapping[int, Confirm], bool]:
+        own = os.getpid()
+        left = [*roots.items(), *known.items()]
+        left += _children_of(own, lambda pid: pid not in roots and process.group_of(pid) in roots)
+        known.clear()
+        for pid, start in left:  # which grows meanwhile
+            if pid not in known and process.started_at(pid, start):
+                known[pid] = start
+                left += _children_of(pid)
+        known.pop(own, None)
+        living = {pid: start for pid, start in known.items() if not process.gone(pid, 0)}
+        return {pid: partial(process.started_at, start=start) for pid, start in living.items()}, True
+
+    return find
+
+
+def _children_of(parent: int, wanted: Callable[[int], bool] = lambda _: True) -> Iterator[tuple[int, int]]:
+    """Yield the children of a process with their start times."""
+    for pid in filter(wanted, process.children(parent)):
+        if process.parent_of(pid) == parent and (start := process.start_time(pid)) is not None:
+            yield pid, start
+
+
+def find_all(*finds: Find) -> Find:
+    """Return what finds all that some others do."""
+
+    def find() -> tuple[Mapping[int, Confirm], bool]:
+        looks = [each() for each in finds]
+        found: dict[int, Confirm] = {}
+        for pids, _ in looks:
+            found |= pids
+        return found, all(complete for _, complete in looks)
+
+    return find
+
+
 class Teardown:
     """The end of some processes, step by step; the caller pauses between two steps in its own way.
 
     Args:
         find: Finds them.
-        grace: Seconds between asking them to end (SIGTERM) and killing them, from the first step on.
+        grace: Seconds between asking them to end (SIGTERM) and killing them, from the first step on; infinite to wait
+            for :meth:`kill` or :meth:`allow`.
         user: Whose processes they are; those of this process's user when None.
         inside: Whether this process has started them, so that all that descends from it counts.
         force: Whether what does not end is killed; if not, the time is up after the grace.
-        spare: Returns whether a process has been asked to end already.
+        patience: Seconds that they may take to leave the kernel after SIGKILL, until the time is up.
+        ask: The signal by which they are asked to end; 0 for none.
 
     Attributes:
         own: Those that are left and count, with their start times.
@@ -66,6 +120,7 @@ class Teardown:
         asked: Ids of all that were asked to end, or killed.
         killing: Whether they are being killed.
         expired: Whether the time is up.
+        patience: Seconds that they may take after SIGKILL.
     """
 
     def __init__(
@@ -76,7 +131,8 @@ class Teardown:
         user: int | None = None,
         inside: bool = True,
         force: bool = True,
-        spare: Callable[[int], bool] = lambda _: False,
+        patience: float = KILL_SECONDS,
+        ask: int = signal.SIGTERM,
     ) -> None:
         self.own: dict[int, int] = {}
         self.others: dict[int, int] = {}
@@ -88,7 +144,8 @@ class Teardown:
         self._user = os.geteuid() if user is None else user
         self._inside = inside
         self._force = force
-        self._spare = spare
+        self.patience = patience
+        self._ask = ask
         self._asked: set[tuple[int, int]] = set()
         self._below: set[tuple[int, int]] = set()
         self._pause = _SHORTEST_PAUSE
@@ -99,7 +156,18 @@ class Teardown:
         if not self.killing:
             self.killing = True
             self._pause = _SHORTEST_PAUSE
-            self._until = time.monotonic() + KILL_SECONDS
+            self._until = time.monotonic() + self.patience
+
+    def allow(self, seconds: float) -> None:
+        """Kill what is left once so many seconds are over, unless that is due before."""
+        self._grace = min(self._grace, seconds)
+        if self._until is not None and not self.killing:
+            self._until = min(self._until, time.monotonic() + seconds)
+
+    def run(self) -> None:
+        """Take one step after the other until nothing is left that counts, or the time is up."""
+        while (pause := self.step()) is not None:
+            time.sleep(pause)
 
     def step(self) -> float | None:
         """Look once, and ask or kill what there is.
@@ -115,7 +183,8 @@ class Teardown:
         found, complete = self._find()
         self.own, self.others = self._sort(found)
         for pid, start in self.own.items():
-            self._signal(pid, start, found[pid])
+            if self._signal(pid, start, found[pid]):
+                self._pause = _SHORTEST_PAUSE  # it forks: looks that come seldom would never end it
         now = time.monotonic()
         self.expired = now >= self._until and (self.killing or not self._force)
         if self.expired or (complete and not self.own):
@@ -139,20 +208,22 @@ class Teardown:
             self._below.add((pid, start))  # it still counts when what is above it has ended
         return (user == self._user or (pid, start) in self._below) and process.may_signal(pid)
 
-    def _signal(self, pid: int, start: int, confirm: Confirm) -> None:
+    def _signal(self, pid: int, start: int, confirm: Confirm) -> bool:
+        """Ask a process to end, or kill it; return whether that is the first time."""
+
         def still() -> bool:
             user = process.user(pid)
             meant = process.started_at(pid, start) and confirm(pid)
             return meant and user is not None and self._counts(pid, start, user)
 
+        first = (pid, start) not in self._asked
         if self.killing:
             process.send(pid, signal.SIGKILL, still)
-        elif (pid, start) in self._asked:
-            return
-        elif not self._spare(pid) and process.send(pid, signal.SIGTERM, still):
+        elif first and (not self._ask or process.send(pid, self._ask, still)):
             process.send(pid, signal.SIGCONT, still)  # a stopped process hears only once it goes on
         self._asked.add((pid, start))
         self.asked.add(pid)
+        return first
 
 
 def tell_left(rest: Teardown, of: str) -> list[str]:
@@ -166,7 +237,7 @@ def tell_left(rest: Teardown, of: str) -> list[str]:
     if rest.others:
         told.append(f"{_listed(rest.others)} carry the mark of {of}, belong to another user, and were not ended")
     if rest.own:
-        told.append(f"{_listed(rest.own)} of {of} did not end {KILL_SECONDS:g} s after SIGKILL")
+        told.append(f"{_listed(rest.own)} of {of} did not end {rest.patience:g} s after SIGKILL")
     return told
 
 
@@ -176,7 +247,5 @@ def _listed(pids: Iterable[int]) -> str:
 
 
 def _named(pid: int) -> str:
-    from anyaccel.ledger.record import user_name
-
     user = process.user(pid)
     return str(pid) if user is None else f"{pid} ({user_name(user)})"

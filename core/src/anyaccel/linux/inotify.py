@@ -6,11 +6,9 @@ import contextlib
 import os
 import struct
 from collections.abc import Iterator
-from functools import cache
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from anyaccel.linux import system
+from anyaccel.linux.fork import tidy_in_child
 
 _CLOSE_WRITE = 0x8
 _DELETE = 0x200
@@ -25,13 +23,11 @@ _idle: list[int] = []
 nobody who has just got its devices should wait for."""
 
 
+@tidy_in_child
 def _close_in_child() -> None:
     """Leave the descriptors to the parent, whose events a child would steal."""
     while _idle:
         os.close(_idle.pop())
-
-
-os.register_at_fork(after_in_child=_close_in_child)
 
 
 class Watch:
@@ -47,13 +43,10 @@ class Watch:
     __slots__ = ("_fd", "_owner", "_watch", "path")
 
     def __init__(self) -> None:
-        libc, errno = _libc()
         try:
-            self._fd: int = _idle.pop()
+            self._fd = _idle.pop()
         except IndexError:
-            self._fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._fd < 0:
-            raise OSError(errno(), os.strerror(errno()))
+            self._fd = system.call("inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC)
         self._owner = os.getpid()
         self._watch = -1
         self.path = ""
@@ -65,11 +58,8 @@ class Watch:
             OSError: When it cannot be watched, because it is gone for instance; nothing is watched then.
         """
         self._stop()
-        libc, errno = _libc()
         mask = _CLOSE_WRITE | _DELETE | _DELETE_SELF | _DONT_FOLLOW
-        self._watch = libc.inotify_add_watch(self._fd, os.fsencode(path), mask)
-        if self._watch < 0:
-            raise OSError(errno(), os.strerror(errno()), path)
+        self._watch = system.call("inotify_add_watch", self._fd, os.fsencode(path), mask, subject=path)
         self.path = path
 
     def fileno(self) -> int:
@@ -112,12 +102,5 @@ class Watch:
     def _stop(self, fd: int | None = None) -> None:
         if self._watch >= 0:
             watch, self._watch, self.path = self._watch, -1, ""
-            _libc()[0].inotify_rm_watch(self._fd if fd is None else fd, watch)
-
-
-@cache
-def _libc() -> tuple[Any, Any]:
-    """The C library; loaded by those who wait only."""
-    import ctypes
-
-    return ctypes.CDLL(None, use_errno=True), ctypes.get_errno
+            with contextlib.suppress(OSError):  # the kernel has removed it already
+                system.call("inotify_rm_watch", self._fd if fd is None else fd, watch)

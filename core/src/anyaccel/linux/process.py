@@ -8,20 +8,22 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from _thread import get_native_id
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cache
 
-_SET_PARENT_DEATH_SIGNAL = 1
-_SET_CHILD_SUBREAPER = 36
+from anyaccel.linux import system
+
 _EXITING = 0x4
 """PF_EXITING of the flags in ``/proc/PID/stat``, in all versions of the kernel."""
-_LOOKS_AT_LOCKS = 5
 
 _ME: tuple[int, int] | None = None
 
 UNSEEN = (FileNotFoundError, ProcessLookupError, PermissionError)
 """What the kernel answers of what is not there, has ended, or is closed to us. Anything else is no answer: who takes it
 for one gives out what is held."""
+_LONGEST_POLL = 86_400.0
+"""Seconds; ``poll(2)`` takes 24 days at most."""
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Errors that say nothing of what was asked for: the one who asks has no descriptor left, or the kernel no memory."""
 
@@ -125,6 +127,46 @@ def ended(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
+def wait_for_end(pids: Iterable[int], seconds: float) -> bool:
+    """Wait until one of some processes has ended, at most for some seconds.
+
+    Returns:
+        Whether one has.
+    """
+    poll, descriptors = select.poll(), []
+    until = time.monotonic() + seconds
+    try:
+        for pid in pids:
+            try:
+                descriptors.append(os.pidfd_open(pid))
+            except ProcessLookupError:
+                return True
+            poll.register(descriptors[-1], select.POLLIN)
+        while not poll.poll(max(0.0, min(until - time.monotonic(), _LONGEST_POLL)) * 1000):
+            if time.monotonic() >= until:
+                return False
+        return True
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def describe_end(status: int | None) -> str:
+    """Say how a process ended.
+
+    Args:
+        status: Its exit status, or the negative number of a signal; None where that is unknown.
+    """
+    if status is None:
+        return "ended"
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # a real-time signal
+        return f"was killed by signal {-status}"
+
+
 def send(pid: int, number: int, still: Callable[[], bool]) -> bool:
     """Send a signal to a process, and not to one that was given its id since it was looked at.
 
@@ -151,60 +193,45 @@ def send(pid: int, number: int, still: Callable[[], bool]) -> bool:
     return True
 
 
-def lock_owner(file: os.stat_result) -> int | None:
-    """Process that took the exclusive lock on a file, by the kernel's table of locks; None when none is visible.
-
-    The kernel hands out a long table in parts, and skips a lock when others of an earlier part are dropped in between:
-    so who finds none looks again.
-    """
-    wanted = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
-    for _ in range(_LOOKS_AT_LOCKS):
-        try:
-            with open("/proc/locks", encoding="ascii") as table:
-                lines = [line.split() for line in table]
-        except OSError:
-            return None
-        owners = [int(fields[4]) for fields in lines if fields[1] == "FLOCK" and fields[5] == wanted]
-        if pid := next((pid for pid in owners if pid > 0), None):
-            return pid
-    return None
-
-
 def die_with_parent(parent: int) -> None:
     """Have this process killed when the one that forked it ends; end now if it has ended already."""
-    prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    system.prctl(system.SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def live_on() -> None:
     """Take :func:`die_with_parent` back."""
-    prctl(_SET_PARENT_DEATH_SIGNAL, 0)
+    system.prctl(system.SET_PARENT_DEATH_SIGNAL, 0)
 
 
 def adopt_orphans(*, adopt: bool = True) -> None:
     """Become the parent of descendants whose own parent ends, so that none of them escapes; or leave them to others."""
-    prctl(_SET_CHILD_SUBREAPER, int(adopt))
+    system.prctl(system.SET_CHILD_SUBREAPER, int(adopt))
+
+
+def reap(child: int) -> int:
+    """Wait for a child; return its exit status as a shell has it: 128 and the number of the signal that ended it."""
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return status if status >= 0 else 128 - status
+
+
+def reap_children(spared: Container[int] = ()) -> None:
+    """Reap the children of this process that have ended, such as orphans that it has adopted.
+
+    Args:
+        spared: Those that are reaped elsewhere.
+    """
+    for child in children(os.getpid()):
+        if child not in spared:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
 
 
 def set_name(name: str) -> None:
     """Be called so, by at most 15 characters, in lists of processes."""
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write(name)
-
-
-def prctl(option: int, value: int) -> None:
-    """Call ``prctl(2)``.
-
-    Raises:
-        OSError: When the kernel refuses.
-    """
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl({option}): {os.strerror(code)}")
 
 
 def user(pid: int) -> int | None:
@@ -226,43 +253,62 @@ def catches(pid: int, number: int) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
-def has_lock(pid: int | str, descriptor: int | str, *, shared: bool = False) -> bool:
-    """Whether a descriptor of a process carries a lock: ``/proc/PID/fdinfo`` lists those of its open file.
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a process; None when it has gone or cannot be seen."""
+    fields = stat_fields(pid)
+    return int(fields[1]) if fields else None
 
-    A descriptor that was opened to look at a file has none, or a shared one for a moment.
 
-    Args:
-        pid: The process.
-        descriptor: The descriptor.
-        shared: Whether a shared lock counts, too.
-    """
-    kinds = ({"FLOCK", "WRITE"}, {"FLOCK", "READ"})[: 1 + shared]
+def group_of(pid: int) -> int:
+    """Return the process group of a process; 0 when it has gone."""
     try:
-        with open(f"/proc/{pid}/fdinfo/{descriptor}", encoding="ascii") as info:
-            locks = [set(line.split()) for line in info if line.startswith("lock:")]
-    except UNSEEN:
-        return False
-    return any(kind <= lock for kind in kinds for lock in locks)
+        return os.getpgid(pid)
+    except OSError:
+        return 0
 
 
 def is_ancestor(pid: int, start: int) -> bool:
     """Whether a process is one that this process descends from."""
-    current = os.getpid()
-    while current > 1 and (fields := stat_fields(current)):
-        current = int(fields[1])
-        if current == pid:
-            return start_time(pid) == start
-    return False
+    return pid in _ancestors(os.getpid()) and start_time(pid) == start
 
 
 def descends(pid: int) -> bool:
     """Return whether a process descends from this one, by the parents that the kernel names now."""
-    own = os.getpid()
-    while pid > 1 and (fields := stat_fields(pid)):
-        pid = int(fields[1])
-        if pid == own:
-            return True
-    return False
+    return os.getpid() in _ancestors(pid)
+
+
+def _ancestors(pid: int) -> Iterator[int]:
+    parent: int | None = pid
+    while parent and parent > 1:
+        parent = parent_of(parent)
+        if parent:
+            yield parent
+
+
+def children(pid: int) -> list[int]:
+    """Return the living and the dead but unreaped children of a process; none when it has gone itself."""
+    if not _lists_children():
+        return [other for other in map(int, filter(str.isdecimal, os.listdir("/proc"))) if parent_of(other) == pid]
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found.extend(map(int, file.read().split()))
+    return found
+
+
+def _lists_children() -> bool:
+    """Return whether the kernel was built with lists of children (CONFIG_PROC_CHILDREN)."""
+    return os.path.exists(f"/proc/self/task/{get_native_id()}/children")
+
+
+def threads() -> list[str]:
+    """Return the names of the threads of this process, the first one first."""
+    found = []
+    for thread in sorted(map(int, os.listdir("/proc/self/task"))):
+        with open(f"/proc/self/task/{thread}/comm") as file:
+            found.append(file.read().strip())
+    return found
 
 
 def may_signal(pid: int) -> bool:
@@ -276,35 +322,13 @@ def may_signal(pid: int) -> bool:
     return True
 
 
-def descriptors(pid: int | str = "self") -> list[int]:
-    """Numbers of what a process has open; one of its own, which listed them, is closed by now.
-
-    Raises:
-        OSError: When it has ended, or we may not look into it.
-    """
-    return list(map(int, os.listdir(f"/proc/{pid}/fd")))
-
-
-def open_files(files: set[tuple[int, int]], pid: int | None = None) -> Iterator[tuple[int, int]]:
-    """Descriptors, by process id and number, of some files by device number and inode.
-
-    Args:
-        files: The files.
-        pid: The process that is looked at; None for all that this process may look into.
-    """
-    pids = filter(str.isdigit, os.listdir("/proc")) if pid is None else (str(pid),)
-    for each in pids if files else ():
-        try:
-            numbers = descriptors(each)
-        except UNSEEN:
-            continue
-        for descriptor in numbers:
-            try:
-                found = os.stat(f"/proc/{each}/fd/{descriptor}")
-            except OSError:
-                continue
-            if (found.st_dev, found.st_ino) in files:
-                yield int(each), descriptor
+@cache
+def pid_namespace() -> int:
+    """Number of the namespace in which process ids of this process mean something; 0 when unknown."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 @cache

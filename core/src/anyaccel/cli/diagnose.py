@@ -1,7 +1,8 @@
-"""What is wrong with the files of configuration, with leases and with the line for devices, and the way out of each."""
+"""What is wrong with the files of configuration, cgroups, leases and the line for devices, and the way out of each."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 
@@ -9,12 +10,15 @@ from anyaccel import configuration
 from anyaccel.configuration import Configuration
 from anyaccel.errors import AnyaccelError, ConfigurationError, LedgerError
 from anyaccel.launcher.hold import leases, why
+from anyaccel.launcher.launch import prepare
 from anyaccel.ledger import LeaseRecord, Ledger, TicketRecord
 from anyaccel.ledger.diagnosis import diagnose
-from anyaccel.ledger.process import exists
+from anyaccel.linux import cgroup
+from anyaccel.linux.process import exists
 from anyaccel.model import Finding, Inventory, Severity
 from anyaccel.policy import unknown_users
-from anyaccel.text import elapsed, printable, shown
+from anyaccel.probe import HOST
+from anyaccel.text import elapsed, listed, printable, shown
 
 LONG_SECONDS = 600.0
 """A wait that somebody who asks what is wrong should hear of."""
@@ -56,6 +60,41 @@ def _close_user(name: str) -> str:
 
     close = difflib.get_close_matches(name, [each.pw_name for each in pwd.getpwall()], n=1)
     return f"did you mean {shown(close[0])}?" if close else "correct the name, or take the table out"
+
+
+def diagnose_cgroups(inventory: Inventory) -> Iterator[Finding]:
+    """Say where the kernel could hold shares to memory of devices and this user is not let. Changes nothing.
+
+    Args:
+        inventory: The machine.
+    """
+    if inventory.machine != HOST or not (shared := _countable(inventory)):
+        return
+    try:
+        cgroup.find_place({"dmem"}, os.environ)
+    except (OSError, cgroup.UnavailableError) as error:
+        reason = (
+            f"the kernel can hold shares of {listed(shared)} to their memory, and this user may not let it: {error}"
+        )
+        yield Finding(severity=Severity.WARN, reason=reason, remedy=_delegation() or getattr(error, "remedy", ""))
+
+
+def _countable(inventory: Inventory) -> list[str]:
+    """Devices whose memory the kernel counts, and whose plug-in says what it calls that."""
+    regions = cgroup.device_regions()
+    found = []
+    for device in inventory.devices if regions else ():
+        with contextlib.suppress(AnyaccelError):  # no shares of it are given out
+            made = prepare(f"{device.name}:0.5", inventory=inventory).environment
+            if any(region in regions for region, _ in made.regions.values()):
+                found.append(device.name)
+    return found
+
+
+def _delegation() -> str:
+    """The command with which root gives the controller to the user's own systemd; empty where there is none."""
+    above = cgroup.controls_above_home()
+    return f"once per boot: echo +dmem | sudo tee {' '.join(above)}" if above else ""
 
 
 def diagnose_leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[Finding, ...]:

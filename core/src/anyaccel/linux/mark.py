@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import os
 import resource
-import threading
 import time
+from _thread import allocate_lock
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 
-from anyaccel.ledger import process
+from anyaccel.linux import process
+from anyaccel.linux.fork import renew_in_child
 
 Mark = tuple[int, ...]
 """The fields of a mark, one to three; empty for none."""
@@ -36,7 +37,7 @@ _FASTEST_FORK = 2e-6
 _SEEN_SECONDS = 60.0
 """How long a pool relies on its last look at the marks of living processes."""
 
-_lock = threading.Lock()
+_lock = renew_in_child(allocate_lock())
 _of_process: tuple[int, Mark] = (0, ())
 _seen: tuple[float, frozenset[Mark]] = (float("-inf"), frozenset())
 _drawn: set[Mark] = set()

@@ -1,0 +1,57 @@
+"""The one list of what a forked child tidies up: it has its parent's locks and descriptors, and none of its threads."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _thread import LockType, RLock
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    Lock = TypeVar("Lock", LockType, RLock)
+    Tidy = TypeVar("Tidy", bound=Callable[[], object])
+
+_locks: list[Any] = []
+_tidies: list[Callable[[], object]] = []
+
+
+def renew_in_child(lock: Lock) -> Lock:
+    """Have a lock free in every child that this process forks, also where another thread holds it at that moment.
+
+    Args:
+        lock: A lock that lives as long as the process.
+
+    Returns:
+        The lock.
+    """
+    _locks.append(lock)
+    return lock
+
+
+def tidy_in_child(tidy: Tidy) -> Tidy:
+    """Have a function called in every child that this process forks, once all locks are free, in the order given.
+
+    Args:
+        tidy: A function that lives as long as the process. If it raises, the others are called all the same.
+
+    Returns:
+        The function, so that this can be used as a decorator.
+    """
+    _tidies.append(tidy)
+    return tidy
+
+
+def _tidy_up() -> None:
+    for lock in _locks:
+        lock._at_fork_reinit()  # noqa: SLF001 - as the standard library does with its own locks
+    for tidy in _tidies:
+        try:
+            tidy()
+        except Exception:  # noqa: BLE001 - the child goes on, as after a function of os.register_at_fork
+            sys.excepthook(*sys.exc_info())
+
+
+os.register_at_fork(after_in_child=_tidy_up)

@@ -1,0 +1,83 @@
+"""What runs in a guarded process: functions that may hang, crash or exit, called one after the other.
+
+A vendor's code may signal its parent. So each process has one of its own.
+"""
+
+from __future__ import annotations
+
+import _socket
+import contextlib
+import faulthandler
+import json
+import os
+import struct
+import sys
+
+from anyaccel.linux.process import set_name
+from anyaccel.vendors import IDLE_SECONDS
+from anyaccel.vendors.protocol import ANSWER, BEGUN, CHUNK, HEADER
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def serve(descriptors: list[int], _: object) -> None:
+    """Answer calls until the caller has gone, or has not called for long; a target of the fork server.
+
+    Args:
+        descriptors: The socket of the calls, and the pipe for what is printed.
+    """
+    calls, output = descriptors
+    os.set_blocking(output, True)
+    for stream, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
+        os.dup2(descriptor, stream)
+    os.closerange(3, calls)
+    os.closerange(calls + 1, os.sysconf("SC_OPEN_MAX"))
+    set_name("accel-vendor")
+    faulthandler.enable(2)  # also where the caller has it abort, since it does not answer
+    _answer_calls(_socket.socket(fileno=calls))
+
+
+def _answer_calls(calls: _socket.socket) -> None:
+    calls.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, struct.pack("ll", int(IDLE_SECONDS), 0))
+    while True:
+        call = json.loads(_receive(calls))
+        me = os.getpid()
+        if call["begun"]:  # it took a while to get here, and the time that it may take begins now
+            calls.sendall(HEADER.pack(BEGUN, me))
+        answer = _answer(call)
+        if os.getpid() != me:  # a hook forked and returned twice
+            os._exit(0)
+        with contextlib.suppress(Exception):  # a plug-in may have closed or replaced them
+            sys.stdout.flush()
+            sys.stderr.flush()
+        calls.sendall(HEADER.pack(ANSWER, len(answer)) + answer)
+
+
+def _answer(call: dict[str, Any]) -> bytes:
+    try:
+        module, _, name = call["function"].partition(":")
+        __import__(module)
+        value = getattr(sys.modules[module], name)(call["payload"])
+        return json.dumps({"value": value}).encode()
+    except BaseException as error:  # noqa: BLE001 - SystemExit of a vendor's tool is no reason to vanish
+        import traceback
+
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        fault = {"kind": "raised", "reason": reason, "details": traceback.format_exc()}
+        return json.dumps({"fault": fault}).encode()
+
+
+def _receive(calls: _socket.socket) -> bytearray:
+    """Receive a call; ends this process when the caller has gone, or nothing comes for long."""
+    data = bytearray()
+    while len(data) < HEADER.size or len(data) < HEADER.size + HEADER.unpack_from(data)[1]:
+        try:
+            chunk = calls.recv(CHUNK)
+        except BlockingIOError:
+            os._exit(0)
+        if not chunk:
+            os._exit(0)
+        data += chunk
+    return data[HEADER.size :]

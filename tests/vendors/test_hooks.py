@@ -1,0 +1,96 @@
+"""One table says what each hook answers: a vendor's process and ours, and the suite for authors, go by it."""
+
+import pytest
+from anyaccel import hookspecs
+from anyaccel.errors import PluginError
+from anyaccel.model import ContainerEdits, Device, EnvContext, ProblemKind
+from anyaccel.vendors.contract import HOOKS
+from anyaccel.vendors.discovery import installed
+from anyaccel.vendors.plugin import VendorPlugin
+from anyaccel.vendors.process import close, process_of
+
+CARELESS = """
+from anyaccel.plugin import *
+from anyaccel.vendors import contract
+
+contract.container_faults = contract.env_faults = contract.stats_faults = lambda *_: iter(())  # checks nothing here
+
+@hookimpl
+def anyaccel_info():
+    return PluginInfo(vendor="careless", resource="CARE", kind="care", env_vars=("CARELESS",))
+@hookimpl
+def anyaccel_detect(ctx):
+    return Detected(devices=(Device(id="c0", index=0, model="C"),))
+@hookimpl
+def anyaccel_fractional(device):
+    return Fractional.NO
+@hookimpl
+def anyaccel_tags(device):
+    return ("C",)
+@hookimpl
+def anyaccel_env(devices, ctx):
+    return EnvEdits(set={"PATH": "/mine"}) if devices else EnvEdits(set={"CARELESS": ""})
+@hookimpl
+def anyaccel_stats(devices, ctx):
+    return {device.id: Stats(clock_hz=-1) for device in devices}
+@hookimpl
+def anyaccel_container(devices):
+    return ANSWER
+@hookimpl
+def anyaccel_products():
+    return [Product(name="C", model="C")]
+"""
+
+
+@pytest.fixture
+def careless(install):
+    """The process of a plug-in that has switched the checks off where it runs."""
+
+    def careless(answer="ContainerEdits(nodes=('relative',))"):
+        install("careless", CARELESS.replace("ANSWER", answer))
+        return process_of(next(source for source in installed()[0] if source.vendor == "careless"))
+
+    yield careless
+    close(interpreter=False)
+
+
+def reason_of(call):
+    with pytest.raises(PluginError) as caught:
+        call()
+    assert caught.value.problem.kind is ProblemKind.CONTRACT
+    return f"{caught.value.problem.hook}: {caught.value.problem.reason}"
+
+
+def test_every_hook_of_the_specification_is_in_the_table():
+    assert [f"anyaccel_{name}" for name in HOOKS] == list(hookspecs.HOOKS)
+    assert all(callable(getattr(hookspecs, f"anyaccel_{name}")) for name in HOOKS)
+
+
+def test_answers_are_checked_in_our_process(careless):
+    device = Device(id="c0", index=0, model="C", vendor="careless")
+    vendor = careless()
+    assert reason_of(lambda: vendor.container([device])) == (
+        "anyaccel_container: ContainerEdits must name absolute paths of printable text (got 'relative')."
+    )
+    context = EnvContext(devices=(device,), shares={})
+    assert "may only touch variables" in reason_of(lambda: vendor.env([device], context))
+    assert [product.name for product in vendor.ask("products")] == ["C"]
+
+
+def test_an_answer_of_another_type_is_named_as_the_plug_in_gave_it(careless):
+    device = Device(id="c0", index=0, model="C", vendor="careless")
+    vendor = careless("object")
+    with pytest.raises(PluginError):
+        vendor.container([device])
+    assert vendor.ask("products"), "the process goes on"
+
+
+def test_a_plugin_has_a_method_for_each_hook_and_no_other(acme):
+    plugin = VendorPlugin(next(source for source in installed()[0] if source.vendor == "acme"))
+    device = Device(id="a0", index=0, model="Acme One", nodes=("/dev/acme0",))
+    assert plugin.container((device,)) == ContainerEdits(nodes=("/dev/acme0",)), (
+        "that of the table, as it has no such hook"
+    )
+    assert plugin.tags(device)[-1] == "ACME"
+    with pytest.raises(AttributeError, match="there is no hook anyaccel_nonsense"):
+        plugin.nonsense(())
