@@ -1,19 +1,14 @@
 """Waiting for an answer in one's own thread: awake or asleep, with the loop out of the way, and not for longer."""
 
-import os
-import signal
 import socket
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
-import anyaccel as aa
 import pytest
 from anyaccel.pool import channel as spinning
-from anyaccel.pool import reactor as reactors
 from anyaccel.pool.call import Call, Options
 from anyaccel.pool.channel import Kind, Spin, send
-from anyaccel.pool.reactor import Reactor
 from waiting import PATIENCE, until
 
 
@@ -97,50 +92,6 @@ def test_waiting_ends_when_the_time_is_up(pair):
     assert bytes(spin.receive(ours, 10).data) == b"now"
 
 
-def test_what_is_borrowed_is_not_handled_until_it_was_given_back(pair):
-    ours, theirs = pair
-    loop, handled = Reactor(), threading.Event()
-
-    def handler():
-        ours.recv(100)
-        handled.set()
-
-    loop.watch(ours.fileno(), handler)
-    loop.borrow(ours.fileno())
-    theirs.send(b"x")
-    assert not handled.wait(20 * reactors._LOAN)
-    loop.give_back(ours.fileno())
-    assert handled.wait(PATIENCE)
-
-
-def test_what_is_borrowed_in_turns_stays_out_of_the_loop(pair, monkeypatch):
-    monkeypatch.setattr(reactors, "_LOAN", 0.2)
-    ours, theirs = pair
-    loop, handled = Reactor(), []
-    loop.watch(ours.fileno(), lambda: handled.append(ours.recv(100)))
-    for _ in range(100):
-        loop.borrow(ours.fileno())
-        theirs.send(b"x")
-        assert ours.recv(100) == b"x"
-        loop.give_back(ours.fileno())
-    assert not handled
-    theirs.send(b"y")  # nobody borrows any more: the loop takes it after a moment
-    until(lambda: handled == [b"y"], "the loop to take it")
-
-
-def test_what_is_not_watched_any_more_is_not_given_back(pair):
-    ours, theirs = pair
-    loop, handled, later = Reactor(), [], threading.Event()
-    loop.watch(ours.fileno(), lambda: handled.append(ours.recv(100)))
-    loop.borrow(ours.fileno())
-    loop.give_back(ours.fileno())
-    loop.unwatch(ours.fileno())
-    theirs.send(b"x")
-    loop.call_later(10 * reactors._LOAN, later.set)
-    assert later.wait(PATIENCE)
-    assert not handled
-
-
 def test_a_result_may_be_waited_for_for_some_time_only(pool, tmp_path):
     one = pool()
     assert one.submit(pow, 2, 3).result(60) == 8
@@ -167,23 +118,3 @@ def test_a_future_is_made_as_its_base_class_makes_it():
     bare, ours = vars(Future()), vars(Call("x", Options.of(), print).future)
     del bare["_condition"]
     assert {name: ours[name] for name in bare} == bare
-
-
-class Sleeper:
-    def sleep(self, seconds):
-        time.sleep(seconds)
-
-
-def test_the_loop_does_not_wait_for_who_attends(pool):
-    one = pool()
-    actor = one.actor(Sleeper)
-    pid = actor.ready.result()
-    (member,) = one._core.members
-    # Until then, nobody attends: the next message may be at hand.
-    until(lambda: not (member._deliveries or member._reading.locked()), "the first answer to be handed over")
-    with ThreadPoolExecutor() as threads:
-        waits = threads.submit(actor.sleep(1000).exception)
-        until(member._reading.locked, "somebody who attends")
-        reactors.reactor().call_soon(member.read)  # of an answer that whoever attends has taken meanwhile
-        os.kill(pid, signal.SIGKILL)
-        assert isinstance(waits.result(60), aa.BrokenWorkerError)

@@ -5,7 +5,7 @@ import time
 
 from anyaccel.pool import spawning
 from anyaccel.pool.channel import Kind
-from anyaccel.pool.process import WorkerProcess
+from anyaccel.pool.dispatcher import Worker
 from waiting import PATIENCE, until
 
 
@@ -35,17 +35,18 @@ class Echo:
 def test_a_method_that_is_cancelled_while_it_is_handed_over_leaves_its_actor_alive(pool, monkeypatch):
     echo = pool().actor(Echo)
     echo.ready.result()
-    give = WorkerProcess.give
+    give = Worker.give
 
     def cancel_and_give(member, call, **options):
         if call.kind == Kind.METHOD:
-            monkeypatch.setattr(WorkerProcess, "give", give)
+            monkeypatch.setattr(Worker, "give", give)
             other = threading.Thread(target=call.future.cancel)
             other.start()
             until(call.future.cancelled, "the cancellation")
-            other.join(0.5)  # it waits for what we do here, or is through by now
+            other.join()
         give(member, call, **options)
 
-    monkeypatch.setattr(WorkerProcess, "give", cancel_and_give)
-    assert echo.say("first").cancelled()
+    monkeypatch.setattr(Worker, "give", cancel_and_give)
+    first = echo.say("first")
+    until(first.cancelled, "the cancellation")
     assert echo.say("second").result(PATIENCE) == "second"

@@ -13,7 +13,6 @@ import pytest
 from anyaccel.ledger import Ledger
 from anyaccel.linux import find_tree, process
 from anyaccel.pool import spawning
-from anyaccel.pool.process import WorkerProcess
 from holders import copied, mark_of
 from processes import gone, left_of
 from waiting import until
@@ -87,20 +86,16 @@ def test_a_process_that_was_forked_ahead_and_died_unused_is_replaced(pool, needs
     assert future.result(60) != spare
 
 
-def test_a_call_that_was_not_sent_yet_when_its_process_died_runs_in_another(pool, monkeypatch):
-    one = pool("A1:1", machine="sim:A1:1", max_calls=0)
+@pytest.mark.parametrize("needs", [None, "A1:1"])
+def test_a_call_that_its_process_never_took_runs_in_another(pool, needs):
+    one = pool(needs, machine="sim:A1:1", max_calls=0, max_workers=1)
     pid = one.submit(os.getpid).result()
-    (member,) = one._core.members
-    run = WorkerProcess.run
-
-    def run_late(self, call):
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: member not in one._core.members, "the end of the process")
-        monkeypatch.setattr(WorkerProcess, "run", run)
-        run(self, call)
-
-    monkeypatch.setattr(WorkerProcess, "run", run_late)
-    assert one.submit(os.getpid).result(60) != pid
+    os.kill(pid, signal.SIGSTOP)  # so it takes nothing out of its channel
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "it to stop")
+    future = one.submit(os.getpid)
+    until(future.running, "the call to be sent")
+    os.kill(pid, signal.SIGKILL)
+    assert future.result(60) != pid
 
 
 def test_an_unused_worker_that_dies_is_replaced(pool):

@@ -1,15 +1,13 @@
-"""Calls that stand behind others in a worker's channel: nobody waits for them in vain, and none is run twice."""
+"""Calls that wait while their worker runs another one: none waits in vain, and none is run twice."""
 
 import concurrent.futures
 import os
 import signal
-import threading
 import time
 
 import anyaccel as aa
 import pytest
-from anyaccel.pool.core import Core
-from waiting import PATIENCE, until
+from waiting import until
 
 QUICK = 40
 
@@ -50,45 +48,18 @@ def kept(request, pool):
 
 
 @pytest.fixture
-def stands(tmp_path, monkeypatch):
+def stands(tmp_path):
     """Have a call run of which others stand in line behind: the ones before it, itself, and the ones behind it."""
-    monkeypatch.setattr(Core, "_watch", lambda _: None)  # or they would wait with all others a moment later
 
     def stands(kept, function):
         ran, begun, end = tmp_path / "ran", tmp_path / "begun", tmp_path / "end"
-        kept.submit(os.getpid).result()
-        last = time.monotonic() + 20
-        while time.monotonic() < last:  # whether others are sent behind it depends on how quick the machine is just now
-            before = [kept.submit(note, ran, number) for number in range(QUICK)]
-            middle = kept.submit(function, begun, end)
-            behind = [kept.submit(note, ran, number) for number in range(QUICK, 2 * QUICK)]
-            until(begun.exists, "the call")
-            if any(member.queued for member in kept._core.members):
-                return ran, end, before, middle, behind
-            end.touch()
-            concurrent.futures.wait((*before, middle, *behind))
-            for path in (ran, begun, end):
-                path.unlink()
-        return pytest.skip("the machine is too busy for any call to be quick")
+        before = [kept.submit(note, ran, number) for number in range(QUICK)]
+        middle = kept.submit(function, begun, end)
+        behind = [kept.submit(note, ran, number) for number in range(QUICK, 2 * QUICK)]
+        until(begun.exists, "the call")
+        return ran, end, before, middle, behind
 
     return stands
-
-
-def test_nobody_waits_behind_a_long_call_while_there_is_room_for_another_process(pool, tmp_path, monkeypatch):
-    one = pool("A1:1", max_calls=0)
-    one.submit(os.getpid).result()
-    with monkeypatch.context() as patch:
-        patch.setattr(one._core.broker, "serve", lambda: None)  # an answer comes between a call's arrival and this
-        long = one.submit(block, tmp_path / "begun", tmp_path / "end")
-        behind = [one.submit(note, tmp_path / "ran", number) for number in range(3)]
-        (member,) = one._core.members
-        member.room = 3  # as one has that was quick so far
-        assert one._core.feed(member, idle=False)
-    one._core.broker.serve()  # where they have been taken back already
-    assert len({future.result(PATIENCE) for future in behind}) == 1
-    assert not long.done()
-    (tmp_path / "end").touch()
-    assert long.result() != behind[0].result()
 
 
 def test_a_call_that_is_cancelled_in_line_is_not_run_and_costs_nobody_else(kept, stands):
@@ -98,26 +69,6 @@ def test_a_call_that_is_cancelled_in_line_is_not_run_and_costs_nobody_else(kept,
     pids = {middle.result(), *(future.result() for future in (*before, *behind[3:]))}
     assert len(pids) == 1
     assert noted(ran) == [*range(QUICK), *range(QUICK + 3, 2 * QUICK)]
-
-
-def test_what_is_given_back_is_not_overtaken(kept, stands, monkeypatch):
-    """An answer may come in another thread while calls are on their way back into the line."""
-    ran, end, before, _, behind = stands(kept, block)
-    core = kept._core
-    (member,) = core.members
-    put_back = core.broker.put_back
-
-    def put_back_late(owner, calls):
-        answered = threading.Thread(target=core.feed, args=(member,), kwargs={"idle": False})
-        answered.start()
-        answered.join()
-        put_back(owner, calls)
-
-    monkeypatch.setattr(core.broker, "put_back", put_back_late)
-    assert behind[0].cancel()
-    end.touch()
-    concurrent.futures.wait((*before, *behind[1:]))
-    assert noted(ran) == [*range(QUICK), *range(QUICK + 1, 2 * QUICK)]
 
 
 def test_what_a_dying_worker_never_began_with_is_run_once_by_another(kept, stands):
@@ -139,23 +90,6 @@ def test_shutdown_cancels_what_stands_in_line_and_lets_the_rest_end(kept, stands
     end.touch()
     assert middle.result() == before[0].result()
     assert noted(ran) == [*range(QUICK)]
-
-
-def test_what_is_taken_back_at_the_end_is_not_sent_again(kept, stands, monkeypatch):
-    _, end, _, middle, behind = stands(kept, block)
-    core = kept._core
-    recall = core.recall
-
-    def recall_while_the_loop_feeds(member, **how):
-        idle = recall(member, **how)
-        core.feed(member, idle=idle)
-        return idle
-
-    monkeypatch.setattr(core, "recall", recall_while_the_loop_feeds)
-    kept.shutdown(wait=False, cancel_futures=True)
-    assert all(future.cancelled() for future in behind)
-    end.touch()
-    assert middle.result()
 
 
 def test_a_timeout_of_the_first_does_not_cost_those_behind_it(pool, tmp_path):
@@ -187,13 +121,6 @@ def test_whoever_is_free_runs_what_stands_behind_a_long_call(pool, tmp_path, opt
         end.unlink()
 
 
-def test_a_worker_is_known_to_be_quick_from_its_first_answer_on(pool):
-    one = pool(max_workers=1)
-    one.submit(os.getpid).result()
-    (member,) = one._core.members
-    assert member.pace < min(60, time.monotonic())  # and not as long as the machine runs
-
-
 class Notes:
     """An actor of which quick calls stand behind a long one."""
 
@@ -208,28 +135,18 @@ class Notes:
 
 
 @pytest.fixture
-def stands_behind_method(pool, tmp_path, monkeypatch):
+def stands_behind_method(pool, tmp_path):
     """The same for the methods of actors; others of them are busy until a file is there."""
-    monkeypatch.setattr(Core, "_watch", lambda _: None)
 
     def stands(make, method):
         ran, begun, end = tmp_path / "ran", tmp_path / "begun", tmp_path / "end"
-        one = pool("A1:1", machine="sim:A1:2")
-        last = time.monotonic() + 20
-        while time.monotonic() < last:
-            actor = make(one)  # each time: the method may have ended the process of the one before
-            before = [actor.note(ran, number) for number in range(QUICK)]
-            middle = actor.call(method, begun, end)
-            behind = [actor.note(ran, number) for number in range(QUICK, 2 * QUICK)]
-            until(begun.exists, "the call")
-            concurrent.futures.wait(before)  # then it is known here, too, that it runs
-            if any(member.queued for member in one._core.members):
-                return actor, ran, end, before, middle, behind
-            end.touch()
-            concurrent.futures.wait((*before, middle, *behind))
-            for path in (ran, begun, end):
-                path.unlink()
-        return pytest.skip("the machine is too busy for any call to be quick")
+        actor = make(pool("A1:1", machine="sim:A1:2"))
+        before = [actor.note(ran, number) for number in range(QUICK)]
+        middle = actor.call(method, begun, end)
+        behind = [actor.note(ran, number) for number in range(QUICK, 2 * QUICK)]
+        until(begun.exists, "the call")
+        concurrent.futures.wait(before)  # then it is known here, too, that it runs
+        return actor, ran, end, before, middle, behind
 
     return stands
 

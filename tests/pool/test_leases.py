@@ -11,10 +11,9 @@ from pathlib import Path
 import anyaccel as aa
 import pytest
 from anyaccel.ledger import Ledger
-from anyaccel.pool import broker as brokers
-from anyaccel.pool.broker import broker_of
-from anyaccel.pool.reactor import reactor
-from waiting import PATIENCE, until
+from anyaccel.pool import dispatcher
+from anyaccel.pool.dispatcher import broker_of
+from waiting import until
 
 MACHINE = "sim:A1:2"
 
@@ -133,38 +132,6 @@ def test_only_as_many_idle_processes_end_as_somebody_else_needs(pool, shared, tm
     until(lambda: len(keeps._core.members) == 6, "the end of two")
     left = {future.result() for future in [keeps.submit(at_once, tmp_path / "six", 6) for _ in range(6)]}
     assert len(left) == 6
-    assert left < pids
-
-
-@pytest.mark.parametrize("quick", [True, False], ids=["the loop is quick", "the ledger is"])
-def test_what_was_given_back_while_the_ledger_was_read_is_no_other_processs(pool, monkeypatch, tmp_path, quick):
-    """Else an idle process more would end for each such device."""
-
-    def end_slowly():
-        import atexit
-
-        atexit.register(time.sleep, 0.5)
-
-    keeps = pool("A1:1", machine="sim:A1:4", max_calls=0, idle=1000, initializer=end_slowly)
-    pids = {future.result() for future in [keeps.submit(at_once, tmp_path / "four", 4) for _ in range(4)]}
-    broker, acquire = keeps._core.broker, Ledger.acquire
-
-    def acquire_late(self, want, choose, **options):
-        def choose_late(taken):
-            if options["wait"] is None and len(taken) == 4:
-                until(lambda: len(broker._held()) == 3, "the end of one")
-            elif quick:  # what the look before has led to is done
-                done = threading.Event()
-                reactor().call_soon(done.set)
-                done.wait(PATIENCE)
-            return choose(taken)
-
-        return acquire(self, want, choose_late, **options)
-
-    monkeypatch.setattr(Ledger, "acquire", acquire_late)
-    assert pool("A1:1", machine="sim:A1:4").submit(pow, 2, 2).result() == 4
-    left = {future.result() for future in [keeps.submit(at_once, tmp_path / "three", 3) for _ in range(3)]}
-    assert len(left) == 3
     assert left < pids
 
 
@@ -375,14 +342,14 @@ def test_the_leases_of_a_machine_are_one_for_all_pools(acme):
 def asked(monkeypatch):
     """Requests that the ledger is asked for; what this process holds itself is waited for without end."""
     found = []
-    acquire = Ledger.acquire
+    begin = Ledger.begin
 
     def noting(self, want, choose, **options):
         found.append(want.request)
-        return acquire(self, want, choose, **options)
+        return begin(self, want, choose, **options)
 
-    monkeypatch.setattr(Ledger, "acquire", noting)
-    monkeypatch.setattr(brokers, "OWN_SECONDS", 1000)
+    monkeypatch.setattr(Ledger, "begin", noting)
+    monkeypatch.setattr(dispatcher, "OWN_SECONDS", 1000)
     return found
 
 
@@ -391,6 +358,7 @@ def test_the_ledger_is_not_asked_for_what_a_kept_worker_of_ours_holds(pool, aske
     first = one.submit(wait_for, tmp_path / "go on")
     until(first.running, "the first call")
     second = one.submit(os.getpid)
+    until(lambda: second.why() is not None, "the second to wait")
     assert asked == ["A1:1"]
     (tmp_path / "go on").touch()
     assert second.result() == first.result()

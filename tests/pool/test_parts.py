@@ -16,17 +16,13 @@ from types import SimpleNamespace
 
 import anyaccel as aa
 import pytest
-from anyaccel.forkserver.client import Gone
 from anyaccel.linux.process import describe_end
 from anyaccel.pool import payload, progress
-from anyaccel.pool.call import Options
 from anyaccel.pool.channel import MOST_INLINE, Kind, receive, send
 from anyaccel.pool.logs import Logs
 from anyaccel.pool.payload import LARGE, Pickled, dumps, dumps_whole, loads
-from anyaccel.pool.process import WorkerProcess
 from anyaccel.pool.progress import Line, Progress, shown
-from anyaccel.pool.reactor import Reactor, reactor
-from anyaccel.pool.results import batches
+from anyaccel.pool.reactor import Reactor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import PATIENCE, until
@@ -78,37 +74,6 @@ def test_messages_leave_no_descriptor_open():
         print(sorted(os.listdir("/proc/self/fd")) == sorted(before))
     """
     assert subprocess.check_output([sys.executable, "-c", textwrap.dedent(program)], text=True) == "True\n"
-
-
-def test_who_waits_for_an_answer_that_is_being_handed_over_takes_no_other(pair):
-    ours, theirs = pair
-    taken, goes_on, messages = threading.Event(), threading.Event(), []
-
-    class Process(WorkerProcess):
-        def on_message(self, message):
-            messages.append(bytes(message.data))
-            taken.set()
-            goes_on.wait(PATIENCE)
-
-        def on_gone(self, _):
-            messages.append("gone")
-
-    worker = Process(None, None, Options.of(), None, None)
-    worker.attach(ours, theirs.dup(), lambda _: None)
-    reactor().unwatch(ours.fileno())  # the test reads in its place
-    send(theirs, Kind.RESULT, b"first")
-    reader = threading.Thread(target=worker.read)
-    reader.start()
-    assert taken.wait(PATIENCE)
-    send(theirs, Kind.RESULT, b"second")
-    worker.attend(lambda: True)
-    assert messages == [b"first"]
-    worker.detach()
-    worker.ended(Gone())
-    assert messages == [b"first"]
-    goes_on.set()
-    reader.join()
-    assert messages == [b"first", "gone"]
 
 
 def test_the_end_of_a_channel(pair):
@@ -295,13 +260,6 @@ def test_progress_is_shown_where_somebody_watches(monkeypatch, name):
 def test_progress_is_not_shown_in_a_log(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert shown(4) is None
-
-
-@given(st.lists(st.tuples(st.integers())), st.integers(1, 7))
-def test_batches_lose_nothing(arguments, size):
-    cut = list(batches(iter(arguments), size))
-    assert [each for chunk in cut for each in chunk] == arguments
-    assert all(len(chunk) == size for chunk in cut[:-1])
 
 
 def invert(number):

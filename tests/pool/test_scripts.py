@@ -105,7 +105,7 @@ class Table:
 """
 
 
-def test_functions_and_their_globals_travel_once(answers, tmp_path):
+def test_functions_and_their_globals_travel_once_for_each_batch(answers, tmp_path):
     (tmp_path / "table.py").write_text(TABLE)
     assert answers("""
 from table import Table
@@ -113,18 +113,10 @@ TABLE = Table(5)
 def look(x):
     return TABLE.value + x, os.environ["LOADS"]
 with pool() as p:
-    print([p.submit(look, 1).result() for _ in range(3)], list(p.map(look, [2] * 4, chunksize=2)))
-    print(set(p.map(look, [3] * 100)))
+    print(list(p.map(look, [2] * 4, chunksize=2)))
     TABLE.value = 6
-    print(p.submit(look, 1).result(), p.submit(look, 1).result())
-    TABLE = Table(5)
     print(p.submit(look, 1).result())
-""") == [
-        "[(6, '1'), (6, '1'), (6, '1')] [(7, '1'), (7, '1'), (7, '1'), (7, '1')]",
-        "{(8, '1')}",
-        "(7, '2') (7, '2')",
-        "(6, '2')",
-    ]
+""") == ["[(7, '1'), (7, '1'), (7, '2'), (7, '2')]", "(7, '3')"]
 
 
 def test_what_has_changed_is_sent_again(answers):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from anyaccel.errors import UsageError
-from anyaccel.pool.broker import broker_of
-from anyaccel.pool.core import Core
+from anyaccel.pool.dispatcher import Core, broker_of
 from anyaccel.pool.engine import Setting
 
 

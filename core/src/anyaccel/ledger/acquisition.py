@@ -168,7 +168,7 @@ class Acquisition:
                 while (lease := self.attempt()) is None:
                     self.sleep(cancel)
             finally:
-                self._leave_line()
+                self.leave_line()
         except BaseException:
             self.undo()
             raise
@@ -184,7 +184,7 @@ class Acquisition:
                     self.tell()
                     await pause(self)
             finally:
-                self._leave_line()
+                self.leave_line()
         except BaseException:
             self.undo()
             raise
@@ -284,7 +284,7 @@ class Acquisition:
 
         Does nothing the second time.
         """
-        self._leave_line()
+        self.leave_line()
         if self._lease is not None:
             self._lease.release()
         else:
@@ -728,7 +728,7 @@ class Acquisition:
             self._ticket.drop()  # before it is forgotten: an interrupt may come in between
             self._ticket = None
 
-    def _leave_line(self) -> None:
+    def leave_line(self) -> None:
         """Give the place in line up, and what wakes us."""
         self._drop_ticket()
         self._forget_leaving()

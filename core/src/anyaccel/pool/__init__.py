@@ -7,9 +7,8 @@ __all__, __getattr__, __dir__ = face(
     {
         "anyaccel.pool.actor": ("Actor",),
         "anyaccel.pool.actors": ("Actors",),
-        "anyaccel.pool.broker": ("PROCESSORS", "Broker", "broker_of"),
+        "anyaccel.pool.dispatcher": ("PROCESSORS", "Broker", "Core", "broker_of"),
         "anyaccel.pool.call": ("BrokenPoolError", "Call", "Options"),
-        "anyaccel.pool.core": ("Core",),
         "anyaccel.pool.engine": ("Engine", "Setting", "find_engine"),
         "anyaccel.pool.gang": ("GangFuture", "ranked"),
         "anyaccel.pool.launching": ("CPU",),

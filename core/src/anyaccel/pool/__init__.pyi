@@ -1,12 +1,12 @@
 from anyaccel.pool.actor import Actor as Actor
 from anyaccel.pool.actors import Actors as Actors
-from anyaccel.pool.broker import PROCESSORS as PROCESSORS
-from anyaccel.pool.broker import Broker as Broker
-from anyaccel.pool.broker import broker_of as broker_of
 from anyaccel.pool.call import BrokenPoolError as BrokenPoolError
 from anyaccel.pool.call import Call as Call
 from anyaccel.pool.call import Options as Options
-from anyaccel.pool.core import Core as Core
+from anyaccel.pool.dispatcher import PROCESSORS as PROCESSORS
+from anyaccel.pool.dispatcher import Broker as Broker
+from anyaccel.pool.dispatcher import Core as Core
+from anyaccel.pool.dispatcher import broker_of as broker_of
 from anyaccel.pool.engine import Engine as Engine
 from anyaccel.pool.engine import Setting as Setting
 from anyaccel.pool.engine import find_engine as find_engine

@@ -7,14 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from anyaccel.errors import BrokenWorkerError, WorkerError
-from anyaccel.forkserver.client import Gone
 from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options, name_of
-from anyaccel.pool.channel import Kind, Message
+from anyaccel.pool.channel import Kind
 from anyaccel.pool.payload import dumps
-from anyaccel.pool.process import Held, Owner, WorkerProcess
 from anyaccel.pool.reactor import reactor
 
 if TYPE_CHECKING:
@@ -24,44 +22,10 @@ Method = str | Callable[..., Any]
 """What is called of an actor's object: a method by its name, or a function that is given the object first."""
 
 
-class ActorWorker(Protocol):
-    """Whatever runs the calls of an actor: a process of ours, or one of a cluster.
-
-    Attributes:
-        ending: Whether it gets no more calls.
-    """
-
-    ending: bool
-
-    @property
-    def free(self) -> bool:
-        """Whether it runs one more call of a method at once; called with the lock held."""
-        raise NotImplementedError
-
-    @property
-    def outstanding(self) -> list[Call]:
-        """Calls that it was given and has not answered."""
-        raise NotImplementedError
-
-    def takes(self, call: Call, *, ahead: bool) -> bool:
-        """Whether it takes a call, to run it or to let it stand behind another one; called with the lock held."""
-        raise NotImplementedError
-
-    def add(self, call: Call) -> None:
-        """Say that it has a call; called with the lock held."""
-
-    def pull(self) -> None:
-        """Give it the calls that wait, as many as it takes."""
-
-    def finish(self) -> None:
-        """Let it end by itself."""
-
-    def stop(self, grace: float) -> None:
-        """End it, with so many seconds between asking and killing."""
-
-
 class Callee:
     """What has methods to be called: an actor, or several that are alike.
+
+    What is private here is done in the thread of the reactor, as all that concerns a worker.
 
     Attributes:
         name: Name of its class.
@@ -121,24 +85,21 @@ class Callee:
         """
         if self._core.foreign:
             self._core.check_open()
-        member = None
-        with self._core.lock:
-            death = self.death
-            if death is None and self.closing:
-                raise RuntimeError(f"the actor {self.name} was closed and takes no more calls")
-            if death is None:
-                self.queue.append(call)
-                member = self._vacancy()
-        if death is not None:
-            call.fail(self._obituary(death))
-            return
-        if member is not None:
-            member.pull()
-        if call.worker is None:
-            self._core.keep(call)
+        if self.death is None and self.closing:
+            raise RuntimeError(f"the actor {self.name} was closed and takes no more calls")
+        self._core.keep(call)
+        reactor().call_soon(partial(self._enter, call))
 
-    def _vacancy(self) -> ActorWorker | None:
-        """A worker that has room for one more call; called with the lock held."""
+    def _enter(self, call: Call) -> None:
+        if self.death is not None:
+            call.fail(self._obituary(self.death))
+            return
+        with self._core.lock:
+            self.queue.append(call)
+        self._pull()
+
+    def _pull(self) -> None:
+        """Have a worker take the calls that wait, as many as it takes."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -178,13 +139,16 @@ class ActorState(Callee):
     """An actor, from the wish for it to its end.
 
     Attributes:
-        member: Its worker, once there is one.
+        member: Its worker, once there is one: the engine's, which has ``takes`` and ``pull``, ``finish`` and ``stop``.
         construction: The call that makes the object.
+        pipelined: Whether its calls may be sent while others run: they are for no other worker.
     """
+
+    pipelined = True
 
     def __init__(self, core: Engine, name: str, options: Options) -> None:
         super().__init__(core, name, options)
-        self.member: ActorWorker | None = None
+        self.member: Any = None
         self.construction = Call(name, Options.of(needs=options.needs, max_calls=1), self._on_cancel)
         self.construction.kind = Kind.CONSTRUCT
         self.construction.actor = self
@@ -195,18 +159,19 @@ class ActorState(Callee):
         """Future of its construction."""
         return self.construction.future
 
-    def _vacancy(self) -> ActorWorker | None:
-        return self.member if self.member is not None and self.member.free else None
+    def _pull(self) -> None:
+        if self.member is not None:
+            self.member.pull()
 
     def close(self) -> None:
         """Take no more calls; end when those that wait have been run."""
-        if self._core.foreign:
-            return
-        with self._core.lock:
+        if not self._core.foreign:
             self.closing = True
-            member = self.member
-            idle = member is not None and not (member.outstanding or self.queue or member.ending)
-        if idle and member is not None:
+            reactor().call_soon(self._close)
+
+    def _close(self) -> None:
+        member = self.member
+        if member is not None and not (member.outstanding or self.queue or member.ending):
             member.finish()
 
     def stop(self, grace: float) -> None:
@@ -215,39 +180,30 @@ class ActorState(Callee):
         Args:
             grace: Seconds between asking its process to end and killing it.
         """
-        if self._core.foreign:
-            return
-        with self._core.lock:
+        if not self._core.foreign:
             self.closing = True
-            member = self.member
-        if member is None:
+            reactor().call_soon(partial(self._stop, grace))
+
+    def _stop(self, grace: float) -> None:
+        if self.member is not None:
+            self.member.stop(grace)
+        else:
             self.bury(BrokenWorkerError("it was killed before it had been made"))
             self._core.on_cancel(self.construction)
-        else:
-            member.stop(grace)
 
-    def next_for(self, member: ActorWorker | WorkerProcess, *, ahead: bool) -> Call | None:
+    def next_for(self, member: Any) -> Call | None:
         """Give its worker the next call that waits, if it takes that."""
-        if not self.queue:
-            return None
         with self._core.lock:
             while self.queue and not self.queue[0].undecided():  # cancelled
                 self.queue.popleft()
-            if not self.queue or not member.takes(self.queue[0], ahead=ahead):
+            if not self.queue or not member.takes(self.queue[0]):
                 return None
-            call = self.queue.popleft()
-            member.add(call)
-        return call
+            return self.queue.popleft()
 
-    def put_back(self, _: object, calls: list[Call]) -> None:
+    def put_back(self, calls: list[Call]) -> None:
         """Let calls wait again, in front of the others."""
         with self._core.lock:
             self.queue.extendleft(reversed(calls))
-
-    def rest(self, _: object) -> None:
-        """Its worker has nothing to do."""
-        if self.closing:
-            self.close()
 
     def die(self, death: WorkerError) -> None:
         """No call will be run any more."""
@@ -272,83 +228,6 @@ class ActorState(Callee):
         super()._on_cancel(call)
         if call is self.construction:
             self.bury(BrokenWorkerError("its construction was cancelled"))
-
-
-class ActorProcess(WorkerProcess):
-    """The worker of an actor."""
-
-    __slots__ = ("_state",)
-
-    def __init__(self, owner: Owner, state: ActorState, held: Held | None, call: Call) -> None:
-        super().__init__(owner, state, state.kept, held, call)
-        self._state = state
-        state.member = self
-
-    @property
-    def free(self) -> bool:
-        """Whether it runs one more call of a method at once; called with the lock held."""
-        if self.ending or self.call is None:
-            return not self.ending
-        return self.call.kind != Kind.CONSTRUCT and 1 + len(self.queued) < self.options.concurrency
-
-    @property
-    def busies_processor(self) -> bool:
-        """Not: it may live for ever, and is idle for most of that."""
-        return False
-
-    def takes(self, call: Call, *, ahead: bool) -> bool:
-        """Whether it takes a call; called with the lock held."""
-        if self.call is not None and (self.call.kind == Kind.CONSTRUCT or self.options.concurrency > 1):
-            return self.free
-        return super().takes(call, ahead=ahead)
-
-    def runs(self, call: Call) -> bool:
-        """Whether it runs a call at once, as it does where several may run."""
-        return call is self.call or self.options.concurrency > 1
-
-    def pull(self) -> None:
-        """Give it the calls that wait, as many as it takes."""
-        self.owner.feed(self, idle=True)
-
-    def leave(self) -> None:
-        """The pool takes no more calls."""
-        self._state.close()
-
-    def answered(self, message: Message) -> Call | None:
-        """The call that it has answered. Where it could not make the object, it is about to end."""
-        call = super().answered(message)
-        self.ending = self.ending or (call is self._state.construction and message.kind == Kind.ERROR)
-        return call
-
-    def settle(self, call: Call, message: Message) -> None:
-        """Give a call the outcome that it sent."""
-        super().settle(call, message)
-        if call is self._state.construction and message.kind == Kind.ERROR:
-            self._state.bury(BrokenWorkerError("it could not be made"))  # where its future has not said why
-
-    def on_stuck(self, reason: str) -> None:
-        """It ignores SIGKILL: others may run its calls, it will not."""
-        super().on_stuck(reason)
-        self._state.bury(self.death(Gone(reason=reason), f"the actor {self._state.name}"))
-
-    def not_begun(self, gone: Gone) -> list[Call]:
-        """The calls that it never began with: the construction alone, of an object that another process can make."""
-        construction = self._state.construction
-        name = f"the actor {self._state.name}" if self.call is None else self.call.name
-        found = super().not_begun(gone)
-        if construction in found and not self.stopped:
-            return [construction]
-        death = self.death(gone, name)
-        if self._state.closing and gone.status == 0:
-            death = BrokenWorkerError("it was closed", exit_status=0)
-        self._state.death = self._state.death or death  # before anybody hears of it and calls again
-        return [call for call in found if call is not construction]
-
-    def on_gone(self, gone: Gone) -> None:
-        """It has left the kernel, and its state with it, unless it never had any and is made again."""
-        super().on_gone(gone)
-        if self._state.death is not None:
-            self._state.bury(self._state.death)
 
 
 class Actor:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.errors import BrokenWorkerError, WorkerError
-from anyaccel.pool.actor import Actor, ActorState, ActorWorker, Callee
+from anyaccel.pool.actor import Actor, ActorState, Callee
 from anyaccel.pool.call import AwaitableFuture, Call, Options
 from anyaccel.pool.payload import Pickled, call_each_method
 from anyaccel.pool.results import Results, check_batch, run_all
@@ -42,96 +41,90 @@ class Group(Callee):
         self._ready.set_running_or_notify_cancel()
         first = [_Member(self) for _ in range(size)]
         self._states += first
+        self._first = tuple(first)
         self._unmade = size
         for state in first:
-            state.ready.add_done_callback(partial(self._on_made, tuple(first)))
-        for state in first:
-            core.enter(state.construction, work)
+            state.ready.add_done_callback(self._on_made)
+
+    def begin(self) -> None:
+        """Have the first ones made.
+
+        Raises:
+            RuntimeError: When the pool was shut down.
+        """
+        for state in self._first:
+            self._core.enter(state.construction, self._work)
 
     @property
     def ready(self) -> AwaitableFuture[list[int]]:
         """Future of the process ids of those that are made first."""
         return self._ready
 
-    def enter(self, call: Call) -> None:
-        """Let a call be run by one that has room for it.
-
-        Raises:
-            RuntimeError: When they were closed.
-        """
-        super().enter(call)
+    def _enter(self, call: Call) -> None:
+        super()._enter(call)
         if len(self._states) < self._size:
             self._replace()
 
     def close(self) -> None:
         """Take no more calls; end when those that wait have been run."""
-        if self._core.foreign:
-            return
-        with self._core.lock:
+        if not self._core.foreign:
             self.closing = True
-            states = tuple(self._states)
-        for state in states:
-            state.close()
+            for state in tuple(self._states):
+                state.close()
 
     def stop(self, grace: float) -> None:
         """End all now."""
-        if self._core.foreign:
-            return
-        with self._core.lock:
+        if not self._core.foreign:
             self.closing = True
             self._size = 0
-            states = tuple(self._states)
-        for state in states:
-            state.stop(grace)
+            for state in tuple(self._states):
+                state.stop(grace)
 
     def on_buried(self, state: _Member, death: WorkerError) -> None:
         """One of them has gone."""
-        with self._core.lock:
-            if state not in self._states:
-                return
-            self._states.remove(state)
-            if not state.made:
-                self._size -= 1
-            if self._size <= 0 and not self._states:
-                self.death = self.death or death
+        if state not in self._states:
+            return
+        self._states.remove(state)
+        if not state.made:
+            self._size -= 1
+        if self._size <= 0 and not self._states:
+            self.death = self.death or death
         self._replace()
         if self.death is not None:
             self._fail_waiting(self.death)
 
-    def _vacancy(self) -> ActorWorker | None:
+    def _pull(self) -> None:
         workers = (state.member for state in self._states)
         free = [member for member in workers if member is not None and member.free]
-        return min(free, key=lambda member: len(member.outstanding), default=None)
+        if free:
+            min(free, key=lambda member: len(member.outstanding)).pull()
 
     def _replace(self) -> None:
         """Make others for those that have gone, if there is anything to do for them."""
-        while True:
-            with self._core.lock:
-                if not self.queue or len(self._states) >= self._size:
-                    return
-                state = _Member(self)
-                self._states.append(state)
+        while self.queue and len(self._states) < self._size:
+            state = _Member(self)
+            self._states.append(state)
             try:
                 self._core.enter(state.construction, self._work)
             except RuntimeError as error:  # the pool was shut down
                 state.bury(BrokenWorkerError(f"it cannot be made again: {error}"))
 
-    def _on_made(self, first: tuple[_Member, ...], _: Future[Any]) -> None:
+    def _on_made(self, _: Future[Any]) -> None:
         """One of the first ones has been made, or not."""
-        with self._core.lock:
-            self._unmade -= 1
-            over = self._unmade == 0
-        if not over:
+        self._unmade -= 1
+        if self._unmade:
             return
-        failed = [error for state in first if (error := state.failure()) is not None]
+        failed = [error for state in self._first if (error := state.failure()) is not None]
         if failed:
             self._ready.set_exception(failed[0])
         else:
-            self._ready.set_result([state.ready.result() for state in first])
+            self._ready.set_result([state.ready.result() for state in self._first])
 
 
 class _Member(ActorState):
-    """One of several actors that are alike."""
+    """One of several actors that are alike: any of them may run their calls."""
+
+    pipelined = False
 
     def __init__(self, group: Group) -> None:
         super().__init__(group._core, group.name, group.options)  # noqa: SLF001 - its part
@@ -209,12 +202,11 @@ class Actors(Actor):
         in_order: bool,
     ) -> Results:
         check_batch(batch=batch)
-        call: Callable[..., Any] = self.call
         return run_all(
             zip(*iterables, strict=False),
-            partial(call, method),
-            lambda part: self._state.call(call_each_method, (method, part), {}),
+            lambda part, _: self._state.call(call_each_method, (method, part), {}),
             batch=batch,
+            most_ahead=0,
             timeout=timeout,
             progress=progress,
             in_order=in_order,

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import BrokenExecutor, Future
-from concurrent.futures._base import PENDING
+from concurrent.futures import BrokenExecutor, Future, InvalidStateError
+from concurrent.futures._base import CANCELLED, PENDING
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from anyaccel.errors import RemoteError, UsageError, WorkerError
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, Request, Value, replace
 from anyaccel.pool.channel import Kind, Message
-from anyaccel.pool.payload import Function, Pickled, call_each, call_each_method, loads
+from anyaccel.pool.payload import Pickled, call_each, call_each_method, loads
+from anyaccel.pool.reactor import reactor
 
 if TYPE_CHECKING:
     from anyaccel.pool.reactor import Timer
@@ -108,19 +111,22 @@ def is_whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-class Runner(Protocol):
+class Runner:
     """Whatever runs a call, or is about to."""
 
+    __slots__ = ()
+
     @property
-    def begun(self) -> bool:  # pyright: ignore[reportReturnType] - a protocol's methods have no body
+    def begun(self) -> bool:
         """Whether it runs the call by now, as far as is known."""
+        return True
 
     def attend(self, pending: Callable[[], bool], seconds: float | None = None) -> None:
-        """Somebody waits for its next answer in this thread, for so many seconds at most."""
+        """Take its next answer in this thread, where that saves time and the call still waits for it."""
 
 
 class _Condition(_thread.RLock, threading.Condition):  # type: ignore[misc]  # final for type checkers alone
-    """A condition that is its own lock: it is made and locked without a line of Python."""
+    """A condition that is its own lock: it is made and locked without a line of Python, where Ctrl-C might come."""
 
     def __init__(self) -> None:
         self._waiters: deque[Any] = deque()
@@ -167,12 +173,13 @@ class CallFuture(AwaitableFuture[Any]):
     def cancel(self) -> bool:
         """Cancel the call, whether it waits or runs; False when it is over, and in a fork of the process it is of."""
         call = self._call
-        if call is None or call.foreign or (call.kind == Kind.METHOD and self.running()) or not call.decide():
+        if call is None or call.foreign or (call.kind == Kind.METHOD and self.running()):
             return self.cancelled()
-        super().cancel()
-        self.set_running_or_notify_cancel()
-        call.on_cancel(call)
-        return True
+        try:
+            return super().cancel()
+        finally:
+            if self._state == CANCELLED:
+                reactor().call_soon(partial(_on_cancelled, call))
 
     def result(self, timeout: float | None = None) -> Any:
         """What the call returned, as soon as it has.
@@ -225,13 +232,24 @@ class CallFuture(AwaitableFuture[Any]):
         """It is over: let go of the call."""
         self._call = None
 
+    def notify_cancelled(self) -> None:
+        """Tell whoever waits for it that it was cancelled; does nothing the second time."""
+        if self._state == CANCELLED:
+            self.set_running_or_notify_cancel()
+
+
+def _on_cancelled(call: Call) -> None:
+    """A call was cancelled, by whichever thread."""
+    call.future.notify_cancelled()
+    call.on_cancel(call)
+
 
 class Call:
     """A call: what is to be run, where it stands, and whom to tell."""
 
     __slots__ = (
-        "_open", "actor", "body", "function", "future", "kind", "log", "name", "number", "on_cancel", "options",
-        "relay", "sent", "timer", "tries", "waits", "worker",
+        "actor", "body", "future", "kind", "log", "name", "number", "on_cancel", "options", "relay", "sent", "timer",
+        "tries", "waits", "worker",
     )  # fmt: skip
 
     def __init__(self, name: str, options: Options, on_cancel: Callable[[Call], None]) -> None:
@@ -239,7 +257,6 @@ class Call:
         self.options = options
         self.on_cancel = on_cancel
         self.body: Pickled | None = None
-        self.function: Function | None = None  # what is called, where the body has its arguments alone
         self.number = next(_numbers)
         self.kind = Kind.CALL
         self.actor: Any = None  # what it makes, where it makes an actor
@@ -250,21 +267,12 @@ class Call:
         self.relay: Callable[[Message], None] | None = None  # wants the answer as it is
         self.tries = 0
         self.timer: Timer | None = None
-        self._open = [True]  # whoever takes it out decides: that is one step, and takes no lock
         self.future = CallFuture(self)
 
     @property
     def foreign(self) -> bool:
         """Whether we are a fork of the process that made it: its channel is not ours to read, write or shut down."""
         return self.number < _first
-
-    def decide(self) -> bool:
-        """Decide its outcome; True for the first who does."""
-        try:
-            self._open.pop()
-        except IndexError:
-            return False
-        return True
 
     @property
     def may_be_retried(self) -> bool:
@@ -285,23 +293,22 @@ class Call:
 
     def undecided(self) -> bool:
         """Whether its outcome is open."""
-        return bool(self._open)
+        return self.future._state == PENDING  # noqa: SLF001 - its part
 
     def succeed(self, value: Any) -> None:
         """Set the result, unless the call was cancelled."""
-        if self.timer is not None:
-            self.timer.cancel()
-        if self.decide():
-            self.future.set_result(value)
-            self.future.forget()
+        self._settle(self.future.set_result, value)
 
     def fail(self, error: BaseException) -> None:
         """Set the exception, unless the call was cancelled."""
+        self._settle(self.future.set_exception, error)
+
+    def _settle(self, tell: Callable[[Any], None], outcome: Any) -> None:
         if self.timer is not None:
             self.timer.cancel()
-        if self.decide():
-            self.future.set_exception(error)
-            self.future.forget()
+        with contextlib.suppress(InvalidStateError):
+            tell(outcome)
+        self.future.forget()
 
 
 class RemoteTraceback(Exception):  # noqa: N818 - it is shown as the cause of the error, as other executors do

@@ -19,7 +19,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from anyaccel.pool import payload
-from anyaccel.pool.payload import Pickled
+from anyaccel.pool.payload import Pickled, Stored
 
 MOST_INLINE = 1 << 16
 MOST_DESCRIPTORS = 250
@@ -49,6 +49,8 @@ class Kind(IntEnum):
     """To the worker: make the object whose methods are called from now on."""
     METHOD = 5
     """To the worker: call a method of the object."""
+    SKIP = 11
+    """To the worker: do not call the method of this number, if it has not begun."""
     RESULT = 6
     """From the worker: what the call returned."""
     ERROR = 7
@@ -98,9 +100,11 @@ def send(
         BlockingIOError: When the channel is full and we shall not wait.
         OSError: When the other side has gone, or there is no memory.
     """
-    data, buffers = (body, None) if isinstance(body, bytes) else body
-    if buffers or len(data) > MOST_INLINE:
-        _send_shared(channel, kind, [data, *(buffers or ())], descriptors, number=number, wait=wait)
+    data, buffers, stored = (body, None, None) if isinstance(body, bytes) else body
+    if stored is not None or buffers or len(data) > MOST_INLINE:
+        stored = stored or Stored([data, *(buffers or ())])
+        head = _HEAD.pack(kind, _SHARED, number) + array("Q", stored.lengths).tobytes()
+        _send(channel, head, (stored.descriptor, *descriptors), wait=wait)
     elif descriptors:
         _send(channel, _HEAD.pack(kind, _INLINE, number) + data, descriptors, wait=wait)
     else:
@@ -158,23 +162,6 @@ def _unpacked(packet: bytes, descriptors: array[int]) -> Message:
     finally:
         os.close(descriptors[0])
     return Message(kind, data, buffers, list(descriptors[1:]), number)
-
-
-def _send_shared(
-    channel: socket.socket,
-    kind: Kind,
-    parts: Sequence[bytes | memoryview],
-    descriptors: Sequence[int],
-    *,
-    number: int,
-    wait: bool,
-) -> None:
-    shared = payload.write_shared(parts)
-    try:
-        lengths = array("Q", map(len, parts)).tobytes()
-        _send(channel, _HEAD.pack(kind, _SHARED, number) + lengths, (shared, *descriptors), wait=wait)
-    finally:
-        os.close(shared)
 
 
 def _send(channel: socket.socket, packet: bytes, descriptors: Sequence[int], *, wait: bool) -> None:

@@ -83,6 +83,8 @@ class Engine(Protocol):
         foreign: Whether we are a fork of the process that the pool belongs to.
         closed: Whether no more calls are taken.
         broken: Why no call can be run, or None.
+        most_ahead: So many batches of a ``map`` wait for workers at most, and the others for how long calls take; 0 for
+            all at once, one call each.
     """
 
     lock: threading.Lock
@@ -91,6 +93,7 @@ class Engine(Protocol):
     foreign: bool
     closed: bool
     broken: BrokenPoolError | None
+    most_ahead: int = 0
 
     def check(self, request: Request) -> None:
         """Raise the error of a request that can never be served."""
@@ -99,21 +102,35 @@ class Engine(Protocol):
         """Raise what keeps a call from being taken."""
         if self.foreign:
             raise RuntimeError("this pool belongs to the process that this one was forked from; make a new one here")
-        if self.broken is not None:
-            raise BrokenPoolError(str(self.broken)) from self.broken.__cause__
+        self.check_whole()
         if self.closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
 
-    def submit(self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any) -> CallFuture:
-        """Let a call be run as soon as there is a worker and, where it needs them, devices for it."""
+    def check_whole(self) -> None:
+        """Raise why no call can be run."""
+        if self.broken is not None:
+            raise BrokenPoolError(str(self.broken)) from self.broken.__cause__
+
+    def submit(
+        self, options: Options, function: Callable[..., Any], args: Any, kwargs: Any, *, late: bool = False
+    ) -> CallFuture:
+        """Let a call be run as soon as there is a worker and, where it needs them, devices for it.
+
+        Args:
+            options: How.
+            function: The function.
+            args: Its arguments.
+            kwargs: The same.
+            late: Whether it belongs to what was taken before the pool was closed.
+        """
         call = Call(name_of(function, args), options, self.on_cancel)
-        self.enter(call, (function, args, kwargs))
+        self.enter(call, (function, args, kwargs), late=late)
         return call.future
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
         """Let a pickled call be run on each of several machines at once."""
 
-    def enter(self, call: Call, work: Pickled | tuple[Any, ...]) -> None:
+    def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:
         """The same for a call that has a future already, and whose work may be pickled already."""
 
     def keep(self, call: Call) -> None:

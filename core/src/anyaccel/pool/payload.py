@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
-import hashlib
 import io
 import mmap
-import operator
 import os
 import pickle
-import struct
 import sys
+import time
 import types
 import weakref
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,9 +22,6 @@ LARGE = 1 << 15
 """Bytes from which a buffer travels beside the pickle: below, a page of its own costs more than a copy."""
 
 SCRIPT = b"__main__"
-
-MOST_NAMED = 1 << 20
-"""A function of more bytes, with the globals that it uses, goes along with each of its calls."""
 
 _ATOMS: frozenset[type] = frozenset((bool, int, float, complex, str, bytes, type(None), type(Ellipsis)))
 
@@ -41,9 +36,6 @@ _NO_FILE = "<dynamic-code>"
 MAKES_FUNCTION = ("cloudpickle.cloudpickle", "_make_function")
 """What cloudpickle calls to make a function that was sent by value."""
 
-MAKES_CLASS = b"_make_skeleton"
-"""In names of what it calls to make a class. A process has one of each class, which the last one to come changes."""
-
 CONSTANT = (*_ATOMS, type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 """Types of globals that change by assignment only."""
 
@@ -54,10 +46,12 @@ class Pickled(NamedTuple):
     Attributes:
         data: The pickle.
         buffers: What it refers to, in order; memory of the value itself, not copies.
+        stored: All of it, where it has been written to shared memory already; then the others are empty.
     """
 
     data: bytes
     buffers: list[memoryview]
+    stored: Stored | None = None
 
     @property
     def size(self) -> int:
@@ -67,6 +61,33 @@ class Pickled(NamedTuple):
     def frozen(self) -> Pickled:
         """The same, independent of what becomes of the value's memory."""
         return Pickled(self.data, [memoryview(bytes(buffer)) for buffer in self.buffers]) if self.buffers else self
+
+    def written(self) -> Pickled:
+        """The same in shared memory, which is independent of the value's, too; for one worker.
+
+        Raises:
+            OSError: When there is no memory or no descriptor left.
+        """
+        return Pickled(b"", [], Stored([self.data, *self.buffers]))
+
+
+class Stored:
+    """Parts of a message in shared memory.
+
+    Attributes:
+        descriptor: The memory; open as long as this lives.
+        lengths: Lengths of the parts.
+    """
+
+    __slots__ = ("descriptor", "lengths")
+
+    def __init__(self, parts: Sequence[bytes | memoryview]) -> None:
+        self.lengths = tuple(map(len, parts))
+        self.descriptor = write_shared(parts)
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
 
 
 def dumps(value: Any) -> Pickled:
@@ -80,16 +101,6 @@ def dumps(value: Any) -> Pickled:
     if type(value) in _ATOMS:
         return Pickled(pickle.dumps(value, PROTOCOL), [])
     buffers: list[memoryview] = []
-    keep_inside = _keeper(buffers)
-    data = _dumps(value, keep_inside)
-    if data is None:
-        buffers.clear()
-        data = _dumps_by_value(value, keep_inside)
-    return Pickled(data, buffers)
-
-
-def _keeper(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
-    """What pickles with large buffers beside them take: it puts these into a list."""
 
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
         view = buffer.raw()
@@ -98,7 +109,11 @@ def _keeper(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
         buffers.append(view)
         return False
 
-    return keep_inside
+    data = _dumps(value, keep_inside)
+    if data is None:
+        buffers.clear()
+        data = _dumps_by_value(value, keep_inside)
+    return Pickled(data, buffers)
 
 
 def dumps_whole(value: Any) -> bytes:
@@ -201,210 +216,6 @@ def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None)
     return pickle.loads(data, buffers=buffers or ())  # noqa: S301 - from a process that runs the same user's code
 
 
-class Function(NamedTuple):
-    """A function that is sent by value, and the globals that it uses.
-
-    Attributes:
-        name: Digest of the pickle: it has the same name as long as it and all that it uses are the same.
-        data: The pickle.
-    """
-
-    name: bytes
-    data: bytes
-
-    def called(self, arguments: Pickled, *, known: bool, keep: bool) -> Pickled:
-        """A call of it, on its way to a worker.
-
-        Args:
-            arguments: The pickled arguments.
-            known: Whether the worker has kept it, so that its name will do.
-            keep: Whether the worker is to keep it.
-        """
-        data = b"" if known else self.data
-        head = _FUNCTION.pack(not known, keep, self.name, len(data))
-        return Pickled(b"".join((head, data, arguments.data)), arguments.buffers)
-
-
-_FUNCTION = struct.Struct("=??16sI")
-"""Whether a pickled function follows, whether it is to be kept, its name, and its length."""
-
-
-def arguments_of(data: bytes | memoryview) -> bytes:
-    """The pickled arguments in what :meth:`Function.called` made."""
-    return bytes(memoryview(data)[_FUNCTION.size + _FUNCTION.unpack_from(data)[3] :])
-
-
-def dumps_call(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Pickled, Function | None]:
-    """Pickle a call for a worker of this machine.
-
-    Returns:
-        The arguments and the function, where it is one to be sent once; otherwise both together, and None.
-
-    Raises:
-        Exception: As :func:`dumps` does.
-    """
-    each = function is call_each
-    named = _named(args[0] if each else function)
-    if named is not None:
-        buffers: list[memoryview] = []
-        # Arguments with functions or classes by value have their globals in common with the function: all go together.
-        data = _dumps((args[1:] if each else args, kwargs, each), _keeper(buffers))
-        if data is not None:
-            return Pickled(data, buffers), named
-    return dumps((function, args, kwargs)), None
-
-
-class _Examined:
-    """What a function that is sent by value and all that it uses were made of when it was pickled.
-
-    Attributes:
-        function: The function.
-        fixed: Whether all of it changes by assignment only, so that :meth:`unchanged` can tell.
-        safe: Whether it may be sent once: what a closure holds and a call changes would be there at the next call.
-        named: The function, pickled; None when it is not to be sent once.
-    """
-
-    def __init__(self, function: types.FunctionType) -> None:
-        self.function = function
-        self.fixed = self.safe = True
-        self.named: Function | None = None
-        self._modules = len(sys.modules)  # of packages, cloudpickle names the submodules that are imported by now
-        self._registry = _registry()
-        self._parts: list[tuple[types.FunctionType, tuple[Any, ...]]] = []
-        self._globals: list[tuple[dict[str, Any], str, Any]] = []
-        self._cells: list[tuple[types.CellType, Any]] = []
-        todo, seen = [function], set()
-        while todo and self.safe:
-            each = todo.pop()
-            if id(each) not in seen:
-                seen.add(id(each))
-                self._examine(each, todo)
-
-    def _examine(self, function: types.FunctionType, todo: list[types.FunctionType]) -> None:
-        self._parts.append((function, _parts(function)))
-        self.fixed = self.fixed and not function.__dict__ and function.__kwdefaults__ is None
-        self.safe = not (function.__closure__ and _rebinds(function.__code__))
-        for cell in function.__closure__ or ():
-            try:
-                value = cell.cell_contents
-            except ValueError:
-                self.safe = False
-                return
-            self._cells.append((cell, value))
-            self.safe = self.safe and _fixed(value, todo)
-        self.fixed = self.fixed and all(_fixed(value, todo) for value in function.__defaults__ or ())
-        for name in _names(function.__code__):
-            value = function.__globals__.get(name, _MISSING)
-            self._globals.append((function.__globals__, name, value))
-            self.fixed = self.fixed and (value is _MISSING or _fixed(value, todo))
-
-    def unchanged(self) -> bool:
-        """Whether it still is what was pickled."""
-        if not self.fixed or len(sys.modules) != self._modules or _registry() != self._registry:
-            return False
-        for space, name, value in self._globals:
-            if space.get(name, _MISSING) is not value:
-                return False
-        for function, parts in self._parts:
-            if function.__dict__ or not _identical(parts, _parts(function)):
-                return False
-        try:
-            return all(cell.cell_contents is value for cell, value in self._cells) if self._cells else True
-        except ValueError:  # a cell is empty by now
-            return False
-
-
-_MISSING = object()
-_MOST_EXAMINED = 256
-_examined: dict[int, _Examined] = {}
-_whole: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
-"""Functions that go along with each call, which always is right; what they refer to may be large, and is not kept."""
-
-
-def _named(function: Any) -> Function | None:
-    """A function that is sent by value and may be sent once, or None."""
-    if type(function) is not types.FunctionType:
-        return None
-    examined = _examined.get(id(function))
-    if examined is not None and examined.function is function and examined.unchanged():
-        return examined.named
-    if function in _whole or _dumps(function, None) is not None:
-        return None
-    examined = _Examined(function)
-    if examined.safe:
-        size = 0
-
-        def inside(buffer: pickle.PickleBuffer) -> bool:
-            nonlocal size
-            size += buffer.raw().nbytes
-            return size <= MOST_NAMED
-
-        data = _dumps_by_value(function, inside)
-        if max(size, len(data)) <= MOST_NAMED and MAKES_CLASS not in data:
-            examined.named = Function(hashlib.blake2b(data, digest_size=16).digest(), data)
-    if examined.named is None:
-        _whole.add(function)
-    elif examined.fixed:
-        if len(_examined) >= _MOST_EXAMINED:
-            _examined.clear()
-        _examined[id(function)] = examined
-    return examined.named
-
-
-def _parts(function: types.FunctionType) -> tuple[Any, ...]:
-    annotations = function.__annotations__
-    return (
-        function.__code__, function.__defaults__, function.__kwdefaults__, function.__name__, function.__qualname__,
-        function.__module__, function.__doc__, annotations, *annotations.values(),
-    )  # fmt: skip
-
-
-def _identical(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
-    return len(old) == len(new) and all(map(operator.is_, old, new))
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Code, and that of all functions in it."""
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from _codes(each)
-
-
-def _rebinds(code: types.CodeType) -> bool:
-    """Whether code may assign to a variable of a function around it: the next call would begin with that."""
-    import dis
-
-    return any(
-        each.opname in {"STORE_DEREF", "DELETE_DEREF"} and each.argval in part.co_freevars
-        for part in _codes(code)
-        for each in dis.get_instructions(part)
-    )
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """Names of all globals that code may use."""
-    return {name for part in _codes(code) for name in part.co_names}
-
-
-def _fixed(value: Any, todo: list[types.FunctionType]) -> bool:
-    """Whether a value changes by assignment only, once the functions that are added to ``todo`` do."""
-    kind = type(value)
-    if kind in _ATOMS:
-        return True
-    if kind is tuple:
-        return all(type(each) in _ATOMS for each in value)
-    if kind is types.BuiltinFunctionType:
-        return isinstance(value.__self__, types.ModuleType | None)
-    if isinstance(value, types.ModuleType):
-        return sys.modules.get(value.__name__) is value and not _by_value(value.__name__.encode())
-    if kind is types.FunctionType:
-        if _dumps(value, None) is None:
-            todo.append(value)
-        return True
-    return isinstance(value, type) and _dumps(value, None) is not None
-
-
 class Globals:
     """The globals of modules that are sent by value, in a worker.
 
@@ -414,7 +225,6 @@ class Globals:
 
     def __init__(self) -> None:
         self._modules: dict[str, tuple[dict[str, Any], set[str]]] = {}
-        self._kept: dict[bytes, bytes | tuple[Any, list[dict[str, Any]]]] = {}
 
     def prepare(self, data: bytes) -> None:
         """Run a pickled call of a function with arguments, and note which globals it sets.
@@ -447,24 +257,6 @@ class Globals:
         value = unpickler.load()
         spaces = {id(function.__globals__): function.__globals__ for function in unpickler.functions}
         return value, [space for space in spaces.values() if "__name__" in space]
-
-    def call(self, data: bytes | memoryview, buffers: list[memoryview]) -> tuple[Any, list[dict[str, Any]]]:
-        """Make a call again: a function and its arguments; with globals as :meth:`loads` does."""
-        if data[0] == pickle.PROTO[0]:
-            return self.loads(data, buffers)
-        follows, keep, name, length = _FUNCTION.unpack_from(data)
-        start = _FUNCTION.size
-        given = bytes(memoryview(data)[start : start + length])
-        if follows and keep:
-            self._kept.setdefault(name, given)
-        made = self._kept.get(name, given)
-        if isinstance(made, bytes):
-            made = self.loads(made)
-            if keep:
-                self._kept[name] = made
-        function, spaces = made
-        args, kwargs, each = loads(memoryview(data)[start + length :], buffers)
-        return (call_each, (function, *args), kwargs) if each else (function, args, kwargs), spaces
 
     def enter(self, spaces: list[dict[str, Any]]) -> list[Shared]:
         """Put the shared globals in place among those of a call; returns what to give to :meth:`leave`."""
@@ -614,10 +406,12 @@ class Batch(NamedTuple):
     Attributes:
         results: What those returned that did.
         failure: What the next one raised, after which none was made; None when all returned.
+        seconds: How long they took.
     """
 
     results: list[Any]
     failure: Exception | None
+    seconds: float
 
 
 def call_each(function: Callable[..., Any], batch: list[tuple[Any, ...]]) -> Any:
@@ -627,6 +421,8 @@ def call_each(function: Callable[..., Any], batch: list[tuple[Any, ...]]) -> Any
         A :class:`Batch`; for an ``async`` function, a coroutine that returns one.
     """
     results: list[Any] = []
+    began = time.monotonic()
+    failure = None
     try:
         for arguments in batch:
             value = function(*arguments)
@@ -635,8 +431,8 @@ def call_each(function: Callable[..., Any], batch: list[tuple[Any, ...]]) -> Any
             check_over(value)
             results.append(value)
     except Exception as error:  # noqa: BLE001 - it belongs to one call, and the others have their results
-        return Batch(results, error)
-    return Batch(results, None)
+        failure = error
+    return Batch(results, failure, time.monotonic() - began)
 
 
 def check_over(value: Any) -> None:
@@ -656,13 +452,15 @@ async def _await_each(
 ) -> Batch:
     """The same for an ``async`` function of which the first call has begun."""
     results = []
+    began = time.monotonic()
+    failure = None
     try:
         results.append(await first)
         for arguments in batch:
             results.append(await function(*arguments))  # noqa: PERF401 - those that there are count when one fails
     except Exception as error:  # noqa: BLE001 - as above
-        return Batch(results, error)
-    return Batch(results, None)
+        failure = error
+    return Batch(results, failure, time.monotonic() - began)
 
 
 def call_each_method(actor: Any, method: str, batch: list[tuple[Any, ...]]) -> Any:

@@ -7,7 +7,6 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from anyaccel.errors import UsageError
@@ -90,8 +89,8 @@ class Submitter(Executor):
         fn: Callable[..., Any],
         *iterables: Iterable[Any],
         timeout: float | None = None,
-        chunksize: int = 1,
-        batch: int = 1,
+        chunksize: int | None = None,
+        batch: int | None = None,
         progress: bool | Tell = False,
     ) -> Results:
         """Run a function over arguments; the results come in their order.
@@ -104,7 +103,9 @@ class Submitter(Executor):
             iterables: Its arguments, one from each.
             timeout: Seconds until all results must be there.
             chunksize: The same as ``batch``, by the name that ``concurrent.futures`` has for it.
-            batch: How many calls go to a worker in one message, and come back in one: more for short calls.
+            batch: How many calls go to a worker in one message, and come back in one; None to go by the time that they
+                take, where a process is used for any number of calls without ``timeout``, ``retries`` and ``logs``, and
+                for 1 else.
             progress: True to show how far it is where a terminal or a notebook is, with tqdm or rich where one is
                 installed; or a function that is told.
 
@@ -113,14 +114,15 @@ class Submitter(Executor):
             Exception: What the first call that failed raised, in its place.
         """
         check_batch(batch=batch, chunksize=chunksize)
-        return self._run_all(fn, zip(*iterables, strict=False), timeout, max(batch, chunksize), progress, in_order=True)
+        size = max(filter(None, (batch, chunksize)), default=None)
+        return self._run_all(fn, zip(*iterables, strict=False), timeout, size, progress, in_order=True)
 
     def map_unordered(
         self,
         fn: Callable[..., Any],
         *iterables: Iterable[Any],
         timeout: float | None = None,
-        batch: int = 1,
+        batch: int | None = None,
         progress: bool | Tell = False,
     ) -> Results:
         """The same as :meth:`map`; each result comes as soon as it is there."""
@@ -135,33 +137,35 @@ class Submitter(Executor):
         Args:
             fn: The function.
             iterable: Its arguments, all for one call together.
-            chunksize: How many calls go to a worker in one message; None for 1.
+            chunksize: How many calls go to a worker in one message; None as for :meth:`map`.
 
         Raises:
             Exception: What the first call that failed raised; the others are cancelled.
         """
-        check_batch(chunksize=1 if chunksize is None else chunksize)
-        return list(self._run_all(fn, map(tuple, iterable), None, chunksize or 1, progress=False, in_order=True))
+        check_batch(chunksize=chunksize)
+        return list(self._run_all(fn, map(tuple, iterable), None, chunksize, progress=False, in_order=True))
 
     def _run_all(
         self,
         fn: Callable[..., Any],
         arguments: Iterable[tuple[Any, ...]],
         timeout: float | None,
-        batch: int,
+        batch: int | None,
         progress: bool | Tell,
         *,
         in_order: bool,
     ) -> Results:
+        core, options = self._core, self._options
+        own = options.max_calls or options.timeout or options.retries or core.setting.logs  # for each call
         return run_all(
             arguments,
-            partial(self.submit, fn),
-            partial(self.submit, call_each, fn),
-            batch=batch,
+            lambda part, late: core.submit(options, call_each, (fn, part), {}, late=late),
+            batch=1 if batch is None and (own or not core.most_ahead) else batch,
+            most_ahead=core.most_ahead,
             timeout=timeout,
             progress=progress,
             in_order=in_order,
-            plain=self._core.setting.preparation.plain,
+            plain=core.setting.preparation.plain,
         )
 
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Stream:
@@ -183,8 +187,9 @@ class Submitter(Executor):
             RuntimeError: When the pool was shut down.
         """
         state = ActorState(self._core, name_of(fn), replace(self._options, concurrency=1, retries=0))
+        stream = Stream(state, self._core.setting.grace, self)  # first: an interrupt that comes later ends it
         self._core.enter(state.construction, (Source, (fn, args, kwargs), {}, 1))
-        return Stream(state, self._core.setting.grace, self)
+        return stream
 
     def gang(self, hosts: int, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> GangFuture:
         """Run a function on several machines at once: one call on each, none before all have their devices.
@@ -229,8 +234,9 @@ class Submitter(Executor):
             RuntimeError: When the pool was shut down.
         """
         state = ActorState(self._core, name_of(cls), replace(self._options, retries=0))
+        actor = Actor(state)  # first: an interrupt that comes later ends it
         self._core.enter(state.construction, (cls, args, kwargs, self._options.concurrency))
-        return Actor(state)
+        return actor
 
     def actors(self, cls: Callable[..., Any], n: int, /, *args: Any, **kwargs: Any) -> Actors:
         """Make several such objects, each in a process of its own on devices of its own, and use them as one.
@@ -252,7 +258,10 @@ class Submitter(Executor):
         if not is_whole(n, 1):
             raise UsageError(f"n must be a whole number, 1 or more (got {n!r:.60})")
         work = dumps((cls, args, kwargs, self._options.concurrency)).frozen()
-        return Actors(Group(self._core, name_of(cls), self._options, work, n))
+        group = Group(self._core, name_of(cls), self._options, work, n)
+        actors = Actors(group)  # first: an interrupt that comes later ends them
+        group.begin()
+        return actors
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls, let those that there are run, and end all workers.

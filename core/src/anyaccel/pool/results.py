@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from itertools import islice
 from typing import Any, Self
 
 from anyaccel.pool.call import AwaitableFuture, CallFuture, exception_in, is_whole
@@ -17,6 +16,9 @@ from anyaccel.pool.progress import Counter, Tell, shown
 from anyaccel.pool.reactor import reactor
 
 Arguments = tuple[Any, ...]
+
+BATCH_SECONDS = 0.005
+"""About so long the calls of a batch take together: then what the batch costs counts for little."""
 
 
 class Results(Iterator[Any]):
@@ -116,71 +118,132 @@ class Results(Iterator[Any]):
         return None if self._end is None else self._end - time.monotonic()
 
 
-class MapResults(Results):
-    """Of calls that all have been made.
+class Batches:
+    """The calls of a ``map``, which travel in batches.
+
+    Without a size, the first batches have one call each. Each that is over is followed by one of about as many calls as
+    take :data:`BATCH_SECONDS`, but by few towards the end: so calls that take long all run at the same time.
 
     Args:
-        calls: The calls.
-        timeout: Seconds until everything must be there, or None.
-        batched: Whether each is a batch, made by :func:`anyaccel.pool.payload.call_each`.
+        parts: Arguments of the calls, of which the batches are made.
+        submit: Makes a batch of calls by :func:`anyaccel.pool.payload.call_each`, given whether there were others.
+        size: Calls in a batch; None to choose.
+        most_ahead: Batches that wait for workers at most, where the size is not given.
         in_order: Whether results come in the order of the calls, or as soon as they are there.
-        plain: Whether exceptions of batches are read as plain data.
+        counter: Shows how far it is, or None.
+
+    Attributes:
+        futures: Futures to wait for, in order.
     """
 
     def __init__(
-        self, calls: list[CallFuture], timeout: float | None, *, batched: bool, in_order: bool, plain: bool
+        self,
+        parts: deque[Arguments],
+        submit: Callable[[list[Arguments], bool], CallFuture],
+        *,
+        size: int | None,
+        most_ahead: int,
+        in_order: bool,
+        counter: Counter | None,
     ) -> None:
-        self._batched = batched
+        self.futures: deque[AwaitableFuture[Any]] = deque()
+        self._parts = parts
+        self._submit = submit
+        self._size = size
+        self._tail = max(1, most_ahead // 4)
+        self._counter = counter
+        self._calls: set[CallFuture] | None = None if in_order else set()
+        self._vacant: deque[AwaitableFuture[CallFuture]] = deque()
+        self._made = self._over = False
+        try:
+            while self._parts and (size is not None or len(self.futures) < most_ahead):
+                self._go_on(size or 1)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Make no more calls, and cancel those that are left, those that run included."""
+        self._over = True
+        lost = len(self._parts)
+        self._parts.clear()
+        if self._counter is not None and lost:
+            self._counter.count(lost, lost)
+        cancel(self.futures if self._calls is None else self._calls)
+
+    def _go_on(self, size: int) -> None:
+        """Make the next batch."""
+        batch = [self._parts.popleft() for _ in range(min(size, len(self._parts)))]
+        try:
+            call = self._submit(batch, self._made)
+        except BaseException:
+            self._parts.extendleft(reversed(batch))
+            raise
+        self._made = True
+        if self._calls is None:
+            self.futures.append(call)
+        else:
+            self._calls.add(call)
+            slot: AwaitableFuture[CallFuture] = AwaitableFuture()
+            slot.set_running_or_notify_cancel()  # it is no more to be cancelled: its call is
+            self._vacant.append(slot)
+            self.futures.append(slot)
+        call.add_done_callback(partial(self._on_done, len(batch)))
+        if self._over:  # meanwhile, in another thread
+            call.cancel()
+
+    def _on_done(self, count: int, done: Future[Any]) -> None:
+        assert isinstance(done, CallFuture)  # noqa: S101 - one of the calls
+        values, seconds = 0, 0.0
+        if not (done.cancelled() or done.exception() is not None):
+            results, _, seconds = done.result()
+            values = len(results)
+        if self._counter is not None:
+            self._counter.count(count, count - values)
+        if done.cancelled() and not self._over:  # by the end of the pool
+            self.cancel()
+        if self._size is None and self._parts:
+            quick = int(BATCH_SECONDS * values / max(seconds, 1e-9))
+            self._go_on(max(1, min(quick, len(self._parts) // self._tail)))
+        if self._calls is not None:
+            self._calls.discard(done)
+            self._vacant.popleft().set_result(done)
+
+
+class MapResults(Results):
+    """The results of a ``map``.
+
+    Args:
+        batches: The calls.
+        timeout: Seconds until everything must be there, or None.
+        plain: Whether exceptions are read as plain data.
+    """
+
+    def __init__(self, batches: Batches, timeout: float | None, *, plain: bool) -> None:
+        super().__init__((), timeout)
+        self._futures = batches.futures
+        self._batches = batches
         self._plain = plain
-        self._calls: set[CallFuture] | None = None
-        if not in_order:
-            self._calls = set(calls)
-        super().__init__(calls if in_order else _as_completed(calls, self._calls or set()), timeout)
 
     def _ending(self) -> Callable[[], None]:
-        return super()._ending() if self._calls is None else partial(cancel, self._calls)
+        return self._batches.cancel
 
     def _accept(self, value: Any) -> None:
         self._futures.popleft()
-        if self._calls is not None:
+        if isinstance(value, CallFuture):
             value = value.result()
-        if not self._batched:
-            self._values.append(value)
-            return
-        values, failure = value
+        values, failure, _ = value
         self._values.extend(values)
         if failure is not None:
             self._failure = exception_in(Message(Kind.ERROR, failure, [], []), plain=self._plain)
 
 
-def _as_completed(calls: list[CallFuture], left: set[CallFuture]) -> list[AwaitableFuture[CallFuture]]:
-    """Futures of the call that is done first, of the one that is done next, and so on.
-
-    Args:
-        calls: The calls.
-        left: The same; each is taken out when it is done.
-    """
-    made: list[AwaitableFuture[CallFuture]] = [AwaitableFuture() for _ in calls]
-    vacant = deque(made)
-    for each in made:
-        each.set_running_or_notify_cancel()  # it is no more to be cancelled: its call is
-
-    def settle(done: Future[Any]) -> None:
-        assert isinstance(done, CallFuture)  # noqa: S101 - one of the calls
-        left.discard(done)
-        vacant.popleft().set_result(done)
-
-    for call in calls:
-        call.add_done_callback(settle)
-    return made
-
-
 def run_all(
     arguments: Iterable[Arguments],
-    one: Callable[..., CallFuture],
-    many: Callable[[list[Arguments]], CallFuture],
+    submit: Callable[[list[Arguments], bool], CallFuture],
     *,
-    batch: int,
+    batch: int | None,
+    most_ahead: int,
     timeout: float | None,
     progress: bool | Tell,
     in_order: bool,
@@ -190,38 +253,20 @@ def run_all(
 
     Args:
         arguments: The arguments; all are taken at once.
-        one: Makes a call.
-        many: Makes a batch of calls, of :func:`anyaccel.pool.payload.call_each`.
-        batch: Calls that travel together.
+        submit: Makes a batch of calls by :func:`anyaccel.pool.payload.call_each`, given whether there were others.
+        batch: Calls that travel together; None to choose by the time that they take.
+        most_ahead: Batches that wait for workers at most, where that is chosen.
         timeout: Seconds until all results must be there, or None.
         progress: True to show how far it is, or a function that is told.
         in_order: Whether results come in the order of the calls, or as soon as they are there.
         plain: Whether exceptions of batches are read as plain data.
     """
-    parts = list(batches(arguments, batch))
+    parts = deque(arguments)
     counter = None
-    if progress and parts and (tell := progress if callable(progress) else shown(sum(map(len, parts)))):
-        counter = Counter(sum(map(len, parts)), tell)
-    calls: list[CallFuture] = []
-    try:
-        for part in parts:
-            calls.append(one(*part[0]) if batch == 1 else many(part))
-            if counter is not None:
-                calls[-1].add_done_callback(partial(_count, counter, len(part), batch > 1))
-    except BaseException:
-        cancel(calls)
-        if counter is not None:  # those that were not made: what shows progress ends when all are over
-            lost = sum(map(len, parts[len(calls) :]))
-            counter.count(lost, lost)
-        raise
-    return MapResults(calls, timeout, batched=batch > 1, in_order=in_order, plain=plain)
-
-
-def batches(arguments: Iterable[Arguments], size: int) -> Iterator[list[Arguments]]:
-    """Cut arguments into batches of a size; the last may be smaller."""
-    rest = iter(arguments)
-    while part := list(islice(rest, size)):
-        yield part
+    if progress and parts and (tell := progress if callable(progress) else shown(len(parts))):
+        counter = Counter(len(parts), tell)
+    made = Batches(parts, submit, size=batch, most_ahead=most_ahead, in_order=in_order, counter=counter)
+    return MapResults(made, timeout, plain=plain)
 
 
 def check_batch(**sizes: object) -> None:
@@ -231,15 +276,8 @@ def check_batch(**sizes: object) -> None:
         ValueError: When it makes no sense.
     """
     for name, size in sizes.items():
-        if not is_whole(size, 1):
+        if size is not None and not is_whole(size, 1):
             raise ValueError(f"{name} must be a whole number, 1 or more (got {size!r:.60})")
-
-
-def _count(counter: Counter, calls: int, batched: bool, done: Future[Any]) -> None:
-    if done.cancelled() or done.exception() is not None:
-        counter.count(calls, calls)
-    else:
-        counter.count(calls, calls - len(done.result()[0]) if batched else 0)
 
 
 def cancel(futures: Iterable[Future[Any]]) -> None:

@@ -7,12 +7,14 @@ process has a session of its own, carries its leases, and dies with the fork ser
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import os
 import signal
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from anyaccel.errors import WorkerError
 from anyaccel.launcher.inside import Inside
 from anyaccel.linux.process import set_name
-from anyaccel.pool.channel import Kind, Message, Spin, receive, send
+from anyaccel.pool.channel import Kind, Message, receive, send
 from anyaccel.pool.payload import Batch, Globals, Pickled, Shared, check_over, describe, dumps, dumps_error, loads
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ class Worker:
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
         self.actor: Any = None
+        self.waiting: deque[Message] = deque()  # taken out of the channel while something else ran
         self.globals = Globals()
         self.entered: list[Shared] = []
         self.lanes: Lanes | None = None  # where methods run at the same time
@@ -100,11 +103,12 @@ class Worker:
             Kind.CONSTRUCT: self._construct,
             Kind.METHOD: self._method,
         }
-        spin = Spin()
         while True:
-            message = spin.receive(self.channel)
+            message = self.waiting.popleft() if self.waiting else receive(self.channel)
             if message is None:
                 return
+            if message.kind == Kind.SKIP:
+                continue
             if message.descriptors and message.kind != Kind.SETUP:
                 _redirect(message.descriptors)
             goes_on = handlers[message.kind](message)
@@ -152,7 +156,7 @@ class Worker:
         return self._perform(self._call_function, message)
 
     def _call_function(self, message: Message) -> Any:
-        (function, args, kwargs), entered = self._unpickled(message, self.globals.call)
+        (function, args, kwargs), entered = self._unpickled(message, self.globals.loads)
         try:
             return function(*args, **kwargs)
         finally:
@@ -171,10 +175,19 @@ class Worker:
         return self._perform(construct, message) and self.actor is not None
 
     def _method(self, message: Message) -> bool:
-        if self.lanes is None:
-            return self._perform(self._call_method, message)
-        self.lanes.put(message)
-        return True
+        if self.lanes is not None:
+            self.lanes.put(message)
+            return True
+        if message.number in self._skipped():
+            return self._answer(Kind.RESULT, self.dumps(None), message.number)
+        return self._perform(self._call_method, message)
+
+    def _skipped(self) -> set[int]:
+        """Numbers of the calls that were cancelled while they stood behind others, as far as is known now."""
+        with contextlib.suppress(BlockingIOError):
+            while (message := receive(self.channel, wait=False)) is not None:
+                self.waiting.append(message)
+        return {message.number for message in self.waiting if message.kind == Kind.SKIP}
 
     def _call_method(self, message: Message) -> Any:
         with self.lock:
@@ -200,7 +213,7 @@ class Worker:
             check_over(value)
             if type(value) is Batch:
                 failure = None if value.failure is None else self._describe(value.failure).data
-                value = (value.results, failure)
+                value = (value.results, failure, value.seconds)
             body = self.dumps(value)
             _flush()
         except SystemExit:

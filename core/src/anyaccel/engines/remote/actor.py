@@ -61,18 +61,17 @@ class RemoteActor(Member):
         """Calls that it was given and has not answered, in order."""
         return [*super().outstanding, *(method.call for method in self._methods.values() if method.call is not None)]
 
-    def takes(self, call: Call, *, ahead: bool) -> bool:  # noqa: ARG002
-        """Whether it runs a call at once: to take one back from there takes longer than to wait."""
-        return self.free
+    def takes(self, call: Call) -> bool:
+        """Take note of a call that is about to be sent, if it runs at once; called with the lock held."""
+        if self.free:
+            self._methods[call.number] = RemoteMethod(self, call)
+            return True
+        return False
 
     def pull(self) -> None:
         """Give it the calls that wait, as many as it takes."""
-        while (call := self._state.next_for(self, ahead=False)) is not None:
+        while (call := self._state.next_for(self)) is not None:
             self.run(call)
-
-    def add(self, call: Call) -> None:
-        """Say that it has a call of a method; called with the lock held."""
-        self._methods[call.number] = RemoteMethod(self, call)
 
     def drop(self, call: Call) -> None:
         """Forget a call that it was given; called with the lock held."""
@@ -207,7 +206,7 @@ class RemoteActor(Member):
             self._state.die(death)  # before anybody hears of it and calls again
         for call in again:
             call.retry()
-        self._state.put_back(self, again)
+        self._state.put_back(again)
         for call in outstanding:
             if call not in again:
                 call.fail(death)

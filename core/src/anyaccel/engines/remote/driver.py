@@ -21,7 +21,7 @@ from anyaccel.engines.remote.cluster import Cluster, Plan, outcome
 from anyaccel.engines.remote.messages import FAILED, Answer, Order, Spec, Started
 from anyaccel.errors import BrokenWorkerError, UsageError, WorkerError, WorkerStartError
 from anyaccel.model import Allocation, Request
-from anyaccel.pool.call import BrokenPoolError, Call, Options, exception_in, settle_call
+from anyaccel.pool.call import BrokenPoolError, Call, Options, Runner, exception_in, settle_call
 from anyaccel.pool.channel import Kind
 from anyaccel.pool.engine import Engine, Setting
 from anyaccel.pool.payload import Pickled, dumps, dumps_whole, loads
@@ -92,7 +92,7 @@ class Driver(Engine):
             raise UsageError("a gang starts all its workers at once; max_workers must be None for it")
         return self.cluster.gang(self, options, hosts, name, work)
 
-    def enter(self, call: Call, work: Pickled | tuple[Any, ...]) -> None:
+    def enter(self, call: Call, work: Pickled | tuple[Any, ...], *, late: bool = False) -> None:  # noqa: ARG002
         """Let the cluster place a call, once there may be one more."""
         if self.foreign:  # a thread of our parent may have held the lock
             self.check_open()
@@ -256,7 +256,7 @@ def order_of(name: str, options: Options, plan: Plan) -> Order:
     )  # fmt: skip
 
 
-class Awaited:
+class Awaited(Runner):
     """Something of which the cluster has the answer, sooner or later.
 
     Attributes:

@@ -21,10 +21,9 @@ from typing import Protocol
 from anyaccel.engines.remote.messages import Answer, Order, Spec, Started, failure
 from anyaccel.errors import BrokenWorkerError
 from anyaccel.model import Allocation
-from anyaccel.pool.broker import Broker
 from anyaccel.pool.call import BrokenPoolError, Call, Options
 from anyaccel.pool.channel import Kind, Message
-from anyaccel.pool.core import Core
+from anyaccel.pool.dispatcher import Broker, Core
 from anyaccel.pool.engine import Setting
 from anyaccel.pool.payload import Pickled, dumps_error, loads
 from anyaccel.pool.reactor import reactor
