@@ -243,6 +243,15 @@ class Acquisition:
             LeaseCancelledError: When somebody does.
         """
         self.tell()
+        try:
+            cancelled = self._sleep(cancel)
+        except OSError as error:
+            raise self._state.fault(error) from error
+        if cancelled:
+            raise self._cancelled()
+
+    def _sleep(self, cancel: Any) -> bool:
+        """Wait until it may be worth another attempt; True when the wait was cancelled."""
         poll = select.poll()
         for descriptor in self.descriptors():
             poll.register(descriptor, select.POLLIN)
@@ -255,9 +264,9 @@ class Acquisition:
         while True:
             ready = [descriptor for descriptor, _ in poll.poll(max(0.0, end - now) * 1000)]
             if cancelled in ready:
-                raise self._cancelled()
+                return True
             if not ready or any(self.noted(descriptor) for descriptor in ready):
-                return
+                return False
             now = time.monotonic()
 
     def tell(self) -> None:
