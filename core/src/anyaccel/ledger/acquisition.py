@@ -176,13 +176,11 @@ class Acquisition:
 
     async def get_async(self) -> Lease:
         """The same on the running event loop."""
-        from anyaccel.ledger.events import pause
-
         try:
             try:
                 while (lease := self.attempt()) is None:
                     self.tell()
-                    await pause(self)
+                    await self._sleep_async()
             finally:
                 self.leave_line()
         except BaseException:
@@ -244,22 +242,53 @@ class Acquisition:
             LeaseCancelledError: When somebody does.
         """
         self.tell()
+        try:
+            cancelled = self._sleep(cancel)
+        except OSError as error:
+            raise self._state.fault(error) from error
+        if cancelled:
+            raise self._cancelled()
+
+    def _sleep(self, cancel: Any) -> bool:
+        """Wait until it may be worth another attempt; True when the wait was cancelled."""
         poll = select.poll()
-        for descriptor in self.descriptors():
+        for descriptor in self._descriptors():
             poll.register(descriptor, select.POLLIN)
         cancelled = -1
         if cancel is not None:
             poll.register(cancel, select.POLLIN)
             cancelled = cancel if isinstance(cancel, int) else cancel.fileno()
         now = time.monotonic()
-        end = now + self.pause()
+        end = now + self._pause()
         while True:
             ready = [descriptor for descriptor, _ in poll.poll(max(0.0, end - now) * 1000)]
             if cancelled in ready:
-                raise self._cancelled()
-            if not ready or any(self.noted(descriptor) for descriptor in ready):
-                return
+                return True
+            if not ready or any(self._noted(descriptor) for descriptor in ready):
+                return False
             now = time.monotonic()
+
+    async def _sleep_async(self) -> None:
+        """Wait until it may be worth another attempt, on the running event loop."""
+        import asyncio  # which takes longer to load than most waits
+
+        loop = asyncio.get_running_loop()
+        woken = asyncio.Event()
+
+        def note(descriptor: int) -> None:
+            if not woken.is_set() and self._noted(descriptor):
+                woken.set()
+
+        descriptors = self._descriptors()
+        timer = loop.call_later(self._pause(), woken.set)
+        for descriptor in descriptors:
+            loop.add_reader(descriptor, note, descriptor)
+        try:
+            await woken.wait()
+        finally:
+            timer.cancel()
+            for descriptor in descriptors:
+                loop.remove_reader(descriptor)
 
     def tell(self) -> None:
         """Tell whoever wants to know how the wait goes."""
@@ -761,11 +790,11 @@ class Acquisition:
             with contextlib.suppress(OSError):
                 os.close(self._leaving.pop())
 
-    def descriptors(self) -> list[int]:
-        """What becomes readable when something happens; then ask :meth:`noted`."""
+    def _descriptors(self) -> list[int]:
+        """What becomes readable when something happens; then ask :meth:`_noted`."""
         return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
 
-    def noted(self, ready: int) -> bool:
+    def _noted(self, ready: int) -> bool:
         """Whether what happened is worth another look.
 
         Args:
@@ -787,7 +816,7 @@ class Acquisition:
                 self._look_soon = True
         return worth
 
-    def pause(self) -> float:
+    def _pause(self) -> float:
         """Seconds after which to look again whatever happens."""
         if self._ticket is None:  # nothing wakes us: at random, so that rivals do not march in step
             import random
