@@ -7,6 +7,7 @@ from anyaccel.scheduler.cells import bits
 from anyaccel.scheduler.topology import Topology
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import length
 from small_machines import gpus
 
 PAIRS_OF_TWO = {(0, 3): 4, (1, 2): 4}
@@ -46,7 +47,7 @@ def test_a_malformed_pci_address_is_no_connection():
     assert Topology(devices).best_set(0b111, 2) == 0b011
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=length(20, 60), deadline=None)
 @given(
     st.dictionaries(st.sampled_from(list(combinations(range(8), 2))), st.integers(1, 3)),
     st.integers(1, 255),
@@ -107,7 +108,7 @@ MACHINES = {
 OF_THE_SAME = {name: Topology(devices) for name, devices in MACHINES.items()}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=length(20, 60), deadline=None)
 @given(st.sampled_from(sorted(MACHINES)), st.integers(1, 2**SIZE - 1), st.integers(1, 9), st.booleans())
 def test_what_was_asked_before_changes_no_answer(name, free, count, linked):
     asked, fresh = OF_THE_SAME[name], Topology(MACHINES[name])
