@@ -43,11 +43,11 @@ def pool(acme: object) -> Iterator[Callable[..., aa.Pool]]:
 def script(acme: object, tmp_path: Any) -> Callable[..., subprocess.Popen[str]]:
     """Run a program that uses pools in a process of its own."""
 
-    def script(source: str, **options: Any) -> subprocess.Popen[str]:
+    def script(source: str, *, arguments: tuple[object, ...] = (), **options: Any) -> subprocess.Popen[str]:
         path = tmp_path / "program.py"
         path.write_text(textwrap.dedent(source))
         return subprocess.Popen(
-            [sys.executable, str(path)],
+            [sys.executable, str(path), *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -11,8 +11,6 @@ import os
 import select
 import socket
 import struct
-import threading
-import time
 from array import array
 from collections.abc import Sequence
 from enum import IntEnum
@@ -179,61 +177,3 @@ def _hung_up(channel: socket.socket) -> bool:
 def _close(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
-
-
-LONGEST_SECONDS = 86_400.0
-"""Of one wait: the kernel takes no more than some weeks. Who waits looks again after it."""
-SPIN_SECONDS = 0.000_2
-"""How long to stay awake at most, and how long the last wait may have been."""
-SLEEPS = 8
-"""How often to sleep after it was in vain, though the answer came soon."""
-
-_awake = threading.Lock()
-"""Held by the one thread that stays awake: several would be in each other's way."""
-
-
-class Spin:
-    """What one side of a channel has learned about the pace of the other."""
-
-    __slots__ = ("_quick", "_sleeps")
-
-    def __init__(self) -> None:
-        self._quick = False
-        self._sleeps = 0
-
-    def receive(self, channel: socket.socket, seconds: float | None = None) -> Message | None:
-        """Wait for one message, for so many seconds at most; None when the other side has gone.
-
-        Raises:
-            BlockingIOError: When there was none in time.
-            ValueError: When it is not one of ours.
-            OSError: When its memory cannot be mapped.
-        """
-        start = time.monotonic()
-        in_vain = False
-        if self._sleeps:
-            self._sleeps -= 1
-        elif self._quick and _awake.acquire(blocking=False):
-            try:
-                while time.monotonic() - start < SPIN_SECONDS:
-                    try:
-                        return receive(channel, wait=False)
-                    except BlockingIOError:
-                        in_vain = True
-            finally:
-                _awake.release()
-        if seconds is not None:
-            _sleep(channel, seconds - (time.monotonic() - start))
-        message = receive(channel, wait=seconds is None)
-        took = time.monotonic() - start
-        if in_vain and took < 3 * SPIN_SECONDS:
-            self._sleeps = SLEEPS
-        else:
-            self._quick = took < SPIN_SECONDS
-        return message
-
-
-def _sleep(channel: socket.socket, seconds: float) -> None:
-    poll = select.poll()
-    poll.register(channel, select.POLLIN)
-    poll.poll(min(max(0.0, seconds), LONGEST_SECONDS) * 1000)

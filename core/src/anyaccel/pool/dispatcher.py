@@ -696,6 +696,7 @@ class Worker(Runner):
         return (
             state is not None
             and state.pipelined
+            and self.options.concurrency == 1
             and not (self.ending or self._constructs())
             and len(self.running) < MOST_AHEAD
             and body is not None

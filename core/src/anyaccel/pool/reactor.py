@@ -19,10 +19,11 @@ from functools import partial
 from itertools import count
 
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
-from anyaccel.pool.channel import LONGEST_SECONDS
 
 Handler = Callable[[], object]
 
+LONGEST_SECONDS = 86_400.0
+"""Of one wait: the kernel takes no more than some weeks."""
 _CROWD = 1024
 """Timers from which those that were cancelled are thrown out."""
 

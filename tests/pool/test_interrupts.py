@@ -1,0 +1,141 @@
+"""Real signals and forks at random times: a pool serves after any number of them, and no lease is lost."""
+
+import signal
+
+import pytest
+from lengths import length
+
+TRIALS = length(8, 400)
+FORKS = length(3, 40)
+
+PROGRAM = """
+import os, random, signal, sys, threading, time
+import anyaccel as aa
+from anyaccel.ledger import Ledger
+
+class Interrupt(BaseException):
+    pass
+
+def interrupt(*_):
+    raise Interrupt
+
+class Echo:
+    def say(self, word):
+        return word
+
+def act(pool, mode):
+    if mode == "submit":
+        return pool.submit(abs, -7).result()
+    if mode == "live":
+        return pool.options(max_calls=0).submit(abs, -7).result()
+    if mode == "map":
+        return list(pool.options(needs=None).map(abs, range(300)))
+    if mode == "large":
+        return len(pool.submit(bytes, bytearray(1 << 20)).result())
+    if mode == "actor":
+        with pool.actor(Echo) as echo:
+            return echo.say("word").result()
+    if mode == "stream":
+        return list(pool.stream(range, 5))
+    if mode == "cancel":
+        futures = [pool.submit(time.sleep, 0.001) for _ in range(4)]
+        return [future.cancel() for future in futures]
+    with aa.Pool("A1:1", machine="sim:A1:2") as own:
+        return own.submit(abs, -7).result()
+
+def trial(pool, mode, number, seconds):
+    # Another process would need its time to start; the signal comes to the main thread all the same.
+    sender = threading.Timer(seconds, os.kill, (os.getpid(), number))
+    try:
+        sender.start()
+        act(pool, mode)
+        sender.join()
+        while True:  # until it is here
+            time.sleep(0.001)
+    except Interrupt:
+        return
+
+def main():
+    mode, number, trials = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    chance = random.Random(number)
+    signal.signal(number, interrupt)
+    pool = aa.Pool("A1:1", machine="sim:A1:2")
+    act(pool, mode)
+    began = time.monotonic()
+    act(pool, mode)
+    took = time.monotonic() - began
+    for _ in range(trials):
+        trial(pool, mode, number, took * chance.random() * chance.random() * 1.5)
+        assert pool.options(needs="A1:2").submit(abs, -1).result(timeout=100) == 1  # whatever was held is free
+    pool.shutdown()
+    assert not Ledger.open().leases()
+    print("served")
+
+main()
+"""
+
+FORKING = """
+import os, random, sys, threading, time
+import anyaccel as aa
+from anyaccel.ledger import Ledger
+
+def child(pool, future):
+    try:
+        assert not future.cancel() or future.done()
+        with aa.Pool("A1:1", machine="sim:A1:2", shared=False) as own:
+            assert own.submit(abs, -2).result(timeout=100) == 2
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+def main():
+    forks = int(sys.argv[1])
+    pool = aa.Pool("A1:1", machine="sim:A1:2", max_calls=0)
+    over = threading.Event()
+    def work():
+        while not over.is_set():
+            assert list(pool.map(abs, range(50)))[-1] == 49
+            assert pool.options(max_calls=1).submit(abs, -1).result() == 1
+    thread = threading.Thread(target=work)
+    thread.start()
+    for _ in range(forks):
+        future = pool.submit(time.sleep, 0.01)
+        time.sleep(random.random() * 0.02)
+        pid = os.fork()
+        if not pid:
+            child(pool, future)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        future.result(timeout=100)
+    over.set()
+    thread.join()
+    pool.shutdown()
+    assert not Ledger.open().leases()
+    print("served")
+
+main()
+"""
+
+
+@pytest.mark.timeout(length(300, 3000))
+@pytest.mark.parametrize(
+    ("mode", "number"),
+    [
+        ("submit", signal.SIGINT),
+        ("live", signal.SIGINT),
+        ("map", signal.SIGTERM),
+        ("large", signal.SIGINT),
+        ("actor", signal.SIGTERM),
+        ("stream", signal.SIGINT),
+        ("cancel", signal.SIGTERM),
+        ("with", signal.SIGINT),
+    ],
+)
+def test_an_interrupt_breaks_no_pool_and_loses_no_lease(script, mode, number):
+    out, err = script(PROGRAM, arguments=(mode, int(number), TRIALS)).communicate()
+    assert (out, err) == ("served\n", "")
+
+
+@pytest.mark.timeout(length(300, 3000))
+def test_forks_during_calls_cost_neither_the_pool_nor_the_fork_anything(script):
+    out, err = script(FORKING, arguments=(FORKS,)).communicate()
+    assert (out, err) == ("served\n", "")
