@@ -252,19 +252,19 @@ class Acquisition:
     def _sleep(self, cancel: Any) -> bool:
         """Wait until it may be worth another attempt; True when the wait was cancelled."""
         poll = select.poll()
-        for descriptor in self._descriptors():
+        for descriptor in self.descriptors():
             poll.register(descriptor, select.POLLIN)
         cancelled = -1
         if cancel is not None:
             poll.register(cancel, select.POLLIN)
             cancelled = cancel if isinstance(cancel, int) else cancel.fileno()
         now = time.monotonic()
-        end = now + self._pause()
+        end = now + self.pause()
         while True:
             ready = [descriptor for descriptor, _ in poll.poll(max(0.0, end - now) * 1000)]
             if cancelled in ready:
                 return True
-            if not ready or any(self._noted(descriptor) for descriptor in ready):
+            if not ready or any(self.noted(descriptor) for descriptor in ready):
                 return False
             now = time.monotonic()
 
@@ -276,11 +276,11 @@ class Acquisition:
         woken = asyncio.Event()
 
         def note(descriptor: int) -> None:
-            if not woken.is_set() and self._noted(descriptor):
+            if not woken.is_set() and self.noted(descriptor):
                 woken.set()
 
-        descriptors = self._descriptors()
-        timer = loop.call_later(self._pause(), woken.set)
+        descriptors = self.descriptors()
+        timer = loop.call_later(self.pause(), woken.set)
         for descriptor in descriptors:
             loop.add_reader(descriptor, note, descriptor)
         try:
@@ -790,11 +790,11 @@ class Acquisition:
             with contextlib.suppress(OSError):
                 os.close(self._leaving.pop())
 
-    def _descriptors(self) -> list[int]:
+    def descriptors(self) -> list[int]:
         """What becomes readable when something happens; then ask :meth:`_noted`."""
         return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
 
-    def _noted(self, ready: int) -> bool:
+    def noted(self, ready: int) -> bool:
         """Whether what happened is worth another look.
 
         Args:
@@ -816,7 +816,7 @@ class Acquisition:
                 self._look_soon = True
         return worth
 
-    def _pause(self) -> float:
+    def pause(self) -> float:
         """Seconds after which to look again whatever happens."""
         if self._ticket is None:  # nothing wakes us: at random, so that rivals do not march in step
             import random
