@@ -791,7 +791,7 @@ class Acquisition:
                 os.close(self._leaving.pop())
 
     def descriptors(self) -> list[int]:
-        """What becomes readable when something happens; then ask :meth:`_noted`."""
+        """What becomes readable when something happens; then ask :meth:`noted`."""
         return [*self._leaving, *([self._watch.fileno()] if self._watch else [])]
 
     def noted(self, ready: int) -> bool:
