@@ -109,7 +109,8 @@ class Supervisor:
         with contextlib.suppress(OSError):
             process.adopt_orphans()
         child = _start(become)
-        status, asked, state = None, False, ""
+        status: int | None = None
+        asked, state = False, ""
         everything = find_all(find_carriers([mark]), find_tree(dict([process.me()])))
 
         def find() -> tuple[Mapping[int, Confirm], bool]:
