@@ -22,6 +22,11 @@ from measure import Row, against, command, interleaved, state
 ROUNDS = 15
 BARE = "python -c pass"
 RUN = "anyaccel run GPU:1 -- true"
+PLUGINS = Path(__file__).parent.parent / "plugins"
+MACHINES = {"recorded": str(PLUGINS / "nvidia/recordings/h100-8gpu-nvswitch"), "simulated": "sim:H100:8"}
+"""Machines of eight devices."""
+WITH_DEVICES = 6
+"""How many times as long as an interpreter that does nothing a command may take on them."""
 MANY = 20
 """Plug-ins that somebody may have installed: those of all vendors that there are, and more."""
 UNSET = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")
@@ -140,6 +145,7 @@ def rows(rounds: int = ROUNDS) -> list[Row]:
                 f"anyaccel, {MANY} plug-ins": command([script], {**environ, "PYTHONPATH": more}),
                 RUN + WITHOUT: command(run, ours, before=no_mark),
                 RUN: command(run, ours, before=same_limit),
+                **_with_devices(script, ours),
             },
             rounds,
         )
@@ -148,11 +154,34 @@ def rows(rounds: int = ROUNDS) -> list[Row]:
         *against(
             BARE,
             times,
-            {"anyaccel --version": 2, "import anyaccel": 1.5, "anyaccel": 4, f"anyaccel, {MANY} plug-ins": 4, RUN: 8},
+            {
+                "anyaccel --version": 2,
+                "import anyaccel": 1.5,
+                "anyaccel": 4,
+                f"anyaccel, {MANY} plug-ins": 4,
+                RUN: 8,
+                **dict.fromkeys(_with_devices(script, ours), WITH_DEVICES),
+            },
         ),
         *against(RUN, times, {RUN + WITHOUT: None})[1:],
         *against(BARE_CALL, calls, dict.fromkeys(name for name in calls if name != BARE_CALL)),
     ]
+
+
+def _with_devices(script: str, environ: dict[str, str]) -> dict[str, Callable[[], object]]:
+    """What a person with devices waits for, with one plug-in and with all that are installed."""
+    found: dict[str, Callable[[], object]] = {}
+    for kind, machine in MACHINES.items():
+        if kind == "recorded" and not Path(machine).is_dir():
+            continue
+        for plugins in ({"ANYACCEL_PLUGINS": "nvidia"}, {}):
+            count = len(plugins) or len(installed()[0])
+            suffix = f", {kind} H100:8, {count} plug-in{'s' * (count > 1)}"
+            look = [script, "--machine", machine]
+            run = [script, "run", "--machine", machine, "GPU:1", "--", "true"]
+            found[f"anyaccel{suffix}"] = command(look, {**environ, **plugins})
+            found[f"{RUN}{suffix}"] = command(run, {**environ, **plugins})
+    return found
 
 
 def call_times(environ: dict[str, str], rounds: int) -> dict[str, float]:

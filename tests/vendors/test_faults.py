@@ -419,3 +419,33 @@ def test_without_descriptors_the_vendors_fail_and_come_back(acme, record):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert "cannot be started: [Errno 24] Too many open files" in report.problem.reason
     assert aa.detect(machine).report("acme").problem is None
+
+
+SERVER_IS = f"""raise ValueError(open("/proc/%d/cmdline" % {INTERPRETER}).read().replace("\\0", " "))"""
+
+
+def test_a_command_forks_what_forks_its_vendors_and_a_program_starts_a_fresh_interpreter(install, record, anyaccel):
+    install("bad", BAD.format(hook="anyaccel_detect", fault=SERVER_IS))
+    machine = record({})
+    (program,) = [report.problem.reason for report in aa.detect(machine).vendors]
+    assert "gc.disable()" in program
+    done = anyaccel("plugins", "bad", "--machine", machine)
+    assert "gc.disable()" not in done.stdout + done.stderr
+    assert "plugins bad --machine" in done.stdout + done.stderr
+
+
+def test_a_vendor_that_is_too_late_leaves_no_core(install, record, tmp_path, monkeypatch):
+    with open("/proc/sys/kernel/core_pattern") as file:
+        if file.read(1) in "|/":
+            pytest.skip("cores are not written where a process works on this machine")
+    monkeypatch.chdir(tmp_path)
+    close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    try:
+        install("bad", BAD.format(hook="anyaccel_detect", fault=FAULTS["sleeps"]))
+        assert "(it was at " in aa.detect(record({}), timeout=1).report("bad").problem.reason
+        close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("core")] == []
