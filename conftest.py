@@ -25,7 +25,9 @@ def pytest_report_header() -> list[str]:
 
 
 # How long anything takes says how much else the machine does.
-settings.register_profile("anywhere", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "anywhere", max_examples=length(40, 100), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("anywhere")
 
 NOTHING_HERE = Path(__file__).parent / "tests" / "support" / "nothing_here"

@@ -150,8 +150,8 @@ ORDERS: dict[str, Callable[[], Policy]] = {
     "plain order": Policy,
     "backfill": Policy,
     "backfill, bound 10 min": lambda: Policy(backfill=600.0),
-    "fair shares": lambda: Policy(fair_shares=True, patience=24 * HOUR, plain=False),
-    "fair shares, backfill, 10 min": lambda: Policy(fair_shares=True, patience=24 * HOUR, backfill=600.0, plain=False),
+    "fair shares": lambda: Policy(fair_shares=True, patience=24 * HOUR),
+    "fair shares, backfill, 10 min": lambda: Policy(fair_shares=True, patience=24 * HOUR, backfill=600.0),
 }
 
 

@@ -48,6 +48,7 @@ def test_the_cheap_ones_run(benchmarks, references, tmp_path):
     assert table.stdout.count("\n") == len(rows) + 2
 
 
+@pytest.mark.full
 def test_a_sweep_is_measured(tmp_path):
     done = run("sweep", "--rounds", "1", "--name", "here", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -56,6 +57,7 @@ def test_a_sweep_is_measured(tmp_path):
     assert "memory of a sweep of 20 commands" in done.stdout
 
 
+@pytest.mark.full
 def test_warm_actors_are_measured_beside_their_peers(tmp_path):
     done = run("serving", "--rounds", "1", "--name", "here", "--out", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ from lengths import length
 
 ROUNDS = length(16, 200)
 TREES = length(1, 72)  # of each way
-COPIED = length(2, 6)  # of each way
+COPIED = length(1, 6)  # of each way
 FEWEST_KILLS = length(0, 30)  # of a few trees, any may be gone before it is killed
 
 

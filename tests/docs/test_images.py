@@ -19,6 +19,7 @@ def test_the_images_of_the_readme_exist():
         assert (ROOT / image).read_text().startswith("<svg"), image
 
 
+@pytest.mark.full
 def test_the_script_draws_them(tmp_path):
     pytest.importorskip("textual", reason="needs Textual: pip install 'anyaccel[top]'")
     pytest.importorskip("anyaccel_nvidia", reason="needs the plug-in of the vendor of the simulated machine")

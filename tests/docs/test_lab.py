@@ -21,6 +21,7 @@ USERS = {"anna": 61_101, "ben": 61_102, "chloe": 61_103}
 SCRIPT = ROOT / "tests" / "support" / "users.py"
 
 
+@pytest.mark.full  # tests/cli and ledger have several users as well
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to act as several users")
 @pytest.mark.timeout(300)
 def test_the_page_of_a_lab_does_what_it_says():

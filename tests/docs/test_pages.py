@@ -30,9 +30,12 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), ROOT / "core" / "README.md", *ROOT.glob("docs/**/*.md")], key=str)
 NEEDS = re.compile(r"^<!-- needs: (\w+) -->$", re.MULTILINE)
 INSIDE = "RUN_BY_A_PAGE"
-LONG = {"ci.md", "dask.md", "frameworks.md", "shared-machine.md", "tutorial-plugin.md"}
-"""Pages that take five seconds and more. What they show, tests/examples, engines, integrations, ledger and scaffold do
-as well."""
+LONG = {
+    *("ci.md", "conformance.md", "dask.md", "frameworks.md", "masks.md", "recordings.md", "scheduler.md"),
+    *("shared-machine.md", "tutorial-plugin.md"),
+}
+"""Pages that take three seconds and more. What they show, tests/cli, examples, engines, integrations, launcher, ledger,
+scaffold and the tests of the conformance suite do as well."""
 OF_SEVERAL_USERS = {"docs/how-to/lab.md"}
 MACHINE_IN_A_FILE = "defaults]\\nmachine = "
 """Written by a page that names its machine in the configuration: the variable would win."""

@@ -13,6 +13,7 @@ from anyaccel.exports.apptainer import export
 from anyaccel.model import ContainerEdits
 from export_machines import READ_ONLY, WRITABLE, device, machines, source
 from hypothesis import given, settings
+from lengths import length
 
 PAIR = (device(0), device(1))
 BIND = re.compile(r"--bind=([^:,\"\\]+)(?::([^:,\"\\]+))?(?::(ro|rw))?")
@@ -81,7 +82,7 @@ def test_two_vendors_that_want_one_variable_are_refused():
         export(source(device(0), device(1, vendor="other"), together=edits))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=length(15, 40), deadline=None)
 @given(machines())
 def test_what_plugins_may_report_is_written_by_the_rules_or_refused(devices):
     try:

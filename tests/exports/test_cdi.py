@@ -9,6 +9,7 @@ from anyaccel.exports.cdi import export
 from anyaccel.model import Health
 from export_machines import READ_ONLY, WRITABLE, device, machines, source
 from hypothesis import given, settings
+from lengths import length
 
 SCHEMA = jsonschema.Draft7Validator(json.loads((Path(__file__).parent / "cdi.schema.json").read_text()))
 
@@ -86,7 +87,7 @@ def test_nothing_to_write():
         export(source())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=length(15, 40), deadline=None)
 @given(machines())
 def test_the_schema_takes_whatever_plugins_may_report(devices):
     assert len(written(*devices)) >= len(devices)

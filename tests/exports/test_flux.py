@@ -10,6 +10,7 @@ import tomllib
 from anyaccel.exports.flux import export
 from export_machines import device, machines, source
 from hypothesis import given, settings
+from lengths import length
 
 
 def read(text):
@@ -52,7 +53,7 @@ def test_equal_indexes_of_two_vendors_are_positions():
     assert "positions in the list" in exported.notes[0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=length(20, 60), deadline=None)
 @given(machines())
 def test_the_rules_allow_whatever_plugins_may_report(devices):
     gpus = [found for found in devices if found.resource.lower() == "gpu"]

@@ -69,14 +69,14 @@ def assert_lines(text):
     text.encode()
 
 
-@pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_target_writes_lines_of_plain_text(target, text):
-    found = written(target, text)
-    if found is not None:
-        assert_lines(found)
-        pure = export(target, hostile_source("x y")).text
-        assert found.count("\n") == pure.count("\n"), found
+def test_every_target_writes_lines_of_plain_text(target):
+    pure = export(target, hostile_source("x y")).text
+    for text in HOSTILE:
+        found = written(target, text)
+        if found is not None:
+            assert_lines(found)
+            assert found.count("\n") == pure.count("\n"), found
 
 
 @pytest.mark.parametrize("text", HOSTILE)

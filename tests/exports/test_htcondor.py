@@ -9,6 +9,7 @@ from anyaccel.exports.htcondor import export
 from anyaccel.model import Health
 from export_machines import device, machines, source
 from hypothesis import HealthCheck, given, settings
+from lengths import length
 
 PAIR = (device(0, tags=("H100",)), device(1, tags=("H100",), numa_node=None, memory_bytes=None, pci_bus_id=None))
 
@@ -70,7 +71,7 @@ def test_its_configuration_takes_the_line_that_the_note_says(classads, tmp_path)
     assert done.stdout == "anyaccel export htcondor\n", done.stderr
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=length(20, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(devices=machines())
 def test_its_parser_reads_whatever_plugins_may_report(classads, devices):
     ad = classads(export(source(*devices)).text)

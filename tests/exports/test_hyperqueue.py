@@ -7,6 +7,7 @@ from anyaccel.exports.hyperqueue import export
 from anyaccel.model import EnvEdits
 from export_machines import device, machines, source
 from hypothesis import given, settings
+from lengths import length
 
 ACME = (Path(__file__).parent.parent / "vendors" / "acme.py").read_text()
 
@@ -93,7 +94,7 @@ def test_without_devices_a_worker_has_none():
     assert export(source()).text == "hq worker start --detect-resources=cpus,mem\n"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=length(15, 40), deadline=None)
 @given(machines())
 def test_the_grammar_allows_whatever_plugins_may_report(devices):
     pools = read(export(source(*devices)).text)

@@ -7,6 +7,7 @@ from anyaccel.exports.kubernetes import export
 from anyaccel.model import Health
 from export_machines import device, machines, source
 from hypothesis import given, settings
+from lengths import length
 
 
 def written(*devices, **changes):
@@ -74,7 +75,7 @@ def test_what_is_too_long_is_left_out_and_told():
     assert exported.notes == ("Attributes longer than 64 bytes are left out, such as model of acme-0.",)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=length(15, 40), deadline=None)
 @given(machines())
 def test_the_rules_allow_whatever_plugins_may_report(devices):
     slices, _ = written(*devices)

@@ -11,6 +11,7 @@ import pytest
 from anyaccel.exports.lsf import resource_map, resources
 from export_machines import device, machines, source
 from hypothesis import given, settings
+from lengths import length
 
 NAME = re.compile(r"(?!\d|inf|nan)[^:.()\[+\-*/!&|<>@=\s\"#$\\]{1,39}", re.IGNORECASE)
 RESERVED = """cpu cpuf io logins ls idle maxmem maxswp maxtmp type model status it mem ncpus nprocs ncores nthreads
@@ -63,7 +64,7 @@ def test_without_devices_there_is_no_section(write):
     assert write(source()).text == ""
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=length(20, 60), deadline=None)
 @given(machines())
 def test_the_grammar_allows_whatever_plugins_may_report(devices):
     exported = source(*devices)

@@ -10,6 +10,7 @@ from anyaccel.exports.pbs import export
 from anyaccel.model import Health
 from export_machines import device, machines, source
 from hypothesis import given, settings
+from lengths import length
 
 LINE = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]*): resources_available\.([A-Za-z][A-Za-z0-9_-]*)=([A-Za-z0-9_-]+)")
 
@@ -46,7 +47,7 @@ def test_without_devices_the_file_is_valid():
     assert export(source()).text == "$configversion 2\n"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=length(20, 60), deadline=None)
 @given(machines())
 def test_the_grammar_allows_whatever_plugins_may_report(devices):
     found = read(export(source(*devices)).text)

@@ -7,6 +7,7 @@ from anyaccel.exports.ray import command, kuberay, node_type
 from anyaccel.model import Health, Inventory, VendorReport, VendorState
 from export_machines import device, machines, source
 from hypothesis import given, settings
+from lengths import length
 
 MIXED = (
     device(0, tags=("H100",)),
@@ -137,7 +138,7 @@ def test_a_node_type_of_the_cluster_launcher():
     assert any(f"RAY_custom_unit_instance_resources={UNITS}" in note for note in exported.notes)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=length(15, 40), deadline=None)
 @given(machines())
 def test_whatever_plugins_may_report_can_be_read_back(devices):
     _, gpus, resources, labels = read(command(source(*devices)).text)

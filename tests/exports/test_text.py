@@ -6,6 +6,7 @@ import yaml
 from anyaccel.exports.text import quote, slug, to_yaml, unique_names
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import length
 
 scalars = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.integers(), st.booleans())
 values = st.recursive(
@@ -18,7 +19,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=length(20, 60), deadline=None)
 @given(st.one_of(st.lists(values, min_size=1), st.dictionaries(st.text("aNo0.:/ -#é\n"), values, min_size=1)))
 def test_a_reader_of_yaml_reads_what_was_written(value):
     assert yaml.safe_load(to_yaml(value)) == value

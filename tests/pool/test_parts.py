@@ -25,6 +25,7 @@ from anyaccel.pool.progress import Line, Progress, shown
 from anyaccel.pool.reactor import Reactor
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import length
 from waiting import PATIENCE, until
 
 
@@ -40,7 +41,7 @@ def pair():
     sizes=st.lists(st.sampled_from([0, 1, 63, 64, 65, LARGE, MOST_INLINE, MOST_INLINE + 1]), max_size=4),
     descriptors=st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=length(20, 60), deadline=None)
 def test_messages_arrive_as_they_were_sent(data, sizes, descriptors):
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:

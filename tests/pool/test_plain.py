@@ -22,6 +22,7 @@ from anyaccel.pool.plain import TYPES, Refused, dumps, loads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
+from lengths import length
 from raw_messages import head, say
 
 ITEMS = [1, 2]
@@ -366,7 +367,7 @@ def test_any_plain_value_comes_as_it_was(value):
 
 
 @given(FORMS)
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=length(166, 500))
 def test_whatever_a_type_is_said_to_be_made_of_is_refused_or_plain(form):
     assert_refused_or_plain(msgpack.packb(form))
 

@@ -12,6 +12,7 @@ from anyaccel.probe.recording import SCHEMA
 from anyaccel.probe.sanitize import replace_in, sanitize
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from lengths import length
 
 UUIDS = st.uuids(version=4).map(str)
 MACS = st.binary(min_size=6, max_size=6).filter(lambda octets: octets[0] > 2).map(lambda octets: octets.hex(":"))
@@ -92,7 +93,7 @@ SECRETS = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=length(20, 60), deadline=None)
 @example(SECRETS)
 @example(SECRETS | {"user": "acmectlqz", "host": "acmectlqz"})  # they begin like the driver
 @example(SECRETS | {"serial": "ACME12345"})
@@ -113,7 +114,7 @@ def test_no_secret_survives_anywhere(secrets):
     assert sanitize(after, Names(hosts=(host,)))[0] == after
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=length(20, 60), deadline=None)
 @given(st.lists(UUIDS, min_size=2, max_size=6, unique=True), st.lists(SERIALS, min_size=2, max_size=6, unique=True))
 def test_ids_stay_distinct_and_in_order(uuids, serials):
     paths = {f"/d/{n}/uuid": {"text": uuid} for n, uuid in enumerate(uuids)}

@@ -8,6 +8,7 @@ from anyaccel.model import UNITS_PER_DEVICE, Health, Problem, ProblemKind, Vendo
 from anyaccel.scheduler import ReasonCode, Scheduler, parse_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import length
 from small_machines import chip_rule, chips, gpus, machine, possible
 
 
@@ -257,7 +258,7 @@ texts = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=length(33, 100), deadline=None)
 @given(
     texts, st.integers(0, 3), st.integers(0, 4), st.lists(st.sampled_from(["GPU:0.6", "GPU:1", "TPU:1"]), max_size=3)
 )

@@ -12,6 +12,7 @@ from anyaccel.scheduler import Fleet, ReasonCode, Scheduler, parse_request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from lengths import length
 from small_machines import chip_rule, chips, gpus, machine, possible
 
 
@@ -367,4 +368,4 @@ class GangModel(RuleBasedStateMachine):
 
 
 TestGangModel = GangModel.TestCase
-TestGangModel.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
+TestGangModel.settings = settings(max_examples=length(16, 50), stateful_step_count=20, deadline=None)

@@ -9,6 +9,7 @@ from anyaccel.scheduler import Choice, parse_request
 from anyaccel.scheduler.placement import choose_slots
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import length
 from small_machines import GIB, chip_rule, chips, gpus, legal, machine, possible
 
 WHOLE = UNITS_PER_DEVICE
@@ -174,7 +175,7 @@ machines = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=length(100, 300), deadline=None)
 @given(machines, st.lists(term_texts, min_size=1, max_size=3), st.data())
 def test_a_request_is_placed_exactly_where_trying_everything_finds_a_place(inventory, terms, data):
     request = Request(terms=tuple(terms))

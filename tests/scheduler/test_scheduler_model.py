@@ -6,6 +6,7 @@ from anyaccel.scheduler import Scheduler, parse_request
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, precondition, rule
+from lengths import length
 from small_machines import chip_rule, chips, gpus, legal, machine, possible
 
 INVENTORY = machine(gpus(2, links=1), gpus(1, "A100"), chips(4))
@@ -124,4 +125,4 @@ class SchedulerModel(RuleBasedStateMachine):
 
 
 TestSchedulerModel = SchedulerModel.TestCase
-TestSchedulerModel.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSchedulerModel.settings = settings(max_examples=length(20, 60), stateful_step_count=30, deadline=None)

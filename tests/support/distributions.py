@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 INSTALLED = ["nvidia", "tpu"]
 # Those that are installed below, and at full length all.
 VENDORS = length(INSTALLED, sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")))
-EXTRAS = sorted(path.parent.name for path in ROOT.glob("extras/*/pyproject.toml"))
+EXTRAS = length(["testing"], sorted(path.parent.name for path in ROOT.glob("extras/*/pyproject.toml")))
 FOLDERS = (
     {"anyaccel": ROOT / "core"}
     | {f"anyaccel_{vendor}": ROOT / "plugins" / vendor for vendor in VENDORS}

@@ -6,6 +6,7 @@ from importlib.metadata import entry_points
 
 import anyaccel as aa
 import pytest
+from lengths import length
 
 MIXED = "sim:H100:4,TPU-V4:4"
 ALL = {
@@ -80,7 +81,7 @@ def test_any_disjoint_allocations_agree_on_their_variables():
     """Whatever combination one worker may have, no two vendors disagree about a variable."""
     inventory = aa.detect("sim:" + ",".join(ALL.values()))
     chance = random.Random(7)
-    for _ in range(40):
+    for _ in range(length(15, 40)):
         vendors = chance.sample(sorted(ALL), chance.randint(1, 8))
         request = [f"{vendor}:{chance.choice((1, 2, 4))}" for vendor in vendors]
         if any(rival in vendors for vendor in vendors for rival in inventory.apart(vendor)):
@@ -91,7 +92,7 @@ def test_any_disjoint_allocations_agree_on_their_variables():
         assert {device.vendor for device in made.allocation.devices} == set(vendors)
 
 
-@pytest.mark.parametrize("broken", sorted(ALL))
+@pytest.mark.parametrize("broken", sorted(ALL)[:: length(6, 1)])
 def test_one_vendor_that_fails_costs_the_others_nothing(broken, install, monkeypatch):
     install(broken, "import ctypes; ctypes.string_at(0)", distribution=f"broken-{broken}")
     points = entry_points(group="anyaccel")

@@ -8,6 +8,7 @@ from anyaccel_neuron import plugin
 from anyaccel_testing import context
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lengths import length
 
 TOOL = "/opt/aws/neuron/bin/neuron-ls"
 CHIP = {
@@ -232,7 +233,7 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)  # how long one example takes depends on what else runs
+@settings(deadline=None, max_examples=length(20, 60))  # how long one example takes depends on what else runs
 @given(
     st.lists(
         st.builds(lambda changes: {**CHIP, **changes}, st.dictionaries(st.sampled_from(sorted(CHIP)), json_values)),
@@ -245,7 +246,7 @@ def test_any_list_leaves_every_chip_with_cores_of_its_own(elements):
     assert len({device.index for device in devices}) == len({device.id for device in devices}) == len(devices)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=length(20, 60))
 @given(st.text(max_size=40))
 def test_any_text_leaves_the_cores_that_sysfs_tells(text):
     found = answered(text)

@@ -10,6 +10,7 @@ from anyaccel.plugin import EnvContext, Term
 from anyaccel_tpu import plugin
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lengths import length
 
 HOSTS = [
     ("TPU-V2", 4),
@@ -242,7 +243,9 @@ _VALUES = st.sampled_from(["", "0", "1,2", "1,1,1", "2,2,1", "/dev/accel0", "loc
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=length(20, 60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     host=st.sampled_from(HOSTS),

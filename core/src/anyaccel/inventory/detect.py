@@ -9,6 +9,7 @@ from anyaccel.vendors import DEADLINE_SECONDS, begin_for
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     from anyaccel.model import Inventory, Request
     from anyaccel.probe.machine import Machine
@@ -54,16 +55,6 @@ def detect(
     return find(machine, declare=declare, timeout=timeout, environ=environ, request=request, everybody=everybody)
 
 
-def survey(
-    inventory: Inventory | None = None,
-    *,
-    machine: str | Machine | None = None,
-    declare: Mapping[str, int] | None = None,
-    environ: Mapping[str, str] | None = None,
-    timeout: float = DEADLINE_SECONDS,
-    request: Request | None = None,
-) -> Inventory:
+def survey(inventory: Inventory | None, machine: str | Machine | None = None, **where: Any) -> Inventory:
     """Return the inventory that the caller gave, or detect the machine that the caller named; see :func:`detect`."""
-    if inventory is not None:
-        return inventory
-    return detect(machine, declare=declare, environ=environ, timeout=timeout, request=request)
+    return detect(machine, **where) if inventory is None else inventory

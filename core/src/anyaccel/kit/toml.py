@@ -1,6 +1,6 @@
 """Read TOML as catalogs are written, in a quarter of the time that :mod:`tomllib` takes, most of it to be imported.
 
-Importing tomllib takes 7 to 9 ms beyond what is loaded anyway, and a long catalog takes it 8 ms each
+Importing tomllib takes 7 to 9 ms beyond what is loaded anyway, and the two largest catalogs take it 8 ms each
 where this takes 2 to 4: together some 15 of the 60 ms in which a machine of eight devices is to be detected.
 
 What is understood here means the same there. Everything else, all that is wrong among it, is left to it: floating-point

@@ -85,7 +85,7 @@ def run(request: str | Sequence[str], command: Sequence[str] | str, **options: U
     terms: dict[str, Any] = {"bind": None}
     terms |= {name: given.pop(name) for name in TakeOptions.__annotations__ if name in given}
     with take(request, marks.draw, grouped=True, **terms) as hold:
-        hold.noted(hold.usage(program))
+        hold.noted(program)
         mark = hold.lease.mark if hold.lease else ()
         ending = _Ending(TimeLimit.of(hold.lease, terms.get("time"), grace, early), mark)
         status = None

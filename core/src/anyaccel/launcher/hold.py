@@ -46,7 +46,6 @@ from anyaccel.probe import HOST
 from anyaccel.scheduler import Choice, Reason, Verdict, parse_request
 from anyaccel.scheduler.choice import extent_of
 from anyaccel.scheduler.reasons import ReasonCode
-from anyaccel.vendors import DEADLINE_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
     from typing import Any, Self, Unpack
 
     from anyaccel.launcher.options import AcquireOptions
-    from anyaccel.launcher.usage import Ends
     from anyaccel.ledger.acquisition import Acquisition
     from anyaccel.policy import OverLimit
 
@@ -145,17 +143,13 @@ class Hold(OpenLease):
         Args:
             program: Name of the program that uses the devices; that of this process when empty.
         """
-        held = self.launch.environment.allocation
+        held = self.allocation
         return Usage(held.id, held.shares, str(held.request), self.note, waited=self.waited, program=program)
 
-    def noted(self, use: Ends | None = None) -> Self:
-        """Have a line in the journal when the devices are given back, or this process ends; return the hold.
-
-        Args:
-            use: What is told of the end and writes the line; a new one when None.
-        """
+    def noted(self, program: str = "") -> Self:
+        """Have a line in the journal, as of :meth:`usage`, when the devices are given back; return the hold."""
         if self.lease:
-            self.begin_line(use or self.usage())
+            self.begin_line(self.usage(program))
         return self
 
     def __enter__(self) -> Self:
@@ -547,14 +541,9 @@ class Wish:
         time, self._note = options.get("time"), options.get("note", "")
         if time is not None and not 0 < time < float("inf"):
             raise ValueError(f"time must be seconds, more than 0, or None (got {time!r})")
-        self.inventory = survey(
-            options.get("inventory"),
-            machine=options.get("machine"),
-            declare=options.get("declare"),
-            environ=self.environ,
-            timeout=options.get("timeout", DEADLINE_SECONDS),
-            request=self.request,
-        )
+        names = "machine", "declare", "timeout"
+        where: dict[str, Any] = {name: value for name, value in options.items() if name in names}
+        self.inventory = survey(options.get("inventory"), environ=self.environ, request=self.request, **where)
         self._grants: tuple[Grant, ...] = ()
         self._attempt: Acquisition | None = None
         self._made: Hold | None = None

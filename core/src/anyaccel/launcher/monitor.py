@@ -65,7 +65,7 @@ def monitor(hold: Hold, program: str = "", *, stays: bool = False, limit: TimeLi
     grouped = hold.launch.environment.group is not None
     if until is None and (asking is None if stays else not wanted() and not grouped):
         if stays:
-            hold.noted(use)
+            hold.begin_line(use)
         return
 
     mark = hold.lease.mark
@@ -80,7 +80,7 @@ def monitor(hold: Hold, program: str = "", *, stays: bool = False, limit: TimeLi
     if ending is None:
         return
     if stays:
-        hold.noted(_Told(ending))
+        hold.begin_line(_Told(ending))
     else:
         os.close(ending)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from anyaccel.errors import EnforcementError, PluginError
 from anyaccel.linux.descriptors import list_descriptors
+from anyaccel.linux.process import call_apart
 from anyaccel.model import Allocation, Device, Inventory, Value, VendorState, replace
 
 if TYPE_CHECKING:
@@ -70,24 +71,12 @@ class Sandbox(Value):
         Raises:
             EnforcementError: When the kernel refuses; whatever the function raises is raised too.
         """
-        import threading
 
-        results: list[T] = []
-        errors: list[BaseException] = []
+        def confined() -> T:
+            self._restrict(check_open=False)
+            return function()
 
-        def run() -> None:
-            try:
-                self._restrict(check_open=False)
-                results.append(function())
-            except BaseException as error:  # noqa: BLE001 - it is raised below, in the caller's thread
-                errors.append(error)
-
-        thread = threading.Thread(target=run, name="anyaccel-confined")
-        thread.start()
-        thread.join()
-        if errors:
-            raise errors[0]
-        return results[0]
+        return call_apart(confined)
 
     def _restrict(self, *, check_open: bool) -> None:
         from anyaccel.launcher import reach

@@ -6,8 +6,8 @@ a ticket that goes wakes one. All look again now and then in any case: a user ha
 be stopped.
 
 Choosing is optimistic. The names are read and the caller chooses without any lock, so that a slow choice - it may ask
-plug-ins - delays nobody but itself. Then, with the directory locked, the names are read once more, and what was chosen
-is published if it is still free and nobody came in front; otherwise all starts anew.
+plug-ins - delays no other request. Then, with the directory locked, the names are read once more, and what was chosen
+is published if it is still free and no ticket came in front; otherwise all starts anew.
 """
 
 from __future__ import annotations
@@ -176,13 +176,11 @@ class Acquisition:
 
     async def get_async(self) -> Lease:
         """The same on the running event loop."""
-        from anyaccel.ledger.events import pause
-
         try:
             try:
                 while (lease := self.attempt()) is None:
                     self.tell()
-                    await pause(self)
+                    await self._sleep_async()
             finally:
                 self.leave_line()
         except BaseException:
@@ -244,6 +242,15 @@ class Acquisition:
             LeaseCancelledError: When somebody does.
         """
         self.tell()
+        try:
+            cancelled = self._sleep(cancel)
+        except OSError as error:
+            raise self._state.fault(error) from error
+        if cancelled:
+            raise self._cancelled()
+
+    def _sleep(self, cancel: Any) -> bool:
+        """Wait until it may be worth another attempt; True when the wait was cancelled."""
         poll = select.poll()
         for descriptor in self.descriptors():
             poll.register(descriptor, select.POLLIN)
@@ -256,10 +263,32 @@ class Acquisition:
         while True:
             ready = [descriptor for descriptor, _ in poll.poll(max(0.0, end - now) * 1000)]
             if cancelled in ready:
-                raise self._cancelled()
+                return True
             if not ready or any(self.noted(descriptor) for descriptor in ready):
-                return
+                return False
             now = time.monotonic()
+
+    async def _sleep_async(self) -> None:
+        """Wait until it may be worth another attempt, on the running event loop."""
+        import asyncio  # which takes longer to load than most waits
+
+        loop = asyncio.get_running_loop()
+        woken = asyncio.Event()
+
+        def note(descriptor: int) -> None:
+            if not woken.is_set() and self.noted(descriptor):
+                woken.set()
+
+        descriptors = self.descriptors()
+        timer = loop.call_later(self.pause(), woken.set)
+        for descriptor in descriptors:
+            loop.add_reader(descriptor, note, descriptor)
+        try:
+            await woken.wait()
+        finally:
+            timer.cancel()
+            for descriptor in descriptors:
+                loop.remove_reader(descriptor)
 
     def tell(self) -> None:
         """Tell whoever wants to know how the wait goes."""
@@ -605,7 +634,7 @@ class Acquisition:
 
         Looks at the locks and stamps of those at the head until one is found to be there, and at the nearest ones.
         """
-        if self._ticket and self._ticket.name not in listing.tickets:  # somebody emptied the directory
+        if self._ticket and self._ticket.name not in listing.tickets:  # the directory was emptied
             self._drop_ticket()
         self._looked = time.monotonic()
         rivals = self._rivals(directory, listing)
@@ -716,7 +745,7 @@ class Acquisition:
                 number = ticket.publish(directory, self._want, self._priority, self._since, self._note, number)
                 if kept is not None:
                     kept.number, kept.since = number, self._since
-        except FileNotFoundError:  # somebody who cannot see this process took it for debris
+        except FileNotFoundError:  # a process that cannot see this one took it for debris
             self._look_soon = True
         finally:
             self._state.unlock(directory)
@@ -724,9 +753,9 @@ class Acquisition:
                 self._drop_ticket()
 
     def _drop_ticket(self) -> None:
-        ticket, self._ticket = self._ticket, None
-        if ticket:
-            ticket.drop()
+        if self._ticket:
+            self._ticket.drop()  # before it is forgotten: an interrupt may come in between
+            self._ticket = None
 
     def leave_line(self) -> None:
         """Give the place in line up, and what wakes us."""

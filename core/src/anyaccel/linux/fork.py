@@ -50,8 +50,8 @@ def _tidy_up() -> None:
     for tidy in _tidies:
         try:
             tidy()
-        except Exception:  # noqa: BLE001 - the child goes on, as after a function of os.register_at_fork
-            sys.excepthook(*sys.exc_info())
+        except Exception as error:  # noqa: BLE001 - the child goes on, as after a function of os.register_at_fork
+            sys.excepthook(type(error), error, error.__traceback__)
 
 
 os.register_at_fork(after_in_child=_tidy_up)

@@ -14,6 +14,12 @@ from functools import cache
 
 from anyaccel.linux import system
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
 _EXITING = 0x4
 """PF_EXITING of the flags in ``/proc/PID/stat``, in all versions of the kernel."""
 
@@ -357,3 +363,24 @@ def stat_fields(pid: int) -> list[str]:
             return file.read().rpartition(b")")[2].decode("ascii").split()
     except OSError:
         return []
+
+
+def call_apart(function: Callable[[], T]) -> T:
+    """Call a function in a thread of its own, with which ends what the function does to its thread for good."""
+    import threading
+
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:  # noqa: BLE001 - it is raised below, in the caller's thread
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="anyaccel-apart")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]

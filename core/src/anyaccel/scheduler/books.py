@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from threading import Lock
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from anyaccel.model import Allocation, Device, Extent, Grant, Health, Inventory, Request, Term, replace, slot_numbers
 from anyaccel.scheduler.bits import union
 from anyaccel.scheduler.choice import extent_within, grants, share
 from anyaccel.scheduler.placement import Layout, Occupancy, Spot, Validate, Wanted, place, want
 
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
-
 Placed = tuple[tuple[Spot, ...], ...]
 """The devices that a request gets of one machine, term by term."""
 
-_PLANS = 4_096
+_REQUESTS = 4_096
 
 
 class Resolved(NamedTuple):
@@ -67,7 +65,7 @@ class Books:
         self.layout = Layout(inventory, known)
         self.validate = validate
         self._lock = lock
-        self._found: tuple[Layout, dict[Request, Resolved]] = (self.layout, {})
+        self._resolved = lru_cache(_REQUESTS)(partial(self._resolve, self.layout))
         self.occupancy = Occupancy(self.layout)
         self._short = False
         self._spots: dict[str, tuple[Spot, ...]] = {}
@@ -98,8 +96,7 @@ class Books:
         Raises:
             UnknownNameError: When nothing goes by one of its names.
         """
-        layout, found = self._found
-        return kept(found, request, lambda: self._resolve(layout, request))
+        return self._resolved(request)
 
     def _resolve(self, layout: Layout, request: Request) -> Resolved:
         wanted = tuple(want(layout, term) for term in request.terms)
@@ -124,7 +121,7 @@ class Books:
         layout = Layout(replace(now, devices=(*now.devices, *lost.values())))
         layout.names.keep(self.layout.names)
         self.inventory, self.there = now, inventory is not None
-        self.layout, self._found = layout, (layout, {})
+        self.layout, self._resolved = layout, lru_cache(_REQUESTS)(partial(self._resolve, layout))
         self._holders = [{} for _ in layout.devices]
         for key, allocation in self.held.items():
             for each in allocation.shares:
@@ -216,14 +213,3 @@ def _lost(device: Device) -> Device:
         health_reason="lost, though it is still held",
         health_remedy="",
     )
-
-
-def kept(plans: dict[K, V], key: K, make: Callable[[], V]) -> V:
-    """What is kept under a key, made when there is nothing; when there is too much, all is forgotten."""
-    found = plans.get(key)
-    if found is None:
-        found = make()
-        if len(plans) >= _PLANS:
-            plans.clear()
-        plans[key] = found
-    return found

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import takewhile
 from typing import NamedTuple
 
 from anyaccel.model import Request
 from anyaccel.policy import Need
 from anyaccel.scheduler.bits import bits
-from anyaccel.scheduler.books import Books, Placed, kept
+from anyaccel.scheduler.books import Books, Placed
 from anyaccel.scheduler.placement import Wanted, needs
 
 
@@ -46,7 +46,7 @@ class Arrangement:
             offset += len(books.layout.devices)
         self.sites: Sequence[Site] = sites
         self.by_name = {site.books.machine: site for site in sites}
-        self._plans: dict[tuple[Request, int], Plan] = {}
+        self._plan = lru_cache(maxsize=4_096)(self._make)
         self._given_back: OrderedDict[int, int] = OrderedDict()  # by machine, the count at the last time
         self._count = 0
 
@@ -56,7 +56,10 @@ class Arrangement:
         Raises:
             UnknownNameError: When nothing goes by one of its names.
         """
-        return kept(self._plans, (request, hosts), lambda: Plan(request, hosts, self))
+        return self._plan(request, hosts)
+
+    def _make(self, request: Request, hosts: int) -> Plan:
+        return Plan(request, hosts, self)
 
     def note(self, machine: int) -> None:
         """Count that something was given back on a machine."""

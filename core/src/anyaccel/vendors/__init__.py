@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from anyaccel.forkserver.client import ForkServer
+    from anyaccel.vendors.contract import HOOKS as HOOKS
+    from anyaccel.vendors.contract import RECORDED as RECORDED
     from anyaccel.vendors.contract import RESOURCE as RESOURCE
     from anyaccel.vendors.contract import VENDOR as VENDOR
     from anyaccel.vendors.discovery import GROUP as GROUP
@@ -30,7 +32,7 @@ else:
     __all__, __getattr__, __dir__ = face(
         __name__,
         {
-            "anyaccel.vendors.contract": ("RESOURCE", "VENDOR"),
+            "anyaccel.vendors.contract": ("HOOKS", "RECORDED", "RESOURCE", "VENDOR"),
             "anyaccel.vendors.discovery": ("GROUP", "Source", "installed"),
             "anyaccel.vendors.guarded": ("GuardedProcess", "Outcome", "call_all"),
             "anyaccel.vendors.plugin": ("VendorPlugin",),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
         """A plug-in that was asked."""
 
         @property
-        def info(self) -> PluginInfo:
+        def info(self) -> PluginInfo:  # pyright: ignore[reportReturnType]
             """What it says about itself."""
 
     Told = Mapping[str, Any]

@@ -517,7 +517,7 @@ class Sweep:
         """Run one command, again where it fails and that is wanted."""
         if not self._holds[hold]:
             self._holds[hold] = True
-            hold.noted(hold.usage(command[0]))  # one line of the journal for all commands of a lease
+            hold.noted(command[0])  # one line of the journal for all commands of a lease
         self._tally.running += 1
         for attempt in range(1, self._setting.retries + 2):
             run = await self._attempt(number, command, hold, attempt)

@@ -183,7 +183,7 @@ def _run(
         "recordings": list(recordings.values()),
         "live": live,
         "timeout": timeout,
-        "path": [entry for entry in sys.path if isinstance(entry, str)],
+        "path": [str(entry) for entry in sys.path],
         "environ": dict(os.environ),
     }
     processes = {GuardedProcess(*NEEDED): key for key in performed}

@@ -106,7 +106,7 @@ def visible(environ: Mapping[str, str], devices: Sequence[Device]) -> list[str] 
 
 
 def _renumbered(devices: Iterable[Device]) -> list[Device]:
-    return [replace(device, index=index) for index, device in enumerate(devices)]
+    return [device if device.index == index else replace(device, index=index) for index, device in enumerate(devices)]
 
 
 def quarrels(environ: Mapping[str, str], devices: Sequence[Device]) -> Iterator[Finding]:

@@ -11,8 +11,7 @@ from typing import Any
 from anyaccel.errors import PluginError
 from anyaccel.model import ProblemKind
 from anyaccel.text import listed
-from anyaccel.vendors import presence
-from anyaccel.vendors.contract import RECORDED
+from anyaccel.vendors import RECORDED, presence
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
 from anyaccel_testing.subject import Subject, TestedMachine

@@ -13,7 +13,7 @@ from typing import Any
 
 from anyaccel.errors import PluginError
 from anyaccel.model import AGREEMENT, Device, EnvContext, ProblemKind, Severity, Share, Stats, Term, encode
-from anyaccel.vendors.contract import HOOKS
+from anyaccel.vendors import HOOKS
 
 from anyaccel_testing.check import CheckFailed, demand
 from anyaccel_testing.checks.environment import STALE, accepted
