@@ -121,6 +121,47 @@ def test_whoever_is_free_runs_what_stands_behind_a_long_call(pool, tmp_path, opt
         end.unlink()
 
 
+def test_short_calls_of_a_map_travel_together(pool):
+    """What a message brings is loaded once: a list that all its calls append to."""
+    seen = []
+
+    def count(number):
+        seen.append(number)
+        return number, len(seen)
+
+    found = list(pool(max_workers=2).map(count, range(2000)))
+    assert [number for number, _ in found] == [*range(2000)]
+    assert max(place for _, place in found) > 1
+
+
+def test_the_last_calls_of_a_map_run_at_the_same_time_however_short_the_first_were(pool, tmp_path):
+    met = tmp_path / "met"
+    met.mkdir()
+
+    def meet(number):
+        if number >= 500:
+            (met / str(number)).touch()
+            until(lambda: len(list(met.iterdir())) == 2, "the other one")
+        return number
+
+    assert list(pool(max_workers=2).map(meet, range(502))) == [*range(502)]
+
+
+@pytest.mark.parametrize("way", ["map", "map_unordered"])
+def test_all_calls_of_a_map_run_though_the_pool_takes_no_more(pool, way):
+    one = pool(max_workers=2)
+    results = getattr(one, way)(abs, range(3000))
+    one.shutdown()
+    assert sorted(results) == [*range(3000)]
+
+
+def test_a_call_that_fails_has_its_place_among_short_ones(pool):
+    results = pool(max_workers=2).map(lambda number: 1 // (number - 1500), range(3000))
+    assert [next(results) for _ in range(1500)] == [1 // (number - 1500) for number in range(1500)]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+
+
 class Notes:
     """An actor of which quick calls stand behind a long one."""
 

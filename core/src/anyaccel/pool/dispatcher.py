@@ -387,7 +387,7 @@ class Broker:
             return
         try:
             found = self._attempt(line, asked, call)
-        except AnyaccelError as error:
+        except Exception as error:  # noqa: BLE001 - it is the caller's
             line.leave()
             self._pop(line)
             call.fail(error)
@@ -747,6 +747,8 @@ class Worker(Runner):
             with outputs() as pair:
                 self._send(Kind.SETUP, setup, (*pair, *descriptors))
             self.give(call, fresh=True)
+            if self.stopped:  # by another thread, when there was no process yet that could have been told
+                self._stop(setting.grace)
             owner.use(server, ahead=self.options.max_calls == 1)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             call.fail(error)
@@ -1122,7 +1124,7 @@ class Core(Engine):
         try:
             self.check_whole()
             broker.enter(self, call)
-        except AnyaccelError as error:  # the request was served before; whatever has changed, it is told
+        except Exception as error:  # noqa: BLE001 - the request was served before; whatever has changed, it is told
             call.fail(error)
             self.forget(call)
 
