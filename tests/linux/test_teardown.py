@@ -23,6 +23,7 @@ if not top:
             break
     else:
         os.write(write, b"x")
+    signal.alarm(120)  # should the test fail
     signal.pause()
 os.read(read, 1)
 sys.setrecursionlimit(100)
