@@ -13,7 +13,8 @@ CARELESS = """
 from anyaccel.plugin import *
 from anyaccel.vendors import contract
 
-contract.container_faults = contract.env_faults = contract.stats_faults = lambda *_: iter(())  # checks nothing here
+contract.container_faults = contract.env_faults = contract.product_faults = lambda *_: iter(())
+contract.HOOKS = {name: hook._replace(check=lambda *_: iter(())) for name, hook in contract.HOOKS.items()}
 
 @hookimpl
 def anyaccel_info():
@@ -38,7 +39,7 @@ def anyaccel_container(devices):
     return ANSWER
 @hookimpl
 def anyaccel_products():
-    return [Product(name="C", model="C")]
+    return [Product(name="C", model="C", slots=SLOTS)]
 """
 
 
@@ -46,8 +47,8 @@ def anyaccel_products():
 def careless(install):
     """The process of a plug-in that has switched the checks off where it runs."""
 
-    def careless(answer="ContainerEdits(nodes=('relative',))"):
-        install("careless", CARELESS.replace("ANSWER", answer))
+    def careless(answer="ContainerEdits(nodes=('relative',))", slots=1):
+        install("careless", CARELESS.replace("ANSWER", answer).replace("SLOTS", str(slots)))
         return process_of(next(source for source in installed()[0] if source.vendor == "careless"))
 
     yield careless
@@ -94,3 +95,9 @@ def test_a_plugin_has_a_method_for_each_hook_and_no_other(acme):
     assert plugin.tags(device)[-1] == "ACME"
     with pytest.raises(AttributeError, match="there is no hook anyaccel_nonsense"):
         plugin.nonsense(())
+
+
+def test_plugins_says_what_is_wrong_with_the_products_of_a_careless_one(careless, anyaccel):
+    careless("ContainerEdits()", slots=7)
+    done = anyaccel("plugins")
+    assert "careless: Product.slots must be one of" in " ".join(done.stderr.split())

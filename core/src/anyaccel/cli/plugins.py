@@ -9,7 +9,7 @@ from anyaccel.errors import UsageError
 from anyaccel.model import Problem
 from anyaccel.probe.machine import parse_machine
 from anyaccel.vendors.discovery import Source
-from anyaccel.vendors.process import ask, problem_in, process_of
+from anyaccel.vendors.process import answer_in, ask, problem_in, process_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,9 @@ def main(args: argparse.Namespace) -> int:
         vendor: _entry(
             source,
             outcome.value or {},
-            problem_in(source, outcome, f"anyaccel_{task}"),
+            answer_in(task, source, outcome)[1]
+            if task == "products"
+            else problem_in(source, outcome, "anyaccel_detect"),
             process_of(source).process.printed(),
         )
         for vendor, (source, outcome) in answers.items()
