@@ -7,12 +7,12 @@ import sys
 from anyaccel._faces import face
 from anyaccel.forkserver import client
 from anyaccel.probe import HOST, MACHINE_VARIABLE
+from anyaccel.vendors.server import find_server as find_server
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from anyaccel.forkserver.client import ForkServer
     from anyaccel.vendors.contract import HOOKS as HOOKS
     from anyaccel.vendors.contract import RECORDED as RECORDED
     from anyaccel.vendors.contract import RESOURCE as RESOURCE
@@ -49,20 +49,6 @@ TASKS = "anyaccel.vendors.tasks"
 """The module that runs in a vendor's process; named, since nobody else must import it."""
 PRELOAD = (TASKS, "anyaccel.kit")
 """What is imported once for the processes of all vendors: that module, and what most plug-ins import."""
-IDLE_SECONDS = 60.0
-"""A vendor's process that was not called for so long ends, and so does a fork server without processes."""
-STUCK_SECONDS = 0.5
-"""How long what was killed is waited for: a process that is stuck in the kernel ignores even SIGKILL."""
-
-
-def find_server(*preload: str) -> ForkServer:
-    """Return the fork server of this process whose processes have these modules; started when there is none.
-
-    Raises:
-        OSError: When it cannot be started.
-    """
-    config = {"own": preload, "stuck": STUCK_SECONDS, "idle": IDLE_SECONDS}
-    return client.find_server(preload, lambda: client.ForkServer(config, apart=True))
 
 
 def begin() -> None:

@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from anyaccel.forkserver.client import ForkServer, Gone, close_all
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Value
-from anyaccel.vendors import IDLE_SECONDS, find_server
 from anyaccel.vendors.protocol import ANSWER, BEGUN, CALL, CHUNK, HEADER, PRINTED_LIMIT
+from anyaccel.vendors.server import IDLE_SECONDS, find_server
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
