@@ -82,6 +82,8 @@ MOST_AHEAD, MOST_AHEAD_BYTES = 32, 1 << 12
 MOST_STORED = 64
 """Calls of which the arguments wait in shared memory: each keeps a descriptor."""
 MOST_ASKED = 256
+MOST_DEVICES = 64
+"""About so many workers with devices run at once at most, where nothing says how many may."""
 
 _ANSWERS = Kind.RESULT, Kind.ERROR
 _GONE = {errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN}
@@ -1030,8 +1032,6 @@ class Core(Engine):
         EnforcementError: When workers must be confined, or held to memory, and the kernel cannot.
     """
 
-    most_ahead = max(64, 2 * PROCESSORS)
-
     def __init__(self, broker: Callable[[], Broker], setting: Setting) -> None:
         self.confined = check_start(setting.preparation.start, forked=True)
         self.setting = setting
@@ -1068,6 +1068,10 @@ class Core(Engine):
     def check(self, request: Request) -> None:
         """Raise the error of a request that can never be served."""
         check_request(self.inventory, request)
+
+    def most_ahead(self, options: Options) -> int:
+        """Batches of a ``map`` that are made before it is known how long calls take: four for each worker."""
+        return 4 * (self.setting.max_workers or (PROCESSORS if options.needs is None else MOST_DEVICES))
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
         """Let a pickled call be run as a gang of one, on this machine."""
