@@ -227,6 +227,8 @@ class ActorState(Callee):
     def _on_cancel(self, call: Call) -> None:
         super()._on_cancel(call)
         if call is self.construction:
+            if self.member is not None:  # which may have made it this moment
+                self.member.stop(self._core.setting.grace)
             self.bury(BrokenWorkerError("its construction was cancelled"))
 
 

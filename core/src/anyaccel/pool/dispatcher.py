@@ -1107,8 +1107,13 @@ class Core(Engine):
             return
         if call.options.needs is not None:
             call.waits = partial(broker.why, call.options.needs)
-        self._calls[call.number] = call
-        reactor().call_soon(partial(self._enter, broker, call))
+        enter = partial(self._enter, broker, call)
+        try:
+            self._calls[call.number] = call
+            reactor().call_soon(enter)
+        except BaseException:  # an interrupt: it may have been taken for all that
+            self._calls.pop(call.number, None)
+            raise
 
     def keep(self, call: Call) -> None:
         """Let a call not see what becomes of its arguments, of which the large ones are copied once, here."""
@@ -1122,6 +1127,7 @@ class Core(Engine):
         call.body = body.frozen()
 
     def _enter(self, broker: Broker, call: Call) -> None:
+        self._calls[call.number] = call
         if not call.undecided():
             self.forget(call)
             return
