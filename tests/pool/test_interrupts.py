@@ -125,7 +125,6 @@ main()
         ("map", signal.SIGTERM),
         ("large", signal.SIGINT),
         ("actor", signal.SIGTERM),
-        ("stream", signal.SIGINT),
         ("cancel", signal.SIGTERM),
         ("with", signal.SIGINT),
     ],

@@ -166,10 +166,11 @@ class ActorState(Callee):
     def close(self) -> None:
         """Take no more calls; end when those that wait have been run."""
         if not self._core.foreign:
+            reactor().call_soon(self._close)  # first: an interrupt may come in between
             self.closing = True
-            reactor().call_soon(self._close)
 
     def _close(self) -> None:
+        self.closing = True
         member = self.member
         if member is not None and not (member.outstanding or self.queue or member.ending):
             member.finish()
@@ -181,10 +182,11 @@ class ActorState(Callee):
             grace: Seconds between asking its process to end and killing it.
         """
         if not self._core.foreign:
-            self.closing = True
             reactor().call_soon(partial(self._stop, grace))
+            self.closing = True
 
     def _stop(self, grace: float) -> None:
+        self.closing = True
         if self.member is not None:
             self.member.stop(grace)
         else:
@@ -227,6 +229,8 @@ class ActorState(Callee):
     def _on_cancel(self, call: Call) -> None:
         super()._on_cancel(call)
         if call is self.construction:
+            if self.member is not None:  # which may have made it this moment
+                self.member.stop(self._core.setting.grace)
             self.bury(BrokenWorkerError("its construction was cancelled"))
 
 

@@ -82,6 +82,8 @@ MOST_AHEAD, MOST_AHEAD_BYTES = 32, 1 << 12
 MOST_STORED = 64
 """Calls of which the arguments wait in shared memory: each keeps a descriptor."""
 MOST_ASKED = 256
+MOST_DEVICES = 64
+"""About so many workers with devices run at once at most, where nothing says how many may."""
 
 _ANSWERS = Kind.RESULT, Kind.ERROR
 _GONE = {errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN}
@@ -1030,8 +1032,6 @@ class Core(Engine):
         EnforcementError: When workers must be confined, or held to memory, and the kernel cannot.
     """
 
-    most_ahead = max(64, 2 * PROCESSORS)
-
     def __init__(self, broker: Callable[[], Broker], setting: Setting) -> None:
         self.confined = check_start(setting.preparation.start, forked=True)
         self.setting = setting
@@ -1069,6 +1069,10 @@ class Core(Engine):
         """Raise the error of a request that can never be served."""
         check_request(self.inventory, request)
 
+    def most_ahead(self, options: Options) -> int:
+        """Batches of a ``map`` that are made before it is known how long calls take: four for each worker."""
+        return 4 * (self.setting.max_workers or (PROCESSORS if options.needs is None else MOST_DEVICES))
+
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
         """Let a pickled call be run as a gang of one, on this machine."""
         from anyaccel.launcher.rendezvous import Rendezvous
@@ -1103,8 +1107,13 @@ class Core(Engine):
             return
         if call.options.needs is not None:
             call.waits = partial(broker.why, call.options.needs)
-        self._calls[call.number] = call
-        reactor().call_soon(partial(self._enter, broker, call))
+        enter = partial(self._enter, broker, call)
+        try:
+            self._calls[call.number] = call
+            reactor().call_soon(enter)
+        except BaseException:  # an interrupt: it may have been taken for all that
+            self._calls.pop(call.number, None)
+            raise
 
     def keep(self, call: Call) -> None:
         """Let a call not see what becomes of its arguments, of which the large ones are copied once, here."""
@@ -1118,6 +1127,7 @@ class Core(Engine):
         call.body = body.frozen()
 
     def _enter(self, broker: Broker, call: Call) -> None:
+        self._calls[call.number] = call
         if not call.undecided():
             self.forget(call)
             return

@@ -83,8 +83,6 @@ class Engine(Protocol):
         foreign: Whether we are a fork of the process that the pool belongs to.
         closed: Whether no more calls are taken.
         broken: Why no call can be run, or None.
-        most_ahead: So many batches of a ``map`` wait for workers at most, and the others for how long calls take; 0 for
-            all at once, one call each.
     """
 
     lock: threading.Lock
@@ -93,10 +91,13 @@ class Engine(Protocol):
     foreign: bool
     closed: bool
     broken: BrokenPoolError | None
-    most_ahead: int = 0
 
     def check(self, request: Request) -> None:
         """Raise the error of a request that can never be served."""
+
+    def most_ahead(self, options: Options) -> int:  # noqa: ARG002
+        """Batches of a ``map`` that are made before it is known how long calls take; 0 for all, one call each."""
+        return 0
 
     def check_open(self) -> None:
         """Raise what keeps a call from being taken."""

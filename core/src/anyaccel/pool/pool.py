@@ -157,11 +157,12 @@ class Submitter(Executor):
     ) -> Results:
         core, options = self._core, self._options
         own = options.max_calls or options.timeout or options.retries or core.setting.logs  # for each call
+        most_ahead = core.most_ahead(options)
         return run_all(
             arguments,
             lambda part, late: core.submit(options, call_each, (fn, part), {}, late=late),
-            batch=1 if batch is None and (own or not core.most_ahead) else batch,
-            most_ahead=core.most_ahead,
+            batch=1 if batch is None and (own or not most_ahead) else batch,
+            most_ahead=most_ahead,
             timeout=timeout,
             progress=progress,
             in_order=in_order,

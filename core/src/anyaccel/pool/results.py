@@ -122,7 +122,8 @@ class Batches:
     """The calls of a ``map``, which travel in batches.
 
     Without a size, the first batches have one call each. Each that is over is followed by one of about as many calls as
-    take :data:`BATCH_SECONDS`, but by few towards the end: so calls that take long all run at the same time.
+    take :data:`BATCH_SECONDS`, at most four times as many as that one had, and by few towards the end: so calls that
+    take long all run at the same time.
 
     Args:
         parts: Arguments of the calls, of which the batches are made.
@@ -150,7 +151,7 @@ class Batches:
         self._parts = parts
         self._submit = submit
         self._size = size
-        self._tail = max(1, most_ahead // 4)
+        self._tail = max(1, most_ahead // 2)
         self._counter = counter
         self._calls: set[CallFuture] | None = None if in_order else set()
         self._vacant: deque[AwaitableFuture[CallFuture]] = deque()
@@ -204,7 +205,7 @@ class Batches:
             self.cancel()
         if self._size is None and self._parts:
             quick = int(BATCH_SECONDS * values / max(seconds, 1e-9))
-            self._go_on(max(1, min(quick, len(self._parts) // self._tail)))
+            self._go_on(max(1, min(quick, 4 * count, len(self._parts) // self._tail)))
         if self._calls is not None:
             self._calls.discard(done)
             self._vacant.popleft().set_result(done)
