@@ -57,7 +57,7 @@ def test_no_distribution_takes_the_place_of_a_command(bring, anyaccel):
 
 def test_a_broken_one_costs_itself(bring, anyaccel):
     bring("raise RuntimeError('no\x1b[2J luck')")
-    done = anyaccel("greet", "you")
+    done = anyaccel("greet", "you", timeout=60)  # in a process that has not imported another one of this name
     assert done.returncode == 126
     assert "the command 'greet' of greeting cannot be loaded: RuntimeError: no" in done.stderr
     assert "\x1b" not in done.stderr

@@ -429,7 +429,7 @@ def test_a_command_forks_what_forks_its_vendors_and_a_program_starts_a_fresh_int
     machine = record({})
     (program,) = [report.problem.reason for report in aa.detect(machine).vendors]
     assert "gc.disable()" in program
-    done = anyaccel("plugins", "bad", "--machine", machine)
+    done = anyaccel("plugins", "bad", "--machine", machine, timeout=60)  # a process, not a call in this program
     assert "gc.disable()" not in done.stdout + done.stderr
     assert "plugins bad --machine" in done.stdout + done.stderr
 

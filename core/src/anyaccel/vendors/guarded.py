@@ -7,6 +7,7 @@ The caller never forks: it may have threads, or a device open. A fork server doe
 from __future__ import annotations
 
 import _socket
+import atexit
 import contextlib
 import json
 import os
@@ -463,6 +464,12 @@ def close_processes() -> None:
         with process:
             process.forget()
     close_all(ForkServer)
+
+
+@atexit.register  # before the fork server ends; without the lock, which a thread that is left behind may hold
+def _close_sockets() -> None:
+    for process in list(_processes):
+        process.forget()
 
 
 @tidy_in_child
