@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from anyaccel.cli import main
 from anyaccel.cli.parser import COMMANDS
+from anyaccel.accelerators import _installed
 from anyaccel.inventory.left_out import _left_out
 from anyaccel.vendors.process import close as close_vendors
 
@@ -60,6 +61,7 @@ def clean_environment(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state-home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))
     _left_out.cache_clear()
+    _installed.cache_clear()
     before = set(sys.modules)
     yield
     _forget_vendors(request.node.path)
@@ -175,6 +177,7 @@ def _run_here(arguments: Sequence[str], more: Mapping[str, str | None]) -> subpr
     if sys.path != PATH:
         close_vendors(interpreter=False)
     _left_out.cache_clear()
+    _installed.cache_clear()
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(streams[0]), redirect_stderr(streams[1]):
         for name, value in more.items():
