@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyaccel.accelerators import _installed
 from anyaccel.cli import main
 from anyaccel.cli.parser import COMMANDS
-from anyaccel.accelerators import _installed
 from anyaccel.inventory.left_out import _left_out
 from anyaccel.vendors.process import close as close_vendors
 
