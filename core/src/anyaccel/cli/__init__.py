@@ -68,6 +68,10 @@ VERSION = (["--version"], ["-V"])
 """Arguments that ask for the version, and stand alone."""
 
 
+AT_EXIT = ("anyaccel.forkserver.client", "anyaccel.vendors.guarded")
+"""Modules of ours with one function each that is to be called at exit, and that :func:`program` does without."""
+
+
 def program() -> NoReturn:
     """Run the command that this process was started for, and end the process.
 
@@ -80,11 +84,9 @@ def program() -> NoReturn:
     status = main()
     import atexit
 
-    ours = 0
     if client := sys.modules.get("anyaccel.forkserver.client"):
         client.close_all(client.ForkServer, seconds=0.0)
-        ours = 1  # function, of that module
-
+    ours = sum(name in sys.modules for name in AT_EXIT)
     threading = sys.modules.get("threading")
     alone = threading is None or threading.active_count() == 1
     watched = sys.gettrace() or sys.getprofile() or sys.flags.inspect
