@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 def test_every_recorded_type_is_the_one_that_ray_tells():
     rays = pytest.importorskip("ray._private.accelerators.nvidia_gpu", reason="needs Ray").NvidiaGPUAcceleratorManager
     pytest.importorskip("anyaccel_nvidia", reason="needs the plug-in anyaccel-nvidia")
-    products = vendor_process("nvidia").products()
+    products = vendor_process("nvidia").ask("products")
     names = {product.name: rays._gpu_name_to_accelerator_type(product.model) for product in products}
     # Where one of Ray's strings means cards of different kinds, or cannot be a label, ours says more.
     assert {name: ray for name, ray in names.items() if name != ray and not name.startswith(ray or "")} == {}
