@@ -22,9 +22,11 @@ from anyaccel.cli.parser import COMMANDS
 from anyaccel.inventory.left_out import _left_out
 from anyaccel.vendors.process import close as close_vendors
 
-# As in the background of a shell: what we start would ignore it, too.
+# As in the background of a shell, and under nohup: what we start would ignore them, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 NOTHING_HERE = Path(__file__).parent / "nothing_here"
 """A recorded machine without accelerators, which a test sees that names none."""
