@@ -5,8 +5,8 @@ import signal
 import pytest
 from lengths import length
 
-TRIALS = length(8, 400)
-FORKS = length(3, 40)
+TRIALS = length(6, 40)
+FORKS = length(3, 10)
 
 PROGRAM = """
 import os, random, signal, sys, threading, time
