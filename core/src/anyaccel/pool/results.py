@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections import deque
@@ -153,7 +154,9 @@ class Batches:
         self._size = size
         self._tail = max(1, most_ahead // 2)
         self._counter = counter
-        self._calls: set[CallFuture] | None = None if in_order else set()
+        self._in_order = in_order
+        self._lock = threading.Lock()
+        self._calls: set[CallFuture] = set()
         self._vacant: deque[AwaitableFuture[CallFuture]] = deque()
         self._made = self._over = False
         try:
@@ -170,30 +173,33 @@ class Batches:
         self._parts.clear()
         if self._counter is not None and lost:
             self._counter.count(lost, lost)
-        cancel(self.futures if self._calls is None else self._calls)
+        cancel(self._calls)
 
     def _go_on(self, size: int) -> None:
-        """Make the next batch."""
-        batch = [self._parts.popleft() for _ in range(min(size, len(self._parts)))]
+        """Make the next batch, in the caller's thread or in that of the reactor."""
+        # The call itself would be done before the next batch is made, and who takes results would take it for the last.
+        slot: AwaitableFuture[CallFuture] = AwaitableFuture()
+        slot.set_running_or_notify_cancel()  # it is no more to be cancelled: its call is
+        with self._lock:  # so batches stand in the order of their calls
+            batch = [self._parts.popleft() for _ in range(min(size, len(self._parts)))]
+            self.futures.append(slot)
+            if not self._in_order:
+                self._vacant.append(slot)
         try:
             call = self._submit(batch, self._made)
-        except BaseException:
+        except BaseException as error:
             self._parts.extendleft(reversed(batch))
+            if not self._in_order:
+                self._vacant.remove(slot)
+            slot.set_exception(error)
             raise
         self._made = True
-        if self._calls is None:
-            self.futures.append(call)
-        else:
-            self._calls.add(call)
-            slot: AwaitableFuture[CallFuture] = AwaitableFuture()
-            slot.set_running_or_notify_cancel()  # it is no more to be cancelled: its call is
-            self._vacant.append(slot)
-            self.futures.append(slot)
-        call.add_done_callback(partial(self._on_done, len(batch)))
+        self._calls.add(call)
+        call.add_done_callback(partial(self._on_done, len(batch), slot))
         if self._over:  # meanwhile, in another thread
             call.cancel()
 
-    def _on_done(self, count: int, done: Future[Any]) -> None:
+    def _on_done(self, count: int, slot: AwaitableFuture[CallFuture], done: Future[Any]) -> None:
         assert isinstance(done, CallFuture)  # noqa: S101 - one of the calls
         values, seconds = 0, 0.0
         if not (done.cancelled() or done.exception() is not None):
@@ -205,10 +211,12 @@ class Batches:
             self.cancel()
         if self._size is None and self._parts:
             quick = int(BATCH_SECONDS * values / max(seconds, 1e-9))
-            self._go_on(max(1, min(quick, 4 * count, len(self._parts) // self._tail)))
-        if self._calls is not None:
-            self._calls.discard(done)
-            self._vacant.popleft().set_result(done)
+            try:
+                self._go_on(max(1, min(quick, 4 * count, len(self._parts) // self._tail)))
+            except BaseException:  # noqa: BLE001 - it is raised where results are taken, after those that there are
+                self.cancel()
+        self._calls.discard(done)
+        (slot if self._in_order else self._vacant.popleft()).set_result(done)
 
 
 class MapResults(Results):
