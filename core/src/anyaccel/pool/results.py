@@ -182,6 +182,8 @@ class Batches:
         slot.set_running_or_notify_cancel()  # it is no more to be cancelled: its call is
         with self._lock:  # so batches stand in the order of their calls
             batch = [self._parts.popleft() for _ in range(min(size, len(self._parts)))]
+            if not batch:  # the other thread has taken the last ones
+                return
             self.futures.append(slot)
             if not self._in_order:
                 self._vacant.append(slot)
@@ -189,9 +191,8 @@ class Batches:
             call = self._submit(batch, self._made)
         except BaseException as error:
             self._parts.extendleft(reversed(batch))
-            if not self._in_order:
-                self._vacant.remove(slot)
-            slot.set_exception(error)
+            # Another call may be done already, and have been given this place: then one more is free.
+            (slot if self._in_order else self._vacant.pop()).set_exception(error)
             raise
         self._made = True
         self._calls.add(call)
