@@ -62,14 +62,19 @@ def clean_environment(
     monkeypatch.setenv("ANYACCEL_STATE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state-home"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))
-    _left_out.cache_clear()
-    _installed.cache_clear()
+    _forget_answers()
     before = set(sys.modules)
     yield
     _forget_vendors(request.node.path)
     for name in set(sys.modules) - before:
         if name.startswith(("plug_", "acme")):
             del sys.modules[name]
+
+
+def _forget_answers() -> None:
+    """Forget what is kept of the vendors of another test."""
+    _left_out.cache_clear()
+    _installed.cache_clear()
 
 
 def _forget_vendors(test: Path) -> None:
@@ -178,8 +183,7 @@ def _run_here(arguments: Sequence[str], more: Mapping[str, str | None]) -> subpr
     """Run a command in this process, which then knows as little of the vendors of a test as a new one."""
     if sys.path != PATH:
         close_vendors(interpreter=False)
-    _left_out.cache_clear()
-    _installed.cache_clear()
+    _forget_answers()
     streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(streams[0]), redirect_stderr(streams[1]):
         for name, value in more.items():
