@@ -279,11 +279,11 @@ class Server:
         self._look_after_families()
 
     def _look_after_families(self) -> None:
-        """Reap who has died, adopt whom they leave, and say which families have gone.
+        """Reap the processes that have died, adopt the orphans that they leave, and say which families have gone.
 
-        What a dead process leaves is our child before it can be reaped itself. So whoever is seen before a round of
-        reaping is of a family that lost somebody up to that round; the last round finds nobody dead, which tells that
-        there is nobody left to be seen. Where several families lost somebody meanwhile, nobody can say whose it is:
+        What a dead process leaves is our child before it can be reaped itself. So an orphan that is seen before a round
+        of reaping is of a family that lost a process up to that round. The last round finds no dead process, so no
+        orphan is left to be seen. Where several families lost a process meanwhile, the orphan may be of any of them:
         then none of them has gone before it has.
         """
         bereaved: frozenset[Family] = frozenset()
@@ -305,9 +305,9 @@ class Server:
                 family.members.add(orphan)
 
     def _look_after(self, family: Family) -> None:
-        """A family lost somebody: say so when nobody is left, and have the orphans end once the worker has.
+        """A family lost a process: say so when none is left, and have the orphans end once the first process has.
 
-        While it lives, orphans that are counted among its family are none that it left, but somebody else's perhaps.
+        While that lives, orphans that are counted among its family are none that it left; another family may have.
         """
         if family.status is None:
             return

@@ -35,8 +35,8 @@ BOOTSTRAP = (
     "os.ftruncate(0,0);sys.path[:]=path;__import__(module);sys.modules[module].main(config)"
 )
 """What it runs first. It closes what the caller has opened for its own children, one by one, since the limit may be a
-thousand million and not every system closes a range at once. What is imported at start is no garbage, so nobody looks
-for it."""
+thousand million and not every system closes a range at once. What is imported at start is no garbage, so the collector
+does not look for it."""
 
 _forks = [False]
 

@@ -60,7 +60,7 @@ _last: tuple[Inventory | None, dict[object, Any]] = (None, {})
 
 
 class KnownNames:
-    """Names that installed plug-ins know beside those of the machine; asked for only once somebody iterates."""
+    """Names that installed plug-ins know beside those of the machine; asked for only once they are iterated over."""
 
     def __iter__(self) -> Iterator[str]:
         from anyaccel.vendors.process import known

@@ -244,7 +244,7 @@ async def acquire_async(request: str | Sequence[str] | Request, **options: Unpac
 
 
 def _wish_of_process(function: str, request: str | Sequence[str] | Request, options: AcquireOptions) -> Wish:
-    """Check what somebody wants for this very process."""
+    """Make the wish of devices for this very process, once its options are checked."""
     from anyaccel.launcher.options import AcquireOptions, check_options
 
     check_options(function, options, AcquireOptions.__annotations__)
