@@ -204,7 +204,8 @@ def look(marks: Iterable[Mark], tell: Callable[[int, Mark], None]) -> bool:
     Args:
         marks: The marks; an empty one is carried by none.
         tell: Called with each process and a mark that it carries, as soon as it is found: what forks and ends all the
-            time has another process id when the look is over. So the youngest are looked at first.
+            time has another process id when the look is over. Older ones come first: a shell that is to end must not
+            go on, since what it waits for has been ended before.
 
     Returns:
         Whether the look came to an end: processes may start faster than it can look.
@@ -219,7 +220,7 @@ def look(marks: Iterable[Mark], tell: Callable[[int, Mark], None]) -> bool:
             return True
         before = began
         seen |= new
-        for pid in sorted((int(name) for name, _ in new), reverse=True):
+        for pid in sorted(int(name) for name, _ in new):
             value = hard_limit(pid)
             if value is None or not 0 <= value < _ALL:
                 continue

@@ -150,7 +150,7 @@ class Teardown:
         self._force = force
         self.patience = patience
         self._ask = ask
-        self._asked: set[tuple[int, int]] = set()
+        self._asked: set[tuple[int, int, bool]] = set()
         self._below: set[tuple[int, int]] = set()
         self._pause = _SHORTEST_PAUSE
         self._until: float | None = None
@@ -196,14 +196,14 @@ class Teardown:
         self.expired = now >= self._until and (self.killing or not self._force)
         if self.expired or (complete and not self.own):
             return None
-        if fresh:  # it forks: looks that come seldom would never end it
+        if fresh:  # what was killed ends at once; and looks that come seldom would never end what forks
             self._pause = _SHORTEST_PAUSE
         pause = self._pause if fresh and self.killing else max(self._pause, _SHARE * (now - began))
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         return max(_SHORTEST_PAUSE, min(pause, self._until - now))
 
     def _meet(self, pid: int, confirm: Confirm) -> bool:
-        """Tell whose a process is, and ask or kill one of our own; return whether that is the first time."""
+        """Tell whose a process is, and ask or kill one of our own; return whether that is the first time of either."""
         start, user = process.start_time(pid), process.user(pid)
         if start is None or user is None or self.own.get(pid) == start:
             return False
@@ -219,19 +219,20 @@ class Teardown:
         return (user == self._user or (pid, start) in self._below) and process.may_signal(pid)
 
     def _signal(self, pid: int, start: int, confirm: Confirm) -> bool:
-        """Ask a process to end, or kill it; return whether that is the first time."""
+        """Ask a process to end, or kill it; return whether that is the first time of either."""
 
         def still() -> bool:
             user = process.user(pid)
             meant = process.started_at(pid, start) and confirm(pid)
             return meant and user is not None and self._counts(pid, start, user)
 
-        first = (pid, start) not in self._asked
+        signalled = pid, start, self.killing
+        first = signalled not in self._asked
         if self.killing:
             process.send(pid, signal.SIGKILL, still)
         elif first and (not self._ask or process.send(pid, self._ask, still)):
             process.send(pid, signal.SIGCONT, still)  # a stopped process hears only once it goes on
-        self._asked.add((pid, start))
+        self._asked.add(signalled)
         self.asked.add(pid)
         return first
 
