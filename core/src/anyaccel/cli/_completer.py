@@ -112,22 +112,15 @@ def _leases(**_: object) -> list[str]:
 
 def _own(**_: object) -> list[str]:
     """Return jobs, tickets and leases of this user."""
-    from anyaccel.cli.extensions import extensions
+    from anyaccel.cli.cancel import list_own
     from anyaccel.errors import AnyaccelError
     from anyaccel.ledger import Ledger
 
-    user = os.geteuid()
-    found: list[str] = []
     try:
-        for extension in extensions("cancel"):
-            waiting, running, _pids = extension.list_own()
-            found += waiting + running
-        ledger = Ledger.open()
-        held = {lease.id for lease in ledger.leases() if lease.uid == user}
-        held |= {ticket.id for ticket in ledger.tickets() if ticket.uid == user}
+        found, own = list_own(Ledger.open())
     except AnyaccelError:
-        held = set()
-    return [*found, *sorted(held)]
+        return []
+    return found + own
 
 
 def _commands(**_: object) -> list[str]:

@@ -9,7 +9,7 @@ import argparse
 
 from anyaccel.cli import output
 from anyaccel.inventory.diagnose import ORDER, Diagnosis, diagnose
-from anyaccel.model import Inventory, Severity
+from anyaccel.model import Finding, Inventory, Severity
 from anyaccel.probe import HOST
 
 EXAMPLES = (
@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
         if inventory.machine != HOST:
             output.say(f"this is not your host but {inventory.machine}")
         for diagnosis in shown:
-            output.print_folded(line(diagnosis))
+            output.print_folded(line(diagnosis.finding, diagnosis.vendor))
     return 1 if wrong else 0
 
 
@@ -57,11 +57,10 @@ def _of_launches(inventory: Inventory) -> list[Diagnosis]:
     return [Diagnosis(vendor="", finding=finding) for finding in found]
 
 
-def line(diagnosis: Diagnosis) -> str:
-    """One finding as people read it: ``warn  what was found  ->  what to do``."""
-    finding = diagnosis.finding
+def line(finding: Finding, vendor: str = "") -> str:
+    """Write a finding as people read it: ``warn  what was found  ->  what to do``."""
     message = " ".join(finding.reason.split()).rstrip(".")
-    if diagnosis.vendor.casefold() not in message.casefold():
-        message = f"{diagnosis.vendor}: {message}"
+    if vendor.casefold() not in message.casefold():
+        message = f"{vendor}: {message}"
     fix = " ".join(finding.remedy.split())
     return f"{finding.severity.value:<4}  {message}" + (f"  ->  {fix}" if fix else "")

@@ -112,7 +112,7 @@ def acquire_devices(
         stays: Whether this process stays until the command has ended.
     """
     start: AcquireOptions = {"bind": None, **start_options(args)}
-    hold = acquire(args, start, waits=waits, program=args.command[0], stays=stays, grouped=True, told=True)
+    hold = acquire(args, start, waits=waits, program=args.command[0], stays=stays, runs=True)
     if hold.allocation.cpu:
         output.say(anyaccel.open_scheduler(hold.launch.inventory).why(hold.allocation.request).message)
         if args.time is not None:
