@@ -45,7 +45,7 @@ class Rule(Value):
     write: Callable[[Any], str] = str
 
 
-class Setting(Value):
+class ConfigKey(Value):
     """One setting.
 
     Attributes:
@@ -187,10 +187,10 @@ _LIMITS = (
     ("priority", PRIORITY, "the highest priority that a user may ask for"),
 )
 
-SETTINGS: Mapping[str, Setting] = {
+SETTINGS: Mapping[str, ConfigKey] = {
     setting.key: setting
     for setting in (
-        Setting(
+        ConfigKey(
             key="queue.backfill",
             rule=Rule(
                 words="0, or a duration such as '90s', '15m' or '2h'",
@@ -202,40 +202,42 @@ SETTINGS: Mapping[str, Setting] = {
             summary="by how much a request that is known to end in time may delay one that came before it",
             machine=True,
         ),
-        Setting(
+        ConfigKey(
             key="queue.fair_shares",
             rule=replace(TRUTH, default=False),
             summary="of two requests of one priority, serve first that of the user who holds less",
             machine=True,
         ),
-        Setting(
+        ConfigKey(
             key="queue.patience",
             rule=replace(DURATION, default=86400.0),
             summary="who has waited this long comes before all who have not, whatever shares and priorities say",
             machine=True,
         ),
         *(
-            Setting(key=f"limits.{name}", rule=rule, summary=f"{words}; root has no limit", machine=True)
+            ConfigKey(key=f"limits.{name}", rule=rule, summary=f"{words}; root has no limit", machine=True)
             for name, rule, words in _LIMITS
         ),
         *(
-            Setting(key=f"users.*.{name}", rule=rule, summary=f"{words}: this user, instead of [limits]", machine=True)
+            ConfigKey(
+                key=f"users.*.{name}", rule=rule, summary=f"{words}: this user, instead of [limits]", machine=True
+            )
             for name, rule, words in _LIMITS
         ),
-        Setting(
+        ConfigKey(
             key="users.*.weight",
             rule=replace(WEIGHT, default=1),
             summary="how much of the machine this user's fair share is, beside 1 for others",
             machine=True,
         ),
-        Setting(
+        ConfigKey(
             key="devices.*.labels",
             rule=LABELS,
             summary='labels of the devices that go by this name or id, such as GPU, "GPU/0-3" or "acme/1"',
             machine=True,
         ),
         *(
-            Setting(key=f"defaults.{option}", rule=rule, summary=summary, user=True)
+            ConfigKey(key=f"defaults.{option}", rule=rule, summary=summary, user=True)
             for option, rule, summary in (
                 ("machine", TEXT, "the machine to look at, where neither --machine nor ANYACCEL_MACHINE names one"),
                 ("probe_timeout", _SECONDS, "seconds for each vendor's detection"),
@@ -246,13 +248,13 @@ SETTINGS: Mapping[str, Setting] = {
                 ("enforce", _ENFORCE, "confine commands to their devices: always, never, or where the kernel can"),
             )
         ),
-        Setting(
+        ConfigKey(
             key="journal.keep",
             rule=replace(TRUTH, default=True),
             summary="write one line for each lease that has ended, for reports",
             user=True,
         ),
-        Setting(
+        ConfigKey(
             key="journal.sample_every",
             rule=Rule(
                 words="0 for never, or a duration of 1s or more, such as '60s' or '5m'",

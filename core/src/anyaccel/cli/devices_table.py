@@ -27,7 +27,7 @@ _EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 _FULL = "\u2588"
 
 
-class Row(Value):
+class DeviceRow(Value):
     """A device with what is known of it."""
 
     device: Device
@@ -53,7 +53,7 @@ class Column(Value):
     name: str
     heading: str
     about: str
-    cell: Callable[[Row], tuple[str, str]] | None = None
+    cell: Callable[[DeviceRow], tuple[str, str]] | None = None
     of_holder: Callable[[Holder], tuple[str, str]] | None = None
     steps: tuple[tuple[int, int], ...] = ()
     right: bool = False
@@ -197,7 +197,7 @@ COLUMNS = (
 """In the order in which they are shown."""
 
 
-def _free(row: Row) -> str:
+def _free(row: DeviceRow) -> str:
     units = samples.free(row.device, row.sample)
     return "-" if units is None else format_units(units)
 
@@ -229,7 +229,7 @@ def laid_out(
     room: int | None,
     columns: Sequence[Column] = (),
     *,
-    draw: Callable[[Row, int], str] = lambda row, width: bar(row.seen.utilization or 0.0, width),
+    draw: Callable[[DeviceRow, int], str] = lambda row, width: bar(row.seen.utilization or 0.0, width),
     drawn: tuple[tuple[int, int], ...] = (),
 ) -> tuple[list[output.Span], list[Lines], list[str]]:
     """Lay the devices of a machine out, a line each, and one more for each further holder.
@@ -288,14 +288,14 @@ def plain_table(sample: Sample, columns: Sequence[Column]) -> tuple[list[str], l
     return [column.heading for column in columns], found
 
 
-def _rows(sample: Sample) -> list[Row]:
+def _rows(sample: Sample) -> list[DeviceRow]:
     return [
-        Row(device=device, seen=sample.stats(device), sample=sample, holders=samples.holders(device, sample))
+        DeviceRow(device=device, seen=sample.stats(device), sample=sample, holders=samples.holders(device, sample))
         for device in sample.inventory.devices
     ]
 
 
-def _cells(column: Column, rows: Sequence[Row]) -> list[list[tuple[str, str]]]:
+def _cells(column: Column, rows: Sequence[DeviceRow]) -> list[list[tuple[str, str]]]:
     """What stands in a column: for each device one cell, or one for each of its holders."""
     found = []
     for row in rows:

@@ -32,7 +32,7 @@ _LINES = "'''"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
-class _NotUnderstoodError(Exception):
+class _OnlyTomllibError(Exception):
     """Raised at what only :mod:`tomllib` understands."""
 
 
@@ -44,7 +44,7 @@ def loads(text: str) -> dict[str, Any]:
     """
     try:
         return _read(text)
-    except (_NotUnderstoodError, ValueError):
+    except (_OnlyTomllibError, ValueError):
         import tomllib
 
         return tomllib.loads(text)
@@ -52,7 +52,7 @@ def loads(text: str) -> dict[str, Any]:
 
 def _read(text: str) -> dict[str, Any]:
     if _CONTROL.search(text):
-        raise _NotUnderstoodError
+        raise _OnlyTomllibError
     document: dict[str, Any] = {}
     lists: dict[str, list[dict[str, Any]]] = {}
     above: dict[str, dict[str, Any]] = {"": document}
@@ -82,13 +82,13 @@ def _read(text: str) -> dict[str, Any]:
 def _expect(pattern: re.Pattern[str], text: str, at: int) -> re.Match[str]:
     found = pattern.match(text, at)
     if found is None:
-        raise _NotUnderstoodError
+        raise _OnlyTomllibError
     return found
 
 
 def _put(table: dict[str, Any], key: str, value: object) -> None:
     if key in table:
-        raise _NotUnderstoodError
+        raise _OnlyTomllibError
     table[key] = value
 
 
@@ -121,7 +121,7 @@ def _lines(text: str, at: int) -> tuple[str, int]:
     end = text.find(_LINES, at)
     # The line behind the quotes is no part of it, but a quote before the last ones is.
     if end < 0 or text[at] != "\n" or text.startswith("'", end + len(_LINES)):
-        raise _NotUnderstoodError
+        raise _OnlyTomllibError
     return text[at + 1 : end], end + len(_LINES)
 
 
@@ -137,7 +137,7 @@ def _array(text: str, at: int) -> tuple[list[Any], int]:
         if text[at : at + 1] == ",":
             at += 1
         elif text[at : at + 1] != "]":
-            raise _NotUnderstoodError
+            raise _OnlyTomllibError
 
 
 def _inline_table(text: str, at: int) -> tuple[dict[str, Any], int]:
@@ -149,5 +149,5 @@ def _inline_table(text: str, at: int) -> tuple[dict[str, Any], int]:
         if text[at : at + 1] == "}":
             return table, at + 1
         if text[at : at + 1] != ",":
-            raise _NotUnderstoodError
+            raise _OnlyTomllibError
         at += 1

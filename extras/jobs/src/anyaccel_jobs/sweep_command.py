@@ -39,7 +39,7 @@ from anyaccel.text import elapsed
 
 from anyaccel_jobs.jobs_command import detach
 from anyaccel_jobs.supervisor import Supervisor
-from anyaccel_jobs.sweep import JOB_LOG, Commands, Ended, JobLog, Setting, Sweep, Tally, call, parse_each, written
+from anyaccel_jobs.sweep import JOB_LOG, Commands, Ended, JobLog, Sweep, SweepSetting, Tally, call, parse_each, written
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
         if inventory is None:
             status = _on_cluster(args, left, progress)
         else:
-            setting = Setting(
+            setting = SweepSetting(
                 request=request,
                 inventory=inventory,
                 out=args.out,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import anyaccel
-from anyaccel.cli import Row, cancel_by_id, laid_out, megahertz, output, since, used_of
+from anyaccel.cli import DeviceRow, cancel_by_id, laid_out, megahertz, output, since, used_of
 from anyaccel.cli import sample as samples
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, TicketRecord
@@ -403,7 +403,7 @@ class Top(App[None]):
             [(_job_key(job), [[(line, "")]]) for job, line in zip(self._jobs, lines, strict=True)]
         )
 
-    def _drawn(self, row: Row, width: int) -> str:
+    def _drawn(self, row: DeviceRow, width: int) -> str:
         return sparkline(self._history.get(row.device.id, ()), width)
 
     def _chosen(self) -> Device | TicketRecord | Job | None:
