@@ -340,21 +340,16 @@ def _document(args: argparse.Namespace, tally: Tally, log: JobLog, status: int) 
     return {
         "out": args.out,
         "job_log": log.path,
-        "total": tally.total,
-        "skipped": tally.skipped,
-        "done": tally.done,
-        "failed": tally.failed,
+        **output.take_fields(tally, "total", "skipped", "done", "failed"),
         "seconds": round(tally.seconds, 3),
         "exit_status": status,
         "failures": [
             {
-                "number": run.number,
-                "command": list(run.command),
+                **output.take_fields(run, "number", "command"),
                 "exit_status": run.status,
                 "signal": run.signal or None,
                 "timeout": run.timed_out,
-                "attempts": run.attempts,
-                "log": run.log,
+                **output.take_fields(run, "attempts", "log"),
             }
             for run in tally.failures
         ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any
 
 from anyaccel.model import Value
 
@@ -72,16 +71,6 @@ class Result(Value):
     machine: str = ""
     message: str = ""
     details: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """The result as JSON data."""
-        return {
-            "check": self.check,
-            "state": self.state.value,
-            "machine": self.machine or None,
-            "message": self.message or None,
-            "details": self.details or None,
-        }
 
 
 def demand(faults: Iterable[str]) -> None:
