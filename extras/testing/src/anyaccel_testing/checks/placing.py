@@ -39,7 +39,7 @@ LONGEST = 500
 
 
 def named(subject: Subject, machine: TestedMachine) -> None:  # noqa: ARG001 - all checks are called alike
-    """C15: every device and every product has tags, and says whether it may be shared."""
+    """C15: Every device and every product has tags, the product's name first, and says whether it may be shared."""
     if machine.problem is not None:
         if machine.problem.hook in ("anyaccel_tags", "anyaccel_fractional", "anyaccel_products"):
             raise CheckFailed(f"{machine.problem.hook}: {machine.problem.reason}")
@@ -54,7 +54,7 @@ def named(subject: Subject, machine: TestedMachine) -> None:  # noqa: ARG001 - a
 
 
 def refusals(subject: Subject, machine: TestedMachine) -> None:
-    """C21: validate answers with a sentence or None, and it and the counts accept some set of the devices."""
+    """C21: Refusals are sentences, and some set of devices is accepted."""
     devices = tuple(device for device in machine.devices if device.usable)
     demand(_bad_reasons(subject, devices))
     if devices and next(accepted(subject, devices), None) is None:
@@ -88,7 +88,7 @@ def _bad_reasons(subject: Subject, devices: Devices) -> Iterator[str]:
 
 
 def together(subject: Subject) -> None:
-    """C24: beside every other installed vendor, no variable, name or device is claimed by both."""
+    """C24: Beside every other installed vendor, neither a device nor a name nor a variable is claimed by both."""
     vendor = subject.source.vendor
     subject.plugin  # noqa: B018 - raises where it cannot be loaded
     sources = installed()[0]
