@@ -45,7 +45,7 @@ class Rule(Value):
     write: Callable[[Any], str] = str
 
 
-class ConfigKey(Value):
+class Setting(Value):
     """One setting.
 
     Attributes:
@@ -187,10 +187,10 @@ _LIMITS = (
     ("priority", PRIORITY, "the highest priority that a user may ask for"),
 )
 
-SETTINGS: Mapping[str, ConfigKey] = {
+SETTINGS: Mapping[str, Setting] = {
     setting.key: setting
     for setting in (
-        ConfigKey(
+        Setting(
             key="queue.backfill",
             rule=Rule(
                 words="0, or a duration such as '90s', '15m' or '2h'",
@@ -202,42 +202,40 @@ SETTINGS: Mapping[str, ConfigKey] = {
             summary="by how much a request that is known to end in time may delay one that came before it",
             machine=True,
         ),
-        ConfigKey(
+        Setting(
             key="queue.fair_shares",
             rule=replace(TRUTH, default=False),
             summary="of two requests of one priority, serve first that of the user who holds less",
             machine=True,
         ),
-        ConfigKey(
+        Setting(
             key="queue.patience",
             rule=replace(DURATION, default=86400.0),
             summary="who has waited this long comes before all who have not, whatever shares and priorities say",
             machine=True,
         ),
         *(
-            ConfigKey(key=f"limits.{name}", rule=rule, summary=f"{words}; root has no limit", machine=True)
+            Setting(key=f"limits.{name}", rule=rule, summary=f"{words}; root has no limit", machine=True)
             for name, rule, words in _LIMITS
         ),
         *(
-            ConfigKey(
-                key=f"users.*.{name}", rule=rule, summary=f"{words}: this user, instead of [limits]", machine=True
-            )
+            Setting(key=f"users.*.{name}", rule=rule, summary=f"{words}: this user, instead of [limits]", machine=True)
             for name, rule, words in _LIMITS
         ),
-        ConfigKey(
+        Setting(
             key="users.*.weight",
             rule=replace(WEIGHT, default=1),
             summary="how much of the machine this user's fair share is, beside 1 for others",
             machine=True,
         ),
-        ConfigKey(
+        Setting(
             key="devices.*.labels",
             rule=LABELS,
             summary='labels of the devices that go by this name or id, such as GPU, "GPU/0-3" or "acme/1"',
             machine=True,
         ),
         *(
-            ConfigKey(key=f"defaults.{option}", rule=rule, summary=summary, user=True)
+            Setting(key=f"defaults.{option}", rule=rule, summary=summary, user=True)
             for option, rule, summary in (
                 ("machine", TEXT, "the machine to look at, where neither --machine nor ANYACCEL_MACHINE names one"),
                 ("probe_timeout", _SECONDS, "seconds for each vendor's detection"),
@@ -248,13 +246,13 @@ SETTINGS: Mapping[str, ConfigKey] = {
                 ("enforce", _ENFORCE, "confine commands to their devices: always, never, or where the kernel can"),
             )
         ),
-        ConfigKey(
+        Setting(
             key="journal.keep",
             rule=replace(TRUTH, default=True),
             summary="write one line for each lease that has ended, for reports",
             user=True,
         ),
-        ConfigKey(
+        Setting(
             key="journal.sample_every",
             rule=Rule(
                 words="0 for never, or a duration of 1s or more, such as '60s' or '5m'",
