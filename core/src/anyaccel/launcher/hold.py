@@ -856,7 +856,7 @@ def _verdict(
     priority: int,
 ) -> Verdict:
     """Say whether a request that came now would be served."""
-    verdict = fits_beside(ActiveLeases.of(inventory, ledger, environ), inventory, request)
+    verdict = fits_beside(Held.of(inventory, ledger, environ), inventory, request)
     if not verdict.ever_fits:
         return verdict
     want = _wanted(inventory, request, environ, time)
@@ -868,7 +868,7 @@ def _verdict(
     return replace(verdict, fits_now=False, reasons=reasons, ways_out=("'anyaccel queue' shows who waits",))
 
 
-def fits_beside(held: ActiveLeases, inventory: Inventory, request: Request) -> Verdict:
+def fits_beside(held: Held, inventory: Inventory, request: Request) -> Verdict:
     """Say whether a request fits a machine beside what is held of it, whoever asks and waits."""
     scheduler = local_scheduler(inventory)
     for lease, devices in held.devices.items():
@@ -876,7 +876,7 @@ def fits_beside(held: ActiveLeases, inventory: Inventory, request: Request) -> V
     return held.with_ways_out(scheduler.why(request))
 
 
-class ActiveLeases(Value):
+class Held(Value):
     """What every process on a machine holds of its devices.
 
     Attributes:
@@ -890,7 +890,7 @@ class ActiveLeases(Value):
     holders: Mapping[str, str]
 
     @classmethod
-    def of(cls, inventory: Inventory, ledger: Ledger, environ: Mapping[str, str]) -> ActiveLeases:
+    def of(cls, inventory: Inventory, ledger: Ledger, environ: Mapping[str, str]) -> Held:
         """Look at the leases of a machine's devices.
 
         Raises:

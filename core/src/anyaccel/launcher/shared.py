@@ -12,7 +12,7 @@ from time import monotonic
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError, NeverFitsError
 from anyaccel.launcher.choosing import KnownNames, remembered, validate
-from anyaccel.launcher.hold import ActiveLeases, Wish, beyond_limits, within_limits
+from anyaccel.launcher.hold import Held, Wish, beyond_limits, within_limits
 from anyaccel.launcher.usage import OpenLease, Usage
 from anyaccel.launcher.waits import note_own
 from anyaccel.ledger import Choose, Lease, LeaseRecord, Ledger, Place
@@ -96,9 +96,9 @@ class SharedScheduler(Scheduler):
                 settled.append(ticket)
         return settled
 
-    def _look(self) -> ActiveLeases:
+    def _look(self) -> Held:
         """Count what everybody holds now."""
-        held = ActiveLeases.of(self.inventory, self._ledger, self._environ)
+        held = Held.of(self.inventory, self._ledger, self._environ)
         self._forget_others()
         self._own.recount()
         self._arrangement.note(0)

@@ -11,7 +11,7 @@ from functools import cache
 
 from anyaccel import configuration
 from anyaccel.errors import ConfigurationError
-from anyaccel.ledger.journal import IDLE_BELOW, JournalEntry, Used, write
+from anyaccel.ledger.journal import IDLE_BELOW, Entry, Used, write
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.model import Share, Stats, replace
 
@@ -108,7 +108,7 @@ class Usage:
             return
         self._open = False
         held = time.monotonic() - self._clock
-        entry = JournalEntry(
+        entry = Entry(
             lease=self.lease,
             user="",
             began=self._began,
@@ -220,11 +220,11 @@ class _Short:
 
     def __init__(self) -> None:
         self._lock = renew_in_child(threading.Lock())
-        self._entries: dict[tuple[object, ...], JournalEntry] = {}
+        self._entries: dict[tuple[object, ...], Entry] = {}
         self._flushed = time.monotonic()
         self._registered = False
 
-    def add(self, entry: JournalEntry) -> None:
+    def add(self, entry: Entry) -> None:
         """Add one to those like it."""
         key = (entry.devices, entry.request, entry.note)
         with self._lock:
@@ -252,7 +252,7 @@ class _Short:
             write(entry)
 
 
-def _sum(first: JournalEntry, more: JournalEntry) -> JournalEntry:
+def _sum(first: Entry, more: Entry) -> Entry:
     return replace(
         first,
         ended=max(first.ended, more.ended),
