@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from anyaccel.launcher.options import AcquireOptions
+    from anyaccel.launcher.options import AcquireOptions, StartOptions
     from anyaccel.launcher.time_limit import TimeLimit
 
 
@@ -146,7 +146,7 @@ def add_signal(parser: argparse.ArgumentParser) -> None:
 
 def acquire(
     args: argparse.Namespace,
-    start: AcquireOptions,
+    start: StartOptions,
     *,
     waits: Callable[[], object] = lambda: None,
     program: str,
@@ -228,14 +228,14 @@ def wait_options(args: argparse.Namespace) -> AcquireOptions:
     }
 
 
-def start_options(args: argparse.Namespace) -> AcquireOptions:
+def start_options(args: argparse.Namespace) -> StartOptions:
     """The keyword arguments of :func:`anyaccel.acquire` that :func:`add_launch` and :func:`add_start` declare.
 
     Without those that were not given.
     """
     names = ("mask", "unallocated", "cap", "bind", "memory", "enforce")
     given: Any = {name: value for name in names if (value := getattr(args, name, None)) is not None}
-    found: AcquireOptions = given
+    found: StartOptions = given
     return found
 
 

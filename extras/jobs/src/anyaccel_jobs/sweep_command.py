@@ -41,10 +41,6 @@ from anyaccel_jobs.jobs_command import detach
 from anyaccel_jobs.supervisor import Supervisor
 from anyaccel_jobs.sweep import JOB_LOG, Commands, Ended, JobLog, Sweep, SweepSetting, Tally, call, parse_each, written
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from anyaccel.launcher import StartOptions
-
 _SHOWN_FAILURES = 10
 _LOOK_SECONDS = 1.0
 _WINDOW = 64
@@ -213,7 +209,6 @@ def _on_cluster(args: argparse.Namespace, commands: Iterator[tuple[int, tuple[st
     tally = progress.tally
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     os.environ.setdefault("RAY_LOG_TO_DRIVER", "0")  # else a cluster's logs stand in standard output, between ours
-    start: StartOptions = start_options(args)
     try:
         # Interrupted, it ends what runs on the cluster before it lets go of it.
         with anyaccel.Pool(
@@ -225,7 +220,7 @@ def _on_cluster(args: argparse.Namespace, commands: Iterator[tuple[int, tuple[st
             grace=args.grace,
             signal=args.signal,
             results="pickle",
-            **start,
+            **start_options(args),
         ) as pool:
             calls = _Calls(args, pool)
             while True:
