@@ -11,7 +11,6 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import NoReturn
 
 from anyaccel.cli.parser import add_common, commands, module_of
@@ -32,7 +31,7 @@ def complete() -> NoReturn:
     parser = argparse.ArgumentParser(prog="anyaccel", allow_abbrev=False)
     parser.add_argument("-V", "--version", action="store_true", help="print the version")
     add_common(parser)
-    _offer(parser)
+    _offer(parser, {})
     subparsers = parser.add_subparsers()
     words = set(line.split())
     for name, summary in commands().items():
@@ -50,7 +49,7 @@ def _declare(name: str, parser: argparse.ArgumentParser) -> None:
     _offer(parser, getattr(module, "COMPLETERS", {}))
 
 
-def _offer(parser: argparse.ArgumentParser, own: Mapping[str, Callable[..., list[str]]] = MappingProxyType({})) -> None:
+def _offer(parser: argparse.ArgumentParser, own: Mapping[str, Callable[..., list[str]]]) -> None:
     """Declare what the arguments may be.
 
     Args:

@@ -11,7 +11,7 @@ import os
 from anyaccel import configuration
 from anyaccel.cli import output
 from anyaccel.cli.diagnose import diagnose_file
-from anyaccel.cli.doctor import line
+from anyaccel.cli.doctor import finding_json, line
 from anyaccel.errors import UsageError
 from anyaccel.text import printable
 
@@ -76,9 +76,7 @@ def _check(args: argparse.Namespace) -> int:
     else:
         found = tuple(diagnose_file(lambda: configuration.read_draft(path, kind)))
     if args.json:
-        findings = [
-            {"severity": each.severity.value, "message": each.reason, "fix": each.remedy or None} for each in found
-        ]
+        findings = [finding_json(each) for each in found]
         output.print_json("config_check/1", {"path": path, "whose": kind, "well": not found, "findings": findings})
         return 1 if found else 0
     for each in found:

@@ -12,6 +12,10 @@ from anyaccel.inventory.diagnose import ORDER, Diagnosis, diagnose
 from anyaccel.model import Finding, Inventory, Severity
 from anyaccel.probe import HOST
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 EXAMPLES = (
     ("anyaccel doctor", "what is wrong, and what to do about it"),
     ("anyaccel doctor --quiet", "only what is not well"),
@@ -32,15 +36,7 @@ def main(args: argparse.Namespace) -> int:
     wrong = [diagnosis for diagnosis in found if diagnosis.finding.severity is not Severity.OK]
     shown = wrong if args.quiet else found
     if args.json:
-        findings = [
-            {
-                "vendor": diagnosis.vendor or None,
-                "severity": diagnosis.finding.severity.value,
-                "message": diagnosis.finding.reason,
-                "fix": diagnosis.finding.remedy or None,
-            }
-            for diagnosis in shown
-        ]
+        findings = [{"vendor": each.vendor or None, **finding_json(each.finding)} for each in shown]
         output.print_json("doctor/1", {"machine": inventory.machine, "well": not wrong, "findings": findings})
     else:
         if inventory.machine != HOST:
@@ -55,6 +51,11 @@ def _of_launches(inventory: Inventory) -> list[Diagnosis]:
 
     found = (*diagnose_configuration(), *diagnose_cgroups(inventory), *diagnose_leases(inventory))
     return [Diagnosis(vendor="", finding=finding) for finding in found]
+
+
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """Return a finding for programs."""
+    return {"severity": finding.severity.value, "message": finding.reason, "fix": finding.remedy or None}
 
 
 def line(finding: Finding, vendor: str = "") -> str:

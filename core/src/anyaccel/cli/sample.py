@@ -67,25 +67,25 @@ class Holder(Value):
 
     Attributes:
         user: Name or number of the user; a star in front of who has no lease.
-        share: How much is held, as people write it; empty without a lease.
         program: Name of the program.
         pid: Its process; 0 when unknown.
         mine: Whether it belongs to the user who asks.
+        state: That of the lease's record; ``unleased`` without a lease.
+        share: How much is held, as people write it; empty without a lease.
         lease: Identity of the lease; empty without one.
         since: When it was taken, in seconds since 1970; None when unknown.
         note: What for, and what else is to be known about it.
-        state: That of the lease's record; ``unleased`` without a lease.
     """
 
     user: str
-    share: str
     program: str
     pid: int
     mine: bool
-    lease: str
-    since: float | None
-    note: str
     state: str
+    share: str = ""
+    lease: str = ""
+    since: float | None = None
+    note: str = ""
 
     @property
     def command(self) -> str:
@@ -266,13 +266,9 @@ def holders(device: Device, sample: Sample) -> tuple[Holder, ...]:
             found.append(
                 Holder(
                     user=f"*{name or '?'}",
-                    share="",
                     program=(program(process.pid) if here else "") or f"process {process.pid}",
                     pid=process.pid,
                     mine=uid == os.geteuid(),
-                    lease="",
-                    since=None,
-                    note="",
                     state="unleased",
                 )
             )

@@ -1,7 +1,8 @@
-"""Read TOML as catalogs are written, in a quarter of the time that :mod:`tomllib` takes, most of it to be imported.
+"""Read TOML as catalogs are written, in a fifth of the time that :mod:`tomllib` takes, much of it to be imported.
 
-Importing tomllib takes 7 to 9 ms beyond what is loaded anyway, and the two largest catalogs take it 8 ms each
-where this takes 2 to 4: together some 15 of the 60 ms in which a machine of eight devices is to be detected.
+Processor time in a fresh process of Python 3.11: tomllib is imported in 6.6 ms beyond what is loaded anyway, and reads
+the largest catalog in 8.6 ms, where this takes 2.6: 15 ms of the 60 in which a machine of eight devices is to be
+detected become 3. All nineteen catalogs take it 33 ms, and this 11.
 
 What is understood here means the same there. Everything else, all that is wrong among it, is left to it: floating-point
 numbers, dates, escapes, dotted keys, tables that are extended later.

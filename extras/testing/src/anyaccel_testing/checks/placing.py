@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from anyaccel.errors import EnvConflictError, PluginError
 from anyaccel.inventory import Names, contest
@@ -31,7 +29,7 @@ from anyaccel.vendors import Source, VendorPlugin, installed, presence, tasks
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
 from anyaccel_testing.checks.environment import Devices, accepted, subsets
-from anyaccel_testing.subject import SECONDS, Subject, TestedMachine
+from anyaccel_testing.subject import Subject, TestedMachine, payload
 
 SENTENCE = re.compile(r"[^\n]*\S \S+ \S[^\n]*")
 """Three words or more in one line."""
@@ -113,7 +111,7 @@ def _names_of_others(subject: Subject, others: Sequence[Source]) -> Iterator[str
 
 
 def _product_names(source: Source) -> list[str]:
-    listed = tasks.products(_payload(source)).get("value") or []
+    listed = tasks.products(payload(source, {})).get("value") or []
     return [name for product in listed for name in (product["name"], *product.get("aliases", ()))]
 
 
@@ -159,7 +157,7 @@ Simulation = tuple[VendorReport, Devices]
 
 def _report(source: Source) -> Simulation | None:
     """A vendor's own largest machine; None when its plug-in cannot say."""
-    shared = _payload(source)
+    shared = payload(source, {})
     listed = tasks.products(shared).get("value")
     if not listed:
         return None
@@ -180,10 +178,6 @@ def _report(source: Source) -> Simulation | None:
         cleared=info.cleared,
     )
     return report, detected.devices
-
-
-def _payload(source: Source) -> dict[str, Any]:
-    return {"load": {"source": encode(source), "path": sys.path}, "environ": {}, "seconds": SECONDS}
 
 
 def _conflicts(own: Simulation, others: list[Simulation]) -> Iterator[str]:
