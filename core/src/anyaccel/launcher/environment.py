@@ -44,7 +44,7 @@ HIDE_SECONDS = 0.4
 """Time for a vendor whose devices nobody asked for to say how they are hidden."""
 
 
-class Group(Value):
+class WorkerGroup(Value):
     """A cgroup that was made for a worker.
 
     Attributes:
@@ -75,7 +75,7 @@ class WorkerEnvironment(Value):
     unset: frozenset[str]
     values: Mapping[str, str]
     regions: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    group: Group | None = None
+    group: WorkerGroup | None = None
     unlimited: str = ""
 
     def with_variables(self, variables: Mapping[str, str]) -> WorkerEnvironment:

@@ -64,7 +64,7 @@ from anyaccel.pool.reactor import Timer, reactor
 from anyaccel.probe.machine import Machine, parse_machine
 
 if TYPE_CHECKING:
-    from anyaccel.launcher.environment import Group
+    from anyaccel.launcher.environment import WorkerGroup
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.ledger.acquisition import Acquisition
     from anyaccel.pool.actor import ActorState
@@ -622,7 +622,7 @@ class Worker(Runner):
         self._stop: Callable[[float], None] = lambda _: None
         self._open = False
         self._ahead = True
-        self._group: Group | None = None
+        self._group: WorkerGroup | None = None
 
     # What the fork server tells
 
