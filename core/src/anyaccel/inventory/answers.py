@@ -24,13 +24,14 @@ from anyaccel.vendors import contract
 from anyaccel.vendors.discovery import Source, problem_of
 from anyaccel.vendors.guarded import Outcome
 from anyaccel.vendors.presence import Presence
-from anyaccel.vendors.process import Answers, Enough, problem_in, process_of, qualified
+from anyaccel.vendors.process import Answers, problem_in, process_of, qualified
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from anyaccel.inventory.names import Names
+    from anyaccel.vendors.process import Enough, VendorProcess
 
 _NUMBER = re.compile(r"[0-9]{1,9}(?=[^/]*$)")
 GRACE_SECONDS = 0.8
@@ -49,11 +50,12 @@ def enough_for(request: Request, present: Mapping[str, Presence | None], sources
         if declared is not None and declared.resource:
             own[source.vendor] = {source.vendor.casefold(), declared.resource.casefold(), *(declared.names or ())}
 
-    def enough(outcomes: Mapping[str, Outcome]) -> float | None:
+    def enough(outcomes: Mapping[VendorProcess, Outcome]) -> float | None:
+        heard = {process.source.vendor: outcome for process, outcome in outcomes.items()}
         for vendor in present:
-            if vendor not in outcomes and not own.get(vendor, named).isdisjoint(named):
+            if vendor not in heard and not own.get(vendor, named).isdisjoint(named):
                 return None
-        offered = [names for vendor, outcome in outcomes.items() for names in _offered(vendor, outcome)]
+        offered = [names for vendor, outcome in heard.items() for names in _offered(vendor, outcome)]
         served = all(any(_asks_for(term.names, names) for names in offered) for term in request.terms)
         return GRACE_SECONDS if served else None
 
