@@ -6,6 +6,7 @@ A file that is no regular file, is too large, is no JSON or does not have the fo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -14,6 +15,7 @@ import posixpath
 import re
 import stat
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 from anyaccel.errors import MachineError
 from anyaccel.text import shown
@@ -50,7 +52,6 @@ _KINDS = (
 
 KEPT = 8
 """Recordings that are kept in memory."""
-_loaded: dict[tuple[str, int, int, int], dict[str, Any]] = {}
 
 
 def load(path: str) -> dict[str, Any]:
@@ -59,19 +60,15 @@ def load(path: str) -> dict[str, Any]:
     Raises:
         MachineError: When it cannot be read, or is no recording.
     """
-    try:
+    state: tuple[int, ...] = ()
+    with contextlib.suppress(OSError):  # reading it says why
         status = os.stat(path)
-        key = (path, status.st_ino, status.st_size, status.st_mtime_ns)
-    except OSError:  # reading it says why
-        return _load(path)
-    if key not in _loaded:
-        while len(_loaded) >= KEPT:
-            _loaded.pop(next(iter(_loaded)))
-        _loaded[key] = _load(path)
-    return _loaded[key]
+        state = status.st_ino, status.st_size, status.st_mtime_ns
+    return _load(path, state)
 
 
-def _load(path: str) -> dict[str, Any]:
+@lru_cache(maxsize=KEPT)
+def _load(path: str, _: tuple[int, ...]) -> dict[str, Any]:
     recording = read_json(path, WAY_OUT)
     found = recording.get("schema") if isinstance(recording, dict) else None
     if found != SCHEMA:
