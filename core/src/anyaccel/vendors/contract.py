@@ -33,8 +33,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
+    from anyaccel.vendors.discovery import Source
+
     class Asked(Protocol):
         """A plug-in that was asked."""
+
+        source: Source
 
         @property
         def info(self) -> PluginInfo:  # pyright: ignore[reportReturnType]
@@ -103,7 +107,7 @@ def _variable_faults(info: PluginInfo) -> Iterator[str]:
             yield f"PluginInfo.cleared must not hold {name!r}, which is borrowed: the vendor's runtime obeys it"
 
 
-def detected_faults(value: Any, *_: object) -> Iterator[str]:
+def detected_faults(value: Any, vendor: str) -> Iterator[str]:
     """Faults of what ``anyaccel_detect`` returned, None apart."""
     if isinstance(value, (list, tuple)):
         yield (
@@ -115,11 +119,7 @@ def detected_faults(value: Any, *_: object) -> Iterator[str]:
     yield from shape
     if shape:
         return
-    yield from device_faults(value.devices)
-
-
-def device_faults(devices: tuple[Device, ...]) -> Iterator[str]:
-    """Faults of detected devices whose fields are of the kinds that they must be."""
+    devices = value.devices
     yield from _mismatches(DEVICE_ID, "Device.id", (device.id for device in devices))
     yield from _mismatches(
         PCI_ADDRESS, "Device.pci_bus_id", (d.pci_bus_id for d in devices if d.pci_bus_id is not None)
@@ -131,6 +131,8 @@ def device_faults(devices: tuple[Device, ...]) -> Iterator[str]:
     yield from _repeated("Device.id", [device.id for device in devices])
     yield from _repeated("Device.index", [device.index for device in devices])
     for device in devices:
+        if device.id.startswith(f"{vendor}/"):
+            yield f"Device.id must not begin with the vendor and a slash (got {device.id!r})"
         if device.index < 0:
             yield f"Device.index must not be negative (got {device.index} for {device.id!r})"
         if device.memory_bytes is not None and device.memory_bytes <= 0:
@@ -338,8 +340,14 @@ def _device_nodes(told: Told) -> ContainerEdits:
 
 
 _TABLE = (
-    Hook("info", PluginInfo, lambda value, told, _: info_faults(value, told["vendor"]), required=True),
-    Hook("detect", Detected | None, detected_faults, required=True, seconds=None),
+    Hook("info", PluginInfo, lambda value, _, asked: info_faults(value, asked.source.vendor), required=True),
+    Hook(
+        "detect",
+        Detected | None,
+        lambda value, _, asked: detected_faults(value, asked.source.vendor),
+        required=True,
+        seconds=None,
+    ),
     Hook("fractional", Fractional, lambda value, told, _: fractional_faults(value, told["device"]), required=True),
     Hook("tags", tuple[str, ...], tags_faults, required=True),
     Hook("env", EnvEdits, lambda value, _, asked: env_faults(value, asked.info.env_vars), required=True),

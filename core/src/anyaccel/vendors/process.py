@@ -154,7 +154,7 @@ class VendorProcess(GuardedProcess):
         """
         hook = contract.HOOKS[name]
         value = build(hook.answer, data)
-        told = {"devices": devices, "device": next(iter(devices), None), "vendor": self.source.vendor}
+        told = {"devices": devices, "device": next(iter(devices), None)}
         self._check(hook.faults(value, told, self), f"anyaccel_{name}")
         return value
 
