@@ -7,7 +7,6 @@ the vendor has failed until it is asked to detect once more.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from _thread import allocate_lock
@@ -32,7 +31,7 @@ from anyaccel.model import (
 from anyaccel.model.wire import build, decode, encode
 from anyaccel.probe.machine import Machine
 from anyaccel.vendors import DEADLINE_SECONDS, PRELOAD, TASKS, contract
-from anyaccel.vendors.discovery import ALLOW_VARIABLE, DENY_VARIABLE, Source, installed, problem_of
+from anyaccel.vendors.discovery import Source, installed, problem_of
 from anyaccel.vendors.guarded import ANSWER_LIMIT, NO_ANSWER, GuardedProcess, Outcome, call_all, close_processes
 
 SIMULATION_LIMIT = 256 << 20
@@ -326,21 +325,16 @@ def vendor_process(name: str) -> VendorProcess:
     Raises:
         PluginError: When it is not installed.
     """
-    asked = _asked.get((name, tuple(sys.path)))
-    return asked or _find(name, os.environ.get(ALLOW_VARIABLE), os.environ.get(DENY_VARIABLE), tuple(sys.path))
-
-
-@functools.lru_cache(maxsize=64)
-def _find(name: str, *_: object) -> VendorProcess:
-    sources, problems = installed()
-    for source in sources:
-        if source.vendor == name:
-            return process_of(source)
-    for problem in problems:
-        if problem.vendor == name:
-            raise PluginError(problem)
-    missing = problem_of(Source(vendor=name, target=""), ProblemKind.LOAD, "no plug-in of that name is installed.")
-    raise PluginError(missing)
+    key = name, tuple(sys.path)
+    if key not in _asked:
+        sources, problems = installed()
+        source = next((each for each in sources if each.vendor == name), None)
+        if source is None:
+            nothing = Source(vendor=name, target="")
+            missing = problem_of(nothing, ProblemKind.LOAD, "no plug-in of that name is installed.")
+            raise PluginError(next((each for each in problems if each.vendor == name), missing))
+        _asked[key] = process_of(source)
+    return _asked[key]
 
 
 def ask(
@@ -429,7 +423,6 @@ def close(*, interpreter: bool = True) -> None:
     Args:
         interpreter: Whether what forks them ends as well, which knows no plug-in and takes longest to start.
     """
-    _find.cache_clear()
     with _lock:
         ended = list(_vendors.values())
         _vendors.clear()
