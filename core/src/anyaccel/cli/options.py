@@ -10,6 +10,7 @@ from anyaccel.cli import output
 from anyaccel.cli.quantities import duration, early_signal
 from anyaccel.model import Inventory
 from anyaccel.text import elapsed
+from anyaccel.vendors import import_meanwhile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -168,12 +169,12 @@ def acquire(
         grouped: Whether the command will be started in a cgroup of its own where one was made.
         told: Whether its time limit is told, and has the grace and the early signal of the arguments.
     """
+    request = anyaccel.parse_request(args.request)
+    inventory = survey(args)
     from anyaccel.launcher.hold import take
     from anyaccel.launcher.monitor import monitor
     from anyaccel.linux.mark import of_process
 
-    request = anyaccel.parse_request(args.request)
-    inventory = survey(args)
     line = output.StatusLine()
 
     def show(sentence: str) -> None:
@@ -242,6 +243,7 @@ def start_options(args: argparse.Namespace) -> AcquireOptions:
 
 def survey(args: argparse.Namespace) -> Inventory:
     """Detect what the command line names, with a word about what people should know of it."""
+    import_meanwhile("anyaccel.launcher.hold")
     inventory = anyaccel.detect(**machine_options(args))
     for report in inventory.vendors:
         if args.verbose:

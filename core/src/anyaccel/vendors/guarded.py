@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from anyaccel.forkserver.client import ForkServer, Gone, close_all, tidy_at_exit
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Value
+from anyaccel.vendors import import_wanted
 from anyaccel.vendors.protocol import ANSWER, BEGUN, CALL, CHUNK, HEADER, PRINTED_LIMIT
 from anyaccel.vendors.server import IDLE_SECONDS, find_server
 
@@ -355,6 +356,7 @@ class _Exchange:
     def run(self, enough: Callable[[Mapping[Any, Outcome]], float | None] | None) -> None:
         """Make the calls, and wait until all have been answered or given up."""
         self._begin(self._calls)
+        import_wanted()
         while self._waiting:
             if enough and (patience := enough(self.outcomes)) is not None:
                 self._patience = min(self._patience, time.monotonic() + patience)
