@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from _thread import allocate_lock
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from anyaccel.errors import PluginError
 from anyaccel.linux.fork import renew_in_child
@@ -141,7 +141,20 @@ class VendorProcess(GuardedProcess):
             told: What else it is told, as JSON data.
         """
         seconds = seconds or contract.HOOKS[name].seconds or DEADLINE_SECONDS
-        return self.checked(name, self.call(name, told, seconds, devices=devices, everything=everything), devices)
+        outcome = call_all({self: (name, told, devices, everything)}, seconds)[self]
+        return self.answer(name, outcome, devices)
+
+    def answer(self, name: str, outcome: Outcome, devices: Sequence[Device] = ()) -> Any:
+        """Return the answer of a hook in what came of a call.
+
+        Args:
+            name: Name of the hook, without ``anyaccel_``.
+            outcome: What came of the call.
+            devices: The devices that it was asked about.
+        """
+        if (problem := problem_in(self.source, outcome, f"anyaccel_{name}")) is not None:
+            raise PluginError(problem)
+        return self.checked(name, outcome.value.get("value"), devices)
 
     def checked(self, name: str, data: Any, devices: Sequence[Device] = ()) -> Any:
         """Build the answer of a hook from data, and compare it with the contract.
@@ -154,49 +167,23 @@ class VendorProcess(GuardedProcess):
         hook = contract.HOOKS[name]
         value = build(hook.answer, data)
         told = {"devices": devices, "device": next(iter(devices), None)}
-        self._check(hook.faults(value, told, self), f"anyaccel_{name}")
+        if found := list(hook.faults(value, told, self)):
+            raise PluginError(_breach(self.source, "; ".join(found), f"anyaccel_{name}"))
         return value
-
-    def call(
-        self,
-        task: str,
-        payload: Mapping[str, Any],
-        seconds: float,
-        *,
-        devices: Sequence[Device] = (),
-        everything: Sequence[Device] = (),
-    ) -> Any:
-        """Call a function of :mod:`anyaccel.vendors.tasks` in the process; returns its answer as JSON data.
-
-        Args:
-            task: Name of the function.
-            payload: What it needs.
-            seconds: Time that it may take.
-            devices: The devices that it is about.
-            everything: All devices of the vendor, where it needs them.
-        """
-        full = {**payload, "devices": [each.raw_id for each in devices]}
-        full["everything"] = [each.raw_id for each in everything]
-        outcome = call_all({self: (task, full, (*devices, *everything))}, seconds)[self]
-        problem = problem_in(self.source, outcome, f"anyaccel_{task}")
-        if problem is not None:
-            raise PluginError(problem)
-        if "value" not in outcome.value:
-            self._refuse(NO_ANSWER, f"anyaccel_{task}")
-        return outcome.value["value"]
 
     def prepare(self, call: Any) -> tuple[str, Any] | Outcome:
         """Get ready for a call, unless the process has died too often: add to its payload what that does not know yet.
 
         Args:
-            call: Name of the function of :mod:`anyaccel.vendors.tasks`, its payload, and devices that the payload names
-                by id.
+            call: Name of the function of :mod:`anyaccel.vendors.tasks`, its payload, the devices that it is about, and
+                others that it needs to know of.
         """
-        task, payload, devices = call
+        task, payload, devices, everything = call
         deaths = self.deaths.get(task, [])
         if len(deaths) >= MOST_DEATHS:
             return deaths[-1]
-        full = dict(payload)
+        full = {**payload, "devices": [each.raw_id for each in devices]}
+        full["everything"] = [each.raw_id for each in everything]
         made = super().prepare((f"{TASKS}:{task}", full))
         if isinstance(made, Outcome):
             return made
@@ -204,7 +191,7 @@ class VendorProcess(GuardedProcess):
             self._known.clear()
             self._detected = None
             full["load"] = {"source": encode(self.source), "path": self._path}
-        new = {each.raw_id: each for each in devices if self._known.get(each.raw_id) is not each}
+        new = {each.raw_id: each for each in (*devices, *everything) if self._known.get(each.raw_id) is not each}
         unknown = {name: device for name, device in new.items() if self._known.get(name) != device}
         if unknown:
             full["introduce"] = [encode(unqualified(device)) for device in unknown.values()]
@@ -235,18 +222,17 @@ class VendorProcess(GuardedProcess):
 
     def _hello(self) -> dict[str, Any]:
         if not self._said:
-            self.call("hello", {"machine": None}, DEADLINE_SECONDS)
+            outcome = call_all({self: ("hello", {"machine": None}, (), ())}, DEADLINE_SECONDS)[self]
+            if problem := problem_in(self.source, outcome, "anyaccel_hello"):
+                raise PluginError(problem)
         if not self._said:
-            self._refuse(NO_ANSWER, "anyaccel_info")
+            raise PluginError(_breach(self.source, NO_ANSWER, "anyaccel_info"))
         return self._said
 
-    def _check(self, faults: Iterator[str], hook: str) -> None:
-        found = list(faults)
-        if found:
-            self._refuse("; ".join(found), hook)
 
-    def _refuse(self, reason: str, hook: str) -> None:
-        raise PluginError(problem_of(self.source, ProblemKind.CONTRACT, f"{reason}.", hook))
+def _breach(source: Source, reason: str, hook: str) -> Problem:
+    """Describe an answer that the contract does not allow."""
+    return problem_of(source, ProblemKind.CONTRACT, f"{reason}.", hook)
 
 
 def problem_in(source: Source, outcome: Outcome, hook: str) -> Problem | None:
@@ -254,12 +240,12 @@ def problem_in(source: Source, outcome: Outcome, hook: str) -> Problem | None:
     if outcome.fault:
         return problem_of(source, ProblemKind(outcome.fault), f"{outcome.reason}.", hook, outcome.details)
     if not isinstance(outcome.value, dict):
-        return problem_of(source, ProblemKind.CONTRACT, f"{NO_ANSWER}.", hook)
+        return _breach(source, NO_ANSWER, hook)
     if "problem" in outcome.value:
         try:
             return decode(Problem, outcome.value["problem"])
         except ValueError as error:
-            return problem_of(source, ProblemKind.CONTRACT, f"{error}.", hook)
+            return _breach(source, str(error), hook)
     return None
 
 
@@ -274,11 +260,8 @@ def answer_in(
         outcome: What came of the call.
         devices: The devices that it was asked about.
     """
-    problem = problem_in(source, outcome, f"anyaccel_{name}")
-    if problem is not None:
-        return None, problem
     try:
-        return process_of(source).checked(name, outcome.value.get("value"), devices), None
+        return process_of(source).answer(name, outcome, devices), None
     except PluginError as error:
         return None, error.problem
 
@@ -375,11 +358,10 @@ def ask(
     wanted = None if vendors is None else set(vendors)
     chosen = [process_of(source) for source in sources if wanted is None or source.vendor in wanted]
     shared = {"machine": encode(machine), "environ": environ, "adopt": True, "seconds": timeout}
-    calls: dict[VendorProcess, tuple[str, Mapping[str, Any], Sequence[Device]]] = {}
+    calls = {}
     for each in chosen:
-        about = (devices or {}).get(each.source.vendor, ())
         told = {**shared, **(more or {}).get(each.source.vendor, {})}
-        calls[each] = task, {**told, "devices": [device.raw_id for device in about]}, about
+        calls[each] = task, told, (devices or {}).get(each.source.vendor, ()), ()
     limit = SIMULATION_LIMIT if machine.simulated else ANSWER_LIMIT
     if task == "detect":
         _asked.update({(each.source.vendor, tuple(sys.path)): each for each in chosen})
