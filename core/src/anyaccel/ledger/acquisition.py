@@ -142,9 +142,7 @@ class Acquisition:
         self._busy_since: float | None = None
         self._busy_turn: tuple[int | None, int] = (None, 0)
         self._over: set[str] = set()
-        self._doubtful: dict[str, LeaseName] = {}
-        self._kept: set[str] = set()
-        self._carrier: dict[str, int] = {}
+        self._carriers: dict[str, int] = {}
         self._vanished = 0
         self._contradicted: dict[str, str] = {}
         self._conflicts = 0
@@ -209,8 +207,6 @@ class Acquisition:
                 self._forget_leaving()
                 self._follow_rules()
             self._contradicted.clear()
-            self._doubtful.clear()
-            self._kept.clear()
             self._over.clear()  # a name comes back where leases were brought over from a directory that was deleted
             lease = self._try_repeatedly(directory)
             if lease is None and self._late:
@@ -219,7 +215,6 @@ class Acquisition:
                 if not gone or self._vanished > _VANISHED:
                     raise self._sorry(directory)
             elif lease is None and self._enter_line(directory):
-                self._look_soon = True
                 lease = self._try_repeatedly(directory)
         except OSError as error:
             if error is self._callers:
@@ -345,7 +340,6 @@ class Acquisition:
             return None, False
         if self.over_limits(directory, listing, self._over):
             self._count_out(directory, listing.leases)
-            self._look_at_carriers(directory)
             if self.over_limits(directory, listing, self._over):
                 self._limited = True
                 return None, False
@@ -357,33 +351,23 @@ class Acquisition:
     def _select(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
         """Let the caller choose by names, and if nothing fits, by locks.
 
-        A command that carried its lease to its end has left the name behind, so names of processes that are gone are
-        looked at in any case: the choice should not avoid a device that is free.
+        A command that carried its lease to its end has left the name behind. The choice should not avoid a device that
+        is free, so what processes took that are gone counts as over until the choice needs it: to find out may take a
+        look at all processes, which is milliseconds.
         """
         named = listing.summary
         missing = frozenset(filterfalse(process.exists, named.pids))
-        if missing:
-            self._count_out(directory, [lease for lease in named.leases if lease.pid in missing])
-        choice = self._choose_certainly(directory, listing)
+        left = {lease.name: lease.device for lease in named.leases if lease.pid in missing}
+        choice = self._ask(listing, {*self._over, *left})
+        if left and (choice is None or not choice.keys().isdisjoint(left.values())):
+            self._count_out(directory, [lease for lease in named.leases if lease.name in left])
+            choice = self._ask(listing, self._over)
         if choice is not None:
             return choice
         before = len(self._over)
-        self._count_out(directory, listing.leases)
+        self._count_out(directory, [lease for lease in named.leases if lease.name not in left])
         listings.sweep(directory, listings.debris(directory, listing.hidden))
-        return self._choose_certainly(directory, listing) if self._doubtful or len(self._over) > before else None
-
-    def _choose_certainly(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
-        """Let the caller choose as if all leases that may be kept by their mark were over; then look whether they are.
-
-        A look at all processes takes milliseconds, so it is made only for a device that the choice needs.
-        """
-        while True:
-            choice = self._ask(self._taken(listing, self._over | self._doubtful.keys()))
-            if choice is None or not self._doubtful:
-                return choice
-            needed = {lease.device for lease in self._doubtful.values()}
-            if needed.isdisjoint(choice) or not self._look_at_carriers(directory):
-                return choice
+        return self._ask(listing, self._over) if len(self._over) > before else None
 
     def _taken(self, listing: Listing, over: Collection[str]) -> dict[str, Extent]:
         """What is taken, by the device's name: what names say that are not over, and devices that were refused now."""
@@ -391,42 +375,23 @@ class Acquisition:
         taken = listings.taken(named.leases, over) if over else named.taken
         return {**taken, **dict.fromkeys(self._contradicted, Extent())}
 
-    def _look_at_carriers(self, directory: int) -> bool:
-        """Look which of the doubtful leases are kept, and follow the processes that keep them.
-
-        Returns:
-            Whether any is, so that the choice must be made again.
-        """
-        states = listings.by_marks(directory, self._doubtful.values())
-        for name, state in states.items():
-            lease = self._doubtful.pop(name)
+    def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
+        """Find out which leases are over, and follow the processes of those that are about to be."""
+        asked = {}
+        for lease in leases:
+            carrier = self._carriers.get(lease.name)
+            if carrier and marks.carries(carrier, lease.mark):  # as at the last look, which takes milliseconds
+                self._follow(lease, carrier)
+            elif lease.name not in self._over:
+                asked[lease.name] = lease
+        for name, state in listings.states(directory, asked.values()).items():
             if state.life is Life.OVER:
                 self._over.add(name)
-                continue
-            self._kept.add(name)
-            if state.carriers:
-                self._carrier[name] = state.carriers[0]
-                self._follow(lease, state.carriers[0])
-        return any(state.life is not Life.OVER for state in states.values())
-
-    def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
-        """Find out which leases are over, or may be, and follow the processes of those that are about to be."""
-        for lease in leases:
-            name = lease.name
-            if name in self._over or name in self._kept or name in self._doubtful:
-                continue
-            carrier = self._carrier.get(name)
-            if carrier and marks.carries(carrier, lease.mark):  # as at the last look
-                self._kept.add(name)
-                self._follow(lease, carrier)
-                continue
-            life = listings.without_marks(directory, lease)
-            if life is Life.OVER:
-                self._over.add(name)
-            elif life is Life.KEPT:
-                self._doubtful[name] = lease
-            elif life is Life.LEAVING:
-                self._follow(lease, lease.pid)
+            elif state.life is Life.LEAVING:
+                self._follow(asked[name], asked[name].pid)
+            elif state.carriers:
+                self._carriers[name] = state.carriers[0]
+                self._follow(asked[name], state.carriers[0])
 
     def _follow(self, lease: LeaseName, pid: int) -> None:
         """Look again when a process has left the kernel that keeps a lease of a device that would do."""
@@ -436,9 +401,10 @@ class Acquisition:
             except OSError:
                 self._look_soon = True
 
-    def _ask(self, taken: dict[str, Extent]) -> dict[str, Extent] | None:
+    def _ask(self, listing: Listing, over: Collection[str]) -> dict[str, Extent] | None:
+        """Let the caller choose, as if some names were over."""
         try:
-            chosen = self._choose(taken)
+            chosen = self._choose(self._taken(listing, over))
         except OSError as error:
             self._callers = error
             raise
@@ -778,6 +744,7 @@ class Acquisition:
             if self._watch.path == path:
                 return False
             self._watch.follow(path)
+            self._look_soon = False  # what was watched before is over
         except FileNotFoundError:  # it has just gone away
             return True
         except (OSError, ImportError):  # there is no watch to be had: then we poll

@@ -16,7 +16,6 @@ import errno
 import fcntl
 import os
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -45,22 +44,16 @@ _BRING_OVER_SECONDS = 1.0
 _SPINS = 32
 _FIRST_PAUSE = 0.0001
 _LONGEST_PAUSE = 0.005
-_COURTESY_SECONDS = 0.1
 
 _open: set[int] = set()
 _opening: set[object] = set()
 _known: dict[tuple[int, int], bool] = {}
 """Directories that this process has opened, by device number and inode, and whether their file system is local."""
-_turn = threading.Lock()
-_locked: dict[int, threading.Lock] = {}
 
 
 @tidy_in_child
 def _close_in_child() -> None:
     """Give up directories that other threads of the parent had open: a copy would keep their lock if they died."""
-    global _turn  # noqa: PLW0603 -- one of them may have had it
-    _turn = threading.Lock()
-    _locked.clear()
     descriptors = set(_open)
     if _opening:  # forked between the opening of a directory and the moment at which it was noted
         descriptors.update(list_descriptors())
@@ -206,30 +199,13 @@ class StateDirectory:
 
     def close(self, descriptor: int) -> None:
         """Close what :meth:`open` returned; it should be unlocked, in case that a child was forked meanwhile."""
-        if descriptor in _locked:
-            self._pass_on(descriptor)
         _open.discard(descriptor)
         with contextlib.suppress(OSError):  # the kernel closes it even where it reports an error
             os.close(descriptor)
 
     def lock(self, descriptor: int, seconds: float) -> bool:
-        """Lock the directory, once nobody else has it locked; False when that takes longer than some seconds."""
+        """Lock the directory, once no other process or thread has it locked; False when that takes longer."""
         deadline = time.monotonic() + seconds
-        global _turn  # noqa: PLW0603 -- a courtesy among threads, who wait here at no cost; flock excludes them, too
-        turn = _turn
-        locked = False
-        try:
-            if turn.acquire(timeout=min(seconds, _COURTESY_SECONDS)):
-                _locked[descriptor] = turn
-            else:
-                _turn = threading.Lock()  # whoever has it was interrupted before it could let go, or is slow
-            locked = self._lock_file(descriptor, deadline)
-        finally:
-            if not locked:
-                self._pass_on(descriptor)
-        return locked
-
-    def _lock_file(self, descriptor: int, deadline: float) -> bool:
         spins, pause = 0, _FIRST_PAUSE
         while True:
             try:
@@ -252,12 +228,6 @@ class StateDirectory:
         """Unlock the directory if it is locked: explicitly, since a child that was forked meanwhile has a copy."""
         with contextlib.suppress(OSError):  # it is going to be closed
             fcntl.flock(descriptor, fcntl.LOCK_UN)
-        self._pass_on(descriptor)
-
-    def _pass_on(self, descriptor: int) -> None:
-        turn = _locked.pop(descriptor, None)
-        if turn:
-            turn.release()
 
     def replaced(self, descriptor: int) -> bool:
         """Whether the directory was deleted or emptied since it was opened, or is in force no more.
@@ -375,7 +345,7 @@ class StateDirectory:
                     if error.errno in process.SCARCE:
                         raise
             for _, source in former:
-                self._lock_file(source, time.monotonic() + _BRING_OVER_SECONDS)
+                self.lock(source, _BRING_OVER_SECONDS)
             recovery.recover(descriptor, (), former)
             for path, source in former if clear else ():
                 recovery.clear(source)
