@@ -269,9 +269,9 @@ def test_on_an_event_loop(claim, ledger, files, in_line):
     holder.do("take('a')")
 
     async def main():
-        first = asyncio.create_task(ledger.acquire_async(ANY, one))
+        first = asyncio.create_task(ledger.begin(ANY, one).get_async())
         await asyncio.to_thread(in_line, 1)
-        second = asyncio.create_task(ledger.acquire_async(ANY, one))
+        second = asyncio.create_task(ledger.begin(ANY, one).get_async())
         await asyncio.to_thread(in_line, 2)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -281,7 +281,7 @@ def test_on_an_event_loop(claim, ledger, files, in_line):
         holder.do("give()")
         lease = await second
         with pytest.raises(DevicesBusyError):
-            await ledger.acquire_async(ANY, one, wait=0.05)
+            await ledger.begin(ANY, one, wait=0.05).get_async()
         lease.release()
 
     asyncio.run(main())

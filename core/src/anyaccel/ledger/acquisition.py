@@ -75,9 +75,8 @@ _LOCK_SECONDS = 0.2
 _LOCK_SECONDS_AT_LAST = 1.0
 _SWEPT = 4
 _LAST = 1 << 62
-_REAL_LOOKS_EVERY = 1.0
 _WITHOUT_WATCH = 0.02
-_WITHOUT_WATCH_PER_PLACE = 0.004
+_WITHOUT_WATCH_PER_PLACE = 0.012
 _WATCHING = 64  # of the requests for the same devices; a user has 128 watches in all by default
 _SECOND_LOOK = 0.001
 
@@ -128,7 +127,7 @@ class Acquisition:
             self._check_limits()
         self.on_wait = on_wait
         self.limits: tuple[OverLimit, ...] = ()
-        self._began = self._looked = time.monotonic()
+        self._began = time.monotonic()
         self._deadline = None if wait is None else self._began + wait
         self._ticket: Ticket | None = None
         self.place = 0
@@ -138,7 +137,7 @@ class Acquisition:
         self._passes = False
         self._watch: Watch | None = None
         self._leaving: list[int] = []
-        self._news = self._look_soon = self._refused = False
+        self._look_soon = self._refused = False
         self._busy_since: float | None = None
         self._busy_turn: tuple[int | None, int] = (None, 0)
         self._over: set[str] = set()
@@ -173,7 +172,10 @@ class Acquisition:
         return lease
 
     async def get_async(self) -> Lease:
-        """The same on the running event loop."""
+        """The same on the running event loop, without a thread.
+
+        Cancel the task to cancel the wait; it is never cancelled once it has its devices.
+        """
         try:
             try:
                 while (lease := self.attempt()) is None:
@@ -202,8 +204,6 @@ class Acquisition:
         directory = self._state.open(make=True)
         try:
             if again:
-                if not self._late and self._still_behind(directory):
-                    return None
                 self._forget_leaving()
                 self._follow_rules()
             self._contradicted.clear()
@@ -438,7 +438,7 @@ class Acquisition:
             if want.device_locks:
                 self._device_locks.open(choice, want.device_locks)
                 locks = tuple(each.path for device in choice for each in want.device_locks.get(device, ()))
-            body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
+            body = record.write_body(want.request, self._note, confined=want.confined, locks=locks)
             mark = want.mark(marked) if want.mark else ()  # before the lock: it may look at all processes
             for device in choice:
                 file = self._files[device] = LockedFile(self._state.path)
@@ -602,7 +602,6 @@ class Acquisition:
         """
         if self._ticket and self._ticket.name not in listing.tickets:  # the directory was emptied
             self._drop_ticket()
-        self._looked = time.monotonic()
         rivals = self._rivals(directory, listing)
         now, passed, ended = process.monotonic_ns(), set[str](), list[str]()
         for position, name in enumerate(rivals):
@@ -668,24 +667,6 @@ class Acquisition:
     def _watches_all(self) -> bool:
         """Whether leases matter wherever the request stands: it may pass, or the order depends on them."""
         return not self._policy.plain or self._want.seconds is not None
-
-    def _still_behind(self, directory: int) -> bool:
-        """Whether the one ahead is still there: a cheap look, in place of most of the real ones."""
-        if self._ticket is None or self.before is None:
-            return False
-        if self._news:
-            self._news = False
-            return False
-        if time.monotonic() - self._looked > max(_REAL_LOOKS_EVERY, tickets.interval(self.place)):
-            return False
-        if look(directory, self.before)[0] is Life.OVER:
-            return False
-        self._ticket.stamp()
-        if self._watch is not None:
-            return True
-        own = self._ticket.name
-        self.place = min(self.place, sum("t1." <= name < own for name in os.listdir(directory)))
-        return not self._aim(directory)
 
     def _enter_line(self, directory: int) -> bool:
         """Get a place in line and watch what is waited for, once the wait is worth it.
@@ -772,13 +753,12 @@ class Acquisition:
         worth = False
         for name, removed in self._watch.events():
             if name and name.startswith("t1.") and removed and self._watches_all:
-                worth = self._news = True
+                worth = True
                 continue
             lease = parse_lease(name) if name else None
             if name and (lease is None or lease.device not in self._want.candidates):
                 continue
             worth = True
-            self._news = self._watches_all
             if not removed:
                 self._look_soon = True
         return worth

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from anyaccel.errors import LedgerBusyError, LedgerError, StateDirectoryError
-from anyaccel.ledger.filesystem import note_test, test_lock, tested
+from anyaccel.ledger.filesystem import note_test, refuse_network, test_lock, tested
 from anyaccel.ledger.places import (
     MODE_SHARED,
     OPENING,
@@ -30,7 +30,6 @@ from anyaccel.ledger.places import (
     check,
     make,
     places,
-    refuse_network,
     refused,
 )
 from anyaccel.linux import process

@@ -120,25 +120,6 @@ class Ledger:
         """
         return self.begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait).get(cancel)
 
-    async def acquire_async(
-        self,
-        want: Want,
-        choose: Choose,
-        *,
-        wait: float | None = None,
-        priority: int = 0,
-        note: str = "",
-        on_wait: OnWait | None = None,
-        place: Place | None = None,
-    ) -> Lease:
-        """Get devices like :meth:`acquire`, on the running event loop and without a thread.
-
-        Cancel the task to cancel the wait; it is never cancelled once it has its devices. With the ``place`` of a wait
-        that was cancelled, this one stands where that one stood.
-        """
-        attempt = self.begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait, place=place)
-        return await attempt.get_async()
-
     def begin(
         self,
         want: Want,
@@ -150,7 +131,10 @@ class Ledger:
         on_wait: OnWait | None = None,
         place: Place | None = None,
     ) -> Acquisition:
-        """What :meth:`acquire` does, for those who must give back what they got when an interrupt comes after that."""
+        """Begin what :meth:`acquire` does, for a caller that drives it, or may have to undo it after an interrupt.
+
+        With the ``place`` of a request that was given up, this one stands where that one stood.
+        """
         if wait is not None and not 0 <= wait <= math.inf:
             raise ValueError(f"wait must be seconds, 0 or more, or None (got {wait!r})")
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:

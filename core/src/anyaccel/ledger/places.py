@@ -108,22 +108,6 @@ def check(descriptor: int, found: os.stat_result, path: str) -> None:
         )
 
 
-def refuse_network(descriptor: int, path: str) -> None:
-    """Make sure that a directory is on a file system of this machine.
-
-    Raises:
-        StateDirectoryError: When it is on a network's.
-    """
-    from anyaccel.ledger.filesystem import network_type
-
-    if network := network_type(descriptor):
-        raise StateDirectoryError(
-            f"the state directory {path} is on a network file system ({network}), where locks of other "
-            f"machines' processes look like ours or are not seen",
-            hint=f"set {VARIABLE} to a directory on this machine, best on tmpfs",
-        )
-
-
 def make(path: str, mode: int, fill: Callable[[int], None]) -> None:
     """Make a directory, whatever the umask.
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-import zlib
 from collections.abc import Collection, Iterable
 from functools import lru_cache
 
@@ -19,8 +17,8 @@ from anyaccel.errors import ConfigurationError
 from anyaccel.ledger.lease import Want
 from anyaccel.ledger.listing import Listing, states
 from anyaccel.ledger.lockfile import Life, read_body
-from anyaccel.ledger.names import TicketName, hashes, is_inner, parse_ticket
-from anyaccel.ledger.record import read_object
+from anyaccel.ledger.names import TicketName, hash_device, hashes, is_inner, parse_ticket
+from anyaccel.ledger.record import read_number, read_object
 from anyaccel.linux import process
 from anyaccel.linux.users import outside
 from anyaccel.policy import PLAIN, Holding, Need, Policy, Waiting
@@ -117,7 +115,7 @@ def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
     wants = ticket.wanted
     if wants is None and isinstance(listed, list):
         wants = frozenset(each for each in listed if type(each) is int)
-    since, seconds = _number(words.get("since")), _number(words.get("seconds"))
+    since, seconds = read_number(words.get("since")), read_number(words.get("seconds"))
     now = process.boot_seconds()
     return Waiting(
         key=ticket.name,
@@ -141,10 +139,6 @@ def _needs(value: object, wants: frozenset[int]) -> Iterable[Need]:
             continue
         own = frozenset(one for one in among if type(one) is int) if isinstance(among, list) else wants
         yield Need(count=count, units=units, among=own)
-
-
-def _number(value: object) -> float | None:
-    return float(value) if type(value) in (int, float) and 0 <= value < 1 << 40 else None  # type: ignore[operator, arg-type] # pyright: ignore[reportOperatorIssue, reportArgumentType]
 
 
 def holdings(directory: int, listing: Listing, over: Collection[str] = ()) -> list[Holding]:
@@ -172,7 +166,7 @@ def holdings(directory: int, listing: Listing, over: Collection[str] = ()) -> li
         until, passed = lease.period
         found.append(
             Holding(
-                device=_hash(lease.device),
+                device=hash_device(lease.device),
                 units=lease.extent.units,
                 user=user,
                 until=None if until is None else until / 1000,
@@ -188,18 +182,8 @@ def ended(directory: int, listing: Listing) -> frozenset[str]:
     return frozenset(name for name, state in states(directory, listing.leases).items() if state.life is Life.OVER)
 
 
-@lru_cache(maxsize=4096)
-def _hash(device: str) -> int:
-    return zlib.crc32(device.encode())
-
-
 def _texts(devices: Iterable[object]) -> frozenset[str]:
     return frozenset(map(str, devices))
-
-
-def since_1970(boot: float) -> float:
-    """A time of the clock since the boot, in seconds since 1970 by the clock as it goes now."""
-    return time.time() - process.boot_seconds() + boot
 
 
 def lenient_rules() -> Policy:
