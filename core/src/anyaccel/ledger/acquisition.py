@@ -290,14 +290,9 @@ class Acquisition:
         now = self.place, self._limited
         if self.on_wait and self._ticket and self._told != now:
             self._told = now
-            directory = self._state.open(make=True)
-            try:
+            with self._state.opened(make=True) as directory:
                 self.limits = self.over_limits(directory, listings.read(directory), self._over)
                 holders = () if self._limited else self._holders(directory)
-            except OSError as error:
-                raise self._state.fault(error) from error
-            finally:
-                self._state.close(directory)
             self.on_wait(self.place + 1, holders)
 
     def _cancelled(self) -> LeaseCancelledError:
@@ -498,7 +493,7 @@ class Acquisition:
         # Many who take turns are no reason to give up, be they processes or the threads of one. Where the kernel's list
         # of locks is long, it may leave one out that changes hands while it is read.
         taken = owner is None or process.state(owner) in _RUNNING
-        turn = (owner, self._state.changed(directory) if taken else 0)
+        turn = (owner, os.fstat(directory).st_mtime_ns if taken else 0)  # by its names, how often it changed hands
         if self._busy_since is None or turn != self._busy_turn:
             self._busy_since, self._busy_turn = now, turn
         if self._late or now - self._busy_since >= BUSY_SECONDS:

@@ -17,7 +17,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from anyaccel.errors import LedgerBusyError, LedgerError, StateDirectoryError
@@ -26,7 +26,7 @@ from anyaccel.ledger.places import (
     MODE_SHARED,
     OPENING,
     VARIABLE,
-    Place,
+    Location,
     check,
     make,
     places,
@@ -84,7 +84,7 @@ class StateDirectory:
         StateDirectoryError: When it must not be used; the message says why.
     """
 
-    def __init__(self, places: Sequence[Place], others: Callable[[], Iterable[str]] = tuple) -> None:
+    def __init__(self, places: Sequence[Location], others: Callable[[], Iterable[str]] = tuple) -> None:
         self.path = places[0].path
         self.shared = places[0].mode == MODE_SHARED
         self._places = tuple(places)
@@ -138,7 +138,25 @@ class StateDirectory:
             raise
         return descriptor
 
-    def _open_first(self) -> tuple[Place, int] | None:
+    @contextlib.contextmanager
+    def opened(self, *, make: bool = False) -> Iterator[int]:
+        """Open it for the time of a context, in which what the kernel refuses is an error of the ledger.
+
+        Args:
+            make: As of :meth:`open`, which says what is raised, too.
+
+        Raises:
+            LedgerError: When the kernel refuses something in the context.
+        """
+        directory = self.open(make=make)
+        try:
+            yield directory
+        except OSError as error:
+            raise self.fault(error) from error
+        finally:
+            self.close(directory)
+
+    def _open_first(self) -> tuple[Location, int] | None:
         """Open the first place where there is a directory that may be ours."""
         for place in self._places:
             try:
@@ -154,7 +172,7 @@ class StateDirectory:
             os.close(descriptor)
         return None
 
-    def _make(self) -> tuple[Place, int, bool]:
+    def _make(self) -> tuple[Location, int, bool]:
         """Make the directory at the first place where we may, and open it; what a rival has made there is as good.
 
         Returns:
@@ -268,10 +286,6 @@ class StateDirectory:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 remove(place.path, name)
 
-    def changed(self, descriptor: int) -> int:
-        """When a name was made, changed or removed last, in nanoseconds of the clock of the file system."""
-        return os.fstat(descriptor).st_mtime_ns
-
     def owner(self, descriptor: int) -> int | None:
         """Process that has the directory locked; None when it cannot be seen."""
         return lock_owner(os.fstat(descriptor))
@@ -315,13 +329,8 @@ class StateDirectory:
             StateDirectoryError: When it cannot be made.
             LedgerError: When the kernel refuses something.
         """
-        descriptor = self.open(make=True)
-        try:
+        with self.opened(make=True) as descriptor:
             self._bring_over(descriptor, clear=True)
-        except OSError as error:
-            raise self.fault(error) from error
-        finally:
-            self.close(descriptor)
 
     def _bring_over(self, descriptor: int, *, clear: bool) -> None:
         """Bring over what users hold in directories of their own, which are locked meanwhile for a second at most.

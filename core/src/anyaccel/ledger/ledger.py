@@ -221,15 +221,10 @@ class Ledger:
     def _looked(self, look: Callable[[int, Listing], Iterable[_Found]]) -> tuple[_Found, ...]:
         """What is found in the state directory, given its descriptor and what is in it; nothing where there is none."""
         try:
-            directory = self._state.open()
+            with self._state.opened() as directory:
+                return tuple(look(directory, read(directory)))
         except NoStateDirectoryError:
             return ()
-        try:
-            return tuple(look(directory, read(directory)))
-        except OSError as error:
-            raise self._state.fault(error) from error
-        finally:
-            self._state.close(directory)
 
     def carriers(self, lease_id: str) -> tuple[int, ...] | None:
         """The processes that keep a lease whose holder has ended, as far as they can be seen; None when it is over.

@@ -125,13 +125,13 @@ def states(directory: int, leases: Iterable[LeaseName]) -> dict[str, LeaseState]
             left = left_behind(lease.pid, lease.start, lease.boot)
             if left and lease.mark and lease.boot == boot():
                 marked.append(lease)
-            elif life is Life.OVER and not left and _owner(directory, lease.name) is not None:
+            elif life is Life.OVER and not left and owner_of(directory, lease.name) is not None:
                 life = Life.LEAVING
         found[lease.name] = LeaseState(life)
     carried = marks.carriers({lease.mark for lease in marked}) if marked else {}
     for lease in marked:
         carriers = () if carried is None else carried.get(lease.mark, ())
-        owner = _owner(directory, lease.name)
+        owner = owner_of(directory, lease.name)
         hidden = not carriers and (carried is None or (owner != os.geteuid() and marks.hidden()))
         if owner is not None and (carriers or (hidden and found[lease.name].life is Life.OVER)):
             found[lease.name] = LeaseState(Life.KEPT, carriers)
@@ -163,7 +163,7 @@ def debris(directory: int, hidden: Iterable[str]) -> list[str]:
     return found
 
 
-def _owner(directory: int, name: str) -> int | None:
+def owner_of(directory: int, name: str) -> int | None:
     """User id of a file's owner; None when the file has gone: a holder that released it lives on without this lease."""
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid

@@ -184,38 +184,36 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
     See :meth:`anyaccel.ledger.Ledger.cancel`. A ticket is cancelled by making its file read-only, which the kernel lets
     only its owner and root do. No process is signalled.
     """
-    directory = state.open()
-    try:
-        names = filter(None, map(parse_ticket, read(directory).tickets))
-        found = [
-            ticket for ticket in names if ticket.id == ticket_id and look(directory, ticket.name)[0] is not Life.OVER
-        ]
-        ours = [ticket for ticket in found if _forbid_writing(directory, ticket.name)]
-        if not found:
-            raise LeaseNotFoundError(
-                f"nobody waits with ticket {ticket_id!r} in {state.path}", hint="'anyaccel queue' lists those who wait"
+    with state.opened() as directory:
+        try:
+            return _cancel(state, directory, ticket_id, seconds)
+        except FileNotFoundError as error:
+            raise LeaseNotFoundError(f"ticket {ticket_id!r} has just left the line") from error
+
+
+def _cancel(state: StateDirectory, directory: int, ticket_id: str, seconds: float) -> int:
+    names = filter(None, map(parse_ticket, read(directory).tickets))
+    found = [ticket for ticket in names if ticket.id == ticket_id and look(directory, ticket.name)[0] is not Life.OVER]
+    ours = [ticket for ticket in found if _forbid_writing(directory, ticket.name)]
+    if not found:
+        raise LeaseNotFoundError(
+            f"nobody waits with ticket {ticket_id!r} in {state.path}", hint="'anyaccel queue' lists those who wait"
+        )
+    if not ours:
+        user = owner(os.stat(found[0].name, dir_fd=directory, follow_symlinks=False))["user"]
+        raise LeasePermissionError(
+            f"ticket {ticket_id} belongs to {user}; only {user} and root can cancel it", hint=f"ask {user}"
+        )
+    deadline = time.monotonic() + seconds
+    while left := [ticket for ticket in ours if look(directory, ticket.name)[0] is not Life.OVER]:
+        if time.monotonic() > deadline:
+            raise LedgerError(
+                f"ticket {ticket_id} is cancelled, but process {left[0].pid} has not noticed within {seconds:g} s:"
+                " it is stopped, or of an older version",
+                hint=f"end it with 'kill {left[0].pid}' where that is right",
             )
-        if not ours:
-            user = owner(os.stat(found[0].name, dir_fd=directory, follow_symlinks=False))["user"]
-            raise LeasePermissionError(
-                f"ticket {ticket_id} belongs to {user}; only {user} and root can cancel it", hint=f"ask {user}"
-            )
-        deadline = time.monotonic() + seconds
-        while left := [ticket for ticket in ours if look(directory, ticket.name)[0] is not Life.OVER]:
-            if time.monotonic() > deadline:
-                raise LedgerError(
-                    f"ticket {ticket_id} is cancelled, but process {left[0].pid} has not noticed within {seconds:g} s:"
-                    " it is stopped, or of an older version",
-                    hint=f"end it with 'kill {left[0].pid}' where that is right",
-                )
-            time.sleep(_CANCEL_LOOK)
-        return ours[0].pid
-    except FileNotFoundError as error:
-        raise LeaseNotFoundError(f"ticket {ticket_id!r} has just left the line") from error
-    except OSError as error:
-        raise state.fault(error) from error
-    finally:
-        state.close(directory)
+        time.sleep(_CANCEL_LOOK)
+    return ours[0].pid
 
 
 def _forbid_writing(directory: int, name: str) -> bool:

@@ -15,7 +15,7 @@ from anyaccel import configuration
 from anyaccel.configuration import Configuration
 from anyaccel.errors import ConfigurationError
 from anyaccel.ledger.lease import Want
-from anyaccel.ledger.listing import Listing, states
+from anyaccel.ledger.listing import Listing, owner_of, states
 from anyaccel.ledger.lockfile import Life, read_body
 from anyaccel.ledger.names import TicketName, hash_device, hashes, is_inner, parse_ticket
 from anyaccel.ledger.record import read_number, read_object
@@ -79,12 +79,8 @@ def facts_of(directory: int, name: str, *, brief: bool = False) -> Waiting | Non
         return found
     found = _waiting.get((directory_id := os.fstat(directory).st_ino, name))
     if found is None:
-        ticket = parse_ticket(name)
-        try:
-            owner = os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid
-        except OSError:
-            return None
-        if ticket is None:
+        ticket, owner = parse_ticket(name), owner_of(directory, name)
+        if ticket is None or owner is None:
             return None
         found = _read_waiting(ticket, outside(owner), read_body(directory, name, BODY_LIMIT))
         if len(_waiting) > _REMEMBERED:
@@ -156,13 +152,12 @@ def holdings(directory: int, listing: Listing, over: Collection[str] = ()) -> li
             continue
         user = _owners.get((here, lease.name))
         if user is None:
-            try:
-                user = outside(os.stat(lease.name, dir_fd=directory, follow_symlinks=False).st_uid)
-            except OSError:
+            owner = owner_of(directory, lease.name)
+            if owner is None:
                 continue
             if len(_owners) > _REMEMBERED:
                 _owners.clear()
-            _owners[here, lease.name] = user
+            user = _owners[here, lease.name] = outside(owner)
         until, passed = lease.period
         found.append(
             Holding(
