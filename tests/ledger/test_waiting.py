@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import threading
 
 import pytest
-from anyaccel.errors import DevicesBusyError, LeaseCancelledError
+from anyaccel.errors import DevicesBusyError
 from anyaccel.ledger import Want
 from anyaccel.linux import inotify
 from anyaccel.model import Extent
@@ -149,28 +148,6 @@ def test_what_the_one_who_is_told_raises_ends_the_wait(claim, ledger, files):
     with pytest.raises(ZeroDivisionError):
         ledger.acquire(ANY, one, on_wait=lambda place, holders: 1 // 0)
     assert len(files()) == 1
-
-
-def test_cancelled(claim, ledger, files, in_line):
-    claim().do("take('a')")
-    ours, theirs = socket.socketpair()
-    errors = []
-
-    def wait():
-        try:
-            ledger.acquire(ANY, one, cancel=ours)
-        except LeaseCancelledError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    in_line(1)
-    theirs.send(b"x")
-    thread.join(30)
-    assert [str(error) for error in errors] == ["the wait for APU was cancelled"]
-    assert len(files()) == 1
-    ours.close()
-    theirs.close()
 
 
 def test_ctrl_c(claim, files, in_line):

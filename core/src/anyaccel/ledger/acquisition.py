@@ -41,7 +41,7 @@ from anyaccel.ledger.names import (
     parse_ticket,
 )
 from anyaccel.ledger.record import LeaseRecord
-from anyaccel.ledger.tickets import Ticket
+from anyaccel.ledger.tickets import TicketFile
 from anyaccel.ledger.turns import facts_of, holdings, own_user, rules
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
@@ -50,10 +50,6 @@ from anyaccel.model import replace
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
 from anyaccel.model.extent import ANY_SLOTS, Extent
 from anyaccel.policy import Limits, OverLimit, Policy, Waiting
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
 """Chooses how much of which device to hold, by the device's name, given what is taken; None when what is left does not
@@ -129,7 +125,7 @@ class Acquisition:
         self.limits: tuple[OverLimit, ...] = ()
         self._began = time.monotonic()
         self._deadline = None if wait is None else self._began + wait
-        self._ticket: Ticket | None = None
+        self._ticket: TicketFile | None = None
         self.place = 0
         self.before: str | None = None
         self._passed: Collection[str] = ()
@@ -154,16 +150,12 @@ class Acquisition:
         self._device_locks = DeviceLocks()
         self._lease: Lease | None = None
 
-    def get(self, cancel: Any = None) -> Lease:
-        """Get the devices, or get in line and wait; see :meth:`anyaccel.ledger.Ledger.acquire`.
-
-        Args:
-            cancel: Something with a descriptor that becomes readable when somebody cancels the wait.
-        """
+    def get(self) -> Lease:
+        """Get the devices, or get in line and wait; see :meth:`anyaccel.ledger.Ledger.acquire`."""
         try:
             try:
                 while (lease := self.attempt()) is None:
-                    self.sleep(cancel)
+                    self.sleep()
             finally:
                 self.leave_line()
         except BaseException:
@@ -199,7 +191,7 @@ class Acquisition:
         again, self._again = self._again, True
         self._late = self._deadline is not None and time.monotonic() >= self._deadline
         if self._ticket is not None and self._ticket.cancelled:
-            raise self._cancelled()
+            raise LeaseCancelledError(f"the wait for {self._want.request or 'devices'} was cancelled")
         lease = None
         directory = self._state.open(make=True)
         try:
@@ -227,41 +219,21 @@ class Acquisition:
             self._state.close(directory)
         return lease
 
-    def sleep(self, cancel: Any) -> None:
-        """Wait until it may be worth another attempt, and tell how the wait goes.
-
-        Args:
-            cancel: Something with a descriptor that becomes readable when somebody cancels the wait.
-
-        Raises:
-            LeaseCancelledError: When somebody does.
-        """
+    def sleep(self) -> None:
+        """Wait until it may be worth another attempt, and tell how the wait goes."""
         self.tell()
         try:
-            cancelled = self._sleep(cancel)
+            poll = select.poll()
+            for descriptor in self.descriptors():
+                poll.register(descriptor, select.POLLIN)
+            now = time.monotonic()
+            end = now + self.pause()
+            while ready := poll.poll(max(0.0, end - now) * 1000):
+                if any(self.noted(descriptor) for descriptor, _ in ready):
+                    break
+                now = time.monotonic()
         except OSError as error:
             raise self._state.fault(error) from error
-        if cancelled:
-            raise self._cancelled()
-
-    def _sleep(self, cancel: Any) -> bool:
-        """Wait until it may be worth another attempt; True when the wait was cancelled."""
-        poll = select.poll()
-        for descriptor in self.descriptors():
-            poll.register(descriptor, select.POLLIN)
-        cancelled = -1
-        if cancel is not None:
-            poll.register(cancel, select.POLLIN)
-            cancelled = cancel if isinstance(cancel, int) else cancel.fileno()
-        now = time.monotonic()
-        end = now + self.pause()
-        while True:
-            ready = [descriptor for descriptor, _ in poll.poll(max(0.0, end - now) * 1000)]
-            if cancelled in ready:
-                return True
-            if not ready or any(self.noted(descriptor) for descriptor in ready):
-                return False
-            now = time.monotonic()
 
     async def _sleep_async(self) -> None:
         """Wait until it may be worth another attempt, on the running event loop."""
@@ -294,9 +266,6 @@ class Acquisition:
                 self.limits = self.over_limits(directory, listings.read(directory), self._over)
                 holders = () if self._limited else self._holders(directory)
             self.on_wait(self.place + 1, holders)
-
-    def _cancelled(self) -> LeaseCancelledError:
-        return LeaseCancelledError(f"the wait for {self._want.request or 'devices'} was cancelled")
 
     def undo(self) -> None:
         """Give back what was got when it cannot be handed to anybody any more: an interrupt came in between.
@@ -679,7 +648,7 @@ class Acquisition:
     def _make_ticket(self, directory: int) -> None:
         if not self._lock(directory):
             return
-        ticket = self._ticket = Ticket(self._state)
+        ticket = self._ticket = TicketFile(self._state)
         kept = self._kept_place
         try:
             if not self._state.replaced(directory):

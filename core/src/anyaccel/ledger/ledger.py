@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from anyaccel.errors import LeaseNotFoundError, StateDirectoryError
 from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
@@ -37,7 +37,6 @@ class Ledger:
     Attributes:
         path: The state directory.
         shared: Whether other users take part.
-        notes: What people should know about it before they rely on it.
     """
 
     def __init__(self, state: StateDirectory) -> None:
@@ -68,17 +67,6 @@ class Ledger:
         """Whether other users take part."""
         return self._state.shared
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What people should know about the ledger before they rely on it."""
-        if self.shared:
-            return ()
-        note = (
-            f"leases are kept in {self.path}, where those of other users and containers are not seen; "
-            "'sudo anyaccel setup' shares them"
-        )
-        return (note,)
-
     def acquire(
         self,
         want: Want,
@@ -88,7 +76,6 @@ class Ledger:
         priority: int = 0,
         note: str = "",
         on_wait: OnWait | None = None,
-        cancel: Any = None,
     ) -> Lease:
         """Get devices, when it is our turn.
 
@@ -106,19 +93,18 @@ class Ledger:
             note: What it is for, for people to read.
             on_wait: Called with the place in line, 1 for the next, and with who holds devices that would do: once we
                 are in line, and when the place changes. What it raises ends the wait.
-            cancel: A descriptor, or an object with ``fileno()``, that becomes readable when somebody cancels the wait.
 
         Returns:
             The lease, to be released.
 
         Raises:
             DevicesBusyError: When they were not free in time.
-            LeaseCancelledError: When the wait was cancelled.
+            LeaseCancelledError: When its ticket was cancelled.
             StateDirectoryError: When the state directory cannot be used (any more).
             LedgerBusyError: When another process keeps it locked.
             LedgerError: When the kernel refuses something: space, descriptors.
         """
-        return self.begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait).get(cancel)
+        return self.begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait).get()
 
     def begin(
         self,

@@ -52,7 +52,7 @@ def interval(place: int) -> float:
     return max(_LOOKS_EVERY, _PER_PLACE * place)
 
 
-class Ticket:
+class TicketFile:
     """A place in the line, ours from :meth:`publish` until :meth:`drop` or the end of this process.
 
     Args:
@@ -121,7 +121,7 @@ class Ticket:
             _files.discard(self._file)
 
 
-class _Line(NamedTuple):
+class _WaitingLine(NamedTuple):
     """The requests that wait, in the order of service, as the rules see them.
 
     Attributes:
@@ -137,7 +137,7 @@ class _Line(NamedTuple):
     starts: Mapping[Hashable, float]
 
     @classmethod
-    def of(cls, directory: int, listing: Listing, *newcomers: Waiting) -> _Line:
+    def of(cls, directory: int, listing: Listing, *newcomers: Waiting) -> _WaitingLine:
         """Put those that wait in order, and with them requests that have no ticket."""
         clock, policy = process.boot_seconds(), lenient_rules()
         held = holdings(directory, listing, () if policy.plain else ended(directory, listing))
@@ -152,7 +152,7 @@ class _Line(NamedTuple):
 
 def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:
     """Describe those who wait, first to be served first."""
-    now, policy, line = process.monotonic_ns(), lenient_rules(), _Line.of(directory, listing)
+    now, policy, line = process.monotonic_ns(), lenient_rules(), _WaitingLine.of(directory, listing)
     for position, facts in enumerate(line.order):
         name = str(facts.key)
         ticket, found = parse_ticket(name), line.files[name]
@@ -233,7 +233,7 @@ def newcomer_starts(directory: int, listing: Listing, own: Waiting) -> Iterator[
 
     When its user will hold less is not known.
     """
-    starts = _Line.of(directory, listing, own).starts
+    starts = _WaitingLine.of(directory, listing, own).starts
     if own.key in starts:
         yield starts[own.key]
 
