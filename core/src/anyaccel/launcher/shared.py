@@ -213,14 +213,14 @@ class SharedScheduler(Scheduler):
             return choosing(taken) if waits else None  # it is about to be told that it waits no more, or anew
 
         try:
-            lease = await self._ledger.acquire_async(
+            lease = await self._ledger.begin(
                 wish.want,
                 choose,
                 priority=ticket.priority,
                 note=ticket.note,
                 on_wait=wait.tell,
                 place=wait.place,
-            )
+            ).get_async()
         except LimitError as error:  # the configuration was changed
             with self._lock:
                 refused = self._beyond_limits(ticket.plan, ticket.waiting, error)
