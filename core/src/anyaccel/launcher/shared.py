@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from time import monotonic
 
-from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError, NeverFitsError
+from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
 from anyaccel.launcher.choosing import KnownNames, remembered, validate
 from anyaccel.launcher.hold import Held, Wish, beyond_limits, within_limits
-from anyaccel.launcher.usage import OpenLease, Usage
+from anyaccel.launcher.usage import OpenLease
 from anyaccel.launcher.waits import note_own
 from anyaccel.ledger import Choose, Lease, LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
@@ -129,14 +129,9 @@ class SharedScheduler(Scheduler):
         except DevicesBusyError:
             return None
         except LimitError as error:
-            raise self._beyond_limits(plan, waiting, error) from error
+            raise beyond_limits(plan.request, error) from error
         note_own(lease)
         return self._take(wish, lease, note, waited=0.0)
-
-    def _beyond_limits(self, plan: Plan, waiting: Waiting, error: LimitError) -> NeverFitsError:
-        """Say that the machine's configuration never gives a request so much."""
-        verdict = beyond_limits(super()._judge(plan, waiting), error)
-        return NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
 
     def _wish(self, plan: Plan, waiting: Waiting) -> Wish:
         inventory, names = self.inventory, self._own.layout.names  # it knows those of devices that were lost, too
@@ -162,9 +157,7 @@ class SharedScheduler(Scheduler):
         """Write down what a lease holds."""
         self._forget_others()  # who looked meanwhile has found this lease, and took it for somebody else's
         allocation = wish.allocation(lease)
-        marks.put(lease.mark)
-        opened = self._leases[allocation.id] = OpenLease(lease)
-        opened.begin_line(Usage(lease.id, allocation.shares, str(allocation.request), note, waited=waited))
+        self._leases[allocation.id] = OpenLease(lease, allocation, note=note, waited=waited).carried().noted()
         self._held[allocation.id] = allocation
         self._own.enter(allocation, note)
         self._own.recount()
@@ -222,9 +215,7 @@ class SharedScheduler(Scheduler):
                 place=wait.place,
             )
         except LimitError as error:  # the configuration was changed
-            with self._lock:
-                refused = self._beyond_limits(ticket.plan, ticket.waiting, error)
-            self._fail(ticket, refused)
+            self._fail(ticket, beyond_limits(ticket.plan.request, error))
             return
         except Exception as error:  # noqa: BLE001 -- raised where the ticket is awaited
             self._fail(ticket, error)
