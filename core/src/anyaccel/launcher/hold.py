@@ -318,10 +318,6 @@ class Scope(Value):
         parts = parts_of(inventory.devices)
         return cls(prefix=prefix, units=units, names=names, ids=ids, parts=parts, wholes=wholes)
 
-    def leases(self, ledger: Ledger) -> tuple[LeaseRecord, ...]:
-        """The leases of our devices that a ledger keeps; see :meth:`ours`."""
-        return self.ours(ledger.leases())
-
     def keys(self, device_ids: Iterable[str]) -> frozenset[str]:
         """Names of devices in the ledger."""
         return frozenset().union(*map(self.names.__getitem__, device_ids))
@@ -347,6 +343,16 @@ class Scope(Value):
         more["needs"] = tuple(replace(need, among=self.keys(map(str, need.among))) for need in needs)
         wholes = frozenset(key for each in candidates for key in self.wholes.get(each, ()))
         return Want(candidates=self.keys(self.with_parts(candidates)), wholes=wholes, **more)
+
+    def want_of(self, choice: Choice, inventory: Inventory) -> Want:
+        """Return what every request with this choice among the devices of a machine asks the ledger for."""
+
+        def make() -> Want:
+            candidates = [device.id for device in choice.candidates]
+            locks = self.device_locks(inventory, choice.candidates)
+            return self.want(candidates, choice.needs, device_locks=locks, request=str(choice.request))
+
+        return remembered(inventory, (choice, self.prefix), make)
 
     def to_ledger(self, grants: Iterable[Grant]) -> dict[str, Extent]:
         """What grants take, by name in the ledger: parts of what is ours, rounded up, so that shares never overlap.
@@ -525,7 +531,7 @@ class Wish:
         self.scope = Scope.of(self.inventory, self.environ)
         avoid_busy = options.get("avoid_busy", False)
         self._foreign = Foreign(self.inventory, self.request, self.environ, avoid_busy=avoid_busy)
-        want = remembered(self.inventory, (self._choice, self.scope.prefix), self._always_wanted)
+        want = self.scope.want_of(self._choice, self.inventory)
         self.want = replace(want, seconds=time, confined=self._confined, mark=mark)
         self._terms: dict[str, Any] = {"wait": options.get("wait"), "priority": options.get("priority", 0)}
         self._terms |= {"note": self._note, "on_wait": self._waits}
@@ -612,16 +618,6 @@ class Wish:
     def _limited_by(self, own: Collection[str]) -> bool:
         """Whether some leases alone, by their ids, take the user to a limit that is in the way of the request."""
         return bool(self.ledger.over_limits(self.want, self._terms["priority"], only=own))
-
-    def _always_wanted(self) -> Want:
-        """What everybody asks the ledger for who has this request."""
-        candidates = self._choice.candidates
-        return self.scope.want(
-            [device.id for device in candidates],
-            self._choice.needs,
-            device_locks=self.scope.device_locks(self.inventory, candidates),
-            request=str(self.request),
-        )
 
     def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
         """Choose devices, by the ledger's names, among what is left."""
@@ -753,7 +749,6 @@ def starts(
     *,
     time: float | None = None,
     inventory: Inventory,
-    environ: Mapping[str, str] | None = None,
 ) -> float | None:
     """Say when a request that came now would start if everything lasts as long as it may.
 
@@ -761,7 +756,6 @@ def starts(
         request: The request; it fits the machine.
         time: Seconds for which it would hold the devices at most; None when it would not say.
         inventory: The machine's inventory.
-        environ: Our environment; that of this process when None.
 
     Returns:
         Seconds since 1970; None when that is not known, since something says no end.
@@ -769,15 +763,13 @@ def starts(
     Raises:
         StateDirectoryError: When the ledger cannot be read.
     """
-    environ = os.environ if environ is None else environ
-    return Ledger.open(environ).starts(_wanted(inventory, request, environ, time))
+    return Ledger.open().starts(_wanted(inventory, request, os.environ, time))
 
 
 def _wanted(inventory: Inventory, request: Request, environ: Mapping[str, str], time: float | None) -> Want:
     """Build what a request that came now would ask the ledger for."""
-    choice = choice_of(inventory, request)
-    candidates = [device.id for device in choice.candidates]
-    return Scope.of(inventory, environ).want(candidates, choice.needs, seconds=time)
+    want = Scope.of(inventory, environ).want_of(choice_of(inventory, request), inventory)
+    return replace(want, seconds=time)
 
 
 def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[LeaseRecord, ...]:
@@ -793,7 +785,7 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
         [(5000, 'evaluation')]
     """
     environ = os.environ if environ is None else environ
-    return Scope.of(inventory, environ).leases(Ledger.open(environ))
+    return Scope.of(inventory, environ).ours(Ledger.open(environ).leases())
 
 
 def _gaps(request: Request, inventory: Inventory, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -855,7 +847,7 @@ class Held(Value):
             StateDirectoryError: When the ledger cannot be read.
         """
         by_lease: dict[str, list[LeaseRecord]] = {}
-        records = Scope.of(inventory, environ).leases(ledger)
+        records = Scope.of(inventory, environ).ours(ledger.leases())
         for record in records:
             by_lease.setdefault(record.id or f"unknown-{len(by_lease)}", []).append(record)
         listed = {device.id for device in inventory.devices}
