@@ -160,8 +160,14 @@ def tell_once(gaps: Iterable[str]) -> None:
     for gap in gaps:
         if gap not in _told:
             _told.add(gap)
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody can be told
-                sys.stderr.write(f"anyaccel: {printable(gap)}\n")
+            tell(printable(gap))
+
+
+def tell(text: str) -> None:
+    """Write a line to standard error, if this program has one."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, without a reader, or none
+        sys.stderr.write(f"anyaccel: {text}\n")
+        sys.stderr.flush()
 
 
 def amended(made: WorkerEnvironment, allocation: Allocation) -> WorkerEnvironment:
