@@ -208,14 +208,14 @@ class SharedScheduler(Scheduler):
             return choosing(taken) if waits else None  # it is about to be told that it waits no more, or anew
 
         try:
-            lease = await self._ledger.acquire_async(
+            lease = await self._ledger.begin(
                 wish.want,
                 choose,
                 priority=ticket.priority,
                 note=ticket.note,
                 on_wait=wait.tell,
                 place=wait.place,
-            )
+            ).get_async()
         except Exception as error:  # noqa: BLE001 -- raised where the ticket is awaited
             if isinstance(error, LimitError):  # the configuration was changed
                 error = beyond_limits(ticket.plan.request, error)
