@@ -19,7 +19,7 @@ from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, Request, Value, replace
 from anyaccel.pool.channel import Kind, Message
 from anyaccel.pool.payload import Pickled, call_each, call_each_method, loads
-from anyaccel.pool.reactor import reactor
+from anyaccel.pool.reactor import allow_forks, reactor
 
 if TYPE_CHECKING:
     from anyaccel.pool.reactor import Timer
@@ -227,6 +227,11 @@ class CallFuture(AwaitableFuture[Any]):
         """Say what the call waits for; None when it does not wait for devices."""
         waits = None if self._call is None else self._call.waits
         return None if waits is None else waits()
+
+    def _invoke_callbacks(self) -> None:
+        if self._done_callbacks:
+            with allow_forks():
+                super()._invoke_callbacks()  # type: ignore[misc]
 
     def forget(self) -> None:
         """It is over: let go of the call."""

@@ -14,7 +14,7 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 
@@ -24,6 +24,8 @@ Handler = Callable[[], object]
 
 LONGEST_SECONDS = 86_400.0
 """Of one wait: the kernel takes no more than some weeks."""
+FORK_SECONDS = 10.0
+"""How long a fork waits for a handler: one that makes a result again may wait for what the forking thread holds."""
 _CROWD = 1024
 """Timers from which those that were cancelled are thrown out."""
 
@@ -116,15 +118,16 @@ class Reactor:
             self._sleeps = True
             events = self._poll.poll(0 if self._soon else patience)
             self._sleeps = False
-            for descriptor, _ in events:
-                if descriptor == self._wake:
-                    os.eventfd_read(self._wake)
-                elif handler := self._handlers.get(descriptor):
-                    _guarded(handler)
-            for _ in range(len(self._soon)):
-                _guarded(self._soon.popleft())
-            if self._timers:
-                self._ring()
+            with _handling:
+                for descriptor, _ in events:
+                    if descriptor == self._wake:
+                        os.eventfd_read(self._wake)
+                    elif handler := self._handlers.get(descriptor):
+                        _guarded(handler)
+                for _ in range(len(self._soon)):
+                    _guarded(self._soon.popleft())
+                if self._timers:
+                    self._ring()
 
     def _patience(self) -> float | None:
         while self._timers and self._timers[0][2].call is None:
@@ -147,6 +150,38 @@ def _guarded(call: Handler) -> None:
     except BaseException:  # the others are to be served, whatever a callback raised
         logging.getLogger("anyaccel").exception("a handler of the reactor failed")
 
+
+_handling = renew_in_child(threading.RLock())
+"""Held by the reactor while handlers run, and by a thread that forks.
+
+So a child finds nothing that only a thread of its parent could go on with: no lock that is held, no structure that is
+half changed and, above all, no module that is half imported, which the child could never import.
+"""
+
+
+@contextlib.contextmanager
+def allow_forks() -> Iterator[None]:
+    """Let other threads fork while the reactor runs callbacks of the user, which may take long or wait for them."""
+    held = _handling._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001 - as threading.Condition does
+    if held:
+        _handling.release()
+    try:
+        yield
+    finally:
+        if held:
+            _handling.acquire()
+
+
+def _begin_fork() -> None:
+    _handling.acquire(timeout=FORK_SECONDS)
+
+
+def _end_fork() -> None:
+    with contextlib.suppress(RuntimeError):  # it was not free in time
+        _handling.release()
+
+
+os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork)
 
 _current: list[Reactor] = []
 _starting = renew_in_child(threading.Lock())

@@ -78,12 +78,10 @@ class Results(Iterator[Any]):
 
     def close(self) -> None:
         """End it: cancel the calls that are left, those that run included."""
+        reactor().call_soon(self._ending())  # where Ctrl-C does not cut it short
         if self._abandoned is not None:
             self._abandoned.detach()
-        self._ending()()
-        self._futures.clear()
-        self._values.clear()
-        self._failure = None
+        self._futures, self._values, self._failure = deque(), deque(), None
 
     def _begin(self) -> None:
         """From now on, calls are cancelled when nobody refers to it any more."""
