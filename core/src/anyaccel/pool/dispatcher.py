@@ -239,11 +239,6 @@ class Broker:
         if line is not None and line.head() is None:
             self._drop(line)
 
-    def waiting(self, owner: Core) -> list[Call]:
-        """The calls of a pool that wait."""
-        lines = [line for line in self._lines.values() if line.owner is owner]
-        return [call for line in lines for call in line.calls if call.undecided()]
-
     def next_for(self, member: Worker) -> Call | None:
         """Take the next call out that waits for a process, if it would overtake nobody."""
         line = self._lines.get((id(member.owner), member.options.alike, False))
@@ -650,8 +645,7 @@ class Worker(Runner):
         """Hand over what it said last, and that it has gone."""
         self.ending = True
         if self._channel is not None:
-            with contextlib.suppress(OSError):
-                self._channel.shutdown(socket.SHUT_RDWR)  # nothing is sent any more, since nobody would take it out
+            self._shut(socket.SHUT_RDWR)  # nothing is sent any more, since nobody would take it out
             while self._open:
                 message = self._receive(last=True)
                 if message is not None:
@@ -875,16 +869,13 @@ class Worker(Runner):
         """
         self.ending = self.stopped = True
         self._stop(grace)
-        if not answer and self._channel is not None:
-            with contextlib.suppress(OSError):
-                self._channel.shutdown(socket.SHUT_RD)
+        if not answer:
+            self._shut(socket.SHUT_RD)
 
     def finish(self) -> None:
         """Let it end by itself; if it takes too long, end it."""
         self.ending = True
-        if self._channel is not None:
-            with contextlib.suppress(OSError):
-                self._channel.shutdown(socket.SHUT_WR)
+        self._shut(socket.SHUT_WR)
         self.expect_end()
 
     def expect_end(self) -> None:
@@ -898,9 +889,13 @@ class Worker(Runner):
         """Believe it nothing any more, and end it."""
         self.fault, self.ending = self.fault or fault, True
         self._stop(0)
+        self._shut(socket.SHUT_RD)
+
+    def _shut(self, directions: int) -> None:
+        """Shut the channel, if there is one."""
         if self._channel is not None:
             with contextlib.suppress(OSError):
-                self._channel.shutdown(socket.SHUT_RD)
+                self._channel.shutdown(directions)
 
     def death(self, gone: Gone, name: str) -> WorkerError:
         """Why its call has no result."""
@@ -989,8 +984,7 @@ class Worker(Runner):
                 return None
         except (OSError, ValueError) as error:  # it is none of ours, or no descriptors or memory are left for it
             message = None
-            self.fault, self.ending = self.fault or f"its answer could not be read: {error}", True
-            self._stop(0)
+            self.refuse(f"its answer could not be read: {error}")
         if message is None:
             self._turn_deaf()
         return message

@@ -53,7 +53,7 @@ class Reactor:
     def __init__(self) -> None:
         self._poll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll.register(self._wake, select.EPOLLIN)
+        self._poll.register(self._wake, select.EPOLLIN | select.EPOLLET)  # each write wakes, and none is read
         self._handlers: dict[int, Handler] = {}
         self._soon: deque[Handler] = deque()
         self._sleeps = False
@@ -120,9 +120,7 @@ class Reactor:
             self._sleeps = False
             with _handling:
                 for descriptor, _ in events:
-                    if descriptor == self._wake:
-                        os.eventfd_read(self._wake)
-                    elif handler := self._handlers.get(descriptor):
+                    if handler := self._handlers.get(descriptor):
                         _guarded(handler)
                 for _ in range(len(self._soon)):
                     _guarded(self._soon.popleft())

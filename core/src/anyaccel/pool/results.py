@@ -58,10 +58,12 @@ class Results(Iterator[Any]):
         return self
 
     async def __anext__(self) -> Any:
+        import asyncio
+
         self._begin()
         try:
             while (future := self._awaited()) is not None:
-                self._accept(await _within(future, self._left()))
+                self._accept(await asyncio.wait_for(future, self._left()))
             return self._next()
         except StopIteration:
             self.close()
@@ -292,16 +294,3 @@ def cancel(futures: Iterable[Future[Any]]) -> None:
     """Cancel futures, those that run included."""
     for future in tuple(futures):
         future.cancel()
-
-
-async def _within(future: AwaitableFuture[Any], seconds: float | None) -> Any:
-    """Wait for a future, for so long at most."""
-    if seconds is None:
-        return await future
-    from asyncio import wait_for
-
-    return await wait_for(_value(future), seconds)
-
-
-async def _value(future: AwaitableFuture[Any]) -> Any:
-    return await future

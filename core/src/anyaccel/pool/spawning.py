@@ -53,7 +53,7 @@ class Child(Protocol):
 
 
 class WorkerServer(client.ForkServer):
-    """The fork server of some workers.
+    """The fork server of some workers; all but :meth:`close` is for the thread of the reactor.
 
     Args:
         preload: Modules that it imports for all of them.
@@ -94,11 +94,10 @@ class WorkerServer(client.ForkServer):
             BrokenPipeError: When the fork server has died.
             OSError: When there are no descriptors left.
         """
-        with self.lock:
-            spare = self._take_spare() if ahead else None
-            if spare is not None:
-                self.children[spare.number] = child
-                child.attach(spare.channel, spare.end, partial(self._stop, spare.number))
+        spare = self._take_spare() if ahead else None
+        if spare is not None:
+            self.children[spare.number] = child
+            child.attach(spare.channel, spare.end, partial(self._stop, spare.number))
         number = self._fork(child, ahead=False) if spare is None else spare.number
         try:
             self.tell(number, {"hold": number, "grace": grace}, leases)
@@ -108,29 +107,21 @@ class WorkerServer(client.ForkServer):
 
     def fork_ahead(self) -> None:
         """Have one worker forked before it is needed: that is most of the time that a fresh one takes."""
-        with self.lock:
-            self._spare = self._take_spare()
-            if self._spare is not None or not self.users or not self.alive:
-                return
-        with contextlib.suppress(OSError):
+        self._spare = self._take_spare()
+        if self._spare is None and self.users and self.alive:
             spare = _Spare()
-            spare.number = self._fork(spare, ahead=True)
-            with self.lock:
-                # Another thread may have done the same, and the last user may have left.
-                extra, self._spare = (self._spare, spare) if self.users else (spare, self._spare)
-            if extra is not None:
-                extra.finish()
+            with contextlib.suppress(OSError):
+                spare.number = self._fork(spare, ahead=True)
+                self._spare = spare
 
     def use(self) -> None:
         """Say that a pool uses it."""
-        with self.lock:
-            self.users += 1
+        self.users += 1
 
     def leave(self) -> None:
         """Say that a pool does not use it any more: without users, nothing is forked ahead."""
-        with self.lock:
-            self.users -= 1
-            spare = None if self.users else self._take_spare()
+        self.users -= 1
+        spare = None if self.users else self._take_spare()
         if spare is not None:
             spare.finish()
 
@@ -161,7 +152,7 @@ class WorkerServer(client.ForkServer):
         self.stop(number, grace, by=15)  # SIGTERM
 
     def _take_spare(self) -> _Spare | None:
-        """Take the worker that was forked ahead, unless it has ended; called with the lock held."""
+        """Take the worker that was forked ahead, unless it has ended."""
         spare, self._spare = self._spare, None
         return spare if spare is not None and self.children.get(spare.number) is spare else None
 
