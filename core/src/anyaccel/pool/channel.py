@@ -41,8 +41,6 @@ class Kind(IntEnum):
     """To the worker: what it needs to know before user code, once."""
     CALL = 2
     """To the worker: call a function."""
-    LAST_CALL = 3
-    """To the worker: call a function, then end."""
     CONSTRUCT = 4
     """To the worker: make the object whose methods are called from now on."""
     METHOD = 5

@@ -44,7 +44,7 @@ from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.linux.process import describe_end
 from anyaccel.model import NOTHING, Allocation, Extent, Grant, Inventory, Request
 from anyaccel.pool import spawning
-from anyaccel.pool.call import BrokenPoolError, Call, Options, Runner, UnreadableError, exception_in, settle_call
+from anyaccel.pool.call import Call, Options, Runner, UnreadableError, exception_in, settle_call
 from anyaccel.pool.channel import MOST_INLINE, Kind, Message, receive, send
 from anyaccel.pool.devices import (
     Asked,
@@ -612,45 +612,21 @@ class Worker(Runner):
         self.last = 0
         self.notices: deque[Kind] = deque()
         self.timer: Timer | None = None
-        self._channel: socket.socket | None = None
-        self._end: socket.socket | None = None
-        self._stop: Callable[[float], None] = lambda _: None
+        self._process: spawning.Process | None = None
         self._open = False
         self._ahead = True
         self._group: Group | None = None
 
     # What the fork server tells
 
-    def attach(self, channel: socket.socket, end: socket.socket, stop: Callable[[float], None]) -> None:
-        """Take note of the process, which is there or is about to be, and hand over what it sends.
-
-        Args:
-            channel: Our end of its channel.
-            end: Its end: what it never took out is there once it has gone.
-            stop: Asks the fork server to end it, given the seconds between asking and killing.
-        """
-        self._channel, self._end, self._stop = channel, end, stop
-        self._open = True
-        reactor().watch(channel.fileno(), self.read)
-
-    def detach(self) -> None:
-        """Take note that there is no process."""
-        self._turn_deaf()
-        for each in (self._channel, self._end):
-            if each is not None:
-                each.close()
-        self._channel = self._end = None
-
     def ended(self, gone: Gone) -> None:
         """Hand over what it said last, and that it has gone."""
         self.ending = True
-        if self._channel is not None:
-            self._shut(socket.SHUT_RDWR)  # nothing is sent any more, since nobody would take it out
-            while self._open:
-                message = self._receive(last=True)
-                if message is not None:
-                    self.on_message(message)
-            self._channel.close()
+        self._shut(socket.SHUT_RDWR)  # nothing is sent any more, since nobody would take it out
+        while self._open:
+            message = self._receive(last=True)
+            if message is not None:
+                self.on_message(message)
         if self.timer is not None:
             self.timer.cancel()
         if self._group is not None:
@@ -658,8 +634,6 @@ class Worker(Runner):
 
             self.killed = remove(self._group)
         self.owner.on_gone(self, gone)
-        if self._end is not None:
-            self._end.close()
 
     def on_stuck(self, reason: str) -> None:
         """Take note that it ignores SIGKILL, or cannot be understood: its devices stay with it."""
@@ -723,7 +697,10 @@ class Worker(Runner):
         call.waits = None
         try:
             descriptors = () if held is None else held.descriptors
-            server = spawning.spawn(self, setting.preload, grace=setting.grace, leases=descriptors, ahead=ahead)
+            self._process = spawning.spawn(self, setting.preload, grace=setting.grace, leases=descriptors, ahead=ahead)
+            self._open = True
+            reactor().watch(self._process.channel.fileno(), self.read)
+            server = self._process.server
             self.mark = (() if held is None else held.mark) or marks.draw_often()
             timed = call.options.timeout is not None
             made, setup = setting.preparation.setup(
@@ -744,11 +721,11 @@ class Worker(Runner):
                 self._send(Kind.SETUP, setup, (*pair, *descriptors))
             self.give(call, fresh=True)
             if self.stopped:  # by another thread, when there was no process yet that could have been told
-                self._stop(setting.grace)
+                self._process.stop(setting.grace)
             owner.use(server, ahead=self.options.max_calls == 1)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             call.fail(error)
-            if self._channel is None:
+            if self._process is None:
                 owner.on_gone(self, Gone(forked=False))
             else:
                 self.stop(0)
@@ -775,10 +752,11 @@ class Worker(Runner):
             self._begin(call, fresh=fresh)
         if call.tries >= call.options.retries:
             call.body = None
-        last = self.ending and call.kind == Kind.CALL
         try:
-            if not self._pass(Kind.LAST_CALL if last else call.kind, call, body):
+            if not self._pass(call, body):
                 call.sent, call.body = False, body
+            elif self.ending:  # it ends once it has answered
+                self._shut(socket.SHUT_WR)
         except OSError as error:  # no memory or no descriptor is left
             call.fail(error)
             self.stop(0)
@@ -791,7 +769,7 @@ class Worker(Runner):
         if not fresh:
             self._start_timer(call)
 
-    def _pass(self, kind: Kind, call: Call, body: Pickled) -> bool:
+    def _pass(self, call: Call, body: Pickled) -> bool:
         """Send it a call, with the file for its output where it has one; False when it has gone.
 
         Raises:
@@ -800,10 +778,10 @@ class Worker(Runner):
         logs = self.owner.setting.logs
         log = call.log if logs is None else call.log or logs.path_for(call.name)
         if log is None:
-            return self._send(kind, body, number=call.number)
+            return self._send(call.kind, body, number=call.number)
         call.future.log = log
         with outputs(log) as pair:
-            return self._send(kind, body, pair, number=call.number)
+            return self._send(call.kind, body, pair, number=call.number)
 
     def skip(self, call: Call) -> None:
         """Have it not begin with a call that stands behind others."""
@@ -836,7 +814,7 @@ class Worker(Runner):
     def _untaken(self) -> Message | None:
         """The first message that it has not taken out, now that it has gone."""
         try:
-            message = None if self._end is None else receive(self._end, wait=False)
+            message = None if self._process is None else receive(self._process.end, wait=False)
         except (OSError, ValueError):
             return None
         for descriptor in () if message is None else message.descriptors:
@@ -868,7 +846,8 @@ class Worker(Runner):
             answer: Whether anybody still wants what it may say.
         """
         self.ending = self.stopped = True
-        self._stop(grace)
+        if self._process is not None:
+            self._process.stop(grace)
         if not answer:
             self._shut(socket.SHUT_RD)
 
@@ -888,14 +867,14 @@ class Worker(Runner):
     def refuse(self, fault: str) -> None:
         """Believe it nothing any more, and end it."""
         self.fault, self.ending = self.fault or fault, True
-        self._stop(0)
+        if self._process is not None:
+            self._process.stop(0)
         self._shut(socket.SHUT_RD)
 
     def _shut(self, directions: int) -> None:
         """Shut the channel, if there is one."""
-        if self._channel is not None:
-            with contextlib.suppress(OSError):
-                self._channel.shutdown(directions)
+        if self._process is not None:
+            self._process.shut(directions)
 
     def death(self, gone: Gone, name: str) -> WorkerError:
         """Why its call has no result."""
@@ -961,9 +940,9 @@ class Worker(Runner):
         Raises:
             OSError: When there is no memory or no descriptor left for the message.
         """
-        assert self._channel is not None  # noqa: S101 - it was launched
+        assert self._process is not None  # noqa: S101 - it was launched
         try:
-            send(self._channel, kind, body, tuple(descriptors), number=number)
+            send(self._process.channel, kind, body, tuple(descriptors), number=number)
         except OSError as error:
             if error.errno in _GONE:
                 return False
@@ -972,11 +951,11 @@ class Worker(Runner):
 
     def _receive(self, *, last: bool = False) -> Message | None:
         """Take a message; None when there is none now or, where it is the last look, any more."""
-        if not self._open or self._channel is None:
+        if not self._open or self._process is None:
             return None
         message = None
         try:
-            message = receive(self._channel, wait=False)
+            message = receive(self._process.channel, wait=False)
             if message is not None and message.descriptors:
                 _refuse(message.descriptors)
         except BlockingIOError:
@@ -986,13 +965,9 @@ class Worker(Runner):
             message = None
             self.refuse(f"its answer could not be read: {error}")
         if message is None:
-            self._turn_deaf()
-        return message
-
-    def _turn_deaf(self) -> None:
-        if self._open and self._channel is not None:
             self._open = False
-            reactor().unwatch(self._channel.fileno())
+            reactor().unwatch(self._process.channel.fileno())
+        return message
 
 
 def _refuse(descriptors: list[int]) -> NoReturn:
@@ -1017,24 +992,15 @@ class Core(Engine):
     Attributes:
         members: Processes that live, or are about to.
         confined: Whether processes will be confined to their devices.
-        closed: Whether no more calls are taken.
-        foreign: Whether we are a fork of the process that the pool belongs to.
-        broken: Why no call can be run, or None.
-        drained: Set when it is closed and nothing is left.
 
     Raises:
         EnforcementError: When workers must be confined, or held to memory, and the kernel cannot.
     """
 
     def __init__(self, broker: Callable[[], Broker], setting: Setting) -> None:
+        super().__init__(setting)
         self.confined = check_start(setting.preparation.start, forked=True)
-        self.setting = setting
-        self.lock = threading.Lock()
         self.members: set[Worker] = set()
-        self.closed = False
-        self.foreign = False
-        self.broken: BrokenPoolError | None = None
-        self.drained = threading.Event()
         self._open_broker = broker
         self._broker: Broker | None = None
         self._calls: dict[int, Call] = {}
@@ -1353,6 +1319,10 @@ class Core(Engine):
                 server.leave()
             self.drained.set()
 
+    def unfinished(self) -> list[Call]:
+        """Calls that wait, or run."""
+        return [*self._calls.values(), *(call for member in self.members for call in member.outstanding)]
+
     def use(self, server: spawning.WorkerServer, *, ahead: bool) -> None:
         """Take note that a worker came from a fork server.
 
@@ -1365,15 +1335,6 @@ class Core(Engine):
             server.use()
         if ahead:
             server.fork_ahead()
-
-    def break_off(self, cause: BaseException) -> None:
-        """Run no more calls, since a worker could not be set up."""
-        error = BrokenPoolError(f"the pool is broken: setting up a worker failed with {type(cause).__name__}: {cause}")
-        error.__cause__ = cause
-        self.broken = self.broken or error
-        for call in (*self._calls.values(), *(call for member in self.members for call in member.outstanding)):
-            call.fail(error)
-        self.stop(self.setting.grace)
 
 
 _known: weakref.WeakValueDictionary[object, Broker] = weakref.WeakValueDictionary()

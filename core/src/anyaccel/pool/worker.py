@@ -99,7 +99,6 @@ class Worker:
         handlers: dict[int, Callable[[Message], bool]] = {
             Kind.SETUP: self._set_up,
             Kind.CALL: self._call,
-            Kind.LAST_CALL: self._call,
             Kind.CONSTRUCT: self._construct,
             Kind.METHOD: self._method,
         }
@@ -111,8 +110,7 @@ class Worker:
                 continue
             if message.descriptors and message.kind != Kind.SETUP:
                 _redirect(message.descriptors)
-            goes_on = handlers[message.kind](message)
-            if not goes_on or message.kind == Kind.LAST_CALL:
+            if not handlers[message.kind](message):
                 return
 
     def _set_up(self, message: Message) -> bool:
