@@ -225,8 +225,8 @@ class CallFuture(AwaitableFuture[Any]):
 
     def why(self) -> Verdict | None:
         """Say what the call waits for; None when it does not wait for devices."""
-        waits = None if self._call is None else self._call.waits
-        return None if waits is None else waits()
+        call = self._call
+        return None if call is None or call.sent or call.waits is None else call.waits()
 
     def _invoke_callbacks(self) -> None:
         if self._done_callbacks:
@@ -265,7 +265,7 @@ class Call:
         self.number = next(_numbers)
         self.kind = Kind.CALL
         self.actor: Any = None  # what it makes, where it makes an actor
-        self.waits: Callable[[], Verdict] | None = None  # says what devices it waits for
+        self.waits: Callable[[], Verdict] | None = None  # says what devices it waits for, until it is sent
         self.worker: Runner | None = None
         self.sent = False  # to a process, which may have begun with it
         self.log: str | None = None  # file for its output; None for where the pool's goes

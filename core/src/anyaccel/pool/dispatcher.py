@@ -98,7 +98,6 @@ class Line:
         owner: The pool.
         options: How they are to be run.
         asked: What their request means; None where they need no device.
-        why: Says what they wait for; None where they need no device.
         actor: Whether they make actors.
         calls: The calls, of which some may have been cancelled.
         refused: The count of changes at which there was nothing for it.
@@ -110,14 +109,11 @@ class Line:
         timer: Has it asked again.
     """
 
-    def __init__(
-        self, key: object, owner: Core, call: Call, asked: Asked | None, why: Callable[[], Verdict] | None
-    ) -> None:
+    def __init__(self, key: object, owner: Core, call: Call, asked: Asked | None) -> None:
         self.key = key
         self.owner = owner
         self.options = call.options
         self.asked = asked
-        self.why = why
         self.actor = call.actor is not None
         self.calls: deque[Call] = deque()
         self.refused = -1
@@ -222,16 +218,13 @@ class Broker:
         line = self._line(owner, call)
         crowded = line.head() is not None  # then there is nothing for this one either
         line.calls.append(call)
-        call.waits = line.why
         if not crowded:
             self.serve()
 
     def put_back(self, owner: Core, calls: list[Call]) -> None:
         """Let calls of one kind wait again, in front of their like."""
         for call in reversed(calls):
-            line = self._line(owner, call)
-            line.calls.appendleft(call)
-            call.waits = line.why
+            self._line(owner, call).calls.appendleft(call)
 
     def forget(self, owner: Core, call: Call) -> None:
         """A call was cancelled: if it was the last of its line, nobody waits there any more."""
@@ -242,7 +235,7 @@ class Broker:
     def next_for(self, member: Worker) -> Call | None:
         """Take the next call out that waits for a process, if it would overtake nobody."""
         line = self._lines.get((id(member.owner), member.options.alike, False))
-        if line is None or (member.held is not None and not member.ids.isdisjoint(self._wanted_elsewhere())):
+        if line is None or self._is_wanted_elsewhere(member):
             return None
         return None if line.head() is None or self._overtakes(line) else self._pop(line)
 
@@ -272,7 +265,7 @@ class Broker:
                 return True
             if not self._has_room(line):
                 if owner not in crowded and (useless := self._evictable(line)) is not None:
-                    useless.finish()
+                    self._evict([useless])
                     return True
                 crowded.add(owner)
                 continue
@@ -327,8 +320,7 @@ class Broker:
         line = self._lines.get(key)
         if line is None:
             asked = self._asked_for(call.options, confined=owner.confined)
-            why = None if asked is None else partial(self.why, asked.request)
-            line = self._lines[key] = Line(key, owner, call, asked, why)
+            line = self._lines[key] = Line(key, owner, call, asked)
         return line
 
     def _pop(self, line: Line) -> Call:
@@ -473,7 +465,7 @@ class Broker:
 
     def rest(self, member: Worker) -> None:
         """Keep an idle process for later calls, unless another process waits for its devices."""
-        if member.held is not None and not member.ids.isdisjoint(self._wanted_elsewhere()):
+        if self._is_wanted_elsewhere(member):
             member.finish()
             return
         self._idle.append(member)
@@ -502,13 +494,12 @@ class Broker:
         return None
 
     def _evictable(self, line: Line) -> Worker | None:
-        """The idle process that is to end so that a line has room, unless one ends anyhow; taken out."""
+        """The idle process that is to end so that a line has room, unless one ends anyhow."""
         owner = line.owner
         if any(member.ending for member in owner.members):
             return None
         for member in self._idle:
             if member.owner is owner and (owner.setting.max_workers is not None or member.busies_processor):
-                self._idle.remove(member)
                 return member
         return None
 
@@ -528,9 +519,9 @@ class Broker:
             if asked.choose(self.scope.taken(taken)) is not None:
                 break
             number += 1
-        self._end(idle[:number])
+        self._evict(idle[:number])
 
-    def _end(self, members: list[Worker]) -> None:
+    def _evict(self, members: list[Worker]) -> None:
         for member in members:
             self._idle.remove(member)
             member.finish()
@@ -538,13 +529,12 @@ class Broker:
     def _look(self) -> None:
         """End processes that have been idle for too long, or whose devices other processes wait for."""
         now = time.monotonic()
-        elsewhere = self._wanted_elsewhere()
         holders = [member for member in self._idle if member.held is not None]
         unused = [member for member in holders if member.heard + member.owner.setting.idle <= now]
-        wanted = [member for member in holders if not member.ids.isdisjoint(elsewhere)]
+        wanted = [member for member in holders if self._is_wanted_elsewhere(member)]
         # One by one at first: nobody knows how many of them the others need.
         self._patience = 2 * self._patience if wanted else 1
-        self._end(unused + [member for member in wanted[: self._patience // 2] if member not in unused])
+        self._evict(unused + [member for member in wanted[: self._patience // 2] if member not in unused])
         self._looking = any(member.held is not None for member in self._idle)
         if self._looking:
             self._look_later()
@@ -554,16 +544,16 @@ class Broker:
         when = min(member.heard + member.owner.setting.idle for member in self._idle if member.held is not None)
         reactor().call_at(when if self.private else min(when, time.monotonic() + LOOK_SECONDS), self._look)
 
-    def _wanted_elsewhere(self) -> frozenset[str]:
-        """Devices, with those that they are parts of and their parts, for which other processes wait; of late."""
-        if not self.private and (now := time.monotonic()) - self._looked > LOOK_SECONDS:
+    def _is_wanted_elsewhere(self, member: Worker) -> bool:
+        """Whether another process waits for devices of a process of ours, parts of them, or what they are parts of."""
+        if member.held is not None and not self.private and (now := time.monotonic()) - self._looked > LOOK_SECONDS:
             self._looked = now
             ids = self.scope.ids
             keys: frozenset[str] = frozenset()
             with contextlib.suppress(AnyaccelError):  # whoever asks for devices is told
                 keys = self.ledger.wanted(frozenset(ids))
             self._elsewhere = self.scope.excluded_by(ids[key] for key in keys) if keys else frozenset()
-        return self._elsewhere
+        return not member.ids.isdisjoint(self._elsewhere)
 
 
 def _key(owner: Core, call: Call) -> tuple[int, int, bool]:
@@ -694,7 +684,6 @@ class Worker(Runner):
         owner, setting, held = self.owner, self.owner.setting, self.held
         self._ahead = ahead
         call.future.allocation = self.allocation
-        call.waits = None
         try:
             descriptors = () if held is None else held.descriptors
             self._process = spawning.spawn(self, setting.preload, grace=setting.grace, leases=descriptors, ahead=ahead)
@@ -738,7 +727,6 @@ class Worker(Runner):
             fresh: Whether nothing says yet that the process is there.
         """
         self.running[call.number] = call
-        call.waits = None
         if not call.undecided():  # cancelled just now, and of a fresh process that is told in a moment
             if not fresh:
                 self.owner.on_free(self, call)
