@@ -117,9 +117,9 @@ main.forking.wait()
 FORK_IN_BETWEEN = """
 import importlib, os, threading
 import anyaccel as aa
-from anyaccel.pool import reactor
+from anyaccel.linux import fork as forks
 
-reactor.FORK_SECONDS = -1  # however slow the machine is
+forks.FORK_SECONDS = -1  # however slow the machine is
 begun, forking = threading.Event(), threading.Event()
 called, over = threading.Event(), threading.Event()
 

@@ -18,14 +18,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 
-from anyaccel.linux.fork import renew_in_child, tidy_in_child
+from anyaccel.linux.fork import hold_while_forking, renew_in_child, tidy_in_child
 
 Handler = Callable[[], object]
 
 LONGEST_SECONDS = 86_400.0
 """Of one wait: the kernel takes no more than some weeks."""
-FORK_SECONDS = 10.0
-"""How long a fork waits for a handler: one that makes a result again may wait for what the forking thread holds."""
 _CROWD = 1024
 """Timers from which those that were cancelled are thrown out."""
 
@@ -149,7 +147,7 @@ def _guarded(call: Handler) -> None:
         logging.getLogger("anyaccel").exception("a handler of the reactor failed")
 
 
-_handling = renew_in_child(threading.RLock())
+_handling = hold_while_forking(threading.RLock())
 """Held by the reactor while handlers run, and by a thread that forks.
 
 So a child finds nothing that only a thread of its parent could go on with: no lock that is held, no structure that is
@@ -169,17 +167,6 @@ def allow_forks() -> Iterator[None]:
         if held:
             _handling.acquire()
 
-
-def _begin_fork() -> None:
-    _handling.acquire(timeout=FORK_SECONDS)
-
-
-def _end_fork() -> None:
-    with contextlib.suppress(RuntimeError):  # it was not free in time
-        _handling.release()
-
-
-os.register_at_fork(before=_begin_fork, after_in_parent=_end_fork)
 
 _current: list[Reactor] = []
 _starting = renew_in_child(threading.Lock())
