@@ -169,7 +169,7 @@ class RemoteActor(Member):
                 call.fail(error)
             return
         if value.kind == Kind.BROKEN:
-            self.driver.break_off(value, call)
+            self.driver.break_with(value, call)
             return
         if call is not None and value.started is not None:
             call.future.allocation = notice(value.started).allocation
