@@ -73,12 +73,13 @@ def node_labels(inventory: Inventory) -> dict[str, str]:
 
 def label_name(resource: str, filter_name: str = "") -> str:
     """The label that says of which type the devices of a resource are, or what they all have that a filter asks for."""
-    return PREFIX + label_value(resource) + (f".{filter_name}" if filter_name else "")
+    suffix = f".{filter_name}" if filter_name else ""
+    return PREFIX + label_value(resource, _LONGEST - len(suffix)) + suffix
 
 
-def label_value(text: str) -> str:
-    """Text as the value of a label: letters, digits and ``. _ -``, at most 63, the first and last no sign."""
-    return _UNFIT.sub("-", text).strip("-_.")[:_LONGEST].rstrip("-_.") or "x"
+def label_value(text: str, most: int = _LONGEST) -> str:
+    """Text as the value of a label: so many letters, digits and ``. _ -`` at most, the first and last no sign."""
+    return _UNFIT.sub("-", text).strip("-_.")[:most].rstrip("-_.") or "x"
 
 
 def among(values: Iterable[str]) -> str:
