@@ -13,7 +13,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.scheduler.grammar": ("parse_request",),
         "anyaccel.scheduler.names": ("goes_by",),
         "anyaccel.scheduler.placement": ("Validate",),
-        "anyaccel.scheduler.reasons": ("Reason", "ReasonCode", "Verdict"),
+        "anyaccel.model.verdict": ("Reason", "ReasonCode", "Verdict"),
         "anyaccel.scheduler.scheduler": ("Scheduler",),
         "anyaccel.scheduler.serving": ("rules", "serves"),
         "anyaccel.scheduler.ticket": ("Ticket",),

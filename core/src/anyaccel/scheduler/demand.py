@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from anyaccel.model import UNITS_PER_DEVICE, Value
 from anyaccel.scheduler.bits import bits
 from anyaccel.scheduler.placement import Layout
-from anyaccel.scheduler.plan import Plan
+from anyaccel.scheduler.plan import RequestPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Demand(Value):
         return Decimal(self.units) / UNITS_PER_DEVICE
 
 
-def summarize(layouts: Sequence[Layout], plans: Iterable[Plan], *, infeasible: bool) -> tuple[Demand, ...]:
+def summarize(layouts: Sequence[Layout], plans: Iterable[RequestPlan], *, infeasible: bool) -> tuple[Demand, ...]:
     """Add up requests by the names that they ask for, in the order in which these first occur."""
     quantities: dict[str, list[int]] = {}
     largest: dict[str, int] = {}

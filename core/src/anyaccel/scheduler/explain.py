@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Request, Term, VendorState, format_units, replace
+from anyaccel.model.verdict import Reason, ReasonCode, Verdict
 from anyaccel.scheduler.bits import bits, union
 from anyaccel.scheduler.books import Books
 from anyaccel.scheduler.nearest import nearest
 from anyaccel.scheduler.placement import Layout, Occupancy, Wanted, place, vetoed, want
-from anyaccel.scheduler.plan import Plan
-from anyaccel.scheduler.reasons import Reason, ReasonCode, Verdict
+from anyaccel.scheduler.plan import RequestPlan
 from anyaccel.scheduler.serving import rules
 from anyaccel.text import listed
 
@@ -20,7 +20,7 @@ _TOLD = 4
 """Machines whose reasons are told one by one."""
 
 
-def judge(plan: Plan, machines: Sequence[Books], ahead: Mapping[str, str]) -> Verdict:
+def judge(plan: RequestPlan, machines: Sequence[Books], ahead: Mapping[str, str]) -> Verdict:
     """Say why a request is not served now, or never; of several machines, the first ones are told one by one.
 
     Args:
@@ -218,7 +218,7 @@ def _failed_vendors(layout: Layout, term: Term) -> Iterator[Reason]:
             yield Reason(code=ReasonCode.VENDOR_FAILED, message=message, term=term)
 
 
-def _waiting_behind(plan: Plan, machines: Sequence[Books], ahead: Mapping[str, str]) -> Reason:
+def _waiting_behind(plan: RequestPlan, machines: Sequence[Books], ahead: Mapping[str, str]) -> Reason:
     """Who came first; the devices are told where all of them are of one machine, since ids are unique on one only."""
     devices = _ids(machines[0].layout, _devices(plan.wanted[0])) if len(machines) == 1 else ()
     return Reason(

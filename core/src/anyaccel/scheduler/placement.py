@@ -18,7 +18,7 @@ from anyaccel.model import UNITS_PER_DEVICE, Device, Extent, Inventory, Share, T
 from anyaccel.policy import Need
 from anyaccel.scheduler.bits import bits, union
 from anyaccel.scheduler.filters import counted
-from anyaccel.scheduler.names import Names
+from anyaccel.scheduler.names import DeviceNames
 from anyaccel.scheduler.serving import rules
 from anyaccel.scheduler.topology import Topology, first
 from anyaccel.text import shown
@@ -48,7 +48,7 @@ class Layout:
         if len(self.positions) < len(self.devices):
             name, count = Counter(device.id for device in self.devices).most_common(1)[0]
             raise ValueError(f"devices of a machine must have ids of their own (got {shown(name)} {count} times)")
-        self.names = Names(inventory, known)
+        self.names = DeviceNames(inventory, known)
         self.topology = Topology(self.devices)
         self.usable = self.mask(lambda device: device.usable)
         self.ours = self.mask(lambda device: device.units == UNITS_PER_DEVICE)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Generator, Iterable
 from anyaccel.errors import NotFreeError
 from anyaccel.model import Allocation, Request
 from anyaccel.policy import Waiting
-from anyaccel.scheduler.plan import Plan
+from anyaccel.scheduler.plan import RequestPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import asyncio
     import logging
 
-    from anyaccel.scheduler.reasons import Verdict
+    from anyaccel.model.verdict import Verdict
 
 
 class Ticket:
@@ -42,7 +42,7 @@ class Ticket:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RequestPlan,
         *,
         waiting: Waiting,
         cancel: Callable[[Ticket], bool],

@@ -94,7 +94,7 @@ class Host:
         return notice
 
 
-class Waiting:
+class HostedCall:
     """A call on its way, and somebody who waits for it."""
 
     def __init__(self, call: Call) -> None:
@@ -190,7 +190,7 @@ def run(
     try:
         host, known = host_of(spec, make_node), loaded(order)
         call = Call(known.name, host.node.options(known), host.core.on_cancel)
-        waiting = Waiting(call)
+        waiting = HostedCall(call)
         enter(host, call, body, log)
     except Exception as error:  # noqa: BLE001 - it is the caller's
         return failure(error)

@@ -27,7 +27,7 @@ __all__, __getattr__, __dir__ = face(
             "type_label",
             "unit_instances",
         ),
-        "anyaccel.exports.ray.node": ("Node", "countable", "describe", "unit_variables"),
+        "anyaccel.exports.ray.node": ("RayNode", "countable", "describe", "unit_variables"),
         "anyaccel.exports.ray.targets": ("command", "kuberay", "node_type"),
     },
 )

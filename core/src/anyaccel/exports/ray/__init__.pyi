@@ -18,7 +18,7 @@ from anyaccel.exports.ray.labels import slice_labels as slice_labels
 from anyaccel.exports.ray.labels import slice_resources as slice_resources
 from anyaccel.exports.ray.labels import type_label as type_label
 from anyaccel.exports.ray.labels import unit_instances as unit_instances
-from anyaccel.exports.ray.node import Node as Node
+from anyaccel.exports.ray.node import RayNode as RayNode
 from anyaccel.exports.ray.node import countable as countable
 from anyaccel.exports.ray.node import describe as describe
 from anyaccel.exports.ray.node import unit_variables as unit_variables
