@@ -7,6 +7,7 @@ import sys
 
 from anyaccel.linux import process
 from anyaccel.linux.teardown import Teardown, find_all, find_tree
+from holders import found_by
 from waiting import until
 
 CHAIN = """
@@ -90,13 +91,27 @@ def test_a_tree_is_found_by_either_way(monkeypatch):
     with start("sleep 1000 & sleep 1000 & echo ready; wait") as parent:
         assert parent.stdout.readline() == "ready\n"
         find = find_tree({parent.pid: process.start_time(parent.pid)})
-        found = find()[0].keys()
+        found = found_by(find)
         assert len(found) == 3
         monkeypatch.setattr(os.path, "exists", lambda _: False)  # a kernel without lists of children
-        assert find()[0].keys() == found
-        assert find_tree({parent.pid: process.start_time(parent.pid)})()[0].keys() == found
+        assert found_by(find) == found
+        assert found_by(find_tree({parent.pid: process.start_time(parent.pid)})) == found
         monkeypatch.undo()
         Teardown(find, grace=0).run()
+
+
+def test_a_process_is_ended_as_soon_as_it_is_found():
+    """One that replaces itself all the time is another one when a long look is over."""
+    with start("exec sleep 1000") as moving:
+
+        def look_long(tell):
+            find(tell)
+            moving.wait(60)
+            return True
+
+        find = find_tree({moving.pid: process.start_time(moving.pid)})
+        Teardown(look_long, grace=0).run()
+        assert moving.wait() == -signal.SIGKILL
 
 
 def test_a_number_that_another_process_got_is_left_alone():

@@ -13,7 +13,7 @@ import pytest
 from anyaccel.ledger import Ledger
 from anyaccel.linux import find_tree, process
 from anyaccel.pool import spawning
-from holders import copied, mark_of
+from holders import copied, found_by, mark_of
 from processes import gone, left_of
 from waiting import until
 
@@ -181,7 +181,7 @@ def test_processes_that_fork_while_they_are_killed(pool):
     # The last worker on its way out, and the next one.
     server = spawning.fork_server().pid
     find = find_tree({server: process.start_time(server)})
-    until(lambda: len(find()[0]) <= 3, "the end of all others")
+    until(lambda: len(found_by(find)) <= 3, "the end of all others")
 
 
 def test_what_a_worker_leaves_costs_nobody_else_anything(pool, tmp_path):

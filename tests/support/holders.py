@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from anyaccel.ledger import Ledger
 from anyaccel.ledger.names import parse_lease
 from anyaccel.linux.mark import Mark, carries, limit
+from anyaccel.linux.teardown import Find
 from waiting import PATIENCE, until
 
 COPIER = 61_012
@@ -76,3 +77,10 @@ def mark_of(state: str) -> Mark:
     """The mark of the only lease in a state directory."""
     (mark,) = {lease.mark for name in os.listdir(state) if (lease := parse_lease(name))}
     return mark
+
+
+def found_by(find: Find) -> set[int]:
+    """The processes that a ``Find`` tells of."""
+    found: set[int] = set()
+    assert find(lambda pid, _: found.add(pid))
+    return found

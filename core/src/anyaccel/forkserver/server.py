@@ -50,7 +50,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from anyaccel.linux.teardown import Confirm
+    from anyaccel.linux.teardown import Tell
 
 MOST_DESCRIPTORS = 253
 """The kernel passes no more in one packet."""
@@ -112,9 +112,9 @@ class Family:
         self.due = 0.0
         self.told_stuck = False
 
-    def find(self) -> tuple[Mapping[int, Confirm], bool]:
-        """Find all its living processes."""
-        return find_tree({pid: start_time(pid) or 0 for pid in self.members})()
+    def find(self, tell: Tell) -> bool:
+        """Tell of all its living processes."""
+        return find_tree({pid: start_time(pid) or 0 for pid in self.members})(tell)
 
 
 def stuck(rest: Teardown) -> str:
@@ -332,8 +332,8 @@ class Server:
         """Ask every process of a family to end, by a signal if any, and have it killed after the grace."""
         if family.rest is None:
             family.rest = Teardown(family.find, grace=grace, patience=self.stuck_after, ask=by)
-            for pid in family.find()[0] if by == signal.SIGABRT else ():
-                leave_no_core(pid)
+            if by == signal.SIGABRT:
+                family.find(lambda pid, _: leave_no_core(pid))
         else:
             family.rest.allow(grace)
         family.due = 0.0

@@ -15,7 +15,7 @@ from functools import partial
 from anyaccel.errors import UsageError
 from anyaccel.linux import process
 from anyaccel.linux.mark import Mark
-from anyaccel.linux.teardown import GRACE_SECONDS, find_carriers
+from anyaccel.linux.teardown import GRACE_SECONDS, Confirm, find_carriers
 from anyaccel.model import Value
 from anyaccel.text import duration, elapsed, shown
 
@@ -75,16 +75,17 @@ class EarlySignal(Value):
             How many processes got it.
         """
         sent: set[int] = set()
+
+        def tell(pid: int, confirm: Confirm) -> None:
+            if pid in sent or process.user(pid) != os.getuid() or not process.catches(pid, self.number):
+                return
+            if process.send(pid, self.number, partial(confirm, pid)):
+                sent.add(pid)
+
         find = find_carriers([mark])
         with contextlib.suppress(OSError):  # no descriptor is left to look: the limit ends what runs all the same
             for _ in range(_LOOKS):
-                found, complete = find()
-                for pid in found.keys() - sent:
-                    if process.user(pid) != os.getuid() or not process.catches(pid, self.number):
-                        continue
-                    if process.send(pid, self.number, partial(found[pid], pid)):
-                        sent.add(pid)
-                if complete:
+                if find(tell):
                     break
         return len(sent)
 

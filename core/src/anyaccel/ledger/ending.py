@@ -21,7 +21,7 @@ from anyaccel.ledger.names import LeaseName
 from anyaccel.ledger.record import read_locks
 from anyaccel.linux import process, system
 from anyaccel.linux.descriptors import has_lock, open_files
-from anyaccel.linux.teardown import KILL_SECONDS, Confirm, Teardown, find_carriers
+from anyaccel.linux.teardown import KILL_SECONDS, Teardown, Tell, find_carriers
 from anyaccel.linux.users import user_name
 
 _LOOK_AGAIN = 0.05
@@ -40,7 +40,7 @@ def end(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> t
                 raise LedgerError(
                     f"lease {lease_id} is held by this very process", hint="call release() on the lease itself"
                 )
-        rest = Teardown(partial(_holders, directory, files), grace=grace, user=owner, inside=False, force=force)
+        rest = Teardown(partial(_find_holders, directory, files), grace=grace, user=owner, inside=False, force=force)
         while left := _in_force(directory, files):
             pause = rest.step()
             # With none of its owner's left, it is about to be over, unless something else keeps it.
@@ -68,7 +68,9 @@ def forget(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
                 " processes still use them",
                 hint=f"'anyaccel release {lease_id}' ends the processes",
             )
-        running = [pid for pid in _holders(directory, files)[0] if process.exists(pid)]
+        holders: set[int] = set()
+        _find_holders(directory, files, lambda pid, _: holders.add(pid))
+        running = [pid for pid in holders if process.exists(pid)]
         locks = _device_locks(directory, files)
         for lease in files:
             os.unlink(lease.name, dir_fd=directory)
@@ -120,17 +122,16 @@ def _in_force(directory: int, files: Iterable[LeaseName]) -> list[LeaseName]:
     return [lease for lease in files if found[lease.name].life is not Life.OVER]
 
 
-def _holders(directory: int, files: Iterable[LeaseName]) -> tuple[dict[int, Confirm], bool]:
-    """The processes that the kernel confirms to hold files or to carry their marks, and whether these are all."""
+def _find_holders(directory: int, files: Iterable[LeaseName], tell: Tell) -> bool:
+    """Tell of the processes that the kernel confirms to hold files or to carry their marks: a ``Find``."""
     wanted = set()
     for lease in files:
         with contextlib.suppress(FileNotFoundError):
             found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
             wanted.add((found.st_dev, found.st_ino))
-    holders: dict[int, Confirm] = {pid: lambda _: True for pid, _ in _locked(wanted) if pid != os.getpid()}
-    # Last, since a process that replaces itself all the time has to be met before it does so again.
-    carriers, complete = find_carriers(lease.mark for lease in files)()
-    return {**carriers, **holders}, complete
+    for pid in {pid for pid, _ in _locked(wanted)} - {os.getpid()}:
+        tell(pid, lambda _: True)
+    return find_carriers(lease.mark for lease in files)(tell)
 
 
 def _locked(files: set[File]) -> Iterator[tuple[int, int]]:

@@ -11,6 +11,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.linux.teardown": (
             "GRACE_SECONDS",
             "Confirm",
+            "Tell",
             "Teardown",
             "find_all",
             "find_carriers",

@@ -6,6 +6,7 @@ from anyaccel.linux.process import pid_namespace as pid_namespace
 from anyaccel.linux.teardown import GRACE_SECONDS as GRACE_SECONDS
 from anyaccel.linux.teardown import Confirm as Confirm
 from anyaccel.linux.teardown import Teardown as Teardown
+from anyaccel.linux.teardown import Tell as Tell
 from anyaccel.linux.teardown import find_all as find_all
 from anyaccel.linux.teardown import find_carriers as find_carriers
 from anyaccel.linux.teardown import find_tree as find_tree

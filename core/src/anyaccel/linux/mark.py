@@ -16,7 +16,7 @@ import os
 import resource
 import time
 from _thread import allocate_lock
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 
 from anyaccel.linux import process
@@ -185,30 +185,39 @@ def carriers(marks: Iterable[Mark]) -> Mapping[Mark, tuple[int, ...]] | None:
     Returns:
         Process ids by mark, without marks that no process carries; None when processes start faster than it can look.
     """
-    found, complete = look(marks)
-    return found if complete else None
+    found: dict[Mark, tuple[int, ...]] = {}
+
+    def tell(pid: int, mark: Mark) -> None:
+        if pid not in found.get(mark, ()):
+            found[mark] = (*found.get(mark, ()), pid)
+
+    return found if look(marks, tell) else None
 
 
-def look(marks: Iterable[Mark]) -> tuple[Mapping[Mark, tuple[int, ...]], bool]:
+def look(marks: Iterable[Mark], tell: Callable[[int, Mark], None]) -> bool:
     """Look at all processes for those that are alive and carry one of some marks.
 
     A carrier was forked by a carrier. So a look that is complete and finds none is final. It is complete once a listing
     shows no process that was not looked at. A process is listed after its child only where process ids began anew in
     between: then it lists them once more. A number that was given out again is another process to it.
 
+    Args:
+        marks: The marks; an empty one is carried by none.
+        tell: Called with each process and a mark that it carries, as soon as it is found: what forks and ends all the
+            time has another process id when the look is over. Older ones come first: a shell that is to end must not
+            go on, since what it waits for has been ended before.
+
     Returns:
-        Process ids by mark, without marks that no process carries; and whether the look came to an end: processes may
-        start faster than it can look.
+        Whether the look came to an end: processes may start faster than it can look.
     """
     ranges = {mark: _range(mark) for mark in marks if mark}
     seen: set[tuple[str, int]] = set()
-    found: dict[Mark, tuple[int, ...]] = {}
     before = None
     for _ in range(_ROUNDS if ranges else 0):
         began = _Moment()
         new = set(_listed()) - seen
         if not new and before is not None and before.precedes_in_order(_Moment()):
-            return found, True
+            return True
         before = began
         seen |= new
         for pid in sorted(int(name) for name, _ in new):
@@ -216,9 +225,9 @@ def look(marks: Iterable[Mark]) -> tuple[Mapping[Mark, tuple[int, ...]], bool]:
             if value is None or not 0 <= value < _ALL:
                 continue
             for mark, (low, high) in ranges.items():
-                if low <= value <= high and pid not in found.get(mark, ()) and not process.gone(pid, 0):
-                    found[mark] = (*found.get(mark, ()), pid)
-    return found, not ranges
+                if low <= value <= high and not process.gone(pid, 0):
+                    tell(pid, mark)
+    return not ranges
 
 
 def _listed() -> Iterator[tuple[str, int]]:

@@ -37,18 +37,22 @@ _SHARE = 4.0
 
 Confirm = Callable[[int], bool]
 """Say whether a process is still the one that was found, given its id once no other process can get that."""
-Find = Callable[[], tuple[Mapping[int, Confirm], bool]]
-"""Find the living processes that are to end, this one left out, and say whether these are all."""
+Tell = Callable[[int, Confirm], None]
+"""Take a living process as soon as it is found: what forks and ends all the time is another one a moment later."""
+Find = Callable[[Tell], bool]
+"""Tell of the living processes that are to end, this one left out, and say whether these are all."""
 
 
 def find_carriers(wanted: Iterable[Mark]) -> Find:
     """Return what finds the processes that carry one of some marks; an empty mark is carried by none."""
     wanted = {mark for mark in wanted if mark}
 
-    def find() -> tuple[Mapping[int, Confirm], bool]:
-        found, complete = marks.look(wanted)
-        pids = {pid: mark for mark, carriers in found.items() for pid in carriers if pid != os.getpid()}
-        return {pid: lambda pid, mark=mark: marks.carries(pid, mark) for pid, mark in pids.items()}, complete
+    def find(tell: Tell) -> bool:
+        def tell_other(pid: int, mark: Mark) -> None:
+            if pid != os.getpid():
+                tell(pid, lambda pid: marks.carries(pid, mark))
+
+        return marks.look(wanted, tell_other)
 
     return find
 
@@ -65,7 +69,7 @@ def find_tree(roots: Mapping[int, int]) -> Find:
     """
     known: dict[int, int] = {}
 
-    def find() -> tuple[Mapping[int, Confirm], bool]:
+    def find(tell: Tell) -> bool:
         own = os.getpid()
         left = [*roots.items(), *known.items()]
         left += _children_of(own, lambda pid: pid not in roots and process.group_of(pid) in roots)
@@ -74,9 +78,10 @@ def find_tree(roots: Mapping[int, int]) -> Find:
             if pid not in known and process.started_at(pid, start):
                 known[pid] = start
                 left += _children_of(pid)
+                if pid != own and not process.gone(pid, 0):
+                    tell(pid, partial(process.started_at, start=start))
         known.pop(own, None)
-        living = {pid: start for pid, start in known.items() if not process.gone(pid, 0)}
-        return {pid: partial(process.started_at, start=start) for pid, start in living.items()}, True
+        return True
 
     return find
 
@@ -91,12 +96,11 @@ def _children_of(parent: int, wanted: Callable[[int], bool] = lambda _: True) ->
 def find_all(*finds: Find) -> Find:
     """Return what finds all that some others do."""
 
-    def find() -> tuple[Mapping[int, Confirm], bool]:
-        looks = [each() for each in finds]
-        found: dict[int, Confirm] = {}
-        for pids, _ in looks:
-            found |= pids
-        return found, all(complete for _, complete in looks)
+    def find(tell: Tell) -> bool:
+        complete = True
+        for each in finds:
+            complete &= each(tell)
+        return complete
 
     return find
 
@@ -146,7 +150,7 @@ class Teardown:
         self._force = force
         self.patience = patience
         self._ask = ask
-        self._asked: set[tuple[int, int]] = set()
+        self._asked: set[tuple[int, int, bool]] = set()
         self._below: set[tuple[int, int]] = set()
         self._pause = _SHORTEST_PAUSE
         self._until: float | None = None
@@ -180,28 +184,34 @@ class Teardown:
             self._until = began + self._grace
         if began >= self._until and not self.killing and self._force:
             self.kill()
-        found, complete = self._find()
-        self.own, self.others = self._sort(found)
-        for pid, start in self.own.items():
-            if self._signal(pid, start, found[pid]):
-                self._pause = _SHORTEST_PAUSE  # it forks: looks that come seldom would never end it
+        self.own, self.others = {}, {}
+        fresh = False
+
+        def tell(pid: int, confirm: Confirm) -> None:
+            nonlocal fresh
+            fresh |= self._meet(pid, confirm)
+
+        complete = self._find(tell)
         now = time.monotonic()
         self.expired = now >= self._until and (self.killing or not self._force)
         if self.expired or (complete and not self.own):
             return None
-        pause = max(self._pause, _SHARE * (now - began))
+        if fresh:  # what was killed ends at once; and looks that come seldom would never end what forks
+            self._pause = _SHORTEST_PAUSE
+        pause = self._pause if fresh and self.killing else max(self._pause, _SHARE * (now - began))
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         return max(_SHORTEST_PAUSE, min(pause, self._until - now))
 
-    def _sort(self, found: Iterable[int]) -> tuple[dict[int, int], dict[int, int]]:
-        """Tell our own processes from those of others, each with its start time; one that has gone is neither."""
-        own: dict[int, int] = {}
-        others: dict[int, int] = {}
-        for pid in found:
-            start, user = process.start_time(pid), process.user(pid)
-            if start is not None and user is not None:
-                (own if self._counts(pid, start, user) else others)[pid] = start
-        return own, others
+    def _meet(self, pid: int, confirm: Confirm) -> bool:
+        """Tell whose a process is, and ask or kill one of our own; return whether that is the first time of either."""
+        start, user = process.start_time(pid), process.user(pid)
+        if start is None or user is None or self.own.get(pid) == start:
+            return False
+        if not self._counts(pid, start, user):
+            self.others[pid] = start
+            return False
+        self.own[pid] = start
+        return self._signal(pid, start, confirm)
 
     def _counts(self, pid: int, start: int, user: int) -> bool:
         if self._inside and user != self._user and process.descends(pid):
@@ -209,19 +219,20 @@ class Teardown:
         return (user == self._user or (pid, start) in self._below) and process.may_signal(pid)
 
     def _signal(self, pid: int, start: int, confirm: Confirm) -> bool:
-        """Ask a process to end, or kill it; return whether that is the first time."""
+        """Ask a process to end, or kill it; return whether that is the first time of either."""
 
         def still() -> bool:
             user = process.user(pid)
             meant = process.started_at(pid, start) and confirm(pid)
             return meant and user is not None and self._counts(pid, start, user)
 
-        first = (pid, start) not in self._asked
+        signalled = pid, start, self.killing
+        first = signalled not in self._asked
         if self.killing:
             process.send(pid, signal.SIGKILL, still)
         elif first and (not self._ask or process.send(pid, self._ask, still)):
             process.send(pid, signal.SIGCONT, still)  # a stopped process hears only once it goes on
-        self._asked.add((pid, start))
+        self._asked.add(signalled)
         self.asked.add(pid)
         return first
 

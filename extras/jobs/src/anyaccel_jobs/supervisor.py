@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError
@@ -37,7 +37,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from anyaccel.linux import Confirm
+    from anyaccel.linux import Confirm, Tell
 
 _ASKED = frozenset({signal.SIGTERM, signal.SIGINT})
 """Signals by which a supervisor is asked to end the command."""
@@ -113,11 +113,13 @@ class Supervisor:
         asked, state = False, ""
         everything = find_all(find_carriers([mark]), find_tree(dict([process.me()])))
 
-        def find() -> tuple[Mapping[int, Confirm], bool]:
-            found, complete = everything()
-            if status is None and not rest.killing:  # what has left its process group is the command's to end
-                found = {pid: confirm for pid, confirm in found.items() if process.group_of(pid) == child}
-            return found, complete
+        def find(tell: Tell) -> bool:
+            def tell_its_own(pid: int, confirm: Confirm) -> None:
+                # What has left its process group is the command's to end.
+                if status is not None or rest.killing or process.group_of(pid) == child:
+                    tell(pid, confirm)
+
+            return everything(tell_its_own)
 
         rest = Teardown(find, grace=math.inf)  # until the command has ended, its time is over, or a second signal comes
         tell = partial(time_limit.say_at_end, path=self.job.log)
