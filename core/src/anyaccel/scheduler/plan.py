@@ -9,8 +9,8 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from anyaccel.model import Request
+from anyaccel.model.extent import bits
 from anyaccel.policy import Need
-from anyaccel.scheduler.bits import bits
 from anyaccel.scheduler.books import Books, Placed
 from anyaccel.scheduler.placement import Wanted, needs
 

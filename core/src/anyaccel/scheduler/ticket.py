@@ -35,11 +35,6 @@ class Ticket:
         error: Why it will have no allocation, where waiting for it failed: then ``await`` raises this; else None.
     """
 
-    __slots__ = (
-        "_awaiting", "_cancel", "_place", "_why", "allocation", "cancelled", "error", "note", "number", "on_placed",
-        "plan", "priority", "waiting",
-    )  # fmt: skip
-
     def __init__(
         self,
         plan: RequestPlan,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from anyaccel.engines.remote.cluster import Cluster, Plan, RemoteHost, outcome
 from anyaccel.engines.remote.messages import FAILED, Answer, Order, Spec, Started
 from anyaccel.errors import BrokenWorkerError, UsageError, WorkerError, WorkerStartError
-from anyaccel.model import Allocation, Request
+from anyaccel.model import Allocation, Request, replace
 from anyaccel.pool.actor import ActorState
 from anyaccel.pool.call import BrokenPoolError, Call, Options, Runner, exception_in, settle_call
 from anyaccel.pool.channel import Kind
@@ -71,12 +71,7 @@ class Driver(Engine):
         spec = Spec(
             pool=self.name,
             path=tuple(os.path.abspath(entry) for entry in sys.path),
-            preparation=setting.preparation,
-            preload=setting.preload,
-            grace=setting.grace,
-            early=setting.early,
-            idle=setting.idle,
-            shared=setting.shared,
+            setting=replace(setting, max_workers=None, logs=None, address=None),
         )
         cluster.open(self, dumps_whole(spec))
 
