@@ -42,11 +42,12 @@ from anyaccel.model import (
     replace,
     slot_mask,
 )
+from anyaccel.model.allocation import share_table
+from anyaccel.model.verdict import ReasonCode
 from anyaccel.policy import Need
 from anyaccel.probe import HOST
 from anyaccel.scheduler import Choice, Reason, Verdict, parse_request
 from anyaccel.scheduler.choice import extent_of
-from anyaccel.scheduler.reasons import ReasonCode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -133,8 +134,6 @@ class Hold(OpenLease):
 
     def _repr_html_(self) -> str:
         """Show the devices in a notebook."""
-        from anyaccel.model.html import share_table
-
         state = "released" if self._released else f"held as {self.id or 'nothing'}"
         return share_table(f"{self.allocation.request} {state}", () if self._released else self.allocation.shares)
 

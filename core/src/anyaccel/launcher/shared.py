@@ -20,7 +20,7 @@ from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.model import Allocation, Extent, Inventory, replace
 from anyaccel.policy import Waiting
 from anyaccel.scheduler import Choice, Scheduler, Ticket, Verdict
-from anyaccel.scheduler.plan import Plan
+from anyaccel.scheduler.plan import RequestPlan
 from anyaccel.scheduler.ticket import notify
 
 TYPE_CHECKING = False
@@ -115,12 +115,12 @@ class SharedScheduler(Scheduler):
             self._own.release(key)
         self._others.clear()
 
-    def _waiting(self, plan: Plan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
+    def _waiting(self, plan: RequestPlan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
         if user is not None:
             raise ValueError(f"user must be None where leases are shared: the kernel tells whose they are (got {user})")
         return replace(super()._waiting(plan, number, priority, time, user), seconds=time)
 
-    def _try(self, waiting: Waiting, plan: Plan, note: str) -> Allocation | None:
+    def _try(self, waiting: Waiting, plan: RequestPlan, note: str) -> Allocation | None:
         if not plan.ever_fits:
             return super()._try(waiting, plan, note)
         if self._rivals(waiting, plan.mask, (), self._queue.firsts()):
@@ -135,7 +135,7 @@ class SharedScheduler(Scheduler):
         note_own(lease)
         return self._take(wish, lease, note, waited=0.0)
 
-    def _wish(self, plan: Plan, waiting: Waiting) -> Wish:
+    def _wish(self, plan: RequestPlan, waiting: Waiting) -> Wish:
         inventory, names = self.inventory, self._own.layout.names  # it knows those of devices that were lost, too
         choice = remembered(inventory, plan.request, lambda: Choice(inventory, plan.request, validate, names))
         time = waiting.seconds
@@ -175,14 +175,14 @@ class SharedScheduler(Scheduler):
         wait = self._waits.get(ticket.number)
         return max(own, wait.told) if own and wait else own
 
-    def _judge(self, plan: Plan, waiting: Waiting) -> Verdict:
+    def _judge(self, plan: RequestPlan, waiting: Waiting) -> Verdict:
         held = self._look()
         verdict = held.with_ways_out(super()._judge(plan, waiting))
         if not plan.ever_fits:
             return verdict
         return within_limits(verdict, self._ledger.over_limits(self._wish(plan, waiting).want, waiting.priority))
 
-    def _ahead(self, plan: Plan, waiting: Waiting) -> dict[str, str]:
+    def _ahead(self, plan: RequestPlan, waiting: Waiting) -> dict[str, str]:
         found = super()._ahead(plan, waiting)
         wait = self._waits.get(waiting.number)
         if wait:
