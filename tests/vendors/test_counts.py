@@ -5,7 +5,7 @@ from pathlib import Path
 
 import anyaccel as aa
 import pytest
-from anyaccel.launcher.hold import why
+from anyaccel.launcher.verdicts import why
 
 QUAD = """
 from pathlib import Path

@@ -31,13 +31,13 @@ from anyaccel.launcher.environment import worker_environment as worker_environme
 from anyaccel.launcher.hold import Hold as Hold
 from anyaccel.launcher.hold import acquire as acquire
 from anyaccel.launcher.hold import acquire_async as acquire_async
-from anyaccel.launcher.hold import leases as leases
-from anyaccel.launcher.hold import why as why
 from anyaccel.launcher.launch import Launch as Launch
 from anyaccel.launcher.launch import prepare as prepare
 from anyaccel.launcher.schedulers import open_scheduler as open_scheduler
 from anyaccel.launcher.use import Use as Use
 from anyaccel.launcher.use import use as use
+from anyaccel.launcher.verdicts import leases as leases
+from anyaccel.launcher.verdicts import why as why
 from anyaccel.model import Allocation as Allocation
 from anyaccel.model import Device as Device
 from anyaccel.model import Fractional as Fractional

@@ -7,7 +7,7 @@ from dataclasses import replace
 import anyaccel
 import pytest
 from anyaccel.errors import StateDirectoryError, UsageError
-from anyaccel.launcher.hold import leases
+from anyaccel.launcher.verdicts import leases
 from anyaccel_ray.snapshot import read_snapshot, write_snapshot
 
 

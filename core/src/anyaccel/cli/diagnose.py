@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from anyaccel import configuration
 from anyaccel.configuration import Configuration
 from anyaccel.errors import AnyaccelError, ConfigurationError, LedgerError
-from anyaccel.launcher.hold import leases, why
 from anyaccel.launcher.launch import prepare
+from anyaccel.launcher.verdicts import leases, why
 from anyaccel.ledger import LeaseRecord, Ledger, TicketRecord
 from anyaccel.ledger.diagnosis import diagnose
 from anyaccel.linux import cgroup

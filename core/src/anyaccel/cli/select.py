@@ -13,7 +13,7 @@ from anyaccel.cli import output
 from anyaccel.cli.options import add_request, add_terms, survey
 from anyaccel.cli.output import take_fields
 from anyaccel.errors import NeverFitsError
-from anyaccel.launcher.hold import over_limits, within_limits
+from anyaccel.launcher.verdicts import over_limits, within_limits
 from anyaccel.model import format_units
 
 EXAMPLES = (

@@ -8,7 +8,7 @@ import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import add_request, add_terms, survey
 from anyaccel.errors import NeverFitsError, NotFreeError
-from anyaccel.launcher.hold import starts
+from anyaccel.launcher.verdicts import starts
 
 EXAMPLES = (
     ("anyaccel why GPU:8", "does it fit, and what holds it up"),

@@ -10,7 +10,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.launcher.command": ("run",),
         "anyaccel.launcher.detached": ("JOB_NAME", "fork_child", "start_detached"),
         "anyaccel.launcher.environment": ("WorkerEnvironment", "worker_environment"),
-        "anyaccel.launcher.hold": ("Hold", "acquire", "acquire_async", "leases", "take_async", "why"),
+        "anyaccel.launcher.hold": ("Hold", "acquire", "acquire_async", "take_async"),
         "anyaccel.launcher.launch": ("Launch", "prepare"),
         "anyaccel.launcher.monitor": ("end_in_time",),
         "anyaccel.launcher.options": ("AcquireOptions", "StartOptions"),
@@ -18,6 +18,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.launcher.schedulers": ("open_scheduler",),
         "anyaccel.launcher.start": ("become", "check_program", "not_started"),
         "anyaccel.launcher.use": ("Use", "refuse_if_loaded"),
+        "anyaccel.launcher.verdicts": ("leases", "why"),
     },
 )
 __all__ += ["time_limit"]

@@ -11,9 +11,7 @@ from anyaccel.launcher.environment import worker_environment as worker_environme
 from anyaccel.launcher.hold import Hold as Hold
 from anyaccel.launcher.hold import acquire as acquire
 from anyaccel.launcher.hold import acquire_async as acquire_async
-from anyaccel.launcher.hold import leases as leases
 from anyaccel.launcher.hold import take_async as take_async
-from anyaccel.launcher.hold import why as why
 from anyaccel.launcher.launch import Launch as Launch
 from anyaccel.launcher.launch import prepare as prepare
 from anyaccel.launcher.monitor import end_in_time as end_in_time
@@ -26,3 +24,5 @@ from anyaccel.launcher.start import check_program as check_program
 from anyaccel.launcher.start import not_started as not_started
 from anyaccel.launcher.use import Use as Use
 from anyaccel.launcher.use import refuse_if_loaded as refuse_if_loaded
+from anyaccel.launcher.verdicts import leases as leases
+from anyaccel.launcher.verdicts import why as why

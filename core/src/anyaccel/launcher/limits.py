@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 
 from anyaccel.errors import EnforcementError, UsageError
-from anyaccel.launcher.environment import WorkerEnvironment, WorkerGroup, amended
+from anyaccel.launcher.environment import WorkerEnvironment, WorkerGroup, amended, with_shares
 from anyaccel.linux import cgroup
 from anyaccel.linux.cgroup import UnavailableError
-from anyaccel.model import Grant, replace
+from anyaccel.model import Share, replace
 from anyaccel.text import size
 
 DMEM = "cgroup dmem"
@@ -69,29 +69,23 @@ def limited(made: WorkerEnvironment, memory: int | None = None, *, direct: bool 
     Raises:
         EnforcementError: When ``memory`` is given and cannot be held.
     """
-    if memory is None and not made.regions:
-        return made
     host = {} if memory is None else {"memory.max": str(memory), cgroup.SWAP: "0"}
-    through = None if direct else made.values
+    most: dict[str, int] = {}
+    for region, held in made.regions.values():
+        most[region] = most.get(region, 0) + held
+    devices = {"dmem.max": "\n".join(f"{region} {held}" for region, held in most.items())} if most else {}
     unlimited = ""
-    if made.regions:
-        most: dict[str, int] = {}
-        for region, held in made.regions.values():
-            most[region] = most.get(region, 0) + held
-        devices = {"dmem.max": "\n".join(f"{region} {held}" for region, held in most.items())}
+    for limits in filter(None, (host | devices, host) if devices else (host,)):
         try:
-            path, before = cgroup.make(host | devices, through)
+            path, before = cgroup.make(limits, None if direct else made.values)
         except (OSError, UnavailableError) as error:
+            if limits is host:
+                raise _cannot(error) from error
             unlimited = str(error)
         else:
-            return _said(made, WorkerGroup(path=path, before=before), memory, dmem=True)
-    if not host:
-        return replace(made, unlimited=unlimited)
-    try:
-        path, before = cgroup.make(host, through)
-    except (OSError, UnavailableError) as error:
-        raise _cannot(error) from error
-    return _said(replace(made, unlimited=unlimited), WorkerGroup(path=path, before=before), memory, dmem=False)
+            made = replace(made, unlimited=unlimited)
+            return _said(made, WorkerGroup(path=path, before=before), memory, dmem=limits is not host)
+    return replace(made, unlimited=unlimited)
 
 
 def remove(group: WorkerGroup) -> str:
@@ -115,12 +109,10 @@ def _said(made: WorkerEnvironment, group: WorkerGroup, memory: int | None, *, dm
     """Say what a group holds a worker to."""
     allocation = replace(made.allocation, host_memory_bytes=memory)
     if dmem:
-        grants = []
-        for grant in allocation.grants:
-            shares = (
-                replace(share, memory_by=DMEM) if share.device.id in made.regions and not share.whole else share
-                for share in grant.shares
-            )
-            grants.append(Grant(term=grant.term, shares=tuple(shares)))
-        allocation = replace(allocation, grants=tuple(grants))
+
+        def held(share: Share) -> Share:
+            here = share.device.id in made.regions and not share.whole
+            return replace(share, memory_by=DMEM) if here else share
+
+        allocation = with_shares(allocation, held)
     return replace(amended(made, allocation), group=group)

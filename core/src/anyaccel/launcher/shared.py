@@ -11,8 +11,9 @@ from time import monotonic
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
 from anyaccel.launcher.choosing import KnownNames, remembered, validate
-from anyaccel.launcher.hold import Held, Wish, beyond_limits, within_limits
+from anyaccel.launcher.hold import Wish
 from anyaccel.launcher.usage import OpenLease
+from anyaccel.launcher.verdicts import ActiveLeases, beyond_limits, within_limits
 from anyaccel.launcher.waits import note_own
 from anyaccel.ledger import Choose, Lease, LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
@@ -98,9 +99,9 @@ class SharedScheduler(Scheduler):
                 settled.append(ticket)
         return settled
 
-    def _look(self) -> Held:
+    def _look(self) -> ActiveLeases:
         """Count what everybody holds now."""
-        held = Held.of(self.inventory, self._ledger, self._environ)
+        held = ActiveLeases.of(self.inventory, self._ledger, self._environ)
         self._forget_others()
         self._own.recount()
         self._arrangement.note(0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from anyaccel.errors import NeverFitsError, StateDirectoryError
 from anyaccel.launcher.choosing import KnownNames, local_scheduler, validate
-from anyaccel.launcher.hold import Scope
+from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.usage import OpenLease, Usage
 from anyaccel.ledger import Want
 from anyaccel.linux import mark as marks

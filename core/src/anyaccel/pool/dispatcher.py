@@ -34,10 +34,11 @@ from anyaccel.errors import (
 from anyaccel.forkserver.client import Gone
 from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
-from anyaccel.launcher.hold import Scope, why
 from anyaccel.launcher.launch import check_start
+from anyaccel.launcher.scope import Scope
 from anyaccel.launcher.usage import Usage
 from anyaccel.launcher.use import in_use
+from anyaccel.launcher.verdicts import why
 from anyaccel.ledger import Ledger
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
