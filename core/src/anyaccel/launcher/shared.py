@@ -6,7 +6,8 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from time import monotonic
 
 from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
@@ -26,9 +27,6 @@ from anyaccel.scheduler.ticket import notify
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-    from typing import Any
-
     from anyaccel.launcher.options import AcquireOptions
 
 _LAST = 1 << 62
@@ -254,8 +252,7 @@ class _Wait:
         self.place = Place()
         self.told = 0
         self.began = monotonic()
-        self._turn = asyncio.Lock()
-        self._future: Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     def tell(self, place: int, records: tuple[LeaseRecord, ...]) -> None:  # noqa: ARG002 -- asked for when somebody asks
         """Take down the place."""
@@ -263,18 +260,27 @@ class _Wait:
 
     def start(self, run: Callable[[], Awaitable[None]]) -> None:
         """Wait, once what waited before has ended. Any thread may call it, like the next."""
-
-        async def wait() -> None:
-            async with self._turn:
-                await run()
-
-        self.stop()
-        self._future = _waiters.start(wait())
+        _waiters.call(self._start, run)
 
     def stop(self) -> None:
         """Wait no more."""
-        if self._future is not None:
-            self._future.cancel()
+        with suppress(RuntimeError):  # the process is at its end, where it has left the line
+            _waiters.call(self._stop)
+
+    def _start(self, run: Callable[[], Awaitable[None]]) -> None:
+        previous = self._task
+        self._stop()
+        self._task = asyncio.get_running_loop().create_task(_after(previous, run))
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+async def _after(previous: asyncio.Task[None] | None, run: Callable[[], Awaitable[None]]) -> None:
+    if previous is not None:
+        await asyncio.wait([previous])
+    await run()
 
 
 class _Waiters:
@@ -286,15 +292,15 @@ class _Waiters:
         self._inherited: list[asyncio.AbstractEventLoop] = []
         tidy_in_child(self._forget)
 
-    def start(self, wait: Coroutine[Any, Any, None]) -> Future[None]:
-        """Have the thread wait."""
+    def call(self, function: Callable[..., None], *arguments: object) -> None:
+        """Have the thread call a function."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 thread = threading.Thread(target=self._loop.run_forever, name="anyaccel line", daemon=True)
                 thread.start()
                 atexit.register(self._end, self._loop, thread)
-            return asyncio.run_coroutine_threadsafe(wait, self._loop)
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     @staticmethod
     def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
