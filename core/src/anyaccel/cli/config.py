@@ -11,9 +11,8 @@ import os
 from anyaccel import configuration
 from anyaccel.cli import output
 from anyaccel.cli.diagnose import diagnose_file
-from anyaccel.cli.doctor import line
+from anyaccel.cli.doctor import finding_json, line
 from anyaccel.errors import UsageError
-from anyaccel.inventory.diagnose import Diagnosis
 from anyaccel.text import printable
 
 EXAMPLES = (
@@ -62,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
         if not file.found and file.path:
             output.say(f"there is no {file.path}")
     for finding in diagnose_file(lambda: files[0]):
-        output.say_folded(line(Diagnosis(vendor="", finding=finding)))
+        output.say_folded(line(finding))
     return 0
 
 
@@ -77,13 +76,11 @@ def _check(args: argparse.Namespace) -> int:
     else:
         found = tuple(diagnose_file(lambda: configuration.read_draft(path, kind)))
     if args.json:
-        findings = [
-            {"severity": each.severity.value, "message": each.reason, "fix": each.remedy or None} for each in found
-        ]
+        findings = [finding_json(each) for each in found]
         output.print_json("config_check/1", {"path": path, "whose": kind, "well": not found, "findings": findings})
         return 1 if found else 0
     for each in found:
-        output.print_folded(line(Diagnosis(vendor="", finding=each)))
+        output.print_folded(line(each))
     if not found:
         whose = "the machine's file" if kind == "machine" else "a file of your own"
         output.print_line(f"{printable(path)!r} is well, as {whose}")
