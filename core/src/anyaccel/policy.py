@@ -198,7 +198,12 @@ class Policy(Value):
     @property
     def plain(self) -> bool:
         """Whether the order is that of priority and arrival, without limits: it depends on nothing that is held."""
-        return not self.fair_shares and self.patience is None and not self.users and self.limits == _NO_LIMITS
+        return (
+            not self.fair_shares
+            and self.patience is None
+            and not self.users
+            and (self.limits is _NO_LIMITS or self.limits == _NO_LIMITS)
+        )
 
     @classmethod
     def of(cls, configuration: Configuration) -> Policy:

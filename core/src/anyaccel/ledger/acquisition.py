@@ -402,7 +402,7 @@ class Acquisition:
             if want.device_locks:
                 self._device_locks.open(choice, want.device_locks)
                 locks = tuple(each.path for device in choice for each in want.device_locks.get(device, ()))
-            body = record.write_body(want.request, self._note, confined=want.confined, locks=locks)
+            body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
             mark = want.mark(marked) if want.mark else ()  # before the lock: it may look at all processes
             for device in choice:
                 file = self._files[device] = LockedFile(self._state.path)

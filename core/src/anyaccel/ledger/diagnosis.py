@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from anyaccel.errors import LedgerError
 from anyaccel.ledger.directory import NoStateDirectoryError, StateDirectory, find
 from anyaccel.ledger.filesystem import file_system
-from anyaccel.ledger.listing import Listing, debris, read, states
+from anyaccel.ledger.listing import Listing, debris, owner_of, read, states
 from anyaccel.ledger.lockfile import Life, look, obstacle
 from anyaccel.ledger.names import without_scope
 from anyaccel.ledger.places import MACHINE_WIDE, PRIVATE, VARIABLE, private_directories, private_places
@@ -144,12 +144,10 @@ def _closed(state: StateDirectory, directory: int) -> Iterator[Finding]:
 def _left(state: StateDirectory, directory: int) -> Iterator[Finding]:
     """Files of those who are gone that we cannot remove: each costs everybody a look. Ours go by themselves."""
     users: dict[str, int] = {}
-    dead = _dead(directory, read(directory))
-    for name in dead:
-        with contextlib.suppress(OSError):
-            owner = os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid
-            if os.geteuid() not in (0, owner, os.fstat(directory).st_uid):
-                users[user_name(owner)] = users.get(user_name(owner), 0) + 1
+    for name in _dead(directory, read(directory)):
+        uid = owner_of(directory, name)
+        if uid is not None and os.geteuid() not in (0, uid, os.fstat(directory).st_uid):
+            users[user_name(uid)] = users.get(user_name(uid), 0) + 1
     if users:
         count = sum(users.values())
         message = (

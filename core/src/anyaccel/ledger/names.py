@@ -235,7 +235,7 @@ def lease_name(  # noqa: PLR0917 -- in the order of the name
     return f"v2.{_named(device)}.{extent.units}{slots}.{pid}.{start}.{marked:016x}{term}.{nonce}"
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2048)
 def _named(device: str) -> str:
     """How the name of a lease says its device."""
     vendor, own = vendor_and_id(device)
@@ -256,7 +256,7 @@ def _room(vendor: str) -> int:
     return _ESCAPED_LENGTH - len(vendor) - 1 if vendor else _ESCAPED_LENGTH
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=2048)
 def parse_lease(name: str) -> LeaseName | None:
     """Read a lease's name; None when it is none, or says of which device in no way that we know."""
     match = _LEASE.fullmatch(name)
@@ -300,7 +300,7 @@ def _read_extent(units: str, slots: str) -> Extent | None:
     return Extent(number, mask) if mask and 0 < number <= UNITS_PER_DEVICE else None
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=2048)
 def parse_ticket(name: str) -> TicketName | None:
     """Read a ticket's name; None when it is none."""
     match = _TICKET.fullmatch(name)
@@ -336,7 +336,6 @@ def hashes(candidates: frozenset[str]) -> frozenset[int]:
     return frozenset(map(hash_device, candidates))
 
 
-@lru_cache(maxsize=4096)
 def hash_device(device: str) -> int:
     """A device as the number that tickets compare."""
     return zlib.crc32(device.encode())

@@ -117,8 +117,7 @@ def make(path: str, mode: int, fill: Callable[[int], None]) -> None:
         fill: Puts in what belongs into one for all users, given its descriptor.
 
     Raises:
-        FileExistsError: When there is something already.
-        OSError: When it cannot be made.
+        OSError: When it cannot be made, as where there is something already.
     """
     name = path if mode != MODE_SHARED else f"{path}{hidden_name()}"
     os.mkdir(name, MODE_PRIVATE)
@@ -131,10 +130,12 @@ def make(path: str, mode: int, fill: Callable[[int], None]) -> None:
         finally:
             os.close(descriptor)
         if name != path:
-            _rename_directory(name, path)
+            os.rename(name, path)
     except BaseException:
-        if name != path:  # nobody else uses it
-            _remove_directory(name)
+        if name != path:
+            import shutil
+
+            shutil.rmtree(name, ignore_errors=True)
         raise
 
 
@@ -168,23 +169,6 @@ def _foreign(path: str, uid: int) -> StateDirectoryError:
         f"to root or to you",
         hint=f"'chown root {path}', or set {VARIABLE} to another directory",
     )
-
-
-def _rename_directory(name: str, path: str) -> None:
-    """Give a directory its name, unless there is something that it cannot take the place of."""
-    try:
-        os.rename(name, path)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
-        raise
-
-
-def _remove_directory(path: str) -> None:
-    with contextlib.suppress(OSError):
-        for name in os.listdir(path):
-            os.unlink(f"{path}/{name}")
-        os.rmdir(path)
 
 
 def refused(path: str, error: OSError) -> StateDirectoryError:

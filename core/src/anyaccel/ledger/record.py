@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from functools import lru_cache
 
 from anyaccel.ledger.listing import Listing, states
 from anyaccel.ledger.lockfile import Life, read_body
@@ -134,6 +135,10 @@ def write_body(request: str, note: str, *, confined: bool = False, **more: Any) 
         "confined": confined,
     }
     return json.dumps(words | more, ensure_ascii=False).encode(errors="replace")
+
+
+lease_body = lru_cache(maxsize=64)(write_body)
+"""The same for a lease, of which nothing depends on the moment: a tenth of the time of a lease and back."""
 
 
 def add_reason(body: bytes, reason: str) -> bytes:

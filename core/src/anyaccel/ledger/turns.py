@@ -89,7 +89,7 @@ def facts_of(directory: int, name: str, *, brief: bool = False) -> Waiting | Non
     return found
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=2048)
 def _named(name: str) -> Waiting | None:
     """What the name of a ticket says."""
     ticket = parse_ticket(name)
