@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from anyaccel.cli.cancel import cancel_by_id as cancel_by_id
-    from anyaccel.cli.devices_table import Row as Row
+    from anyaccel.cli.devices_table import DeviceRow as DeviceRow
     from anyaccel.cli.devices_table import laid_out as laid_out
     from anyaccel.cli.devices_table import megahertz as megahertz
     from anyaccel.cli.devices_table import since as since
@@ -42,7 +42,7 @@ else:
         __name__,
         {
             "anyaccel.cli.cancel": ("cancel_by_id",),
-            "anyaccel.cli.devices_table": ("Row", "laid_out", "megahertz", "since", "used_of"),
+            "anyaccel.cli.devices_table": ("DeviceRow", "laid_out", "megahertz", "since", "used_of"),
             "anyaccel.cli.options": (
                 "add_command",
                 "add_launch",

@@ -135,8 +135,7 @@ class _Running:
             for _ in range(16 if self.output >= 0 else 0):
                 chunk = os.read(self.output, 1 << 16)
                 if not chunk:
-                    os.close(self.output)
-                    self.output = -1
+                    self._close_output()
                     break
                 self._printed += chunk
                 del self._printed[:-PRINTED_LIMIT]
@@ -166,8 +165,11 @@ class _Running:
         """Take no further notice of it."""
         self.calls.close()
         if self.output >= 0:
-            os.close(self.output)
-            self.output = -1
+            self._close_output()
+
+    def _close_output(self) -> None:
+        output, self.output = self.output, -1  # first: a fork in between would close it a second time
+        os.close(output)
 
     def _abort(self) -> None:
         from anyaccel.linux.process import state
