@@ -67,9 +67,8 @@ else:
 VERSION = (["--version"], ["-V"])
 """Arguments that ask for the version, and stand alone."""
 ALLOCATIONS = 50_000
-"""Objects after which the garbage collector looks for garbage. What a command imports is none, and after each 700
-objects, as is usual, the collector would write to the memory that the command shares with its fork server, which the
-kernel copies then: a quarter of the processor time of ``anyaccel`` on a machine of eight devices."""
+"""Objects after which the garbage collector looks for garbage. What a command imports is none, and to look after each
+700, as is usual, takes a tenth of the processor time of ``anyaccel`` on a machine of eight devices."""
 
 
 def program() -> NoReturn:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
     from typing import Any, Protocol, TypeVar
 
-    class Child(Protocol):
+    class ProcessOwner(Protocol):
         """What owns a process of a fork server."""
 
         def ended(self, gone: Gone) -> object:
@@ -102,7 +102,7 @@ class ForkServer:
     def spawn(
         self,
         number: int,
-        child: Child,
+        child: ProcessOwner,
         target: str,
         descriptors: Sequence[int],
         *,

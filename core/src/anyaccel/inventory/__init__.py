@@ -6,7 +6,7 @@ __all__, __getattr__, __dir__ = face(
     __name__,
     {
         "anyaccel.inventory.contested": ("contest",),
-        "anyaccel.inventory.names": ("Names",),
+        "anyaccel.inventory.names": ("VendorNames",),
         "anyaccel.inventory.record": ("EXPECTED", "write_expected"),
     },
 )

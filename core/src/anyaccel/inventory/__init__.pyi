@@ -1,4 +1,4 @@
 from anyaccel.inventory.contested import contest as contest
-from anyaccel.inventory.names import Names as Names
+from anyaccel.inventory.names import VendorNames as VendorNames
 from anyaccel.inventory.record import EXPECTED as EXPECTED
 from anyaccel.inventory.record import write_expected as write_expected

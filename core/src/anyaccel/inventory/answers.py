@@ -29,7 +29,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from anyaccel.inventory.names import Names
+    from anyaccel.inventory.names import VendorNames
     from anyaccel.vendors.process import Enough, VendorProcess
 
 _NUMBER = re.compile(r"[0-9]{1,9}(?=[^/]*$)")
@@ -166,7 +166,7 @@ def product_names(outcome: Outcome) -> list[str] | None:
     return [each for each in names if isinstance(each, str)] if isinstance(names, list) else None
 
 
-def check_products(machine: Machine, answers: Answers, names: Names) -> dict[str, tuple[Simulated, ...]]:
+def check_products(machine: Machine, answers: Answers, names: VendorNames) -> dict[str, tuple[Simulated, ...]]:
     """Refuse a simulation of something that no plug-in knows, or that several know under one name.
 
     Returns:

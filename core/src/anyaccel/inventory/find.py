@@ -85,14 +85,16 @@ def _ask(
 ) -> tuple[list[VendorReport], list[Device]]:
     """Ask the vendors that may be there; how each fared, and their devices."""
     from anyaccel.inventory import answers
-    from anyaccel.inventory.names import Names
+    from anyaccel.inventory.names import VendorNames
     from anyaccel.vendors.process import ask
 
     detect = partial(ask, "detect", timeout=timeout, environ=environ, sources=sources)
     unnamed = [vendor for vendor, signs in present.items() if signs is None or signs.names is None]
     enough = None if request is None else answers.enough_for(request, present, sources)
     outcomes, _ = detect(machine, vendors=present, enough=enough, more={each: {"names": True} for each in unnamed})
-    names = Names(sources, said, {vendor: answers.product_names(outcome) for vendor, (_, outcome) in outcomes.items()})
+    names = VendorNames(
+        sources, said, {vendor: answers.product_names(outcome) for vendor, (_, outcome) in outcomes.items()}
+    )
     if machine.simulated:
         for vendor, own in answers.check_products(machine, outcomes, names).items():
             rest = replace(machine, products=own)

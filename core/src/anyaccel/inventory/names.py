@@ -30,7 +30,7 @@ class Owner(NamedTuple):
         return f"a product of {self.vendor}" if self.kind == "product" else f"the {self.kind} of {self.vendor}"
 
 
-class Names:
+class VendorNames:
     """The names of all vendors whose plug-ins are installed, also of those that are not on the machine.
 
     Args:

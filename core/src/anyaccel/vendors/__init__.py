@@ -59,24 +59,6 @@ def begin() -> None:
         return
 
 
-def import_meanwhile(module: str) -> None:
-    """Have a module imported while the first vendors that are called answer: one that the caller needs after that.
-
-    It is imported when the calls are sent, so not at all where no vendor is called. What a command needs of leases and
-    launching takes as long to import as a vendor to answer.
-    """
-    _wanted.append(module)
-
-
-def import_wanted() -> None:
-    """Import what the function above was told."""
-    while _wanted:
-        __import__(_wanted.pop())
-
-
-_wanted: list[str] = []
-
-
 def begin_for(machine: str | None, environ: Mapping[str, str]) -> None:
     """Do so where another machine than this host is named, whose vendors are asked without a look at this one."""
     if (machine or environ.get(MACHINE_VARIABLE) or HOST) != HOST:
@@ -88,3 +70,22 @@ def close() -> None:
     if process := sys.modules.get("anyaccel.vendors.process"):
         process.close()
     client.close_all(client.ForkServer)
+
+
+_wanted: list[str] = []
+
+
+def import_meanwhile(module: str) -> None:
+    """Have a module imported while the first vendors that are called answer: one that the caller needs after that.
+
+    It is imported when the calls are sent, so not at all where no vendor is called. What a command needs of leases and
+    launching takes as long to import as a vendor to answer.
+    """
+    _wanted.append(module)
+
+
+def import_wanted() -> None:
+    """Import what the function above was told."""
+    for module in tuple(_wanted):
+        __import__(module)
+    _wanted.clear()

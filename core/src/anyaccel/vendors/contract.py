@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from anyaccel.vendors.discovery import Source
 
-    class Asked(Protocol):
+    class AskedPlugin(Protocol):
         """A plug-in that was asked."""
 
         source: Source
@@ -283,14 +283,14 @@ class Hook(NamedTuple):
 
     name: str
     answer: Any
-    check: Callable[[Any, Told, Asked], Iterable[str]] = lambda *_: ()
+    check: Callable[[Any, Told, AskedPlugin], Iterable[str]] = lambda *_: ()
     shape: str = ""
     listed: str = ""
     required: bool = False
     default: Callable[[Told], Any] = lambda _: None
     seconds: float | None = 5.0
 
-    def faults(self, value: Any, told: Told, asked: Asked) -> Iterator[str]:
+    def faults(self, value: Any, told: Told, asked: AskedPlugin) -> Iterator[str]:
         """Name what is wrong with an answer; None is one where the type has it."""
         if value is None and isinstance(self.answer, UnionType):
             return

@@ -30,11 +30,11 @@ def entry_points(group: str) -> list[Found]:
     """
     try:
         return [found for directory in _distributions() for found in _read(directory, group)]
-    except _NotUnderstoodError:
+    except _OtherFinderError:
         return _with_importlib(group)
 
 
-class _NotUnderstoodError(Exception):
+class _OtherFinderError(Exception):
     """Raised when the module path has something that only :mod:`importlib.metadata` understands."""
 
 
@@ -42,20 +42,20 @@ def _distributions() -> Iterator[str]:
     """The directories of metadata on the module path, one for each distribution, that which counts.
 
     Raises:
-        _NotUnderstoodError: When there may be others.
+        _OtherFinderError: When there may be others.
     """
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")]
     if finders != [importlib.machinery.PathFinder]:
-        raise _NotUnderstoodError
+        raise _OtherFinderError
     seen = set()
     path: list[object] = [*sys.path]
     for entry in path:
         if not isinstance(entry, str) or entry.lower().endswith(".egg"):
-            raise _NotUnderstoodError
+            raise _OtherFinderError
         try:
             children = os.listdir(entry or ".")
         except NotADirectoryError as error:  # an archive
-            raise _NotUnderstoodError from error
+            raise _OtherFinderError from error
         except OSError:
             continue
         for child in children:
@@ -64,7 +64,7 @@ def _distributions() -> Iterator[str]:
             stem, suffix = os.path.splitext(child)
             name = _normalized(stem.partition("-")[0])
             if not name or not suffix.islower():
-                raise _NotUnderstoodError
+                raise _OtherFinderError
             if name not in seen:
                 seen.add(name)
                 yield os.path.join(entry, child)

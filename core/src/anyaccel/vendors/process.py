@@ -371,7 +371,7 @@ def ask(
     return {each.source.vendor: (each.source, outcomes[each]) for each in chosen}, problems
 
 
-class Known(Value):
+class KnownVendor(Value):
     """What a plug-in knows without a machine.
 
     Attributes:
@@ -383,7 +383,7 @@ class Known(Value):
     products: tuple[Product, ...]
 
 
-def known() -> tuple[list[Known], list[Problem]]:
+def known() -> tuple[list[KnownVendor], list[Problem]]:
     """Ask the installed plug-ins what they know without a machine; also the problems of those that cannot say."""
     answers, problems = ask("products", Machine())
     found = []
@@ -391,7 +391,7 @@ def known() -> tuple[list[Known], list[Problem]]:
         products, problem = answer_in("products", source, outcome)
         try:
             if problem is None:
-                found.append(Known(info=process_of(source).info, products=products))
+                found.append(KnownVendor(info=process_of(source).info, products=products))
                 continue
         except PluginError as error:
             problem = error.problem

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from anyaccel.errors import EnvConflictError, PluginError
-from anyaccel.inventory import Names, contest
+from anyaccel.inventory import VendorNames, contest
 from anyaccel.launcher import worker_environment
 from anyaccel.model import (
     UNITS_PER_DEVICE,
@@ -103,7 +103,7 @@ def _names_of_others(subject: Subject, others: Sequence[Source]) -> Iterator[str
     """Tags, and names of products, that are another vendor's."""
     sources = [subject.source, *others]
     products = {source.vendor: _product_names(source) for source in sources}
-    names = Names(sources, presence.declared(sources), products)
+    names = VendorNames(sources, presence.declared(sources), products)
     tags = [tag for machine in subject.machines for device in machine.known_devices for tag in device.tags]
     for tag in dict.fromkeys((*tags, *products[subject.source.vendor])):
         if owner := names.owner(tag, subject.source.vendor, sharing=False):
