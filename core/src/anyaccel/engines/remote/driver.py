@@ -19,7 +19,7 @@ from anyaccel.engines.remote.messages import FAILED, Answer, Order, Spec, Starte
 from anyaccel.errors import BrokenWorkerError, UsageError, WorkerError, WorkerStartError
 from anyaccel.model import Allocation, Request, replace
 from anyaccel.pool.actor import ActorState
-from anyaccel.pool.call import BrokenPoolError, Call, Options, Runner, exception_in, settle_call
+from anyaccel.pool.call import Call, Options, Runner, exception_in, settle_call
 from anyaccel.pool.channel import Kind
 from anyaccel.pool.engine import Engine, Setting
 from anyaccel.pool.payload import Pickled, dumps, dumps_whole, loads
@@ -44,25 +44,17 @@ class Driver(Engine):
         setting: What the pool is to do.
 
     Attributes:
-        lock: Held over every look at what calls wait and run.
         members: Calls and actors that the cluster knows of.
-        broken: Why no call can be run, or None.
-        foreign: Whether we are a fork of the process that the pool belongs to.
         attended: Whether the last answer came through the thread of somebody who waited for it.
     """
 
     def __init__(self, cluster: Cluster[Any], setting: Setting) -> None:
+        super().__init__(setting)
         self.cluster = cluster
-        self.setting = setting
-        self.lock = threading.Lock()
         self.members: set[Member] = set()
-        self.broken: BrokenPoolError | None = None
-        self.foreign = False
         self.name = secrets.token_hex(8)
         self._numbers = count()
         self._waiting: deque[Call] = deque()
-        self.closed = False
-        self._drained = threading.Event()
         self.attended = False
         self._postponed: deque[Awaited] = deque()
         self._looks = False
@@ -181,7 +173,7 @@ class Driver(Engine):
             call.future.cancel()
         self.settle()
         if wait and not reactor().inside:
-            self._drained.wait()
+            self.drained.wait()
             self.cluster.close()
 
     def settle(self) -> None:
@@ -197,21 +189,19 @@ class Driver(Engine):
                 call.actor.close()
         for member in members:
             member.leave()
-        if not members and not waiting and not self._drained.is_set():
-            self._drained.set()
+        if not members and not waiting and not self.drained.is_set():
+            self.drained.set()
             threading.Thread(target=self.cluster.close, name="anyaccel close", daemon=True).start()
 
-    def break_off(self, answer: Answer, call: Call | None) -> None:
+    def unfinished(self) -> list[Call]:
+        """Calls that wait, or run."""
+        with self.lock:
+            return [*self._waiting, *(call for member in self.members for call in member.outstanding)]
+
+    def break_with(self, answer: Answer, call: Call | None) -> None:
         """A worker could not be set up, says an answer to a call: no other will be."""
         cause = exception_in(answer.message(), plain=False)  # its host says so, which has read the worker's answer
-        error = BrokenPoolError(f"the pool is broken: setting up a worker failed with {type(cause).__name__}: {cause}")
-        error.__cause__ = cause
-        with self.lock:
-            self.broken = self.broken or error
-            unfinished = [*self._waiting, *(call for member in self.members for call in member.outstanding)]
-        for each in (*unfinished, *([] if call is None else [call])):
-            each.fail(self.broken)
-        self.stop(self.setting.grace)
+        self.break_off(cause, *([] if call is None else [call]))
 
     def discard(self, member: Member) -> None:
         """A call is over, or an actor."""
@@ -466,7 +456,7 @@ class RemoteCall(Member):
         if call is not None and news.kind == FAILED:
             self._fail(call, loads(news.data))
         elif call is not None and news.kind == Kind.BROKEN:
-            self.driver.break_off(news, call)
+            self.driver.break_with(news, call)
         elif call is not None:
             settle_call(call, news.message(), plain=self.driver.setting.preparation.plain)
         self.end(left=False)
@@ -643,7 +633,7 @@ class RemoteActor(Member):
                 call.fail(error)
             return
         if value.kind == Kind.BROKEN:
-            self.driver.break_off(value, call)
+            self.driver.break_with(value, call)
             return
         if call is not None and value.started is not None:
             call.future.allocation = notice(value.started).allocation
