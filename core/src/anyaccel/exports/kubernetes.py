@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from anyaccel.exports.source import Export, ExportSource, by_resource
-from anyaccel.exports.text import slug, to_yaml, unique_names
+from anyaccel.exports.source import Export, ExportSource
+from anyaccel.exports.text import by_resource, slug, to_yaml, unique_names
 from anyaccel.model import Device
 
 DRIVER = "anyaccel"

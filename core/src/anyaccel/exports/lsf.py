@@ -6,8 +6,8 @@ A resource is named ``accel_RESOURCE``, since ``ngpus`` and the like are LSF's o
 
 from __future__ import annotations
 
-from anyaccel.exports.source import Export, ExportSource, by_resource
-from anyaccel.exports.text import only_type, slug, unique_names
+from anyaccel.exports.source import Export, ExportSource
+from anyaccel.exports.text import by_resource, only_type, slug, unique_names
 from anyaccel.model import Device
 
 _LONGEST = 32

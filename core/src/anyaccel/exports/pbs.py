@@ -5,8 +5,8 @@ A resource is named ``nRESOURCEs``, so GPUs are ``ngpus``, as sites name them.
 
 from __future__ import annotations
 
-from anyaccel.exports.source import Export, ExportSource, by_resource
-from anyaccel.exports.text import only_type, slug
+from anyaccel.exports.source import Export, ExportSource
+from anyaccel.exports.text import by_resource, only_type, slug
 
 _BUILT_IN = "ncpus"
 

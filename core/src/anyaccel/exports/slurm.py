@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from anyaccel.errors import UsageError
-from anyaccel.exports.source import Export, ExportSource, by_resource, own_nodes
-from anyaccel.exports.text import slug
+from anyaccel.exports.source import Export, ExportSource, own_nodes
+from anyaccel.exports.text import by_resource, slug
 from anyaccel.model import Device, Fractional, format_slots
 from anyaccel.text import comment
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from anyaccel.errors import EnvConflictError
 from anyaccel.model import ContainerEdits, Device, EnvEdits, Health, Inventory, Value, field, parts_of
@@ -133,11 +133,3 @@ def own_nodes(inventory: Inventory) -> dict[str, tuple[str, ...]]:
     """The device nodes that belong to one device alone, by device id: what a cgroup can keep others from."""
     users = Counter(node for device in inventory.devices for node in set(device.nodes))
     return {device.id: tuple(node for node in device.nodes if users[node] == 1) for device in inventory.devices}
-
-
-def by_resource(devices: Iterable[Device]) -> dict[str, list[Device]]:
-    """The devices by the resource under which they are counted, in order."""
-    found: dict[str, list[Device]] = {}
-    for device in devices:
-        found.setdefault(device.resource, []).append(device)
-    return found

@@ -45,6 +45,20 @@ def unique_names(ids: Iterable[str], *, allowed: str, most: int) -> dict[str, st
     }
 
 
+def by_resource(devices: Iterable[Device]) -> dict[str, list[Device]]:
+    """The devices by the resource under which they are counted, in order; of a device and its parts only the parts.
+
+    On a node of Ray, slot i of a resource is the i-th of these devices, on the node as in the worker.
+    """
+    known = tuple(devices)
+    divided = {device.parent for device in known}
+    found: dict[str, list[Device]] = {}
+    for device in known:
+        if device.id not in divided:
+            found.setdefault(device.resource, []).append(device)
+    return found
+
+
 def only_type(devices: Iterable[Device]) -> str:
     """The type of all these devices, or ``mixed``: where nobody may choose among them, none may be promised."""
     types = {device.type for device in devices}

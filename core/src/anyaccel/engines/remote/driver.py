@@ -386,6 +386,12 @@ class Member(Awaited):
             call.worker = self
             call.future.allocation = started.allocation
 
+    def take(self) -> Call | None:
+        """Take the call that it answers: nothing more comes of it."""
+        with self.driver.lock:
+            call, self.call = self.call, None
+        return call
+
     def death(self, error: BaseException) -> WorkerError:
         """Why there is no answer when the cluster has given up."""
         outstanding, title = self.outstanding, self.driver.cluster.title
@@ -446,7 +452,7 @@ class RemoteCall(Member):
         news: Answer = loads(value)
         if news.started is not None:
             self.on_started(notice(news.started))
-        call = self._take()
+        call = self.take()
         if call is not None and news.kind == FAILED:
             self._fail(call, loads(news.data))
         elif call is not None and news.kind == Kind.BROKEN:
@@ -458,7 +464,7 @@ class RemoteCall(Member):
     def on_lost(self, error: BaseException) -> None:
         """The cluster has no answer."""
         death = self.death(error)
-        call = self._take()
+        call = self.take()
         if call is not None and self._spared and self.driver.cluster.recalled(error):
             call.future.cancel()
         elif call is not None:
@@ -469,11 +475,6 @@ class RemoteCall(Member):
         """It is over."""
         self.driver.cluster.forget(self.key, left=left)
         self.driver.discard(self)
-
-    def _take(self) -> Call | None:
-        with self.driver.lock:
-            call, self.call = self.call, None
-        return call
 
     def _fail(self, call: Call, error: BaseException) -> None:
         if isinstance(error, BrokenWorkerError) and not self.stopped and call.may_be_retried:
@@ -615,9 +616,7 @@ class RemoteActor(Member):
 
     def on_value(self, value: Answer) -> None:
         """Its host has made the object, or not."""
-        with self.driver.lock:
-            call, self.call = self.call, None
-        self.on_answer(call, value)
+        self.on_answer(self.take(), value)
         with self.driver.lock:
             self._constructing = False
             end = self._end

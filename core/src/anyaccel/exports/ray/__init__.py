@@ -11,7 +11,6 @@ __all__, __getattr__, __dir__ = face(
             "PREFIX",
             "TYPE_PREFIX",
             "UNIT_VARIABLE",
-            "by_resource",
             "label_name",
             "label_value",
             "mask_switch",
@@ -24,7 +23,8 @@ __all__, __getattr__, __dir__ = face(
             "type_label",
             "unit_instances",
         ),
-        "anyaccel.exports.ray.node": ("RayNode", "countable", "describe", "unit_variables"),
+        "anyaccel.exports.ray.node": ("RayNode", "countable", "describe"),
+        "anyaccel.exports.text": ("by_resource",),
         "anyaccel.exports.ray.targets": ("command", "kuberay", "node_type"),
     },
 )

@@ -3,7 +3,6 @@ from anyaccel.exports.ray.labels import PREDEFINED as PREDEFINED
 from anyaccel.exports.ray.labels import PREFIX as PREFIX
 from anyaccel.exports.ray.labels import TYPE_PREFIX as TYPE_PREFIX
 from anyaccel.exports.ray.labels import UNIT_VARIABLE as UNIT_VARIABLE
-from anyaccel.exports.ray.labels import by_resource as by_resource
 from anyaccel.exports.ray.labels import label_name as label_name
 from anyaccel.exports.ray.labels import label_value as label_value
 from anyaccel.exports.ray.labels import mask_switch as mask_switch
@@ -18,7 +17,7 @@ from anyaccel.exports.ray.labels import unit_instances as unit_instances
 from anyaccel.exports.ray.node import RayNode as RayNode
 from anyaccel.exports.ray.node import countable as countable
 from anyaccel.exports.ray.node import describe as describe
-from anyaccel.exports.ray.node import unit_variables as unit_variables
 from anyaccel.exports.ray.targets import command as command
 from anyaccel.exports.ray.targets import kuberay as kuberay
 from anyaccel.exports.ray.targets import node_type as node_type
+from anyaccel.exports.text import by_resource as by_resource

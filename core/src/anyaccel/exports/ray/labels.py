@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from anyaccel.exports.text import by_resource
 from anyaccel.model import Device, Inventory, PluginInfo, VendorReport
 from anyaccel.scheduler.filters import shared_facts
 
@@ -36,20 +37,6 @@ _VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 def mask_switch(vendor: PluginInfo | VendorReport) -> str:
     """The variable that keeps Ray from writing the mask of a vendor's devices; empty where they have no mask."""
     return vendor.ray_switch or "".join(f"RAY_EXPERIMENTAL_NOSET_{name}" for name in vendor.env_vars[:1])
-
-
-def by_resource(devices: Iterable[Device]) -> dict[str, list[Device]]:
-    """The devices by resource. Slot i of a resource is the i-th of its devices, on the node as in the worker.
-
-    Ray gives out whatever it counts. Of a device and its parts only the parts are counted.
-    """
-    known = tuple(devices)
-    divided = {device.parent for device in known}
-    found: dict[str, list[Device]] = {}
-    for device in known:
-        if device.id not in divided:
-            found.setdefault(device.resource, []).append(device)
-    return found
 
 
 def node_resources(devices: Sequence[Device]) -> dict[str, int]:

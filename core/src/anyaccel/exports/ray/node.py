@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from anyaccel.exports.ray import labels
 from anyaccel.exports.shell import shell_join
+from anyaccel.exports.text import by_resource
 from anyaccel.model import Device, Inventory, Value
 
 TYPE_LABEL = "ray.io/accelerator-type"
@@ -99,7 +100,7 @@ def _kept_from_ray(inventory: Inventory, devices: Sequence[Device]) -> tuple[dic
     """Keep Ray from masks where several vendors share a resource: it would number one vendor's devices as another's."""
     kept: dict[str, str] = {}
     notes = []
-    for resource, own in labels.by_resource(devices).items():
+    for resource, own in by_resource(devices).items():
         vendors = sorted({device.vendor for device in own if not device.declared})
         if len(vendors) > 1:
             switches = (labels.mask_switch(report) for report in map(inventory.report, vendors) if report)
