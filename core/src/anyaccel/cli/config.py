@@ -39,15 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.template:
-        output.print_help(configuration.template(machine=args.template == "machine"))
+        output.print_help(configuration.template(args.template))
         return 0
     if args.check is not None:
         return _check(args)
     files = (configuration.machine(), configuration.user())
     rows: list[tuple[str, object, str]] = []
     for file, whose in zip(files, ("machine", "user"), strict=True):
-        known = {key: each for key, each in configuration.SETTINGS.items() if getattr(each, whose)}
-        keys = dict.fromkeys([*(key for key in known if "*" not in key), *file.values])
+        known = [each.key for each in configuration.settings_of(whose) if "*" not in each.key]
+        keys = dict.fromkeys([*known, *file.values])
         rows += [(key, file.get(key), file.path if key in file.values else "default") for key in keys]
     if args.json:
         settings = [{"key": key, "value": value, "from": source} for key, value, source in rows]

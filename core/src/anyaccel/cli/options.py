@@ -10,6 +10,7 @@ from anyaccel.cli import output
 from anyaccel.cli.quantities import duration, early_signal
 from anyaccel.model import Inventory
 from anyaccel.text import elapsed
+from anyaccel.vendors import import_meanwhile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -167,12 +168,12 @@ def acquire(
         runs: Whether a command of the user's is started: in a cgroup of its own where one was made, and with a time
             limit that is told, and has the grace and the early signal of the arguments.
     """
+    request = anyaccel.parse_request(args.request)
+    inventory = survey(args)
     from anyaccel.launcher.hold import take
     from anyaccel.launcher.monitor import monitor
     from anyaccel.linux.mark import of_process
 
-    request = anyaccel.parse_request(args.request)
-    inventory = survey(args)
     line = output.StatusLine()
 
     def show(sentence: str) -> None:
@@ -241,6 +242,7 @@ def start_options(args: argparse.Namespace) -> StartOptions:
 
 def survey(args: argparse.Namespace) -> Inventory:
     """Detect what the command line names, with a word about what people should know of it."""
+    import_meanwhile("anyaccel.launcher.hold")
     inventory = anyaccel.detect(**machine_options(args))
     for report in inventory.vendors:
         if args.verbose:

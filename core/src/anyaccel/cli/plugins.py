@@ -40,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
             answer_in(task, source, outcome)[1]
             if task == "products"
             else problem_in(source, outcome, "anyaccel_detect"),
-            process_of(source).process.printed(),
+            process_of(source).printed(),
         )
         for vendor, (source, outcome) in answers.items()
     }
