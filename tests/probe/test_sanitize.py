@@ -7,7 +7,7 @@ import re
 import string
 
 import pytest
-from anyaccel.probe.private import Names
+from anyaccel.probe.private import PrivateNames
 from anyaccel.probe.recording import SCHEMA
 from anyaccel.probe.sanitize import replace_in, sanitize
 from hypothesis import example, given, settings
@@ -105,13 +105,13 @@ SECRETS = {
 )
 def test_no_secret_survives_anywhere(secrets):
     uuid, host = secrets["uuid"], secrets["host"]
-    after, replacements = sanitize(planted(**secrets), Names(hosts=(host,)))
+    after, replacements = sanitize(planted(**secrets), PrivateNames(hosts=(host,)))
     text = json.dumps(after).lower()
     for secret in (*secrets.values(), "hunter2"):
         assert secret.lower() not in text
     assert after["paths"]["/sys/module/acme/version"] == {"text": "2.16.7.0\n"}
     assert after["queries"][f"acme/device/{replacements[uuid]}"]["value"]["memory"] == 4096
-    assert sanitize(after, Names(hosts=(host,)))[0] == after
+    assert sanitize(after, PrivateNames(hosts=(host,)))[0] == after
 
 
 @settings(max_examples=length(20, 60), deadline=None)
@@ -181,12 +181,14 @@ def test_what_tells_nothing_stays(text):
 def test_an_address_of_this_machine_goes_also_where_it_looks_like_a_version():
     paths = {"/run/version": {"text": "10.11.12.13"}}
     assert cleaned(paths=paths)["paths"] == paths
-    assert cleaned(Names(addresses=("10.11.12.13",)), paths=paths)["paths"] == {"/run/version": {"text": "10.0.0.1"}}
+    assert cleaned(PrivateNames(addresses=("10.11.12.13",)), paths=paths)["paths"] == {
+        "/run/version": {"text": "10.0.0.1"}
+    }
 
 
 def test_a_user_who_is_called_like_the_driver_goes_from_home_directories_only():
     after = cleaned(
-        Names(users=("acme", "alice"), hosts=("h100",)),
+        PrivateNames(users=("acme", "alice"), hosts=("h100",)),
         paths={
             "/sys/module/acme/version": {"text": "acme of alice on h100"},
             "/home/acme/x": {"text": "ACME H100, Alice"},

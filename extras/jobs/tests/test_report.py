@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from anyaccel.cli.sample import look
 from anyaccel.ledger import journal
-from anyaccel.ledger.journal import Entry, Used
+from anyaccel.ledger.journal import JournalEntry, Used
 from anyaccel.model import Health, Stats, replace
 from anyaccel_jobs import metrics_command as metrics
 from anyaccel_jobs import report_command as report
@@ -30,7 +30,7 @@ def use(user="alice", began=0.0, ended=3600.0, devices=("acme/0",), *, units=10_
         Used(device=device, type="One" if device[-1] == "0" else "Two", units=units, **(fared or {}))
         for device in devices
     )
-    return Entry(user=user, began=began, ended=ended, devices=kinds, **about)
+    return JournalEntry(user=user, began=began, ended=ended, devices=kinds, **about)
 
 
 def fared(utilization, idle, memory=None, observed=100.0):

@@ -27,7 +27,7 @@ from anyaccel.model.wire import decode, encode
 from anyaccel.probe import HOST
 from anyaccel.probe.loading import FILE_NAME, read_json
 from anyaccel.probe.machine import Machine, parse_machine
-from anyaccel.probe.private import Names
+from anyaccel.probe.private import PrivateNames
 from anyaccel.probe.recording import merge
 from anyaccel.probe.sanitize import replace_in, sanitize
 from anyaccel.text import shown
@@ -192,7 +192,7 @@ def verify(
     return tuple(_differences(expected, expect(directory, timeout=timeout, environ=environ), {}))
 
 
-def names_of_host() -> Names:
+def names_of_host() -> PrivateNames:
     """What must not stand in a recording of this host."""
     import pwd
     import socket
@@ -201,7 +201,7 @@ def names_of_host() -> Names:
     people = [entry.pw_name for entry in pwd.getpwall() if entry.pw_uid in PERSONS or entry.pw_uid == os.getuid()]
     people += [os.environ[name] for name in ("USER", "LOGNAME", "SUDO_USER") if os.environ.get(name)]
     hosts = dict.fromkeys((full, full.partition(".")[0]))
-    return Names(hosts=tuple(hosts), users=tuple(dict.fromkeys(people)), addresses=_addresses())
+    return PrivateNames(hosts=tuple(hosts), users=tuple(dict.fromkeys(people)), addresses=_addresses())
 
 
 def _addresses() -> tuple[str, ...]:

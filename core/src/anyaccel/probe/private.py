@@ -39,7 +39,7 @@ SHORTEST = 5
 LONGEST = 128
 
 
-class Names(Value):
+class PrivateNames(Value):
     """What is known about the machine beside its recording.
 
     Attributes:

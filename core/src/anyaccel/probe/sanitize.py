@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from anyaccel.probe.private import HOME, Found, Names, is_number, search, texts_of, words_of
+from anyaccel.probe.private import HOME, Found, PrivateNames, is_number, search, texts_of, words_of
 
 EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]+@(?:[\w-]+\.)+[A-Za-z]{2,}")
 USERINFO = re.compile(r"(?<=://)[^/\s@]+@")
@@ -32,7 +32,7 @@ LONG = 12
 SHORTEST_NAME = 3
 
 
-def sanitize(recording: Mapping[str, Any], names: Names | None = None) -> tuple[dict[str, Any], dict[str, str]]:
+def sanitize(recording: Mapping[str, Any], names: PrivateNames | None = None) -> tuple[dict[str, Any], dict[str, str]]:
     """Replace what tells whose machine was recorded.
 
     Args:
@@ -42,7 +42,7 @@ def sanitize(recording: Mapping[str, Any], names: Names | None = None) -> tuple[
     Returns:
         The sanitized recording, and the replacements by original, in lower case.
     """
-    names = names or Names()
+    names = names or PrivateNames()
     recording = {"environ": {}, "paths": {}, "commands": [], "queries": {}, **recording}
     environ = {name: text for name, text in recording["environ"].items() if not SECRET_VARIABLE.search(name)}
     kept = {**recording, "environ": environ, "commands": list(_without_logs(recording))}
@@ -55,21 +55,21 @@ def sanitize(recording: Mapping[str, Any], names: Names | None = None) -> tuple[
 
 def replace_in(data: Any, replacements: Mapping[str, str]) -> Any:
     """Make the replacements in other data, such as an inventory that was found before."""
-    return _Swap(Found(), Names(), set(), replacements).data(data)
+    return _Swap(Found(), PrivateNames(), set(), replacements).data(data)
 
 
-def _present(names: Names, recording: Mapping[str, Any]) -> Names:
+def _present(names: PrivateNames, recording: Mapping[str, Any]) -> PrivateNames:
     """Those of the names that occur at all."""
     everything = "\n".join(text for _, text in texts_of(recording)).lower()
     hosts, users = ([name for name in listed if name.lower() in everything] for listed in (names.hosts, names.users))
-    return Names(hosts=tuple(hosts), users=tuple(users), addresses=names.addresses)
+    return PrivateNames(hosts=tuple(hosts), users=tuple(users), addresses=names.addresses)
 
 
 class _Swap:
     """The replacements, and how they are made in texts and data."""
 
     def __init__(
-        self, found: Found, names: Names, words: set[str], replacements: Mapping[str, str] | None = None
+        self, found: Found, names: PrivateNames, words: set[str], replacements: Mapping[str, str] | None = None
     ) -> None:
         users = {name.lower() for name in names.users} | found.homes
         self.homes = _numbered("user", users)
@@ -115,7 +115,7 @@ def _completed(item: str, replacements: Mapping[str, str]) -> str:
     return f"{head}-{os.path.commonprefix(meant)}" if meant else item  # noqa: RUF071 - these are no paths
 
 
-def _replacements(found: Found, names: Names, users: set[str], words: set[str]) -> dict[str, str]:
+def _replacements(found: Found, names: PrivateNames, users: set[str], words: set[str]) -> dict[str, str]:
     uuids = {text for text in found.uuids if text.strip("0-")}  # one of zeros alone says that there is none
     made = {text: f"{n:08x}-0000-4000-8000-{n:012x}" for n, text in _ranked(uuids)}
     made |= {text: _mac(text, n) for n, text in _ranked(found.macs)}

@@ -113,7 +113,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def clipped(entry: journal.Entry, since: float, until: float) -> journal.Entry | None:
+def clipped(entry: journal.JournalEntry, since: float, until: float) -> journal.JournalEntry | None:
     """The part of a use that lies in a period; None when there is none. How devices fared is that of the whole."""
     began, ended = max(entry.began, since), min(entry.ended, until)
     if ended < began:
@@ -123,9 +123,9 @@ def clipped(entry: journal.Entry, since: float, until: float) -> journal.Entry |
     return replace(entry, began=began, ended=ended, held=min(entry.held, whole or entry.held) * share)
 
 
-def summarize(entries: Iterable[journal.Entry], by: str) -> list[ReportRow]:
+def summarize(entries: Iterable[journal.JournalEntry], by: str) -> list[ReportRow]:
     """Add up uses by what they have in common, those with the most device hours first."""
-    groups: dict[str, list[tuple[journal.Entry, Sequence[journal.Used]]]] = {}
+    groups: dict[str, list[tuple[journal.JournalEntry, Sequence[journal.Used]]]] = {}
     for entry in entries:
         for name, devices in _parts(entry, by):
             groups.setdefault(name, []).append((entry, devices))
@@ -133,7 +133,7 @@ def summarize(entries: Iterable[journal.Entry], by: str) -> list[ReportRow]:
     return sorted(rows, key=lambda row: (-row.device_seconds, row.name))
 
 
-def _parts(entry: journal.Entry, by: str) -> list[tuple[str, Sequence[journal.Used]]]:
+def _parts(entry: journal.JournalEntry, by: str) -> list[tuple[str, Sequence[journal.Used]]]:
     """The groups that a use belongs to, with the devices that count there."""
     if by == "user":
         return [(entry.user, entry.devices)]
@@ -146,7 +146,7 @@ def _parts(entry: journal.Entry, by: str) -> list[tuple[str, Sequence[journal.Us
     return [(each, [used for used in entry.devices if name(used) == each]) for each in names]
 
 
-def _row(name: str, uses: Sequence[tuple[journal.Entry, Sequence[journal.Used]]], *, apart: bool) -> ReportRow:
+def _row(name: str, uses: Sequence[tuple[journal.JournalEntry, Sequence[journal.Used]]], *, apart: bool) -> ReportRow:
     """Add up.
 
     Args:
@@ -200,7 +200,7 @@ def _print_csv(rows: Sequence[ReportRow], by: str) -> None:
     output.print_lines(file.getvalue().splitlines())
 
 
-def _write(path: str, entries: Sequence[journal.Entry], since: float, until: float) -> None:
+def _write(path: str, entries: Sequence[journal.JournalEntry], since: float, until: float) -> None:
     from anyaccel_jobs.timeline import picture
 
     try:
