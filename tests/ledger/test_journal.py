@@ -4,11 +4,11 @@ import os
 
 import pytest
 from anyaccel.ledger import journal
-from anyaccel.ledger.journal import Entry, Used
+from anyaccel.ledger.journal import JournalEntry, Used
 from anyaccel.ledger.record import user_name
 from anyaccel.model import replace
 
-ENTRY = Entry(
+ENTRY = JournalEntry(
     lease="0123456789ab",
     user=user_name(os.geteuid()),
     began=1000.5,

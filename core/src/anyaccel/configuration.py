@@ -45,7 +45,7 @@ class Rule(Value):
     write: Callable[[Any], str] = str
 
 
-class Setting(Value):
+class ConfigKey(Value):
     """One setting.
 
     Attributes:
@@ -215,8 +215,8 @@ _USER: tuple[tuple[str, Rule, str], ...] = (
         "how often the vendor is asked how busy the devices are that 'run' and 'hold' hold, for reports",
     ),
 )
-SETTINGS: Mapping[str, Setting] = {
-    key: Setting(key=key, rule=rule, summary=summary, kind=kind)
+SETTINGS: Mapping[str, ConfigKey] = {
+    key: ConfigKey(key=key, rule=rule, summary=summary, kind=kind)
     for kind, rows in (("machine", _MACHINE), ("user", _USER))
     for key, rule, summary in rows
 }
@@ -237,7 +237,7 @@ def written(key: str, value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else _setting(key).rule.write(value)
 
 
-def settings_of(kind: str) -> list[Setting]:
+def settings_of(kind: str) -> list[ConfigKey]:
     """The settings of one kind of file, ``machine`` or ``user``."""
     return [setting for setting in SETTINGS.values() if setting.kind == kind]
 

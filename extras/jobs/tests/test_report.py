@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from anyaccel.cli.sample import look
 from anyaccel.ledger import journal
-from anyaccel.ledger.journal import Entry, Used
+from anyaccel.ledger.journal import JournalEntry, Used
 from anyaccel.model import Health, Stats, replace
 from anyaccel_jobs import metrics_command as metrics
 from anyaccel_jobs import report_command as report
@@ -30,7 +30,7 @@ def use(user="alice", began=0.0, ended=3600.0, devices=("acme/0",), *, units=10_
         Used(device=device, type="One" if device[-1] == "0" else "Two", units=units, **(fared or {}))
         for device in devices
     )
-    return Entry(user=user, began=began, ended=ended, devices=kinds, **about)
+    return JournalEntry(user=user, began=began, ended=ended, devices=kinds, **about)
 
 
 def fared(utilization, idle, memory=None, observed=100.0):
@@ -48,8 +48,12 @@ def test_hours_are_added_up_by_each_thing():
         ("bob", 4, 10800.0),
         ("alice", 1, 7200.0),
     ]
-    assert (by_user[1].utilization, by_user[1].idle_seconds, by_user[1].waited_mean) == (0.5, 0, 60.0)
-    assert (by_user[0].utilization, by_user[0].idle_seconds, by_user[0].waited_mean) == (0.01, 7200.0, 7.5)
+    assert (by_user[1].utilization, by_user[1].idle_device_seconds, by_user[1].waited_mean_seconds) == (0.5, 0, 60.0)
+    assert (by_user[0].utilization, by_user[0].idle_device_seconds, by_user[0].waited_mean_seconds) == (
+        0.01,
+        7200.0,
+        7.5,
+    )
     assert [(row.name, row.device_seconds) for row in report.summarize(entries, "device")] == [
         ("acme/0", 10800.0),
         ("acme/1", 7200.0),
@@ -65,10 +69,10 @@ def test_a_hold_is_idle_where_a_device_stood_idle_for_most_of_the_time():
         use(ended=7200.0),  # nobody told
     ]
     (row,) = report.summarize(entries, "user")
-    assert (row.leases, row.idle_leases, row.idle_seconds) == (3, 1, 3600.0)
+    assert (row.leases, row.idle_leases, row.idle_device_seconds) == (3, 1, 3600.0)
     assert (row.utilization, row.memory_peak_bytes) == (pytest.approx(0.45), 3 << 30)
     (row,) = report.summarize([use(), use(fared={"memory_peak_bytes": 5})], "user")
-    assert (row.utilization, row.idle_seconds, row.memory_peak_bytes) == (None, None, 5)
+    assert (row.utilization, row.idle_device_seconds, row.memory_peak_bytes) == (None, None, 5)
 
 
 def test_the_use_of_a_shared_device_is_nobodys_own():
@@ -80,7 +84,7 @@ def test_the_use_of_a_shared_device_is_nobodys_own():
     ]
     rows = {row.name: row for row in report.summarize(entries, "user")}
     assert (rows["alice"].utilization, rows["alice"].memory_peak_bytes, rows["alice"].shares) == (None, None, True)
-    assert (rows["bob"].utilization, rows["bob"].idle_seconds) == (None, 900.0)
+    assert (rows["bob"].utilization, rows["bob"].idle_device_seconds) == (None, 900.0)
     assert (rows["carol"].utilization, rows["carol"].shares) == (0.5, False)
     (row,) = report.summarize(entries, "device")
     assert row.utilization == pytest.approx((0.9 * 0.5 + 0.0 * 0.25 + 0.5) / 1.75)

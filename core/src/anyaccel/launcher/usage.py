@@ -11,7 +11,7 @@ from functools import cache
 
 from anyaccel import configuration
 from anyaccel.errors import ConfigurationError
-from anyaccel.ledger.journal import IDLE_BELOW, Entry, Used, write
+from anyaccel.ledger.journal import IDLE_BELOW, JournalEntry, Used, write
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.model import Allocation, Share, Stats, replace
@@ -101,7 +101,7 @@ class Usage:
             return
         self._open = False
         held = time.monotonic() - self._clock
-        entry = Entry(
+        entry = JournalEntry(
             lease=self.lease,
             user="",
             began=self._began,
@@ -246,10 +246,10 @@ class _Short:
     def __init__(self) -> None:
         self.pause = FLUSH_SECONDS
         self._lock = renew_in_child(threading.Lock())
-        self._entries: dict[tuple[object, ...], Entry] = {}
+        self._entries: dict[tuple[object, ...], JournalEntry] = {}
         self._flushed = time.monotonic()
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: JournalEntry) -> None:
         """Add one to those like it."""
         key = (entry.devices, entry.request, entry.note)
         with self._lock:
@@ -272,7 +272,7 @@ class _Short:
             write(entry)
 
 
-def _sum(first: Entry, more: Entry) -> Entry:
+def _sum(first: JournalEntry, more: JournalEntry) -> JournalEntry:
     return replace(
         first,
         ended=max(first.ended, more.ended),

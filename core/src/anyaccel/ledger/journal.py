@@ -64,7 +64,7 @@ class Used(Value):
         return self.idle > self.observed / 2
 
 
-class Entry(Value):
+class JournalEntry(Value):
     """A lease that has ended, or several short ones of a pool, added up.
 
     Attributes:
@@ -103,7 +103,7 @@ class Entry(Value):
         return self.held * sum(used.units for used in self.devices) / 10_000
 
 
-def write(entry: Entry, environ: Mapping[str, str] | None = None) -> bool:
+def write(entry: JournalEntry, environ: Mapping[str, str] | None = None) -> bool:
     """Append a line to the journal of this user.
 
     Args:
@@ -126,7 +126,7 @@ def write(entry: Entry, environ: Mapping[str, str] | None = None) -> bool:
     return False
 
 
-def read(environ: Mapping[str, str] | None = None, *, since: float = 0.0) -> Iterator[Entry]:
+def read(environ: Mapping[str, str] | None = None, *, since: float = 0.0) -> Iterator[JournalEntry]:
     """Read the journals that this user may see: the machine's files, or else its own.
 
     Args:
@@ -137,7 +137,7 @@ def read(environ: Mapping[str, str] | None = None, *, since: float = 0.0) -> Ite
         yield from _entries(path, since)
 
 
-def _line(entry: Entry) -> bytes:
+def _line(entry: JournalEntry) -> bytes:
     words = {
         "v": VERSION,
         "lease": entry.lease,
@@ -242,7 +242,7 @@ def _other(path: str, known: os.stat_result) -> bool:
     return (found.st_dev, found.st_ino) != (known.st_dev, known.st_ino)
 
 
-def _entries(path: str, since: float) -> Iterator[Entry]:
+def _entries(path: str, since: float) -> Iterator[JournalEntry]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -260,7 +260,7 @@ def _entries(path: str, since: float) -> Iterator[Entry]:
                 yield entry
 
 
-def _entry(line: bytes, user: str) -> Entry | None:
+def _entry(line: bytes, user: str) -> JournalEntry | None:
     """Read a line, whoever wrote it; None when it is none of ours."""
     words = read_object(line)
     if words.get("v") != VERSION:
@@ -271,7 +271,7 @@ def _entry(line: bytes, user: str) -> Entry | None:
     began, ended, held, waited = (float(each or 0) for each in times)
     status = words.get("exit")
     leases = _count(words.get("leases")) or 1
-    return Entry(
+    return JournalEntry(
         lease=clean(words.get("lease")),
         user=user,
         began=began,

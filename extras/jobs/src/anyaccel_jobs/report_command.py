@@ -21,6 +21,11 @@ _NOT_TOLD = (
     "how busy shares are is not told, since vendors tell it of whole devices; '--by device' counts all who held one"
 )
 _HOUR = 3600.0
+_NUMBERS = (
+    *("leases", "device_seconds", "waited_mean_seconds", "waited_longest_seconds", "utilization", "idle_leases"),
+    *("idle_device_seconds", "memory_peak_bytes", "timeouts"),
+)
+"""What is told of each row, for programs: fields of :class:`ReportRow`."""
 
 
 class ReportRow(Value):
@@ -30,11 +35,11 @@ class ReportRow(Value):
         name: The group.
         leases: How many leases.
         device_seconds: Seconds for which devices were held, times the devices.
-        waited_mean: Seconds that a request waited.
-        waited_longest: Seconds that one waited, of those that are not added up.
+        waited_mean_seconds: Seconds that a request waited.
+        waited_longest_seconds: Seconds that one waited, of those that are not added up.
         utilization: Share of the time held that the devices were busy; None where nobody told.
-        idle_leases: How many leases held a device idle: it stood idle for most of the time.
-        idle_seconds: Of the device seconds, those of devices that were held idle; None where nobody told.
+        idle_leases: How many leases held a device idle: it stood idle for most of the time; None where nobody told.
+        idle_device_seconds: Of the device seconds, those of devices that were held idle; None where nobody told.
         memory_peak_bytes: The most memory that was seen in use on one device; None likewise.
         timeouts: How many leases were ended by their time limit.
         shares: Whether there were shares of devices that do not count in the utilization and the memory.
@@ -43,11 +48,11 @@ class ReportRow(Value):
     name: str
     leases: int
     device_seconds: float
-    waited_mean: float
-    waited_longest: float
+    waited_mean_seconds: float
+    waited_longest_seconds: float
     utilization: float | None
-    idle_leases: int
-    idle_seconds: float | None
+    idle_leases: int | None
+    idle_device_seconds: float | None
     memory_peak_bytes: int | None
     timeouts: int
     shares: bool
@@ -90,10 +95,10 @@ def main(args: argparse.Namespace) -> int:
                     row.name,
                     str(row.leases),
                     f"{row.device_seconds / _HOUR:.2f}",
-                    elapsed(row.waited_mean),
-                    elapsed(row.waited_longest),
+                    elapsed(row.waited_mean_seconds),
+                    elapsed(row.waited_longest_seconds),
                     output.percent(row.utilization),
-                    "-" if row.idle_seconds is None else f"{row.idle_seconds / _HOUR:.2f}",
+                    "-" if row.idle_device_seconds is None else f"{row.idle_device_seconds / _HOUR:.2f}",
                     memory(row.memory_peak_bytes),
                     str(row.timeouts),
                 )
@@ -108,7 +113,7 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def clipped(entry: journal.Entry, since: float, until: float) -> journal.Entry | None:
+def clipped(entry: journal.JournalEntry, since: float, until: float) -> journal.JournalEntry | None:
     """The part of a use that lies in a period; None when there is none. How devices fared is that of the whole."""
     began, ended = max(entry.began, since), min(entry.ended, until)
     if ended < began:
@@ -118,9 +123,9 @@ def clipped(entry: journal.Entry, since: float, until: float) -> journal.Entry |
     return replace(entry, began=began, ended=ended, held=min(entry.held, whole or entry.held) * share)
 
 
-def summarize(entries: Iterable[journal.Entry], by: str) -> list[ReportRow]:
+def summarize(entries: Iterable[journal.JournalEntry], by: str) -> list[ReportRow]:
     """Add up uses by what they have in common, those with the most device hours first."""
-    groups: dict[str, list[tuple[journal.Entry, Sequence[journal.Used]]]] = {}
+    groups: dict[str, list[tuple[journal.JournalEntry, Sequence[journal.Used]]]] = {}
     for entry in entries:
         for name, devices in _parts(entry, by):
             groups.setdefault(name, []).append((entry, devices))
@@ -128,7 +133,7 @@ def summarize(entries: Iterable[journal.Entry], by: str) -> list[ReportRow]:
     return sorted(rows, key=lambda row: (-row.device_seconds, row.name))
 
 
-def _parts(entry: journal.Entry, by: str) -> list[tuple[str, Sequence[journal.Used]]]:
+def _parts(entry: journal.JournalEntry, by: str) -> list[tuple[str, Sequence[journal.Used]]]:
     """The groups that a use belongs to, with the devices that count there."""
     if by == "user":
         return [(entry.user, entry.devices)]
@@ -141,7 +146,7 @@ def _parts(entry: journal.Entry, by: str) -> list[tuple[str, Sequence[journal.Us
     return [(each, [used for used in entry.devices if name(used) == each]) for each in names]
 
 
-def _row(name: str, uses: Sequence[tuple[journal.Entry, Sequence[journal.Used]]], *, apart: bool) -> ReportRow:
+def _row(name: str, uses: Sequence[tuple[journal.JournalEntry, Sequence[journal.Used]]], *, apart: bool) -> ReportRow:
     """Add up.
 
     Args:
@@ -161,11 +166,11 @@ def _row(name: str, uses: Sequence[tuple[journal.Entry, Sequence[journal.Used]]]
         name=name,
         leases=leases,
         device_seconds=sum(seconds for _, seconds in held),
-        waited_mean=sum(entry.waited for entry, _ in uses) / max(1, leases),
-        waited_longest=max((entry.waited / entry.leases for entry, _ in uses), default=0.0),
+        waited_mean_seconds=sum(entry.waited for entry, _ in uses) / max(1, leases),
+        waited_longest_seconds=max((entry.waited / entry.leases for entry, _ in uses), default=0.0),
         utilization=sum(share * seconds for share, seconds in busy) / total if total else None,
-        idle_leases=sum(any(used.was_idle for used in devices) for _, devices in uses),
-        idle_seconds=sum(seconds for used, seconds in told if used.was_idle) if told else None,
+        idle_leases=sum(any(used.was_idle for used in devices) for _, devices in uses) if told else None,
+        idle_device_seconds=sum(seconds for used, seconds in told if used.was_idle) if told else None,
         memory_peak_bytes=max(peaks, default=None),
         timeouts=sum(entry.timeouts for entry, _ in uses),
         shares=len(busy) < len(told),
@@ -173,17 +178,10 @@ def _row(name: str, uses: Sequence[tuple[journal.Entry, Sequence[journal.Used]]]
 
 
 def _json(row: ReportRow, by: str) -> dict[str, Any]:
-    return {
-        by: row.name,
-        "leases": row.leases,
-        "device_seconds": round(row.device_seconds, 3),
-        "waited_mean_seconds": round(row.waited_mean, 3),
-        "waited_longest_seconds": round(row.waited_longest, 3),
-        "utilization": None if row.utilization is None else round(row.utilization, 4),
-        "idle_leases": None if row.idle_seconds is None else row.idle_leases,
-        "idle_device_seconds": None if row.idle_seconds is None else round(row.idle_seconds, 3),
-        "memory_peak_bytes": row.memory_peak_bytes,
-        "timeouts": row.timeouts,
+    numbers = output.take_fields(row, *_NUMBERS)
+    digits = dict.fromkeys(_NUMBERS, 3) | {"utilization": 4}
+    return {by: row.name} | {
+        name: round(number, digits[name]) if isinstance(number, float) else number for name, number in numbers.items()
     }
 
 
@@ -191,10 +189,9 @@ def _print_csv(rows: Sequence[ReportRow], by: str) -> None:
     import csv
     import io
 
-    names = list(_json(_row("", (), apart=False), by))
     file = io.StringIO()
     table = csv.writer(file, lineterminator="\n")
-    table.writerow(names)
+    table.writerow((by, *_NUMBERS))
     for row in rows:
         values = list(_json(row, by).values())
         # A spreadsheet takes what begins with one of these for a formula.
@@ -203,7 +200,7 @@ def _print_csv(rows: Sequence[ReportRow], by: str) -> None:
     output.print_lines(file.getvalue().splitlines())
 
 
-def _write(path: str, entries: Sequence[journal.Entry], since: float, until: float) -> None:
+def _write(path: str, entries: Sequence[journal.JournalEntry], since: float, until: float) -> None:
     from anyaccel_jobs.timeline import picture
 
     try:

@@ -18,7 +18,7 @@ _BUSY, _IDLE = 0.85, 0.3
 """How strong the colour is: devices that were held idle are pale."""
 
 
-def picture(entries: Sequence[journal.Entry], since: float, until: float) -> str:
+def picture(entries: Sequence[journal.JournalEntry], since: float, until: float) -> str:
     """Draw a row for each device and a bar for each use, in a colour for each user.
 
     Args:
