@@ -41,7 +41,7 @@ ROOMS = {
     "linux": "",
     "errors": "",
     "extras": "errors",
-    "text": "errors",
+    "text": "",
     "model": "errors",
     "configuration": "model errors",
     "policy": "model errors configuration",
@@ -62,7 +62,7 @@ ROOMS = {
     "exports": "model errors probe vendors inventory scheduler",
 }
 """What each room may import, for types too, besides itself, ``text`` and what begins with ``_``; the rest, all."""
-FOR_TYPES = {"errors": "model scheduler ledger"}
+FOR_TYPES = {"errors": "model ledger"}
 """What errors carry is of rooms that come later; it is imported for type checkers alone."""
 LAST_ROOMS = ("cli", "__init__", "__main__")
 

@@ -105,3 +105,59 @@ def test_a_fork_has_pools_of_its_own(pool):
             return made.submit(abs, -2).result()
 
     assert in_fork(own) == "2"
+
+
+LATE = """
+import sys
+
+main = sys.modules["__main__"]
+main.begun.set()
+main.forking.wait()
+"""
+FORK_IN_BETWEEN = """
+import importlib, os, threading
+import anyaccel as aa
+from anyaccel.linux import fork as forks
+
+forks.FORK_SECONDS = -1  # however slow the machine is
+begun, forking = threading.Event(), threading.Event()
+called, over = threading.Event(), threading.Event()
+
+class Answer:
+    def __reduce__(self):
+        return importlib.import_module, ("late",)
+
+def call(_):
+    called.set()
+    over.wait()
+
+def fork(child):
+    pid = os.fork()
+    if not pid:
+        try:
+            child()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+def main():
+    with aa.Pool("A1:1", machine="sim:A1:2", max_calls=0) as pool:
+        first = pool.submit(abs, -1)
+        first.add_done_callback(call)
+        called.wait()
+        print(fork(first.done))
+        over.set()
+        second = pool.submit(Answer)
+        begun.wait()
+        os.register_at_fork(before=forking.set)
+        print(fork(lambda: importlib.import_module("late")))
+        print(second.result().__name__)
+
+main()
+"""
+
+
+def test_a_fork_waits_for_an_import_by_an_answer_and_not_for_a_callback(script, tmp_path):
+    (tmp_path / "late.py").write_text(LATE)
+    assert script(FORK_IN_BETWEEN).communicate() == ("0\n0\nlate\n", "")

@@ -16,8 +16,15 @@ from anyaccel.ledger import Ledger
 class Interrupt(BaseException):
     pass
 
+came = []
+
 def interrupt(*_):
+    came.append(None)
     raise Interrupt
+
+def ignore_interrupts(unraisable):
+    if unraisable.exc_type is not Interrupt:
+        sys.__unraisablehook__(unraisable)
 
 class Echo:
     def say(self, word):
@@ -46,11 +53,12 @@ def act(pool, mode):
 def trial(pool, mode, number, seconds):
     # Another process would need its time to start; the signal comes to the main thread all the same.
     sender = threading.Timer(seconds, os.kill, (os.getpid(), number))
+    came.clear()
     try:
         sender.start()
         act(pool, mode)
         sender.join()
-        while True:  # until it is here
+        while not came:  # a finalizer ends with it, too
             time.sleep(0.001)
     except Interrupt:
         return
@@ -59,6 +67,7 @@ def main():
     mode, number, trials = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     chance = random.Random(number)
     signal.signal(number, interrupt)
+    sys.unraisablehook = ignore_interrupts
     pool = aa.Pool("A1:1", machine="sim:A1:2")
     act(pool, mode)
     began = time.monotonic()
@@ -75,7 +84,7 @@ main()
 """
 
 FORKING = """
-import os, random, sys, threading, time
+import os, random, sys, threading, time, traceback
 import anyaccel as aa
 from anyaccel.ledger import Ledger
 
@@ -85,6 +94,8 @@ def child(pool, future):
         with aa.Pool("A1:1", machine="sim:A1:2", shared=False) as own:
             assert own.submit(abs, -2).result(timeout=100) == 2
         os._exit(0)
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(1)
 
@@ -125,6 +136,7 @@ main()
         ("map", signal.SIGTERM),
         ("large", signal.SIGINT),
         ("actor", signal.SIGTERM),
+        ("stream", signal.SIGINT),
         ("cancel", signal.SIGTERM),
         ("with", signal.SIGINT),
     ],

@@ -90,14 +90,6 @@ def test_the_end_of_a_channel(pair):
         send(theirs, Kind.CALL, b"x")
 
 
-def test_a_full_channel_does_not_block(pair):
-    ours, _ = pair
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    send(ours, Kind.READY, bytes(1000), wait=False)
-    with pytest.raises(BlockingIOError):
-        [send(ours, Kind.READY, bytes(1000), wait=False) for _ in range(100)]
-
-
 @pytest.mark.parametrize("packet", [b"\x02", b"\x02\x01", b"\x02\x01" + struct.pack("=Q", 5)])
 def test_a_packet_that_is_no_message(pair, packet):
     ours, theirs = pair

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     Lock = TypeVar("Lock", LockType, RLock)
     Tidy = TypeVar("Tidy", bound=Callable[[], object])
 
+FORK_SECONDS = 10.0
+"""How long a fork waits for a lock: the thread that holds it may wait for what the forking thread holds."""
+
 _locks: list[Any] = []
 _tidies: list[Callable[[], object]] = []
 
@@ -29,6 +32,28 @@ def renew_in_child(lock: Lock) -> Lock:
     """
     _locks.append(lock)
     return lock
+
+
+def hold_while_forking(lock: RLock) -> RLock:
+    """Have a fork wait for a lock, so that the child finds nothing half done by the thread that holds it.
+
+    Locks for which a fork waits already, such as that of :mod:`logging`, may be taken by that thread.
+
+    Args:
+        lock: A lock that lives as long as the process.
+
+    Returns:
+        The lock, which is free in the child as that of :func:`renew_in_child`.
+    """
+
+    def release() -> None:
+        try:  # noqa: SIM105 - contextlib takes long to import
+            lock.release()
+        except RuntimeError:  # it was not free in time
+            pass
+
+    os.register_at_fork(before=lambda: lock.acquire(timeout=FORK_SECONDS), after_in_parent=release)
+    return renew_in_child(lock)
 
 
 def tidy_in_child(tidy: Tidy) -> Tidy:

@@ -63,8 +63,7 @@ class Callee:
         """
         call = self.prepare(name_of(method, args))
         try:
-            body = dumps((method, args, kwargs))
-            call.body = body.frozen() if self.options.retries else body
+            call.body = dumps((method, args, kwargs))
         except Exception as error:  # noqa: BLE001 - it belongs to the future
             call.fail(error)
         else:

@@ -9,7 +9,7 @@ from anyaccel.errors import BrokenWorkerError, WorkerError
 from anyaccel.pool.actor import Actor, ActorState, Callee
 from anyaccel.pool.call import AwaitableFuture, Call, Options
 from anyaccel.pool.payload import Pickled, call_each_method
-from anyaccel.pool.results import Results, check_batch, run_all
+from anyaccel.pool.results import Batches, MapResults, Results, check_batch
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -202,13 +202,12 @@ class Actors(Actor):
         in_order: bool,
     ) -> Results:
         check_batch(batch=batch)
-        return run_all(
+        batches = Batches(
             zip(*iterables, strict=False),
             lambda part, _: self._state.call(call_each_method, (method, part), {}),
-            batch=batch,
+            size=batch,
             most_ahead=0,
-            timeout=timeout,
-            progress=progress,
             in_order=in_order,
-            plain=self._state.plain,
+            progress=progress,
         )
+        return MapResults(batches, timeout, plain=self._state.plain)

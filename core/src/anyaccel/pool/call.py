@@ -19,7 +19,7 @@ from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, Request, Value, replace
 from anyaccel.pool.channel import Kind, Message
 from anyaccel.pool.payload import Pickled, call_each, call_each_method, loads
-from anyaccel.pool.reactor import reactor
+from anyaccel.pool.reactor import allow_forks, reactor
 
 if TYPE_CHECKING:
     from anyaccel.pool.reactor import Timer
@@ -225,8 +225,13 @@ class CallFuture(AwaitableFuture[Any]):
 
     def why(self) -> Verdict | None:
         """Say what the call waits for; None when it does not wait for devices."""
-        waits = None if self._call is None else self._call.waits
-        return None if waits is None else waits()
+        call = self._call
+        return None if call is None or call.sent or call.waits is None else call.waits()
+
+    def _invoke_callbacks(self) -> None:
+        if self._done_callbacks:
+            with allow_forks():
+                super()._invoke_callbacks()  # type: ignore[misc]
 
     def forget(self) -> None:
         """It is over: let go of the call."""
@@ -260,7 +265,7 @@ class Call:
         self.number = next(_numbers)
         self.kind = Kind.CALL
         self.actor: Any = None  # what it makes, where it makes an actor
-        self.waits: Callable[[], Verdict] | None = None  # says what devices it waits for
+        self.waits: Callable[[], Verdict] | None = None  # says what devices it waits for, until it is sent
         self.worker: Runner | None = None
         self.sent = False  # to a process, which may have begun with it
         self.log: str | None = None  # file for its output; None for where the pool's goes
@@ -336,37 +341,31 @@ def settle_call(call: Call, message: Message, *, plain: bool) -> None:
     if message.kind != Kind.RESULT:
         call.fail(exception_in(message, plain=plain))
         return
-    if plain:
-        _settle_plainly(call, message)
-        return
     try:
-        value = loads(message.data, message.buffers)
+        value = _reader(plain=plain)(message.data, message.buffers)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the class of the result decides what that is
-        failure = RemoteError(
-            f"the result of {call.name} cannot be unpickled here: {type(error).__name__}: {error}; can its module be"
-            " imported?"
-        )
-        failure.__cause__ = error
+        if plain:
+            reason = (
+                f"must be made of plain types, since answers of confined workers are read as data: {error}; return"
+                " numbers, texts, lists, dicts or arrays, or make the pool with results='pickle' to let workers have"
+                " code run here"
+            )
+        else:
+            reason = f"cannot be unpickled here: {type(error).__name__}: {error}; can its module be imported?"
+        failure = RemoteError(f"the result of {call.name} {reason}")
+        failure.__cause__ = None if plain else error
         call.fail(failure)
     else:
         call.succeed(value)
 
 
-def _settle_plainly(call: Call, message: Message) -> None:
-    from anyaccel.pool import plain
+def _reader(*, plain: bool) -> Callable[..., Any]:
+    """What makes the values of answers again."""
+    if plain:
+        from anyaccel.pool.plain import loads as read
 
-    try:
-        value = plain.loads(message.data, message.buffers)
-    except Exception as error:  # noqa: BLE001 - memory may be short, too
-        call.fail(
-            RemoteError(
-                f"the result of {call.name} must be made of plain types, since answers of confined workers are read as"
-                f" data: {error}; return numbers, texts, lists, dicts or arrays, or make the pool with results='pickle'"
-                " to let workers have code run here"
-            )
-        )
-    else:
-        call.succeed(value)
+        return read
+    return loads
 
 
 def exception_in(message: Message, *, plain: bool) -> BaseException:
@@ -376,10 +375,7 @@ def exception_in(message: Message, *, plain: bool) -> BaseException:
         message: The answer.
         plain: Whether only exceptions of Python and of ours are made again; others are told by their text.
     """
-    if plain:
-        from anyaccel.pool.plain import loads as read
-    else:
-        read = loads
+    read = _reader(plain=plain)
     try:
         body, summary, text = read(message.data, message.buffers)
         described = isinstance(body, bytes) and isinstance(summary, str) and isinstance(text, str)

@@ -41,8 +41,6 @@ class Kind(IntEnum):
     """To the worker: what it needs to know before user code, once."""
     CALL = 2
     """To the worker: call a function."""
-    LAST_CALL = 3
-    """To the worker: call a function, then end."""
     CONSTRUCT = 4
     """To the worker: make the object whose methods are called from now on."""
     METHOD = 5
@@ -90,23 +88,21 @@ def send(
     descriptors: Sequence[int] = (),
     *,
     number: int = 0,
-    wait: bool = True,
 ) -> None:
     """Send one message. It is small in the channel whatever it holds, so an idle receiver never makes us wait.
 
     Raises:
-        BlockingIOError: When the channel is full and we shall not wait.
         OSError: When the other side has gone, or there is no memory.
     """
     data, buffers, stored = (body, None, None) if isinstance(body, bytes) else body
     if stored is not None or buffers or len(data) > MOST_INLINE:
         stored = stored or Stored([data, *(buffers or ())])
         head = _HEAD.pack(kind, _SHARED, number) + array("Q", stored.lengths).tobytes()
-        _send(channel, head, (stored.descriptor, *descriptors), wait=wait)
+        _send(channel, head, (stored.descriptor, *descriptors))
     elif descriptors:
-        _send(channel, _HEAD.pack(kind, _INLINE, number) + data, descriptors, wait=wait)
+        _send(channel, _HEAD.pack(kind, _INLINE, number) + data, descriptors)
     else:
-        channel.send(_HEAD.pack(kind, _INLINE, number) + data, 0 if wait else _NO_WAIT)
+        channel.send(_HEAD.pack(kind, _INLINE, number) + data)
 
 
 def receive(channel: socket.socket, *, wait: bool = True) -> Message | None:
@@ -162,9 +158,8 @@ def _unpacked(packet: bytes, descriptors: array[int]) -> Message:
     return Message(kind, data, buffers, list(descriptors[1:]), number)
 
 
-def _send(channel: socket.socket, packet: bytes, descriptors: Sequence[int], *, wait: bool) -> None:
-    passed = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
-    channel.sendmsg((packet,), (passed,), 0 if wait else _NO_WAIT)
+def _send(channel: socket.socket, packet: bytes, descriptors: Sequence[int]) -> None:
+    channel.sendmsg((packet,), ((socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors)),))
 
 
 def _hung_up(channel: socket.socket) -> bool:

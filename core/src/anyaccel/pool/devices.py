@@ -110,8 +110,7 @@ class Held(OpenLease):
         private: bool = False,
         usage: Usage | None = None,
     ) -> None:
-        super().__init__(lease)
-        self.allocation = allocation
+        super().__init__(lease, allocation)
         self._on_release = on_release
         self._private = private
         if usage is not None:
@@ -179,11 +178,13 @@ def private_directory() -> str:
                     _remove(path, _locked(path, wait=False))
         while True:
             path = tempfile.mkdtemp(prefix=PRIVATE, dir=base)
-            descriptor = _locked(path, wait=True)
-            if os.fstat(descriptor).st_nlink:  # else somebody was quicker, who took it for a leftover
-                _private[path] = descriptor
-                return path
-            os.close(descriptor)
+            # Until it is locked, another process takes it for a leftover.
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = _locked(path, wait=True)
+                if os.fstat(descriptor).st_nlink:
+                    _private[path] = descriptor
+                    return path
+                os.close(descriptor)
     except OSError as error:
         raise StateDirectoryError(f"no directory for leases can be made in {base}: {error.strerror}") from error
 

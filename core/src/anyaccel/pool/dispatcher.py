@@ -44,7 +44,7 @@ from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.linux.process import describe_end
 from anyaccel.model import NOTHING, Allocation, Extent, Grant, Inventory, Request
 from anyaccel.pool import spawning
-from anyaccel.pool.call import BrokenPoolError, Call, Options, Runner, UnreadableError, exception_in, settle_call
+from anyaccel.pool.call import Call, Options, Runner, UnreadableError, exception_in, settle_call
 from anyaccel.pool.channel import MOST_INLINE, Kind, Message, receive, send
 from anyaccel.pool.devices import (
     Asked,
@@ -64,7 +64,7 @@ from anyaccel.pool.reactor import Timer, reactor
 from anyaccel.probe.machine import Machine, parse_machine
 
 if TYPE_CHECKING:
-    from anyaccel.launcher.environment import Group
+    from anyaccel.launcher.environment import WorkerGroup
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.ledger.acquisition import Acquisition
     from anyaccel.pool.actor import ActorState
@@ -98,7 +98,6 @@ class Line:
         owner: The pool.
         options: How they are to be run.
         asked: What their request means; None where they need no device.
-        why: Says what they wait for; None where they need no device.
         actor: Whether they make actors.
         calls: The calls, of which some may have been cancelled.
         refused: The count of changes at which there was nothing for it.
@@ -110,14 +109,11 @@ class Line:
         timer: Has it asked again.
     """
 
-    def __init__(
-        self, key: object, owner: Core, call: Call, asked: Asked | None, why: Callable[[], Verdict] | None
-    ) -> None:
+    def __init__(self, key: object, owner: Core, call: Call, asked: Asked | None) -> None:
         self.key = key
         self.owner = owner
         self.options = call.options
         self.asked = asked
-        self.why = why
         self.actor = call.actor is not None
         self.calls: deque[Call] = deque()
         self.refused = -1
@@ -222,16 +218,13 @@ class Broker:
         line = self._line(owner, call)
         crowded = line.head() is not None  # then there is nothing for this one either
         line.calls.append(call)
-        call.waits = line.why
         if not crowded:
             self.serve()
 
     def put_back(self, owner: Core, calls: list[Call]) -> None:
         """Let calls of one kind wait again, in front of their like."""
         for call in reversed(calls):
-            line = self._line(owner, call)
-            line.calls.appendleft(call)
-            call.waits = line.why
+            self._line(owner, call).calls.appendleft(call)
 
     def forget(self, owner: Core, call: Call) -> None:
         """A call was cancelled: if it was the last of its line, nobody waits there any more."""
@@ -239,15 +232,10 @@ class Broker:
         if line is not None and line.head() is None:
             self._drop(line)
 
-    def waiting(self, owner: Core) -> list[Call]:
-        """The calls of a pool that wait."""
-        lines = [line for line in self._lines.values() if line.owner is owner]
-        return [call for line in lines for call in line.calls if call.undecided()]
-
     def next_for(self, member: Worker) -> Call | None:
         """Take the next call out that waits for a process, if it would overtake nobody."""
         line = self._lines.get((id(member.owner), member.options.alike, False))
-        if line is None or (member.held is not None and not member.ids.isdisjoint(self._wanted_elsewhere())):
+        if line is None or self._is_wanted_elsewhere(member):
             return None
         return None if line.head() is None or self._overtakes(line) else self._pop(line)
 
@@ -277,7 +265,7 @@ class Broker:
                 return True
             if not self._has_room(line):
                 if owner not in crowded and (useless := self._evictable(line)) is not None:
-                    useless.finish()
+                    self._evict([useless])
                     return True
                 crowded.add(owner)
                 continue
@@ -332,8 +320,7 @@ class Broker:
         line = self._lines.get(key)
         if line is None:
             asked = self._asked_for(call.options, confined=owner.confined)
-            why = None if asked is None else partial(self.why, asked.request)
-            line = self._lines[key] = Line(key, owner, call, asked, why)
+            line = self._lines[key] = Line(key, owner, call, asked)
         return line
 
     def _pop(self, line: Line) -> Call:
@@ -478,7 +465,7 @@ class Broker:
 
     def rest(self, member: Worker) -> None:
         """Keep an idle process for later calls, unless another process waits for its devices."""
-        if member.held is not None and not member.ids.isdisjoint(self._wanted_elsewhere()):
+        if self._is_wanted_elsewhere(member):
             member.finish()
             return
         self._idle.append(member)
@@ -507,13 +494,12 @@ class Broker:
         return None
 
     def _evictable(self, line: Line) -> Worker | None:
-        """The idle process that is to end so that a line has room, unless one ends anyhow; taken out."""
+        """The idle process that is to end so that a line has room, unless one ends anyhow."""
         owner = line.owner
         if any(member.ending for member in owner.members):
             return None
         for member in self._idle:
             if member.owner is owner and (owner.setting.max_workers is not None or member.busies_processor):
-                self._idle.remove(member)
                 return member
         return None
 
@@ -533,9 +519,9 @@ class Broker:
             if asked.choose(self.scope.taken(taken)) is not None:
                 break
             number += 1
-        self._end(idle[:number])
+        self._evict(idle[:number])
 
-    def _end(self, members: list[Worker]) -> None:
+    def _evict(self, members: list[Worker]) -> None:
         for member in members:
             self._idle.remove(member)
             member.finish()
@@ -543,13 +529,12 @@ class Broker:
     def _look(self) -> None:
         """End processes that have been idle for too long, or whose devices other processes wait for."""
         now = time.monotonic()
-        elsewhere = self._wanted_elsewhere()
         holders = [member for member in self._idle if member.held is not None]
         unused = [member for member in holders if member.heard + member.owner.setting.idle <= now]
-        wanted = [member for member in holders if not member.ids.isdisjoint(elsewhere)]
+        wanted = [member for member in holders if self._is_wanted_elsewhere(member)]
         # One by one at first: nobody knows how many of them the others need.
         self._patience = 2 * self._patience if wanted else 1
-        self._end(unused + [member for member in wanted[: self._patience // 2] if member not in unused])
+        self._evict(unused + [member for member in wanted[: self._patience // 2] if member not in unused])
         self._looking = any(member.held is not None for member in self._idle)
         if self._looking:
             self._look_later()
@@ -559,16 +544,16 @@ class Broker:
         when = min(member.heard + member.owner.setting.idle for member in self._idle if member.held is not None)
         reactor().call_at(when if self.private else min(when, time.monotonic() + LOOK_SECONDS), self._look)
 
-    def _wanted_elsewhere(self) -> frozenset[str]:
-        """Devices, with those that they are parts of and their parts, for which other processes wait; of late."""
-        if not self.private and (now := time.monotonic()) - self._looked > LOOK_SECONDS:
+    def _is_wanted_elsewhere(self, member: Worker) -> bool:
+        """Whether another process waits for devices of a process of ours, parts of them, or what they are parts of."""
+        if member.held is not None and not self.private and (now := time.monotonic()) - self._looked > LOOK_SECONDS:
             self._looked = now
             ids = self.scope.ids
             keys: frozenset[str] = frozenset()
             with contextlib.suppress(AnyaccelError):  # whoever asks for devices is told
                 keys = self.ledger.wanted(frozenset(ids))
             self._elsewhere = self.scope.excluded_by(ids[key] for key in keys) if keys else frozenset()
-        return self._elsewhere
+        return not member.ids.isdisjoint(self._elsewhere)
 
 
 def _key(owner: Core, call: Call) -> tuple[int, int, bool]:
@@ -617,46 +602,21 @@ class Worker(Runner):
         self.last = 0
         self.notices: deque[Kind] = deque()
         self.timer: Timer | None = None
-        self._channel: socket.socket | None = None
-        self._end: socket.socket | None = None
-        self._stop: Callable[[float], None] = lambda _: None
+        self._process: spawning.Process | None = None
         self._open = False
         self._ahead = True
-        self._group: Group | None = None
+        self._group: WorkerGroup | None = None
 
     # What the fork server tells
-
-    def attach(self, channel: socket.socket, end: socket.socket, stop: Callable[[float], None]) -> None:
-        """Take note of the process, which is there or is about to be, and hand over what it sends.
-
-        Args:
-            channel: Our end of its channel.
-            end: Its end: what it never took out is there once it has gone.
-            stop: Asks the fork server to end it, given the seconds between asking and killing.
-        """
-        self._channel, self._end, self._stop = channel, end, stop
-        self._open = True
-        reactor().watch(channel.fileno(), self.read)
-
-    def detach(self) -> None:
-        """Take note that there is no process."""
-        self._turn_deaf()
-        for each in (self._channel, self._end):
-            if each is not None:
-                each.close()
-        self._channel = self._end = None
 
     def ended(self, gone: Gone) -> None:
         """Hand over what it said last, and that it has gone."""
         self.ending = True
-        if self._channel is not None:
-            with contextlib.suppress(OSError):
-                self._channel.shutdown(socket.SHUT_RDWR)  # nothing is sent any more, since nobody would take it out
-            while self._open:
-                message = self._receive(last=True)
-                if message is not None:
-                    self.on_message(message)
-            self._channel.close()
+        self._shut(socket.SHUT_RDWR)  # nothing is sent any more, since nobody would take it out
+        while self._open:
+            message = self._receive(last=True)
+            if message is not None:
+                self.on_message(message)
         if self.timer is not None:
             self.timer.cancel()
         if self._group is not None:
@@ -664,8 +624,6 @@ class Worker(Runner):
 
             self.killed = remove(self._group)
         self.owner.on_gone(self, gone)
-        if self._end is not None:
-            self._end.close()
 
     def on_stuck(self, reason: str) -> None:
         """Take note that it ignores SIGKILL, or cannot be understood: its devices stay with it."""
@@ -726,10 +684,12 @@ class Worker(Runner):
         owner, setting, held = self.owner, self.owner.setting, self.held
         self._ahead = ahead
         call.future.allocation = self.allocation
-        call.waits = None
         try:
             descriptors = () if held is None else held.descriptors
-            server = spawning.spawn(self, setting.preload, grace=setting.grace, leases=descriptors, ahead=ahead)
+            self._process = spawning.spawn(self, setting.preload, grace=setting.grace, leases=descriptors, ahead=ahead)
+            self._open = True
+            reactor().watch(self._process.channel.fileno(), self.read)
+            server = self._process.server
             self.mark = (() if held is None else held.mark) or marks.draw_often()
             timed = call.options.timeout is not None
             made, setup = setting.preparation.setup(
@@ -750,11 +710,11 @@ class Worker(Runner):
                 self._send(Kind.SETUP, setup, (*pair, *descriptors))
             self.give(call, fresh=True)
             if self.stopped:  # by another thread, when there was no process yet that could have been told
-                self._stop(setting.grace)
+                self._process.stop(setting.grace)
             owner.use(server, ahead=self.options.max_calls == 1)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             call.fail(error)
-            if self._channel is None:
+            if self._process is None:
                 owner.on_gone(self, Gone(forked=False))
             else:
                 self.stop(0)
@@ -767,7 +727,6 @@ class Worker(Runner):
             fresh: Whether nothing says yet that the process is there.
         """
         self.running[call.number] = call
-        call.waits = None
         if not call.undecided():  # cancelled just now, and of a fresh process that is told in a moment
             if not fresh:
                 self.owner.on_free(self, call)
@@ -781,10 +740,11 @@ class Worker(Runner):
             self._begin(call, fresh=fresh)
         if call.tries >= call.options.retries:
             call.body = None
-        last = self.ending and call.kind == Kind.CALL
         try:
-            if not self._pass(Kind.LAST_CALL if last else call.kind, call, body):
+            if not self._pass(call, body):
                 call.sent, call.body = False, body
+            elif self.ending:  # it ends once it has answered
+                self._shut(socket.SHUT_WR)
         except OSError as error:  # no memory or no descriptor is left
             call.fail(error)
             self.stop(0)
@@ -797,7 +757,7 @@ class Worker(Runner):
         if not fresh:
             self._start_timer(call)
 
-    def _pass(self, kind: Kind, call: Call, body: Pickled) -> bool:
+    def _pass(self, call: Call, body: Pickled) -> bool:
         """Send it a call, with the file for its output where it has one; False when it has gone.
 
         Raises:
@@ -806,10 +766,10 @@ class Worker(Runner):
         logs = self.owner.setting.logs
         log = call.log if logs is None else call.log or logs.path_for(call.name)
         if log is None:
-            return self._send(kind, body, number=call.number)
+            return self._send(call.kind, body, number=call.number)
         call.future.log = log
         with outputs(log) as pair:
-            return self._send(kind, body, pair, number=call.number)
+            return self._send(call.kind, body, pair, number=call.number)
 
     def skip(self, call: Call) -> None:
         """Have it not begin with a call that stands behind others."""
@@ -842,7 +802,7 @@ class Worker(Runner):
     def _untaken(self) -> Message | None:
         """The first message that it has not taken out, now that it has gone."""
         try:
-            message = None if self._end is None else receive(self._end, wait=False)
+            message = None if self._process is None else receive(self._process.end, wait=False)
         except (OSError, ValueError):
             return None
         for descriptor in () if message is None else message.descriptors:
@@ -874,17 +834,15 @@ class Worker(Runner):
             answer: Whether anybody still wants what it may say.
         """
         self.ending = self.stopped = True
-        self._stop(grace)
-        if not answer and self._channel is not None:
-            with contextlib.suppress(OSError):
-                self._channel.shutdown(socket.SHUT_RD)
+        if self._process is not None:
+            self._process.stop(grace)
+        if not answer:
+            self._shut(socket.SHUT_RD)
 
     def finish(self) -> None:
         """Let it end by itself; if it takes too long, end it."""
         self.ending = True
-        if self._channel is not None:
-            with contextlib.suppress(OSError):
-                self._channel.shutdown(socket.SHUT_WR)
+        self._shut(socket.SHUT_WR)
         self.expect_end()
 
     def expect_end(self) -> None:
@@ -897,10 +855,14 @@ class Worker(Runner):
     def refuse(self, fault: str) -> None:
         """Believe it nothing any more, and end it."""
         self.fault, self.ending = self.fault or fault, True
-        self._stop(0)
-        if self._channel is not None:
-            with contextlib.suppress(OSError):
-                self._channel.shutdown(socket.SHUT_RD)
+        if self._process is not None:
+            self._process.stop(0)
+        self._shut(socket.SHUT_RD)
+
+    def _shut(self, directions: int) -> None:
+        """Shut the channel, if there is one."""
+        if self._process is not None:
+            self._process.shut(directions)
 
     def death(self, gone: Gone, name: str) -> WorkerError:
         """Why its call has no result."""
@@ -966,9 +928,9 @@ class Worker(Runner):
         Raises:
             OSError: When there is no memory or no descriptor left for the message.
         """
-        assert self._channel is not None  # noqa: S101 - it was launched
+        assert self._process is not None  # noqa: S101 - it was launched
         try:
-            send(self._channel, kind, body, tuple(descriptors), number=number)
+            send(self._process.channel, kind, body, tuple(descriptors), number=number)
         except OSError as error:
             if error.errno in _GONE:
                 return False
@@ -977,11 +939,11 @@ class Worker(Runner):
 
     def _receive(self, *, last: bool = False) -> Message | None:
         """Take a message; None when there is none now or, where it is the last look, any more."""
-        if not self._open or self._channel is None:
+        if not self._open or self._process is None:
             return None
         message = None
         try:
-            message = receive(self._channel, wait=False)
+            message = receive(self._process.channel, wait=False)
             if message is not None and message.descriptors:
                 _refuse(message.descriptors)
         except BlockingIOError:
@@ -989,16 +951,11 @@ class Worker(Runner):
                 return None
         except (OSError, ValueError) as error:  # it is none of ours, or no descriptors or memory are left for it
             message = None
-            self.fault, self.ending = self.fault or f"its answer could not be read: {error}", True
-            self._stop(0)
+            self.refuse(f"its answer could not be read: {error}")
         if message is None:
-            self._turn_deaf()
-        return message
-
-    def _turn_deaf(self) -> None:
-        if self._open and self._channel is not None:
             self._open = False
-            reactor().unwatch(self._channel.fileno())
+            reactor().unwatch(self._process.channel.fileno())
+        return message
 
 
 def _refuse(descriptors: list[int]) -> NoReturn:
@@ -1023,24 +980,15 @@ class Core(Engine):
     Attributes:
         members: Processes that live, or are about to.
         confined: Whether processes will be confined to their devices.
-        closed: Whether no more calls are taken.
-        foreign: Whether we are a fork of the process that the pool belongs to.
-        broken: Why no call can be run, or None.
-        drained: Set when it is closed and nothing is left.
 
     Raises:
         EnforcementError: When workers must be confined, or held to memory, and the kernel cannot.
     """
 
     def __init__(self, broker: Callable[[], Broker], setting: Setting) -> None:
+        super().__init__(setting)
         self.confined = check_start(setting.preparation.start, forked=True)
-        self.setting = setting
-        self.lock = threading.Lock()
         self.members: set[Worker] = set()
-        self.closed = False
-        self.foreign = False
-        self.broken: BrokenPoolError | None = None
-        self.drained = threading.Event()
         self._open_broker = broker
         self._broker: Broker | None = None
         self._calls: dict[int, Call] = {}
@@ -1359,6 +1307,10 @@ class Core(Engine):
                 server.leave()
             self.drained.set()
 
+    def unfinished(self) -> list[Call]:
+        """Calls that wait, or run."""
+        return [*self._calls.values(), *(call for member in self.members for call in member.outstanding)]
+
     def use(self, server: spawning.WorkerServer, *, ahead: bool) -> None:
         """Take note that a worker came from a fork server.
 
@@ -1371,15 +1323,6 @@ class Core(Engine):
             server.use()
         if ahead:
             server.fork_ahead()
-
-    def break_off(self, cause: BaseException) -> None:
-        """Run no more calls, since a worker could not be set up."""
-        error = BrokenPoolError(f"the pool is broken: setting up a worker failed with {type(cause).__name__}: {cause}")
-        error.__cause__ = cause
-        self.broken = self.broken or error
-        for call in (*self._calls.values(), *(call for member in self.members for call in member.outstanding)):
-            call.fail(error)
-        self.stop(self.setting.grace)
 
 
 _known: weakref.WeakValueDictionary[object, Broker] = weakref.WeakValueDictionary()

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -76,6 +76,9 @@ class Setting(Value):
 class Engine(Protocol):
     """Runs the calls of one pool. Every method may be called by any thread.
 
+    Args:
+        setting: What all calls have in common.
+
     Attributes:
         lock: Held over every look at what calls wait and run.
         members: What runs calls, or is about to.
@@ -83,6 +86,7 @@ class Engine(Protocol):
         foreign: Whether we are a fork of the process that the pool belongs to.
         closed: Whether no more calls are taken.
         broken: Why no call can be run, or None.
+        drained: Set when it is closed and nothing is left.
     """
 
     lock: threading.Lock
@@ -91,6 +95,15 @@ class Engine(Protocol):
     foreign: bool
     closed: bool
     broken: BrokenPoolError | None
+    drained: threading.Event
+
+    def __init__(self, setting: Setting) -> None:
+        self.lock = threading.Lock()
+        self.members = set()
+        self.setting = setting
+        self.foreign = self.closed = False
+        self.broken = None
+        self.drained = threading.Event()
 
     def check(self, request: Request) -> None:
         """Raise the error of a request that can never be served."""
@@ -145,6 +158,18 @@ class Engine(Protocol):
 
     def on_cancel(self, call: Call) -> None:
         """A call was cancelled: if it runs, end its worker."""
+
+    def unfinished(self) -> Iterable[Call]:
+        """Calls that wait, or run."""
+
+    def break_off(self, cause: BaseException, *others: Call) -> None:
+        """Run no more calls, since a worker could not be set up, and let those that are left fail."""
+        error = BrokenPoolError(f"the pool is broken: setting up a worker failed with {type(cause).__name__}: {cause}")
+        error.__cause__ = cause
+        self.broken = self.broken or error
+        for call in (*self.unfinished(), *others):
+            call.fail(error)
+        self.stop(self.setting.grace)
 
     def quarantined(self) -> tuple[tuple[Allocation, str], ...]:
         """Devices that nobody gets although their holder has been ended, and why."""

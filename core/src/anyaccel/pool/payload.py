@@ -258,36 +258,21 @@ class Globals:
         spaces = {id(function.__globals__): function.__globals__ for function in unpickler.functions}
         return value, [space for space in spaces.values() if "__name__" in space]
 
-    def enter(self, spaces: list[dict[str, Any]]) -> list[Shared]:
-        """Put the shared globals in place among those of a call; returns what to give to :meth:`leave`."""
-        entered = []
+    def enter(self, spaces: list[dict[str, Any]]) -> Callable[[], None]:
+        """Put the shared globals in place among those of a call; returns what takes back what the call has set."""
+        entered: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
         for space in spaces:
             if (module := self._modules.get(space["__name__"])) is not None:
                 first, names = module
                 given = {name: first[name] for name in names if name in first}
                 space.update(given)
-                entered.append(Shared(space, first, given))
-        return entered
+                entered.append((space, first, given))
 
-    @staticmethod
-    def leave(entered: list[Shared]) -> None:
-        """Take back what a call has set."""
-        for space, first, given in entered:
-            first.update({name: space[name] for name, old in given.items() if space.get(name, old) is not old})
+        def leave() -> None:
+            for space, first, given in entered:
+                first.update({name: space[name] for name, old in given.items() if space.get(name, old) is not old})
 
-
-class Shared(NamedTuple):
-    """Shared globals among those of a call.
-
-    Attributes:
-        space: The call's.
-        first: The initializer's.
-        given: Those that were put in place.
-    """
-
-    space: dict[str, Any]
-    first: dict[str, Any]
-    given: dict[str, Any]
+        return leave
 
 
 class _Unpickler(pickle.Unpickler):

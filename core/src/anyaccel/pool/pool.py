@@ -22,7 +22,7 @@ from anyaccel.pool.logs import Logs
 from anyaccel.pool.payload import call_each, dumps, dumps_whole
 from anyaccel.pool.progress import Tell
 from anyaccel.pool.reactor import reactor
-from anyaccel.pool.results import Results, check_batch, run_all
+from anyaccel.pool.results import Batches, MapResults, Results, check_batch
 from anyaccel.pool.stream import Source, Stream
 from anyaccel.probe.machine import Machine
 from anyaccel.scheduler import RequestLike, parse_request
@@ -158,16 +158,15 @@ class Submitter(Executor):
         core, options = self._core, self._options
         own = options.max_calls or options.timeout or options.retries or core.setting.logs  # for each call
         most_ahead = core.most_ahead(options)
-        return run_all(
+        batches = Batches(
             arguments,
             lambda part, late: core.submit(options, call_each, (fn, part), {}, late=late),
-            batch=1 if batch is None and (own or not most_ahead) else batch,
+            size=1 if batch is None and (own or not most_ahead) else batch,
             most_ahead=most_ahead,
-            timeout=timeout,
-            progress=progress,
             in_order=in_order,
-            plain=core.setting.preparation.plain,
+            progress=progress,
         )
+        return MapResults(batches, timeout, plain=core.setting.preparation.plain)
 
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Stream:
         """Run a function that yields, and give what it yields as soon as it is there.

@@ -14,11 +14,11 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 
-from anyaccel.linux.fork import renew_in_child, tidy_in_child
+from anyaccel.linux.fork import hold_while_forking, renew_in_child, tidy_in_child
 
 Handler = Callable[[], object]
 
@@ -51,7 +51,7 @@ class Reactor:
     def __init__(self) -> None:
         self._poll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll.register(self._wake, select.EPOLLIN)
+        self._poll.register(self._wake, select.EPOLLIN | select.EPOLLET)  # each write wakes, and none is read
         self._handlers: dict[int, Handler] = {}
         self._soon: deque[Handler] = deque()
         self._sleeps = False
@@ -116,15 +116,14 @@ class Reactor:
             self._sleeps = True
             events = self._poll.poll(0 if self._soon else patience)
             self._sleeps = False
-            for descriptor, _ in events:
-                if descriptor == self._wake:
-                    os.eventfd_read(self._wake)
-                elif handler := self._handlers.get(descriptor):
-                    _guarded(handler)
-            for _ in range(len(self._soon)):
-                _guarded(self._soon.popleft())
-            if self._timers:
-                self._ring()
+            with _handling:
+                for descriptor, _ in events:
+                    if handler := self._handlers.get(descriptor):
+                        _guarded(handler)
+                for _ in range(len(self._soon)):
+                    _guarded(self._soon.popleft())
+                if self._timers:
+                    self._ring()
 
     def _patience(self) -> float | None:
         while self._timers and self._timers[0][2].call is None:
@@ -146,6 +145,27 @@ def _guarded(call: Handler) -> None:
         call()
     except BaseException:  # the others are to be served, whatever a callback raised
         logging.getLogger("anyaccel").exception("a handler of the reactor failed")
+
+
+_handling = hold_while_forking(threading.RLock())
+"""Held by the reactor while handlers run, and by a thread that forks.
+
+So a child finds nothing that only a thread of its parent could go on with: no lock that is held, no structure that is
+half changed and, above all, no module that is half imported, which the child could never import.
+"""
+
+
+@contextlib.contextmanager
+def allow_forks() -> Iterator[None]:
+    """Let other threads fork while the reactor runs callbacks of the user, which may take long or wait for them."""
+    held = _handling._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001 - as threading.Condition does
+    if held:
+        _handling.release()
+    try:
+        yield
+    finally:
+        if held:
+            _handling.acquire()
 
 
 _current: list[Reactor] = []

@@ -58,10 +58,12 @@ class Results(Iterator[Any]):
         return self
 
     async def __anext__(self) -> Any:
+        import asyncio
+
         self._begin()
         try:
             while (future := self._awaited()) is not None:
-                self._accept(await _within(future, self._left()))
+                self._accept(await asyncio.wait_for(future, self._left()))
             return self._next()
         except StopIteration:
             self.close()
@@ -78,12 +80,10 @@ class Results(Iterator[Any]):
 
     def close(self) -> None:
         """End it: cancel the calls that are left, those that run included."""
+        reactor().call_soon(self._ending())  # where Ctrl-C does not cut it short
         if self._abandoned is not None:
             self._abandoned.detach()
-        self._ending()()
-        self._futures.clear()
-        self._values.clear()
-        self._failure = None
+        self._futures, self._values, self._failure = deque(), deque(), None
 
     def _begin(self) -> None:
         """From now on, calls are cancelled when nobody refers to it any more."""
@@ -127,12 +127,12 @@ class Batches:
     take long all run at the same time.
 
     Args:
-        parts: Arguments of the calls, of which the batches are made.
+        arguments: Arguments of the calls; all are taken at once.
         submit: Makes a batch of calls by :func:`anyaccel.pool.payload.call_each`, given whether there were others.
-        size: Calls in a batch; None to choose.
-        most_ahead: Batches that wait for workers at most, where the size is not given.
+        size: Calls that travel together; None to choose by the time that they take.
+        most_ahead: Batches that wait for workers at most, where that is chosen.
         in_order: Whether results come in the order of the calls, or as soon as they are there.
-        counter: Shows how far it is, or None.
+        progress: True to show how far it is, or a function that is told.
 
     Attributes:
         futures: Futures to wait for, in order.
@@ -140,20 +140,21 @@ class Batches:
 
     def __init__(
         self,
-        parts: deque[Arguments],
+        arguments: Iterable[Arguments],
         submit: Callable[[list[Arguments], bool], CallFuture],
         *,
         size: int | None,
         most_ahead: int,
         in_order: bool,
-        counter: Counter | None,
+        progress: bool | Tell,
     ) -> None:
         self.futures: deque[AwaitableFuture[Any]] = deque()
-        self._parts = parts
+        self._parts = parts = deque(arguments)
         self._submit = submit
         self._size = size
         self._tail = max(1, most_ahead // 2)
-        self._counter = counter
+        tell = (progress if callable(progress) else shown(len(parts))) if progress and parts else None
+        self._counter = None if tell is None else Counter(len(parts), tell)
         self._in_order = in_order
         self._lock = threading.Lock()
         self._calls: set[CallFuture] = set()
@@ -248,37 +249,6 @@ class MapResults(Results):
             self._failure = exception_in(Message(Kind.ERROR, failure, [], []), plain=self._plain)
 
 
-def run_all(
-    arguments: Iterable[Arguments],
-    submit: Callable[[list[Arguments], bool], CallFuture],
-    *,
-    batch: int | None,
-    most_ahead: int,
-    timeout: float | None,
-    progress: bool | Tell,
-    in_order: bool,
-    plain: bool,
-) -> Results:
-    """Make a call for each of some arguments.
-
-    Args:
-        arguments: The arguments; all are taken at once.
-        submit: Makes a batch of calls by :func:`anyaccel.pool.payload.call_each`, given whether there were others.
-        batch: Calls that travel together; None to choose by the time that they take.
-        most_ahead: Batches that wait for workers at most, where that is chosen.
-        timeout: Seconds until all results must be there, or None.
-        progress: True to show how far it is, or a function that is told.
-        in_order: Whether results come in the order of the calls, or as soon as they are there.
-        plain: Whether exceptions of batches are read as plain data.
-    """
-    parts = deque(arguments)
-    counter = None
-    if progress and parts and (tell := progress if callable(progress) else shown(len(parts))):
-        counter = Counter(len(parts), tell)
-    made = Batches(parts, submit, size=batch, most_ahead=most_ahead, in_order=in_order, counter=counter)
-    return MapResults(made, timeout, plain=plain)
-
-
 def check_batch(**sizes: object) -> None:
     """Check how many calls are to travel together.
 
@@ -294,16 +264,3 @@ def cancel(futures: Iterable[Future[Any]]) -> None:
     """Cancel futures, those that run included."""
     for future in tuple(futures):
         future.cancel()
-
-
-async def _within(future: AwaitableFuture[Any], seconds: float | None) -> Any:
-    """Wait for a future, for so long at most."""
-    if seconds is None:
-        return await future
-    from asyncio import wait_for
-
-    return await wait_for(_value(future), seconds)
-
-
-async def _value(future: AwaitableFuture[Any]) -> Any:
-    return await future

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -30,7 +30,7 @@ STUCK_LOOK_SECONDS = 5.0
 BUFFER = 1 << 18
 
 
-class Child(Protocol):
+class Owner(Protocol):
     """Owner of a worker.
 
     Attributes:
@@ -39,12 +39,6 @@ class Child(Protocol):
 
     mark: Mark
 
-    def attach(self, channel: socket.socket, end: socket.socket, stop: Callable[[float], None]) -> None:
-        """It has these two ends of a channel, and the fork server ends it when asked."""
-
-    def detach(self) -> None:
-        """There is none after all."""
-
     def ended(self, gone: Gone) -> None:
         """It and everything that it started has left the kernel. Nothing follows."""
 
@@ -52,8 +46,70 @@ class Child(Protocol):
         """Something of it ignores even SIGKILL."""
 
 
+class Process:
+    """A process of a fork server, and the channel to it.
+
+    Args:
+        server: The fork server.
+        ahead: Whether nothing waits for it yet.
+
+    Attributes:
+        server: The fork server.
+        number: Its number there.
+        channel: Our end of the channel.
+        end: Its end: what it never took out is there once it has gone.
+        owner: Whom it works for; None before it is needed, when nothing that becomes of it matters.
+
+    Raises:
+        BrokenPipeError: When the fork server has died.
+        OSError: When there are no descriptors left.
+    """
+
+    def __init__(self, server: WorkerServer, *, ahead: bool) -> None:
+        self.server = server
+        self.owner: Owner | None = None
+        self.channel, self.end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+        self.number = server.draw()
+        try:
+            server.spawn(self.number, self, TARGET, (self.end.fileno(),), argument=ahead)
+        except OSError:
+            self.close()
+            raise
+
+    @property
+    def mark(self) -> Mark:
+        """What it and all that it starts carry; empty before it has been told."""
+        return () if self.owner is None else self.owner.mark
+
+    def stop(self, grace: float) -> None:
+        """Have the fork server end it, with so many seconds between asking and killing."""
+        self.server.stop(self.number, grace, by=15)  # SIGTERM
+
+    def shut(self, directions: int) -> None:
+        """Shut the channel."""
+        with contextlib.suppress(OSError):
+            self.channel.shutdown(directions)
+
+    def close(self) -> None:
+        """Close the channel."""
+        self.channel.close()
+        self.end.close()
+
+    def ended(self, gone: Gone) -> None:
+        """Take notice that it and everything that it started has left the kernel."""
+        if self.owner is not None:
+            self.owner.ended(gone)
+        self.close()
+
+    def on_stuck(self, reason: str) -> None:
+        """Take notice that something of it ignores even SIGKILL."""
+        if self.owner is not None:
+            self.owner.on_stuck(reason)
+
+
 class WorkerServer(client.ForkServer):
-    """The fork server of some workers.
+    """The fork server of some workers; all but :meth:`close` is for the thread of the reactor.
 
     Args:
         preload: Modules that it imports for all of them.
@@ -66,7 +122,7 @@ class WorkerServer(client.ForkServer):
         self.environ = dict(os.environ)
         self.path = list(sys.path)
         self.users = 0
-        self._spare: _Spare | None = None
+        self._spare: Process | None = None
         self._reactor = reactor()
         config = {
             "own": OWN,
@@ -81,11 +137,11 @@ class WorkerServer(client.ForkServer):
             raise WorkerStartError(f"the fork server cannot be started: {error}") from error
         self._reactor.watch(self.fileno(), self._on_control)
 
-    def start_worker(self, child: Child, *, grace: float, leases: Sequence[int], ahead: bool) -> None:
+    def start_worker(self, owner: Owner, *, grace: float, leases: Sequence[int], ahead: bool) -> Process:
         """Have a worker forked, or take the one that was forked ahead.
 
         Args:
-            child: Who gets it.
+            owner: Whom it works for.
             grace: Seconds that what it leaves behind has between being asked to end and being killed.
             leases: Descriptors that are kept until it and whatever it started have gone.
             ahead: Whether it may be the one that was forked ahead.
@@ -94,45 +150,32 @@ class WorkerServer(client.ForkServer):
             BrokenPipeError: When the fork server has died.
             OSError: When there are no descriptors left.
         """
-        with self.lock:
-            spare = self._take_spare() if ahead else None
-            if spare is not None:
-                self.children[spare.number] = child
-                child.attach(spare.channel, spare.end, partial(self._stop, spare.number))
-        number = self._fork(child, ahead=False) if spare is None else spare.number
+        process = (self._take_spare() if ahead else None) or Process(self, ahead=False)
         try:
-            self.tell(number, {"hold": number, "grace": grace}, leases)
+            self.tell(process.number, {"hold": process.number, "grace": grace}, leases)
         except OSError:
-            child.detach()
+            process.close()
             raise
+        process.owner = owner
+        return process
 
     def fork_ahead(self) -> None:
         """Have one worker forked before it is needed: that is most of the time that a fresh one takes."""
-        with self.lock:
-            self._spare = self._take_spare()
-            if self._spare is not None or not self.users or not self.alive:
-                return
-        with contextlib.suppress(OSError):
-            spare = _Spare()
-            spare.number = self._fork(spare, ahead=True)
-            with self.lock:
-                # Another thread may have done the same, and the last user may have left.
-                extra, self._spare = (self._spare, spare) if self.users else (spare, self._spare)
-            if extra is not None:
-                extra.finish()
+        self._spare = self._take_spare()
+        if self._spare is None and self.users and self.alive:
+            with contextlib.suppress(OSError):
+                self._spare = Process(self, ahead=True)
 
     def use(self) -> None:
         """Say that a pool uses it."""
-        with self.lock:
-            self.users += 1
+        self.users += 1
 
     def leave(self) -> None:
         """Say that a pool does not use it any more: without users, nothing is forked ahead."""
-        with self.lock:
-            self.users -= 1
-            spare = None if self.users else self._take_spare()
+        self.users -= 1
+        spare = None if self.users else self._take_spare()
         if spare is not None:
-            spare.finish()
+            spare.shut(socket.SHUT_WR)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> bool:
         """End it and whatever is left of its workers."""
@@ -144,24 +187,8 @@ class WorkerServer(client.ForkServer):
             child.ended(Gone(reason="its fork server was closed"))
         return ended
 
-    def _fork(self, child: Child, *, ahead: bool) -> int:
-        """Have a worker forked; returns its number."""
-        channel, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-        number = self.draw()
-        child.attach(channel, end, partial(self._stop, number))
-        try:
-            self.spawn(number, child, TARGET, (end.fileno(),), argument=ahead)
-        except OSError:
-            child.detach()
-            raise
-        return number
-
-    def _stop(self, number: int, grace: float) -> None:
-        self.stop(number, grace, by=15)  # SIGTERM
-
-    def _take_spare(self) -> _Spare | None:
-        """Take the worker that was forked ahead, unless it has ended; called with the lock held."""
+    def _take_spare(self) -> Process | None:
+        """Take the worker that was forked ahead, unless it has ended."""
         spare, self._spare = self._spare, None
         return spare if spare is not None and self.children.get(spare.number) is spare else None
 
@@ -177,12 +204,12 @@ class WorkerServer(client.ForkServer):
         self._control.close()
         self._end(children, Gone(reason=f"its fork server {describe_end(code)}"))
 
-    def _end(self, children: list[Child], gone: Gone) -> None:
+    def _end(self, children: list[Process], gone: Gone) -> None:
         """Kill what is left of some workers, each with all that carries its mark."""
         rest = Teardown(find_carriers(child.mark for child in children), grace=0)
         self._go_on(rest, children, gone)
 
-    def _go_on(self, rest: Teardown, children: list[Child], gone: Gone) -> None:
+    def _go_on(self, rest: Teardown, children: list[Process], gone: Gone) -> None:
         pause = rest.step()
         if pause is not None:
             self._reactor.call_later(pause, partial(self._go_on, rest, children, gone))
@@ -198,36 +225,6 @@ class WorkerServer(client.ForkServer):
             self._reactor.call_later(STUCK_LOOK_SECONDS, partial(self._end, stuck, gone))
 
 
-class _Spare:
-    """A process that was forked before it is needed. Nothing that becomes of it matters."""
-
-    mark: Mark = ()
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    def attach(self, channel: socket.socket, end: socket.socket, stop: Callable[[float], None]) -> None:  # noqa: ARG002
-        """It has these ends of a channel."""
-        self.channel, self.end = channel, end
-
-    def detach(self) -> None:
-        """It will not be forked."""
-        self.channel.close()
-        self.end.close()
-
-    def finish(self) -> None:
-        """It is not needed any more."""
-        with contextlib.suppress(OSError):
-            self.channel.shutdown(socket.SHUT_WR)
-
-    def ended(self, gone: Gone) -> None:  # noqa: ARG002
-        """The next one will be forked when it is needed."""
-        self.detach()
-
-    def on_stuck(self, reason: str) -> None:
-        """It holds nothing."""
-
-
 def fork_server(preload: Sequence[str] = ()) -> WorkerServer:
     """The fork server of this process that has preloaded exactly these modules; started when there is none.
 
@@ -238,10 +235,8 @@ def fork_server(preload: Sequence[str] = ()) -> WorkerServer:
     return client.find_server((WorkerServer, key), lambda: WorkerServer(key))
 
 
-def spawn(
-    child: Child, preload: Sequence[str], *, grace: float, leases: Sequence[int] = (), ahead: bool = True
-) -> WorkerServer:
-    """Have a worker forked, by a new fork server where the last one has died; returns that.
+def spawn(owner: Owner, preload: Sequence[str], *, grace: float, leases: Sequence[int], ahead: bool) -> Process:
+    """Have a worker forked, by a new fork server where the last one has died.
 
     See :meth:`WorkerServer.start_worker` for the arguments.
 
@@ -251,11 +246,9 @@ def spawn(
     for _ in range(2):
         found = fork_server(preload)
         try:
-            found.start_worker(child, grace=grace, leases=leases, ahead=ahead)
+            return found.start_worker(owner, grace=grace, leases=leases, ahead=ahead)
         except (BrokenPipeError, ConnectionResetError):
             found.alive = False
         except OSError as error:
             raise WorkerStartError(f"no worker can be started: {error.strerror}") from error
-        else:
-            return found
     raise WorkerStartError("no worker can be started: the fork server dies as soon as it has been started")

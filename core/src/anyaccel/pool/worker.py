@@ -23,7 +23,7 @@ from anyaccel.errors import WorkerError
 from anyaccel.launcher.inside import Inside
 from anyaccel.linux.process import set_name
 from anyaccel.pool.channel import Kind, Message, receive, send
-from anyaccel.pool.payload import Batch, Globals, Pickled, Shared, check_over, describe, dumps, dumps_error, loads
+from anyaccel.pool.payload import Batch, Globals, Pickled, check_over, describe, dumps, dumps_error, loads
 
 if TYPE_CHECKING:
     from anyaccel.pool.together import Lanes, Loop
@@ -77,7 +77,7 @@ class Worker:
         self.actor: Any = None
         self.waiting: deque[Message] = deque()  # taken out of the channel while something else ran
         self.globals = Globals()
-        self.entered: list[Shared] = []
+        self.leave_construction: Callable[[], None] = lambda: None  # takes back the globals that it has set
         self.lanes: Lanes | None = None  # where methods run at the same time
         self.loop: Loop | None = None  # from the first coroutine on
         self.exit: SystemExit | None = None  # of a method in a lane
@@ -99,7 +99,6 @@ class Worker:
         handlers: dict[int, Callable[[Message], bool]] = {
             Kind.SETUP: self._set_up,
             Kind.CALL: self._call,
-            Kind.LAST_CALL: self._call,
             Kind.CONSTRUCT: self._construct,
             Kind.METHOD: self._method,
         }
@@ -111,8 +110,7 @@ class Worker:
                 continue
             if message.descriptors and message.kind != Kind.SETUP:
                 _redirect(message.descriptors)
-            goes_on = handlers[message.kind](message)
-            if not goes_on or message.kind == Kind.LAST_CALL:
+            if not handlers[message.kind](message):
                 return
 
     def _set_up(self, message: Message) -> bool:
@@ -156,15 +154,15 @@ class Worker:
         return self._perform(self._call_function, message)
 
     def _call_function(self, message: Message) -> Any:
-        (function, args, kwargs), entered = self._unpickled(message, self.globals.loads)
+        (function, args, kwargs), leave = self._unpickled(message)
         try:
             return function(*args, **kwargs)
         finally:
-            self.globals.leave(entered)
+            leave()
 
     def _construct(self, message: Message) -> bool:
         def construct(message: Message) -> int:
-            (kind, args, kwargs, concurrency), self.entered = self._unpickled(message, self.globals.loads)
+            (kind, args, kwargs, concurrency), self.leave_construction = self._unpickled(message)
             self.actor = kind(*args, **kwargs)
             if concurrency > 1:
                 from anyaccel.pool.together import Lanes
@@ -191,8 +189,8 @@ class Worker:
 
     def _call_method(self, message: Message) -> Any:
         with self.lock:
-            self.globals.leave(self.entered)
-            (method, args, kwargs), _ = self._unpickled(message, self.globals.loads)
+            self.leave_construction()
+            (method, args, kwargs), _ = self._unpickled(message)
         if callable(method):
             return method(self.actor, *args, **kwargs)
         return getattr(self.actor, method)(*args, **kwargs)
@@ -240,12 +238,10 @@ class Worker:
                 self.loop = Loop()
         return self.loop.finish(value)
 
-    def _unpickled(
-        self, message: Message, read: Callable[[bytes | memoryview, list[memoryview]], tuple[Any, list[dict[str, Any]]]]
-    ) -> tuple[Any, list[Shared]]:
-        """What is to be called, and with what; and the shared globals that were put in place for it."""
+    def _unpickled(self, message: Message) -> tuple[Any, Callable[[], None]]:
+        """What is to be called, and with what; and what takes back the shared globals that it sets."""
         try:
-            value, spaces = read(message.data, message.buffers)
+            value, spaces = self.globals.loads(message.data, message.buffers)
         except ModuleNotFoundError as error:
             error.add_note(
                 "The worker has the module path (sys.path) of its caller. Put the module's folder on it, or have the"
