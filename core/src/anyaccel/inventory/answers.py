@@ -120,7 +120,11 @@ def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Devi
     if detected is None or info is None:
         return report, []
     own = {"vendor": source.vendor, "resource": info.resource, "kind": info.kind, "declared": False, "labels": {}}
-    devices = [replace(device, **own, units=UNITS_PER_DEVICE) for device in detected.devices]
+    whole = (replace(device, **own, units=UNITS_PER_DEVICE, own_slots=()) for device in detected.devices)
+    devices = [
+        device.narrowed(found.own_slots) if found.own_slots else device
+        for device, found in zip(whole, detected.devices, strict=True)
+    ]
     vendor.learn(outcome, devices)
     return report, devices
 
