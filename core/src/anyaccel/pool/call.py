@@ -121,7 +121,7 @@ class Runner:
         """Whether it runs the call by now, as far as is known."""
         return True
 
-    def attend(self, pending: Callable[[], bool], seconds: float | None = None) -> None:
+    def attend(self, pending: Callable[[], bool], seconds: float | None) -> None:
         """Take its next answer in this thread, where that saves time and the call still waits for it."""
 
 
@@ -205,17 +205,13 @@ class CallFuture(AwaitableFuture[Any]):
     def _attend(self, timeout: float | None) -> float | None:
         """Take the answer in this thread if it is the next to come; returns what is left of the time."""
         call = self._call
-        worker = None if call is None else call.worker
         if call is not None and call.foreign:
             raise RuntimeError(f"the answer to {call.name} goes to the process that this one was forked from")
-        if call is None or worker is None:
+        if call is None or (worker := call.worker) is None:
             return timeout
-        if timeout is None:
-            worker.attend(call.undecided)
-            return None
-        end = time.monotonic() + timeout
+        began = time.monotonic()
         worker.attend(call.undecided, timeout)
-        return max(0.0, end - time.monotonic())
+        return None if timeout is None else max(0.0, began + timeout - time.monotonic())
 
     def running(self) -> bool:
         """Whether a worker is at it."""
