@@ -40,8 +40,10 @@ def chosen_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
     With the mark ``host`` it sees the machine that it runs on, of which no vendor is asked but those that the test
     names. So no test ends as it does because of what is plugged in there. No variable of ours leaks into a test, and a
-    pytest that a test starts does not take itself for a worker of this one.
+    pytest that a test starts does not take itself for a worker of this one. What it has compiled it keeps for the next
+    one: it rewrites its plug-ins, Hypothesis among them, which takes longer than the rest of it.
     """
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     for name in list(os.environ):
         if name.startswith(("ANYACCEL_", "PYTEST_XDIST_")):
             monkeypatch.delenv(name)

@@ -1,11 +1,7 @@
-"""Text of others as plain text, in comments and in shell commands."""
-
-import shlex
-import subprocess
+"""Text of others as plain text and in comments."""
 
 import pytest
-from anyaccel.errors import UsageError
-from anyaccel.text import cells, comment, printable, shell_join, shell_quote, shown
+from anyaccel.text import cells, comment, printable, shown
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,23 +39,6 @@ def test_a_comment_is_one_short_line_of_ascii(text):
     assert line.isprintable()
     assert len(line) <= 200
     assert "\\" not in line
-
-
-@given(st.lists(anything.map(printable).filter(lambda word: "\0" not in word), min_size=1))
-def test_a_shell_reads_the_words_that_were_joined(words):
-    assert shlex.split(shell_join(words)) == words
-
-
-@pytest.mark.parametrize("text", ["$(id) `id` 'x' \"y\" \\ # ; & |", "", "-n", "~", "!x", "*"])
-def test_a_shell_gets_what_was_quoted(text):
-    done = subprocess.run(["sh", "-c", f"printf %s {shell_quote(text)}"], capture_output=True, text=True, check=True)
-    assert done.stdout == text
-
-
-@pytest.mark.parametrize("text", ["a\nb", "\x1b", "\u202e", "\udcff", "\u2028"])
-def test_a_shell_gets_nothing_that_cannot_be_seen(text):
-    with pytest.raises(UsageError, match="printable text only"):
-        shell_quote(text)
 
 
 @pytest.mark.parametrize(("text", "width"), [("abc", 3), ("\u65e5\u672c", 4), ("e\u0301", 1), ("\uff21b", 3)])

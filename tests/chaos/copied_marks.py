@@ -1,14 +1,17 @@
 """Trees of processes that are ended while another user copies their marks.
 
     python tests/chaos/copied_marks.py [--trees N] [--seed N] [--ways cancel,sweep,...]
+    python tests/chaos/copied_marks.py --trees 1000 --all
 
 Each tree holds a device and grows in shapes of its own: forks, double forks, sessions, cleared environments, spawns,
 processes that are stopped, that ignore SIGTERM, that replace themselves all the time, in namespaces, of another user.
 A second user puts each mark of the state directory on processes of its own. Then the tree is ended, in one of the ways
 that there are, and a third user asks for the device. The truth is a control group for each tree. What must hold: the
 command that ends the tree ends while the copies live, and none of the tree is left; no copy is ended; nobody gets the
-device while a process of the tree is left; and it is free once copies and tree have gone. Needs root. Prints, for each
-way, how many trees there were, what went wrong, and the longest time that an end took beside its grace.
+device while a process of the tree is left; and it is free once copies and tree have gone. What a plug-in has started
+holds no device: it ends with the vendor's process. Needs root. Prints a table: for each way the trees, those whose
+device was given too early, too late, those of which a process was left, what else went wrong, and the seconds that an
+end took beside its grace. With ``--all`` half of the trees are those of ``torture.py``, which are killed at random.
 """
 
 from __future__ import annotations
@@ -48,14 +51,21 @@ if sys.argv[1:2] not in (
     from empty_folders import BIND, mount
     from waiting import PATIENCE, until
 
-WAYS = ("cancel", "sweep", "sweep in time", "call in time", "release", "pool")
+WAYS = (
+    "cancel", "sweep", "sweep in time", "call in time", "release", "pool", "ranks", "run in time", "plug-in",
+)  # fmt: skip
+INSIDE = ("cancel", "sweep", "sweep in time", "ranks")
+"""Ways in which what ends a tree is above all of it."""
+IN_TIME = ("sweep in time", "call in time", "run in time")
+OUTLIVED = ("run in time", "plug-in")
+"""Ways in which what is waited for is not what ends the tree: the monitor and the fork server go on."""
 OWNER, COPIER, TAKEN = 61_011, 61_012, 61_013
 """Users: who owns the trees, beside root; who copies; who processes of root's trees become."""
 GRACE = 0.5
 TIME = 2.0
 SHAPES = ("fork", "double", "setsid", "clean", "spawn", "vfork", "group", "exec", "thread", "clone parent")
 LEAVES = ("sleep", "stopped", "stubborn", "stubborn and stopped", "moving", "memfd")
-WRONG = ("early", "left", "copies ended", "failed")
+WRONG = ("early", "late", "left", "copies ended", "failed")
 _LOCKS = 10
 _CLONE_PARENT, _SYS_CLONE = 0x8000, 56
 
@@ -182,6 +192,53 @@ def pool(command: list[str]) -> None:
         workers.submit(subprocess.run, command).result()
 
 
+PLUGIN = """
+import os, subprocess, time
+from anyaccel.plugin import *
+
+@hookimpl
+def anyaccel_info():
+    return PluginInfo(vendor="tree", resource="TREE", kind="tree", env_vars=())
+
+@hookimpl
+def anyaccel_detect(ctx):
+    subprocess.Popen({command!r})
+    while not os.path.exists({ready!r}):
+        time.sleep(0.01)
+
+@hookimpl
+def anyaccel_fractional(device):
+    return Fractional.NO
+
+@hookimpl
+def anyaccel_tags(device):
+    return ()
+
+@hookimpl
+def anyaccel_env(devices):
+    return EnvEdits()
+"""
+
+
+def plug_in(command: list[str]) -> None:
+    """Have the process of a vendor start a tree, and end that process."""
+    import anyaccel as aa
+    from anyaccel import vendors
+
+    signs = command[command.index("tree") + 1]
+    site = os.path.join(os.environ["HOME"], "site")
+    information = os.path.join(site, "anyaccel_tree-1.dist-info")
+    os.makedirs(information)
+    Path(site, "plug_tree.py").write_text(PLUGIN.format(command=command, ready=os.path.join(signs, "ready")))
+    Path(information, "METADATA").write_text("Metadata-Version: 2.1\nName: anyaccel-tree\nVersion: 1\n")
+    Path(information, "entry_points.txt").write_text("[anyaccel]\ntree = plug_tree\n")
+    sys.path.insert(0, site)
+    os.environ["ANYACCEL_PLUGINS"] = "tree"
+    (report,) = aa.detect("host", timeout=90.0).vendors
+    assert report.problem is None, report.problem
+    vendors.close()
+
+
 # The user who copies.
 
 
@@ -213,16 +270,14 @@ class Copier:
 
     def copies(self) -> list[int]:
         """The processes with copied marks that are alive."""
-        pid = self._process.pid
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
-            return [int(word) for word in file.read().split() if torture._name(int(word)).strip() == "sleep"]
-        return []
+        return [pid for pid in torture._children(self._process.pid) if torture._name(pid).strip() == "sleep"]
 
     def close(self) -> None:
-        """End it, with what it has started."""
+        """End it, with what it has started, also what has the mark and is about to become a copy."""
         if self._process.returncode is None:
             self._process.send_signal(signal.SIGSTOP)
-            for pid in self.copies():
+            os.waitpid(self._process.pid, os.WUNTRACED)
+            for pid in torture._children(self._process.pid):
                 os.kill(pid, signal.SIGKILL)
             self._process.kill()
             self._process.wait()
@@ -275,7 +330,8 @@ class Teardown:
         self.output = (self.place / "output").open("w")
         self.started: list[subprocess.Popen[bytes]] = []
         self.devices: set[str] = set()
-        drawn = plans(random.Random(seed), root=not owner, inside=way in ("cancel", "sweep", "sweep in time"))
+        self.copied: set[int] = set()
+        drawn = plans(random.Random(seed), root=not owner, inside=way in INSIDE)
         self.words = f"{way} {seed} of {owner}: {drawn}"
         self.command = [sys.executable, "-I", "-S", os.path.abspath(__file__), "tree", str(self.signs), *drawn]
         self.copier = Copier(self.state)
@@ -306,7 +362,7 @@ class Teardown:
     def _launcher(self, pid: int) -> bool:
         """Whether a process has only started the tree, watches it, or is about to become one of these."""
         name, command = torture._name(pid).strip(), torture._command(pid)
-        watches = name in (torture.MONITOR, "anyaccel-job", "accel-forksrv", "unshare")
+        watches = name in (torture.MONITOR, "anyaccel-job", "accel-forksrv", "accel-vendor", "unshare")
         return (
             watches
             or not command
@@ -338,6 +394,15 @@ class Teardown:
         elif way == "sweep in time":
             limits = ("--time", f"{TIME}s", *grace, "--out", "out")
             self.start(*self.ours("sweep", *limits, "GPU:1", "--each", "n=1", "--", *self.command))
+        elif way == "run in time":
+            self.start(*self.ours("run", "--time", f"{TIME}s", *grace, "GPU:1", "--", *self.command))
+        elif way == "ranks":
+            ranks = self.start(*self.ours("run", "--ranks", *grace, "GPU:1", "--", *self.command))
+            until(self.ready, f"{self.words}")
+            ranks.send_signal(signal.SIGTERM)
+        elif way == "plug-in":
+            self.start(sys.executable, __file__, "start", way, *self.command)
+            return 0.0
         else:
             self.start(sys.executable, __file__, "start", way, *self.command)
             if way == "call in time":
@@ -356,26 +421,41 @@ class Teardown:
         """
         found: Counter[str] = Counter(trees=1)
         began, grace = time.monotonic(), self.begin()
-        if self.way not in ("sweep in time", "call in time"):
-            began = time.monotonic()
+        took = self.watch(asker, found, began if self.way in IN_TIME else time.monotonic())
+        found["copies ended"] += not self.copied <= {*self.copier.copies()}
+        if left := self.left():
+            found["left"] += 1
+            print("LEFT", self.words, [torture._command(pid) for pid in left], flush=True)
+        self.copier.close()
+        if self.way != "plug-in":
+            try:
+                until(lambda: self.ask(asker, found), f"the device of {self.words}")
+            except AssertionError as late:
+                found["late"] += 1
+                print("LATE", late, os.listdir(self.state), flush=True)
+        return found, took - grace
+
+    def watch(self, asker: torture.Asker, found: Counter[str], began: float) -> float:
+        """Wait for the end, ask for the device meanwhile, and return the seconds that the end took."""
         while self.ending.poll() is None:
             self.ask(asker, found)
             assert time.monotonic() < began + PATIENCE, f"{self.words} does not end"
             time.sleep(0.01)
-        took = time.monotonic() - began
+        if self.way in OUTLIVED:
+            with contextlib.suppress(AssertionError):  # what is left is counted
+                until(lambda: self.ask(asker, found) or not self.left(), f"the end of {self.words}")
+        if self.way == "plug-in":
+            assert not self.ending.returncode, f"{self.words} ends with {self.ending.returncode}"
         if self.way == "call in time":
-            took = float(self.said().split()[-1])
-        elif self.way == "sweep in time":
+            return float(self.said().split()[-1])
+        if self.way == "sweep in time":
             row = (self.own / "out" / "jobs.tsv").read_text().splitlines()[1].split("\t")
-            took = time.time() - float(row[2]) - TIME
-        found["copies ended"] += not self.copier.copies()
-        found["left"] += bool(self.left())
-        self.copier.close()
-        until(lambda: self.ask(asker, found), f"the device of {self.words}")
-        return found, took - grace
+            return time.time() - float(row[2]) - TIME
+        return time.monotonic() - began - (TIME if self.way in IN_TIME else 0.0)
 
     def ask(self, asker: torture.Asker, found: Counter[str]) -> bool:
         """Ask for the device, once it was held; return whether the asker got it."""
+        self.copied |= {*self.copier.copies()}
         self.devices |= {lease.device for name in os.listdir(self.state) if (lease := parse_lease(name))}
         got = bool(self.devices) and asker.gets(self.state, min(self.devices))
         if got and (left := self.left()):
@@ -436,24 +516,32 @@ def main() -> int:
     if role == "copy":
         copy(int(rest[0]))
     if role == "start":
-        {"call in time": call, "pool": pool}[rest[0]](rest[1:])
+        {"call in time": call, "pool": pool, "plug-in": plug_in}[rest[0]](rest[1:])
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trees", type=int, default=300)
     parser.add_argument("--slots", type=int, default=3)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--all", action="store_true", help="half of them killed at random, in the ways of torture.py")
     parser.add_argument("--inside", action="store_true", help="in a mount namespace of its own already")
     args = parser.parse_args()
     if not args.inside:
         os.execvp("unshare", ["unshare", "--mount", sys.executable, __file__, *sys.argv[1:], "--inside"])
     let_in()
-    totals = all_of(tuple(args.ways.split(",")), args.trees, args.seed, args.slots)
+    killed = args.trees // 2 if args.all else 0
+    totals = all_of(tuple(args.ways.split(",")), args.trees - killed, args.seed, args.slots)
+    if killed:
+        of_torture = torture.all_of(torture.WAYS, killed, args.seed)
+        totals |= {f"{way}, killed": (found, []) for way, found in of_torture.items()}
+    columns = ("trees", "questions", *WRONG)
+    totals["all"] = (sum((found for found, _ in totals.values()), Counter()), [])
+    print(f"{'way':16}", *columns, "seconds", "at most", sep="  ")
     for way, (found, took) in totals.items():
-        shown = (f"{name} {found[name]}" for name in ("trees", "questions", *WRONG))
-        middle, longest = (statistics.median(took), max(took)) if took else (0.0, 0.0)
-        print(f"{way}:", *shown, f"beside its grace {middle:.2f} s, at most {longest:.2f} s")
-    return int(any(found[wrong] for found, _ in totals.values() for wrong in WRONG))
+        numbers = (f"{found[name]:{len(name)}}" for name in columns)
+        seconds = (f"{measure(took):7.2f}" for measure in (statistics.median, max) if took)
+        print(f"{way:16}", *numbers, *seconds, sep="  ")
+    return int(any(totals["all"][0][wrong] for wrong in WRONG))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Bounded runs of what ``chaos_ledger.py``, ``chaos_workers.py`` and ``torture.py`` do for as long as one likes."""
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -15,13 +16,14 @@ import copied_marks
 import torture
 from lengths import length
 
-ROUNDS = length(16, 200)
-TREES = length(1, 72)  # of each way
-COPIED = length(1, 6)  # of each way
-FEWEST_KILLS = length(0, 30)  # of a few trees, any may be gone before it is killed
+pytestmark = pytest.mark.timeout(900)
+
+ROUNDS = length(16, 80)
+TREES = length(1, 24)  # of each way; a thousand of all ways are copied_marks.py --trees 1000 --all
+COPIED = length(1, 3)  # of each way
+FEWEST_KILLS = length(0, 8)  # of a few trees, any may be gone before it is killed
 
 
-@pytest.mark.timeout(300)
 def test_chaos_gives_no_device_twice_and_loses_none(tmp_path):
     outcome = chaos_ledger.chaos(tmp_path, rounds=ROUNDS, claimants=10, seed=7)
     print(outcome)
@@ -29,7 +31,6 @@ def test_chaos_gives_no_device_twice_and_loses_none(tmp_path):
     assert outcome.kills > ROUNDS / 4
 
 
-@pytest.mark.timeout(300)
 def test_chaos_among_programs_gives_no_device_twice_and_leaves_nothing(tmp_path):
     outcome = chaos_workers.chaos(tmp_path, rounds=ROUNDS, seed=7)
     print(outcome)
@@ -38,7 +39,6 @@ def test_chaos_among_programs_gives_no_device_twice_and_leaves_nothing(tmp_path)
     assert outcome.calls > ROUNDS / 10  # on a machine that does much else, programs start slowly
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", torture.WAYS)
 @pytest.mark.skipif(bool(torture.able()), reason=torture.able() or "-")
 def test_no_descendant_loses_its_device_and_no_device_is_lost(way):
@@ -50,7 +50,6 @@ def test_no_descendant_loses_its_device_and_no_device_is_lost(way):
     assert found["kills"] >= FEWEST_KILLS
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("way", copied_marks.WAYS)
 @pytest.mark.skipif(bool(torture.able()), reason=torture.able() or "-")
 def test_what_ends_a_tree_does_not_wait_for_a_user_who_copies_its_mark(way):
@@ -60,5 +59,5 @@ def test_what_ends_a_tree_does_not_wait_for_a_user_who_copies_its_mark(way):
     command = [sys.executable, copied_marks.__file__, "--ways", way, "--trees", str(COPIED), "--slots", "2"]
     done = subprocess.run([*command, "--seed", "17"], stdout=subprocess.PIPE, text=True, check=False)
     print(done.stdout)
-    assert f"{way}: trees {COPIED} " in done.stdout
+    assert re.search(rf"^{way} +{COPIED} ", done.stdout, re.MULTILINE)
     assert done.returncode == 0

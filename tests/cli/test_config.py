@@ -109,7 +109,7 @@ def test_a_template_has_every_setting_and_counts_once_its_comment_signs_are_gone
         if os.geteuid() != 0:
             pytest.skip("the machine's file must be root's, and this is not root")
         found = configuration.machine(str(path))
-    settings = {each.key for each in configuration.SETTINGS.values() if getattr(each, whose)}
+    settings = {each.key for each in configuration.settings_of(whose)}
     assert {re.sub(r"\.NAME\.", ".*.", key) for key in found.values} == settings
 
 

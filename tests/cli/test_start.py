@@ -7,6 +7,7 @@ import pytest
 from anyaccel.cli import status
 from anyaccel.cli.arguments import parse
 from anyaccel.cli.parser import Defaults, add_common
+from installed import ACME
 
 SLOW = {
     "import anyaccel": {"collections", "enum", "re", "typing"},
@@ -126,3 +127,29 @@ def test_what_cannot_be_written_at_the_end_is_told():
         done = ended("sys.stdout.write('before')", "nonsense", stdout=full, stderr=subprocess.PIPE)
     assert "No space left on device" in done.stderr
     assert done.returncode == 120  # as Python says it
+
+
+WAITS = """
+def wait():
+    import os, time
+    while not os.path.exists({path!r}):
+        time.sleep(0.01)
+"""
+TELLS = """
+class Tells:
+    def find_spec(name, *_):
+        if name == "anyaccel.launcher.hold":
+            open({path!r}, "w").close()
+sys.meta_path.insert(0, Tells)
+"""
+
+
+@pytest.mark.parametrize("command", [[], ["run", "APU:1", "--", "true"]], ids=["status", "run"])
+def test_what_a_command_needs_after_detection_is_imported_while_the_vendors_answer(install, record, tmp_path, command):
+    path = str(tmp_path / "imported")
+    detect = "def anyaccel_detect(ctx: ProbeContext) -> Detected | None:\n"
+    assert detect in ACME
+    install("acme", ACME.replace(detect, detect + "    wait()\n") + WAITS.format(path=path))
+    common = ["--machine", record({}), "--probe-timeout", "300"]
+    done = ended(TELLS.format(path=path), *command[:1], *common, *command[1:], capture_output=True)
+    assert (done.returncode, "did not answer" in done.stderr) == (0, False)

@@ -11,8 +11,8 @@ it out. Commands must succeed; to show one that fails, show its exit status too:
 ``<!-- needs: MODULE -->`` anywhere leaves the page out where the module is not installed.
 Pages with ``<!-- user: NAMES -->`` are sessions of several users: see test_lab.py.
 
-What a page installs in an environment of its own takes half a minute. That is done at full length only; otherwise the
-environment of the tests, which has the distributions of this workspace, stands for it.
+The README's first command is left out, wherever it stands: tests/packaging/test_clone.py types it. The environment of
+the tests, which has the distributions of this workspace, stands for the one that it makes.
 """
 
 import importlib.util

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from anyaccel import hookspecs, plugin
+from anyaccel.model.verdict import ReasonCode
 from anyaccel.plugin import ProbeContext
-from anyaccel.scheduler.reasons import ReasonCode
 from anyaccel.vendors.plugin import REQUIRED
 
 ROOT = Path(__file__).parents[2]

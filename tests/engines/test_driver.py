@@ -3,9 +3,8 @@
 from concurrent.futures import CancelledError, Future, wait
 
 import pytest
-from anyaccel.engines.remote.actor import RemoteActor
 from anyaccel.engines.remote.cluster import Cluster, Plan
-from anyaccel.engines.remote.driver import Driver
+from anyaccel.engines.remote.driver import Driver, RemoteActor
 from anyaccel.engines.remote.messages import Answer, Started
 from anyaccel.pool.actor import ActorState
 from anyaccel.pool.call import Options

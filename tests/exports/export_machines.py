@@ -1,6 +1,6 @@
 """Inventories as detection gives them, and as badly as the contract with plug-ins allows."""
 
-from anyaccel.exports.source import Source
+from anyaccel.exports.source import ExportSource
 from anyaccel.model import (
     ContainerEdits,
     Device,
@@ -68,7 +68,7 @@ def source(*devices, shared_nodes=(), mounts=(), groups=(), node="node-1", **cha
         "together": {vendor: edits(chosen) for vendor, chosen in together.items()},
         "environments": {found.id: EnvEdits(set={f"{found.vendor.upper()}_VISIBLE": found.id}) for found in usable},
     }
-    return Source(**(facts | changes))
+    return ExportSource(**(facts | changes))
 
 
 READ_ONLY = Mount(source="/etc", target="/host etc")

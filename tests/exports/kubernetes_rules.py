@@ -8,13 +8,15 @@ CEL expressions are compared with the one form that is written here: there is no
 import re
 
 LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+SUBDOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
+"""As ``IsDNS1123Subdomain`` has it: what stands between the dots has no longest length of its own."""
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|[KMGTPE]i?|[eE][0-9]+)?")
 SELECTOR = re.compile(r'device\.driver == "([^"\\]+)" && device\.attributes\["([^"\\]+)"\]\.(\w+) == "([^"\\]+)"')
 
 
 def subdomain(text, most=253):
-    return len(text) <= most and all(LABEL.fullmatch(part) for part in text.split("."))
+    return len(text) <= most and SUBDOMAIN.fullmatch(text)
 
 
 def keys(value, required, optional=()):

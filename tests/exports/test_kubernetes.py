@@ -64,6 +64,11 @@ def test_a_class_selects_the_devices_of_its_resource():
     assert names == [["acme-0", "acme-2"], ["acme-1"]]
 
 
+def test_a_class_of_the_longest_resource_has_a_name_that_kubernetes_takes():
+    _, [found] = written(device(0, resource="r" * 64))
+    assert found["metadata"]["name"].startswith("anyaccel-rrr")
+
+
 def test_unusable_devices_are_not_published():
     [found], classes = written(device(0, visible=False), device(1, health=Health.UNHEALTHY, resource="TPU"))
     assert (found["spec"]["devices"], classes) == ([], [])

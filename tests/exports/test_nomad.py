@@ -1,3 +1,5 @@
+import re
+
 import hcl2
 import pytest
 from anyaccel.exports.nomad import export
@@ -7,6 +9,12 @@ from hypothesis import given, settings
 from lark.exceptions import UnexpectedInput
 
 pytestmark = pytest.mark.xdist_group("hcl")
+
+UNREADABLE = re.compile(r"[$%]\{[^}]*\Z")
+"""What python-hcl2 cannot read once it is escaped. Its lexer takes ``$${`` and ``%%{`` for the beginning of something
+that a brace ends, so without one it reads on behind the quote. HCL's specification ("Template Literals") calls both
+literal text.
+"""
 
 JOB = """\
 job "train" {{
@@ -59,8 +67,16 @@ def test_nothing_to_ask_for():
     assert export(source()).text == ""
 
 
+def test_a_model_may_open_a_brace_and_not_close_it():
+    text = export(source(device(0, model="${"), device(1, model="%{ if", kind="apu"))).text
+    assert text == (
+        'device "acme/gpu/$${" {\n  count = 1\n}\n\n'  # by the specification; see UNREADABLE
+        'device "acme/apu/%%{ if" {\n  count = 1\n}\n'
+    )
+
+
 @settings(max_examples=20, deadline=None)
-@given(machines())
+@given(machines().filter(lambda devices: not any(UNREADABLE.search(each.model) for each in devices)))
 def test_a_parser_reads_whatever_plugins_may_report(devices):
     found = asked(export(source(*devices)).text)
     assert sum(found.values()) == len(devices)

@@ -138,6 +138,12 @@ def test_a_node_type_of_the_cluster_launcher():
     assert any(f"RAY_custom_unit_instance_resources={UNITS}" in note for note in exported.notes)
 
 
+def test_a_label_of_the_longest_resource_is_no_longer_than_ray_takes():
+    _, _, _, labels = read(command(source(device(0, resource="r" * 64))).text)
+    assert {name.rpartition(".")[2] for name in labels} >= {"mem", "numa"}
+    assert all(NAME.fullmatch(name.partition("/")[2]) for name in labels), labels
+
+
 @settings(max_examples=length(15, 40), deadline=None)
 @given(machines())
 def test_whatever_plugins_may_report_can_be_read_back(devices):

@@ -1,11 +1,15 @@
 import os
+import shlex
 import subprocess
 
 import pytest
 from anyaccel.errors import UsageError
-from anyaccel.exports.shell import assignments, export
+from anyaccel.exports.shell import assignments, export, shell_join, shell_quote
 from anyaccel.model import EnvEdits
+from anyaccel.text import printable
 from export_machines import device, source
+from hypothesis import given
+from hypothesis import strategies as st
 
 NASTY = r"""a b'c"d$HOME `id` $(id) # é \end"""
 EDITS = EnvEdits(set={"ACME_VISIBLE": "acme-0", "NASTY": NASTY, "ANYACCEL_A": "1"}, unset=frozenset({"GONE", "AWAY"}))
@@ -38,3 +42,20 @@ def test_a_value_that_nobody_could_read_is_refused(value):
 def test_what_people_look_for_comes_first():
     assert assignments(EDITS).startswith("--unset=AWAY --unset=GONE ACME_VISIBLE=acme-0 ")
     assert assignments(EDITS).endswith(" ANYACCEL_A=1")
+
+
+@given(st.lists(st.text().map(printable).filter(lambda word: "\0" not in word), min_size=1))
+def test_a_shell_reads_the_words_that_were_joined(words):
+    assert shlex.split(shell_join(words)) == words
+
+
+@pytest.mark.parametrize("text", ["$(id) `id` 'x' \"y\" \\ # ; & |", "", "-n", "~", "!x", "*"])
+def test_a_shell_gets_what_was_quoted(text):
+    done = subprocess.run(["sh", "-c", f"printf %s {shell_quote(text)}"], capture_output=True, text=True, check=True)
+    assert done.stdout == text
+
+
+@pytest.mark.parametrize("text", ["a\nb", "\x1b", "\u202e", "\udcff", "\u2028"])
+def test_a_shell_gets_nothing_that_cannot_be_seen(text):
+    with pytest.raises(UsageError, match="printable text only"):
+        shell_quote(text)

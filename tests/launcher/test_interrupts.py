@@ -27,7 +27,12 @@ def acquired_in_a_loop(inventory):
 
 
 def used(inventory):
-    anyaccel.use("APU:1", inventory=inventory, wait=0).release()
+    devices = anyaccel.use("APU:1", inventory=inventory, wait=0)
+    try:
+        devices.release()
+    except KeyboardInterrupt:
+        devices.release()  # which is to be done again then
+        raise
 
 
 @pytest.mark.timeout(120)

@@ -12,7 +12,7 @@ import anyaccel as aa
 import cloudpickle
 import pytest
 from anyaccel.errors import CommandNotFoundError, EnforcementError, UsageError
-from anyaccel.launcher.environment import Group
+from anyaccel.launcher.environment import WorkerGroup
 from anyaccel.launcher.start import start_marked
 from anyaccel.linux import cgroup
 from waiting import until
@@ -426,7 +426,7 @@ def test_a_real_group_is_made_entered_and_removed(kernel):
     with open(f"{path}/hugetlb.2MB.max", encoding="ascii") as file:
         assert file.read() == f"{6 << 20}\n"
     command = "cat /proc/self/cgroup; exec sleep 60"
-    with start_marked(["sh", "-c", command], (), Group(path=path), stdout=subprocess.PIPE, text=True) as process:
+    with start_marked(["sh", "-c", command], (), WorkerGroup(path=path), stdout=subprocess.PIPE, text=True) as process:
         lines = iter(process.stdout.readline, "")
         assert next(line for line in lines if line.startswith("0::")) == f"0::{path.removeprefix(kernel)}\n"
         assert cgroup.remove(path) is None

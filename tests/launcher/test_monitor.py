@@ -147,12 +147,14 @@ def test_what_is_not_given_back_is_written_when_the_program_ends(lines):
     assert len(lines(1)) == 1
 
 
-def test_a_pool_adds_up_short_leases(lines):
+@pytest.mark.parametrize("end", ["pool.shutdown()", ""])
+def test_a_pool_adds_up_short_leases(lines, end):
     code = (
         "import anyaccel\n"
         "if __name__ == '__main__':\n"
-        "    with anyaccel.Pool('APU:1', machine='sim:A1:1') as pool:\n"
-        "        print(sum(pool.map(abs, range(5))))\n"
+        "    pool = anyaccel.Pool('APU:1', machine='sim:A1:1')\n"
+        "    print(sum(pool.map(abs, range(5))))\n"
+        f"    {end}\n"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, timeout=100, capture_output=True, text=True)
     assert done.stdout == "10\n"

@@ -10,6 +10,7 @@ import subprocess
 import pytest
 from anyaccel.errors import DevicesBusyError, LedgerBusyError, StateDirectoryError
 from anyaccel.ledger import Ledger, Want
+from anyaccel.ledger.diagnosis import diagnose
 from anyaccel.model import Extent
 from claimant import ClaimantError, eventually
 
@@ -291,11 +292,14 @@ def test_p7_what_is_not_understood_counts_while_it_is_locked(claim, ledger, stat
 
 
 def test_p8_what_is_not_shared_says_so(ledger, tmp_path, state):
-    (note,) = ledger.notes
-    assert str(state) in note
-    assert "not seen" in note
+    environ = {"ANYACCEL_STATE_DIR": str(state)}
+    (*_, finding) = diagnose(environ)
+    assert str(state) in finding.reason
+    assert "not seen" in finding.reason
+    assert not ledger.shared
     os.chmod(state, 0o1777)
-    assert Ledger.open({"ANYACCEL_STATE_DIR": str(state)}).notes == () or os.geteuid() != 0
+    assert Ledger.open(environ).shared
+    assert "not seen" not in diagnose(environ)[-1].reason
     os.chmod(state, 0o777)
     with pytest.raises(StateDirectoryError, match="not sticky"):
         Ledger.open({"ANYACCEL_STATE_DIR": str(state)})

@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import threading
 
 import pytest
-from anyaccel.errors import DevicesBusyError, LeaseCancelledError
+from anyaccel.errors import DevicesBusyError
 from anyaccel.ledger import Want
 from anyaccel.linux import inotify
 from anyaccel.model import Extent
@@ -151,28 +150,6 @@ def test_what_the_one_who_is_told_raises_ends_the_wait(claim, ledger, files):
     assert len(files()) == 1
 
 
-def test_cancelled(claim, ledger, files, in_line):
-    claim().do("take('a')")
-    ours, theirs = socket.socketpair()
-    errors = []
-
-    def wait():
-        try:
-            ledger.acquire(ANY, one, cancel=ours)
-        except LeaseCancelledError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    in_line(1)
-    theirs.send(b"x")
-    thread.join(30)
-    assert [str(error) for error in errors] == ["the wait for APU was cancelled"]
-    assert len(files()) == 1
-    ours.close()
-    theirs.close()
-
-
 def test_ctrl_c(claim, files, in_line):
     holder, waiter = claim(), claim()
     holder.do("take('a')")
@@ -269,9 +246,9 @@ def test_on_an_event_loop(claim, ledger, files, in_line):
     holder.do("take('a')")
 
     async def main():
-        first = asyncio.create_task(ledger.acquire_async(ANY, one))
+        first = asyncio.create_task(ledger.begin(ANY, one).get_async())
         await asyncio.to_thread(in_line, 1)
-        second = asyncio.create_task(ledger.acquire_async(ANY, one))
+        second = asyncio.create_task(ledger.begin(ANY, one).get_async())
         await asyncio.to_thread(in_line, 2)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -281,7 +258,7 @@ def test_on_an_event_loop(claim, ledger, files, in_line):
         holder.do("give()")
         lease = await second
         with pytest.raises(DevicesBusyError):
-            await ledger.acquire_async(ANY, one, wait=0.05)
+            await ledger.begin(ANY, one, wait=0.05).get_async()
         lease.release()
 
     asyncio.run(main())

@@ -24,7 +24,7 @@ if not top:
             break
     else:
         os.write(write, b"x")
-    signal.alarm(120)  # should the test fail
+    signal.alarm(240)  # should the test fail
     signal.pause()
 os.read(read, 1)
 sys.setrecursionlimit(100)
@@ -40,7 +40,7 @@ def start(script, **options):
 
 
 def test_a_chain_of_processes_deeper_than_calls_may_be():
-    done = subprocess.run([sys.executable, "-c", CHAIN], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", CHAIN], capture_output=True, text=True, check=False, timeout=200)
     assert (done.stdout, done.stderr) == ("151 []\n", "")
 
 
@@ -83,7 +83,7 @@ def test_an_orphan_of_the_process_group_is_of_the_tree_and_a_stranger_is_not():
         "print([process.gone(pid, 0) for pid in orphans])\n"
         "os.killpg(run[1].pid, 9)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=200)
     assert (done.stdout, done.stderr) == ("True set() None\n[True, False]\n", "")
 
 

@@ -1,10 +1,10 @@
 """Inventories, requests and allocations as JSON, and back."""
 
 import json
+from pathlib import Path
 
 import anyaccel
 import pytest
-from anyaccel.model import document
 from anyaccel.scheduler import Scheduler, parse_request
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +12,8 @@ from small_machines import chips, gpus, machine
 
 DEVICE = {"id": "d", "index": 0, "model": "m"}
 VENDOR = {"schema": "anyaccel.inventory/1", "machine": "m", "devices": []}
+SCHEMA = Path(__file__).parents[2] / "docs" / "reference" / "documents.schema.json"
+"""Written by scripts/write_reference.py; a test of the pages compares it with the values."""
 INVENTORY = machine(gpus(2, links=3, numa=1), chips(4))
 
 
@@ -39,10 +41,11 @@ def test_what_detection_finds_is_the_same_again():
 @pytest.mark.parametrize("value", list(values()), ids=lambda value: type(value).__name__)
 def test_a_document_satisfies_the_schema(value):
     jsonschema = pytest.importorskip("jsonschema", reason="needs jsonschema, which is not installed here")
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
     content = anyaccel.to_json(value)
-    jsonschema.validate(content, document.schema())
+    jsonschema.validate(content, schema)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**content, "more": 1}, document.schema())
+        jsonschema.validate({**content, "more": 1}, schema)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from anyaccel.linux import find_tree, process
 from anyaccel.pool import spawning
 from holders import copied, found_by, mark_of
 from processes import gone, left_of
-from waiting import until
+from waiting import PATIENCE, until
 
 
 def end(how):
@@ -333,7 +333,7 @@ def test_nothing_outlives_the_terminal(acme, tmp_path):
         marker = caller.stdout.readline().strip()
         assert [caller.stdout.readline() for _ in range(2)] == ["running\n"] * 2
         os.close(terminal)
-        assert caller.wait(30) == -signal.SIGHUP
+        assert caller.wait(PATIENCE) == -signal.SIGHUP
         until(lambda: not left_of(marker), "the end of all")
 
 

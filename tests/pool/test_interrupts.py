@@ -5,7 +5,7 @@ import signal
 import pytest
 from lengths import length
 
-TRIALS = length(6, 40)
+TRIALS = length(6, 20)
 FORKS = 3
 
 PROGRAM = """

@@ -14,7 +14,7 @@ from anyaccel.cli.parser import dispatch
 from anyaccel.errors import RequestError
 from anyaccel.exports.kubernetes import export as export_kubernetes
 from anyaccel.exports.ray import node_labels, node_type
-from anyaccel.exports.source import Source
+from anyaccel.exports.source import ExportSource
 from anyaccel.model import Health, Request, Term, VendorReport, VendorState
 from anyaccel.scheduler import Choice, ReasonCode, Scheduler, parse_request
 from anyaccel.scheduler.filters import FILTERS, facts
@@ -78,9 +78,9 @@ class TestAFilterOfATest:
         inventory = machine(laned(8, 8))
         told = {device.id: facts(device, inventory, typed=False) for device in inventory.devices}
         assert told["h100-0"] == {"lanes": "8"}
-        published = export_kubernetes(Source(inventory=inventory, facts=told)).text
+        published = export_kubernetes(ExportSource(inventory=inventory, facts=told)).text
         assert '"lanes":' in published or "lanes:\n" in published
-        assert "anyaccel/GPU.lanes" in node_type(Source(inventory=inventory)).text
+        assert "anyaccel/GPU.lanes" in node_type(ExportSource(inventory=inventory)).text
 
     def test_the_help_names_it(self, capsys):
         with pytest.raises(SystemExit):

@@ -3,12 +3,12 @@
 import pytest
 from anyaccel.errors import UnknownNameError
 from anyaccel.model import VendorReport, VendorState
-from anyaccel.scheduler.names import Names
+from anyaccel.scheduler.names import DeviceNames
 from small_machines import chips, gpus, machine
 
 
 def test_a_name_is_a_resource_a_vendor_or_a_tag_in_any_case():
-    names = Names(machine(gpus(2), chips(1)))
+    names = DeviceNames(machine(gpus(2), chips(1)))
     assert names.devices("gpu") == names.devices("ACME") == names.devices("h100") == 0b011
     assert names.devices("TPU") == 0b100
     assert names.spelled("h100") == "H100"
@@ -17,7 +17,7 @@ def test_a_name_is_a_resource_a_vendor_or_a_tag_in_any_case():
 def test_a_known_name_means_no_device_and_is_not_unknown():
     inventory = machine(gpus(1))
     report = VendorReport(vendor="other", resource="NPU", state=VendorState.ABSENT)
-    names = Names(type(inventory)(machine="m", devices=inventory.devices, vendors=(report,)), known=["A100"])
+    names = DeviceNames(type(inventory)(machine="m", devices=inventory.devices, vendors=(report,)), known=["A100"])
     assert names.devices("a100") == names.devices("npu") == names.devices("other") == 0
 
 
@@ -26,7 +26,7 @@ def test_known_names_are_looked_at_only_when_needed():
         pytest.fail("asked for")
         yield ""
 
-    assert Names(machine(gpus(1)), known()).devices("GPU") == 1
+    assert DeviceNames(machine(gpus(1)), known()).devices("GPU") == 1
 
 
 NOBODY = "unknown name 'H10O': no device and no installed plug-in goes by it; "
@@ -42,5 +42,5 @@ NOBODY = "unknown name 'H10O': no device and no installed plug-in goes by it; "
 )
 def test_an_unknown_name_offers_close_ones(inventory, way_out):
     with pytest.raises(UnknownNameError) as refused:
-        Names(inventory).devices("H10O")
+        DeviceNames(inventory).devices("H10O")
     assert str(refused.value) == NOBODY + way_out

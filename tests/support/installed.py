@@ -165,7 +165,7 @@ def anyaccel() -> Anyaccel:
         if looks_alike and not options and OTHERS.isdisjoint(arguments):
             return _run_here(arguments, more)
         environ = {**os.environ, **more}
-        seconds = options.pop("timeout", 60)
+        seconds = options.pop("timeout", 200)
         return subprocess.run(
             [sys.executable, "-m", "anyaccel", *arguments],
             env={name: value for name, value in environ.items() if value is not None},

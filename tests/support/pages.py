@@ -5,17 +5,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from lengths import length
-
 BLOCK = re.compile(
     r"(?:^<!-- (?P<note>[^\n]+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 RUN = {"console", "sh", "python"}
 LEFT_OUT = {"command: tests": "this is what runs the tests"}
 INSTALLS = re.compile(
-    r"python3 -m venv (\S+) && \. \1/bin/activate && "
-    r"(?:pip install( \./(?:core|plugins/\w+))+|pip install uv && uv pip install '\./core\[[\w,]+\]')(?: && |\n)"
+    r"python3 -m venv (\S+) && \. \1/bin/activate && pip install uv && uv pip install '\./core\[[\w,]+\]'(?: && |\n)"
 )
+"""The README's first command, which tests/packaging/test_clone.py types."""
 
 
 @dataclass
@@ -44,7 +42,7 @@ def steps_of(page: Path) -> list[Step]:
             users = tuple(note.removeprefix("user: ").split(", ")) if note.startswith("user: ") else ()
             steps += [replace(step, users=users) for step in console_steps(body, line)]
         elif language == "sh":
-            commands = length(INSTALLS.sub("", body), body).replace("\\\n", "").splitlines()
+            commands = INSTALLS.sub("", body).replace("\\\n", "").splitlines()
             steps += [Step(line, command, None) for command in commands]
         else:
             after = following.get(block)

@@ -76,6 +76,31 @@ def test_plugins_can_be_left_out(install):
     assert vendors({"ANYACCEL_PLUGINS": "a=x", "ANYACCEL_DISABLE": "a"}) == []
 
 
+@pytest.mark.parametrize(
+    ("environ", "told"),
+    [
+        ({"ANYACCEL_PLUGINS": "zeta", "ANYACCEL_DISABLE": "zeto"}, "(got 'zeto'; installed: "),
+        ({"ANYACCEL_PLUGINS": "zeta", "ANYACCEL_DISABLE": "ZETA"}, "did you mean zeta"),
+        ({"ANYACCEL_PLUGINS": "mine=pkg", "ANYACCEL_DISABLE": "mime,zeta"}, "did you mean mine?"),
+        ({"ANYACCEL_DISABLE": "zeta,no such vendor at all"}, "; take it out"),
+    ],
+)
+def test_a_vendor_that_is_to_be_left_out_and_has_no_plugin_is_told_once(install, caplog, environ, told):
+    install("zeta", "")
+    for _ in range(2):
+        installed(environ)
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert message.startswith("anyaccel: ANYACCEL_DISABLE must name vendors whose plug-ins are installed")
+    assert told in message
+
+
+def test_a_command_tells_of_a_vendor_that_is_to_be_left_out_and_has_no_plugin(acme, record, anyaccel):
+    done = anyaccel("--machine", record({}), env={"ANYACCEL_DISABLE": "acmee"}, timeout=300)  # a process of its own
+    assert done.returncode == 0
+    assert done.stderr.count("ANYACCEL_DISABLE must name vendors") == 1
+    assert "acme-s0" in done.stdout
+
+
 def test_two_distributions_for_one_vendor_are_both_kept_out(install):
     install("zeta", "", distribution="one")
     install("zeta", "", distribution="two")

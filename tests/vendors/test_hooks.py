@@ -1,5 +1,6 @@
 """One table says what each hook answers: a vendor's process and ours, and the suite for authors, go by it."""
 
+import anyaccel as aa
 import pytest
 from anyaccel import hookspecs
 from anyaccel.errors import PluginError
@@ -76,6 +77,43 @@ def test_answers_are_checked_in_our_process(careless):
     context = EnvContext(devices=(device,), shares={})
     assert "may only touch variables" in reason_of(lambda: vendor.env([device], context))
     assert [product.name for product in vendor.ask("products")] == ["C"]
+
+
+ANOTHER = """
+from anyaccel.vendors import tasks
+complete = tasks._complete
+def claim(*told):
+    found = complete(*told)
+    return replace(found, devices=tuple(replace(each, vendor="acme", resource="APU") for each in found.devices))
+tasks._complete = claim
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "hook", "reason"),
+    [
+        (('return ("C",)', 'return ("C D",)'), "anyaccel_tags", "a tag must match"),
+        (('id="c0"', 'id="c 0"'), "anyaccel_detect", "Device.id must match"),
+        (('id="c0"', 'id="careless/c0"'), "anyaccel_detect", "Device.id must not begin with the vendor and a slash"),
+        (('model="C")', 'model="C", slots=2)'), "anyaccel_fractional", "it must return Fractional.PARTITIONED"),
+        (('env_vars=("CARELESS",)', 'env_vars=("PATH",)'), "anyaccel_info", "that variable belongs to the system"),
+        (('{"CARELESS": ""}', '{"PATH": ""}'), "anyaccel_env", "it may only touch variables"),
+    ],
+)
+def test_what_detection_answers_is_checked_in_our_process(install, record, change, hook, reason):
+    assert change[0] in CARELESS
+    install("careless", CARELESS.replace(*change).replace("ANSWER", "()").replace("SLOTS", "1"))
+    inventory = aa.detect(record())
+    problem = inventory.report("careless").problem
+    assert (problem.kind, problem.hook) == (ProblemKind.CONTRACT, hook)
+    assert reason in problem.reason
+    assert inventory.devices == ()
+
+
+def test_devices_are_those_of_the_vendor_whose_process_answered(install, record):
+    install("careless", CARELESS.replace("ANSWER", "()").replace("SLOTS", "1") + ANOTHER)
+    (device,) = aa.detect(record()).devices
+    assert (device.vendor, device.resource) == ("careless", "CARE")
 
 
 def test_an_answer_of_another_type_is_named_as_the_plug_in_gave_it(careless):

@@ -52,15 +52,13 @@ class Setting(Value):
         key: Its table and name, separated by dots. ``*`` stands for any name, such as that of a user.
         rule: What its value must be, and its default.
         summary: What it does, in one line.
-        machine: Whether the machine's file may have it.
-        user: Whether the user's file may have it.
+        kind: Which file may have it: ``machine`` or ``user``.
     """
 
     key: str
     rule: Rule
     summary: str
-    machine: bool = False
-    user: bool = False
+    kind: str
 
 
 class Configuration(Value):
@@ -103,40 +101,19 @@ def _interval(value: Any) -> float:
     return seconds
 
 
-def _number(low: float, high: float) -> Callable[[Any], Any]:
+def _number(low: float, high: float, *kinds: type) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        if type(value) not in (int, float) or not low <= value <= high:
+        if type(value) not in (kinds or (int, float)) or not low <= value <= high:
             raise ValueError
         return value
 
     return read
-
-
-def _whole(low: int, high: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        if type(value) is not int or not low <= value <= high:
-            raise ValueError
-        return value
-
-    return read
-
-
-def _truth(value: Any) -> bool:
-    if type(value) is not bool:
-        raise TypeError
-    return value
 
 
 def _probe_seconds(value: Any) -> float:
     if type(value) not in (int, float) or not 0 < value <= _LONGEST_PROBE:
         raise ValueError
     return float(value)
-
-
-def _enforce(value: Any) -> bool | str:
-    if value == "try":
-        return "try"
-    return _truth(value)
 
 
 def _labels(value: Any) -> tuple[str, ...]:
@@ -154,117 +131,94 @@ def text(value: Any) -> str:
     return value
 
 
-def one_of(*choices: str) -> Rule:
-    """The rule of a value that is one of some words."""
+def one_of(*choices: str | bool) -> Rule:
+    """The rule of a value that is one of some words, true or false among them."""
+    *words, last = (repr(each) if isinstance(each, str) else str(each).lower() for each in choices)
 
-    def read(value: Any) -> str:
-        if value not in choices:
+    def read(value: Any) -> Any:
+        if not any(value is each or (value == each and type(value) is str) for each in choices):
             raise ValueError
-        return str(value)
+        return value
 
-    return Rule(words=" or ".join(map(repr, choices)), read=read, example=f'"{choices[0]}"')
+    return Rule(words=f"{', '.join(words)} or {last}", read=read, example=words[0].replace("'", '"'))
 
 
 DURATION = Rule(words="a duration such as '90s', '15m', '2h' or '1h30m'", read=duration, example='"2h"', write=elapsed)
 DEVICES = Rule(words="a number of devices from 0 to 1000000, such as 2 or 0.5", read=_number(0, 1_000_000), example="2")
-PRIORITY = Rule(words="a whole number from -1000000 to 1000000", read=_whole(-1_000_000, 1_000_000), example="0")
-TRUTH = Rule(words="true or false", read=_truth, example="true")
+PRIORITY = Rule(words="a whole number from -1000000 to 1000000", read=_number(-1_000_000, 1_000_000, int), example="0")
+TRUTH = one_of(True, False)
 TEXT = Rule(words="one line of printable text", read=text, example='"host"')
 LABELS = Rule(
     words="a list of labels such as 'reserved' or 'team=vision', of letters, digits and . _ -",
     read=_labels,
     example='["team=vision", "reserved"]',
 )
-WEIGHT = Rule(words="a number from 0.001 to 1000", read=_number(0.001, 1000), example="1")
-
-
-_SECONDS = Rule(words="seconds, more than 0 and at most 3600", read=_probe_seconds, example="10")
-_ENFORCE = Rule(words="true, false or 'try'", read=_enforce, example='"try"')
+WEIGHT = Rule(words="a number from 0.001 to 1000", read=_number(0.001, 1000), example="1", default=1)
+BACKFILL = Rule(
+    words="0, or a duration such as '90s', '15m' or '2h'", read=_seconds, example="0", default=0.0, write=elapsed
+)
+PROBE_SECONDS = Rule(words="seconds, more than 0 and at most 3600", read=_probe_seconds, example="10")
+INTERVAL = Rule(
+    words="0 for never, or a duration of 1s or more, such as '60s' or '5m'",
+    read=_interval,
+    example='"60s"',
+    default=60.0,
+    write=elapsed,
+)
 
 _LIMITS = (
     ("devices", DEVICES, "devices that a user may hold at once"),
     ("time", DURATION, "the longest time that a user may ask for, and what a request gets that gives none"),
     ("priority", PRIORITY, "the highest priority that a user may ask for"),
 )
-
+_MACHINE: tuple[tuple[str, Rule, str], ...] = (
+    (
+        "queue.backfill",
+        BACKFILL,
+        "by how much a request that is known to end in time may delay one that came before it",
+    ),
+    (
+        "queue.fair_shares",
+        replace(TRUTH, default=False),
+        "of two requests of one priority, serve first that of the user who holds less",
+    ),
+    (
+        "queue.patience",
+        replace(DURATION, default=86400.0),
+        "who has waited this long comes before all who have not, whatever shares and priorities say",
+    ),
+    *((f"limits.{name}", rule, f"{words}; root has no limit") for name, rule, words in _LIMITS),
+    *((f"users.*.{name}", rule, f"{words}: this user, instead of [limits]") for name, rule, words in _LIMITS),
+    ("users.*.weight", WEIGHT, "how much of the machine this user's fair share is, beside 1 for others"),
+    (
+        "devices.*.labels",
+        LABELS,
+        'labels of the devices that go by this name or id, such as GPU, "GPU/0-3" or "acme/1"',
+    ),
+)
+_USER: tuple[tuple[str, Rule, str], ...] = (
+    ("defaults.machine", TEXT, "the machine to look at, where neither --machine nor ANYACCEL_MACHINE names one"),
+    ("defaults.probe_timeout", PROBE_SECONDS, "seconds for each vendor's detection"),
+    ("defaults.mask", one_of("id", "index"), "how masks name devices"),
+    ("defaults.unallocated", one_of("hide", "inherit"), "what becomes of vendors of which nothing was asked for"),
+    ("defaults.wait", DURATION, "the longest wait for devices"),
+    ("defaults.avoid_busy", TRUTH, "leave devices alone that are used without a lease"),
+    (
+        "defaults.enforce",
+        replace(one_of(True, False, "try"), example='"try"'),
+        "confine commands to their devices: always, never, or where the kernel can",
+    ),
+    ("journal.keep", replace(TRUTH, default=True), "write one line for each lease that has ended, for reports"),
+    (
+        "journal.sample_every",
+        INTERVAL,
+        "how often the vendor is asked how busy the devices are that 'run' and 'hold' hold, for reports",
+    ),
+)
 SETTINGS: Mapping[str, Setting] = {
-    setting.key: setting
-    for setting in (
-        Setting(
-            key="queue.backfill",
-            rule=Rule(
-                words="0, or a duration such as '90s', '15m' or '2h'",
-                read=_seconds,
-                example="0",
-                default=0.0,
-                write=elapsed,
-            ),
-            summary="by how much a request that is known to end in time may delay one that came before it",
-            machine=True,
-        ),
-        Setting(
-            key="queue.fair_shares",
-            rule=replace(TRUTH, default=False),
-            summary="of two requests of one priority, serve first that of the user who holds less",
-            machine=True,
-        ),
-        Setting(
-            key="queue.patience",
-            rule=replace(DURATION, default=86400.0),
-            summary="who has waited this long comes before all who have not, whatever shares and priorities say",
-            machine=True,
-        ),
-        *(
-            Setting(key=f"limits.{name}", rule=rule, summary=f"{words}; root has no limit", machine=True)
-            for name, rule, words in _LIMITS
-        ),
-        *(
-            Setting(key=f"users.*.{name}", rule=rule, summary=f"{words}: this user, instead of [limits]", machine=True)
-            for name, rule, words in _LIMITS
-        ),
-        Setting(
-            key="users.*.weight",
-            rule=replace(WEIGHT, default=1),
-            summary="how much of the machine this user's fair share is, beside 1 for others",
-            machine=True,
-        ),
-        Setting(
-            key="devices.*.labels",
-            rule=LABELS,
-            summary='labels of the devices that go by this name or id, such as GPU, "GPU/0-3" or "acme/1"',
-            machine=True,
-        ),
-        *(
-            Setting(key=f"defaults.{option}", rule=rule, summary=summary, user=True)
-            for option, rule, summary in (
-                ("machine", TEXT, "the machine to look at, where neither --machine nor ANYACCEL_MACHINE names one"),
-                ("probe_timeout", _SECONDS, "seconds for each vendor's detection"),
-                ("mask", one_of("id", "index"), "how masks name devices"),
-                ("unallocated", one_of("hide", "inherit"), "what becomes of vendors of which nothing was asked for"),
-                ("wait", DURATION, "the longest wait for devices"),
-                ("avoid_busy", TRUTH, "leave devices alone that are used without a lease"),
-                ("enforce", _ENFORCE, "confine commands to their devices: always, never, or where the kernel can"),
-            )
-        ),
-        Setting(
-            key="journal.keep",
-            rule=replace(TRUTH, default=True),
-            summary="write one line for each lease that has ended, for reports",
-            user=True,
-        ),
-        Setting(
-            key="journal.sample_every",
-            rule=Rule(
-                words="0 for never, or a duration of 1s or more, such as '60s' or '5m'",
-                read=_interval,
-                example='"60s"',
-                default=60.0,
-                write=elapsed,
-            ),
-            summary="how often the vendor is asked how busy the devices are that 'run' and 'hold' hold, for reports",
-            user=True,
-        ),
-    )
+    key: Setting(key=key, rule=rule, summary=summary, kind=kind)
+    for kind, rows in (("machine", _MACHINE), ("user", _USER))
+    for key, rule, summary in rows
 }
 """Every setting, by key."""
 
@@ -283,18 +237,21 @@ def written(key: str, value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else _setting(key).rule.write(value)
 
 
-def template(*, machine: bool) -> str:
+def settings_of(kind: str) -> list[Setting]:
+    """The settings of one kind of file, ``machine`` or ``user``."""
+    return [setting for setting in SETTINGS.values() if setting.kind == kind]
+
+
+def template(kind: str) -> str:
     """A file of all settings, each commented out, with what it does and its default.
 
     Args:
-        machine: Whether it is the machine's; else the user's.
+        kind: Whose it is, ``machine`` or ``user``.
     """
-    whose = "every user of this machine" if machine else "you alone"
+    whose = "every user of this machine" if kind == "machine" else "you alone"
     lines = [f"# Settings of anyaccel for {whose}. Take out the '#' of a table's name and of what you set in it."]
     table = ""
-    for setting in SETTINGS.values():
-        if not (setting.machine if machine else setting.user):
-            continue
+    for setting in settings_of(kind):
         above, _, name = setting.key.rpartition(".")
         if above != table:
             lines += ["", f"#[{above.replace('*', 'NAME')}]"]
@@ -371,8 +328,7 @@ def find_kind(path: str, environ: Mapping[str, str] | None = None) -> tuple[str,
                 tables = set(tomllib.loads(file.read(_MOST_BYTES).decode()))
         except (OSError, ValueError, RecursionError):  # reading it as what it is to become says so
             tables = set()
-    of_machine, of_user = ({key.partition(".")[0] for key, each in SETTINGS.items() if getattr(each, kind)}
-                           for kind in ("machine", "user"))  # fmt: skip
+    of_machine, of_user = ({each.key.partition(".")[0] for each in settings_of(kind)} for kind in ("machine", "user"))
     return ("user" if tables & of_user and not tables & of_machine else "machine"), False
 
 
@@ -415,9 +371,10 @@ def _read(path: str, kind: str, owners: set[int] | None) -> Configuration:
         else:
             # In a user namespace where root has no number, root's files seem to belong to an unmapped number.
             _trust(path, kind, found, {*owners, os.stat("/").st_uid})
-        known = (path, found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
-        if known in _KNOWN:
-            return _KNOWN[known]
+        identity = found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+        known = _KNOWN.get(path)
+        if known is not None and known[0] == identity:
+            return known[1]
         with open(descriptor, "rb", closefd=False) as file:
             content = file.read(_MOST_BYTES + 1)
     except OSError as error:
@@ -427,9 +384,7 @@ def _read(path: str, kind: str, owners: set[int] | None) -> Configuration:
     if len(content) > _MOST_BYTES:
         raise ConfigurationError(f"{printable(path)!r} must be at most 1 MiB", hint="is it the right file?")
     made = Configuration(path=path, found=True, values=_values(path, kind, content))
-    for old in [each for each in _KNOWN if each[0] == path]:
-        _KNOWN.pop(old, None)
-    _KNOWN[known] = made
+    _KNOWN[path] = identity, made
     return made
 
 
@@ -445,8 +400,8 @@ def _unreadable(path: str, error: OSError) -> ConfigurationError:
     )
 
 
-_KNOWN: dict[tuple[str, int, int, int, int, int], Configuration] = {}
-"""What was read, by the file's path and identity: a process that waits asks again and again."""
+_KNOWN: dict[str, tuple[tuple[int, ...], Configuration]] = {}
+"""What was read, by the file's path, with its identity: a process that waits asks again and again."""
 
 
 def _trust(path: str, kind: str, found: os.stat_result, owners: set[int]) -> None:
@@ -485,7 +440,7 @@ def _values(path: str, kind: str, content: bytes) -> Mapping[str, Any]:
     wrong: dict[str, tuple[str, str]] = {}
     for key, value in _flat(document, ""):
         setting = _setting(key)
-        if setting is None or not (setting.machine if kind == "machine" else setting.user):
+        if setting is None or setting.kind != kind:
             wrong[key] = _unknown(key, kind), _close(key, kind)
             continue
         try:
@@ -597,6 +552,6 @@ def _unknown(key: str, kind: str) -> str:
 def _close(key: str, kind: str) -> str:
     import difflib
 
-    known = [each.key for each in SETTINGS.values() if (each.machine if kind == "machine" else each.user)]
+    known = [each.key for each in settings_of(kind)]
     close = difflib.get_close_matches(key, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(known)}"

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from anyaccel.ledger.record import LeaseRecord
     from anyaccel.model import Problem
-    from anyaccel.scheduler.reasons import Verdict
+    from anyaccel.model.verdict import Verdict
 
 
 class AnyaccelError(Exception):

@@ -20,6 +20,8 @@ from anyaccel.text import span
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from anyaccel.configuration import Configuration
 
 ROOT = 0
@@ -196,26 +198,16 @@ class Policy(Value):
     @property
     def plain(self) -> bool:
         """Whether the order is that of priority and arrival, without limits: it depends on nothing that is held."""
-        return (
-            not self.fair_shares
-            and self.patience is None
-            and not self.users
-            and (self.limits is _NO_LIMITS or self.limits == _NO_LIMITS)
-        )
+        return not self.fair_shares and self.patience is None and not self.users and self.limits == _NO_LIMITS
 
     @classmethod
     def of(cls, configuration: Configuration) -> Policy:
         """The rules that a machine's configuration asks for; users it names who do not exist are left out."""
         if not configuration.found:
             return PLAIN
-        common = {name: configuration.get(f"limits.{name}") for name in ("devices", "time", "priority")}
-        users = {}
-        for name in configuration.names("users"):
-            own = {key: configuration.values.get(f"users.{name}.{key}", value) for key, value in common.items()}
-            number = _user(name)
-            if number is not None:
-                users[number] = _limits(own, configuration.get(f"users.{name}.weight"))
-        limits = _limits(common, 1)
+        numbers = {_user(name): name for name in configuration.names("users")}
+        users = {each: _limits(configuration, f"users.{name}") for each, name in numbers.items() if each is not None}
+        limits = _limits(configuration, "limits")
         fair = configuration.get("queue.fair_shares")
         changed = fair or users or limits != _NO_LIMITS or "queue.patience" in configuration.values
         return cls(
@@ -398,14 +390,15 @@ def _free_at(busy: Sequence[tuple[float, int]], units: int) -> float:
     return free
 
 
-def _limits(values: Mapping[str, float | None], weight: float) -> Limits:
-    priority = values["priority"]
-    return Limits(
-        devices=values["devices"],
-        seconds=values["time"],
-        priority=None if priority is None else int(priority),
-        weight=weight,
-    )
+def _limits(configuration: Configuration, table: str) -> Limits:
+    """What a table of a machine's configuration says of a user, and where it does not, ``[limits]``."""
+    values = configuration.values
+
+    def value(name: str) -> Any:
+        return values.get(f"{table}.{name}", values.get(f"limits.{name}"))
+
+    weight = values.get(f"{table}.weight", 1)
+    return Limits(devices=value("devices"), seconds=value("time"), priority=value("priority"), weight=weight)
 
 
 def _user(name: str) -> int | None:

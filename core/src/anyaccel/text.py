@@ -1,4 +1,4 @@
-"""Text of others made fit to be printed, and fit to stand in a shell command or a comment.
+"""Text of others made fit to be printed, and fit to stand in a comment.
 
 Notes, ids, models, error texts of plug-ins, names of directories and programs come from other users, devices,
 recordings and plug-ins. None of them may steer a terminal or add a line to what we print or write.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 REPLACEMENT = "\ufffd"
 _LONGEST_COMMENT = 200
@@ -122,34 +122,6 @@ def comment(text: str) -> str:
     """
     line = printable(text).replace("\\", "/").encode("ascii", "replace").decode()
     return line if len(line) <= _LONGEST_COMMENT else f"{line[: _LONGEST_COMMENT - 3]}..."
-
-
-def shell_quote(text: str) -> str:
-    """Quote a text for any POSIX shell.
-
-    Raises:
-        UsageError: When it is not one line of printable text: only some shells have a notation for such, and whoever
-            reads the line would not see what it does.
-    """
-    import shlex
-
-    if not text.isprintable():
-        from anyaccel.errors import UsageError
-
-        raise UsageError(
-            f"a shell command takes printable text only (got {shown(text)})",
-            hint="rename what has this name, or read the value from JSON (--json)",
-        )
-    return shlex.quote(text)
-
-
-def shell_join(words: Iterable[str]) -> str:
-    """Quote words for a POSIX shell, as one line.
-
-    Raises:
-        UsageError: When a word is not printable.
-    """
-    return " ".join(map(shell_quote, words))
 
 
 def listed(items: Sequence[str]) -> str:

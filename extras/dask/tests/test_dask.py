@@ -20,7 +20,7 @@ needs_vendors = pytest.mark.skipif(bool(MISSING), reason=f"needs the plug-ins an
 pytestmark = [needs_dask, pytest.mark.xdist_group("dask"), pytest.mark.timeout(450)]
 
 WAIT = 180
-CALLS = length(200, 1000)
+CALLS = length(200, 500)
 
 
 @pytest.fixture(scope="module")

@@ -124,9 +124,12 @@ def test_a_job_is_waited_for_as_long_as_one_likes(run, timeout):
 
 
 def test_a_job_outlives_its_terminal(run):
-    """The terminal's end sends SIGHUP to its session, and whatever reads or writes there fails."""
+    """The terminal's end sends SIGHUP to its session, and whatever reads or writes there fails.
+
+    A shell that is started where the signal is ignored, as below nohup, would ignore it for good.
+    """
     script = f"{sys.executable} -m anyaccel run --detach A1:1 -- sh -c '{FOREVER}'; kill -HUP -$$ $$"
-    status, data = run_on_terminal(["setsid", "--ctty", "--wait", "bash", "-c", script])
+    status, data = run_on_terminal(["setsid", "--ctty", "--wait", "env", "--default-signal=HUP", "bash", "-c", script])
     assert status != 0
     assert_plain(data)
     (job,) = jobs_.jobs()

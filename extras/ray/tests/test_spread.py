@@ -4,9 +4,8 @@ from types import SimpleNamespace
 
 import anyaccel as aa
 import pytest
-from anyaccel.exports.ray import satisfies
 from anyaccel_ray.gangs import spread
-from anyaccel_ray.plan import RayPlan
+from anyaccel_ray.plan import RayPlan, satisfies
 
 REQUEST = aa.parse_request("TPU:4")
 PLAN = RayPlan(request=REQUEST, terms=("TPU",), resources={"TPU": 4.0}, selector={"anyaccel/TPU": "TPU-V4"})

@@ -24,8 +24,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # Ray's own
 ]
 
-TREES = length(4, 40)
-"""As many as each of the other ways has in ``tests/chaos``."""
+TREES = length(4, 12)
+"""Half as many as each of the other ways has in ``tests/chaos``: one takes seconds."""
 MACHINE = "sim:Acme-Whole:1"
 PROGRAM = """
 import os, subprocess, sys, time

@@ -11,7 +11,6 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import NoReturn
 
 from anyaccel.cli.parser import add_common, commands, module_of
@@ -32,7 +31,7 @@ def complete() -> NoReturn:
     parser = argparse.ArgumentParser(prog="anyaccel", allow_abbrev=False)
     parser.add_argument("-V", "--version", action="store_true", help="print the version")
     add_common(parser)
-    _offer(parser)
+    _offer(parser, {})
     subparsers = parser.add_subparsers()
     words = set(line.split())
     for name, summary in commands().items():
@@ -50,7 +49,7 @@ def _declare(name: str, parser: argparse.ArgumentParser) -> None:
     _offer(parser, getattr(module, "COMPLETERS", {}))
 
 
-def _offer(parser: argparse.ArgumentParser, own: Mapping[str, Callable[..., list[str]]] = MappingProxyType({})) -> None:
+def _offer(parser: argparse.ArgumentParser, own: Mapping[str, Callable[..., list[str]]]) -> None:
     """Declare what the arguments may be.
 
     Args:
@@ -112,22 +111,15 @@ def _leases(**_: object) -> list[str]:
 
 def _own(**_: object) -> list[str]:
     """Return jobs, tickets and leases of this user."""
-    from anyaccel.cli.extensions import extensions
+    from anyaccel.cli.cancel import list_own
     from anyaccel.errors import AnyaccelError
     from anyaccel.ledger import Ledger
 
-    user = os.geteuid()
-    found: list[str] = []
     try:
-        for extension in extensions("cancel"):
-            waiting, running, _pids = extension.list_own()
-            found += waiting + running
-        ledger = Ledger.open()
-        held = {lease.id for lease in ledger.leases() if lease.uid == user}
-        held |= {ticket.id for ticket in ledger.tickets() if ticket.uid == user}
+        found, own = list_own(Ledger.open())
     except AnyaccelError:
-        held = set()
-    return [*found, *sorted(held)]
+        return []
+    return found + own
 
 
 def _commands(**_: object) -> list[str]:

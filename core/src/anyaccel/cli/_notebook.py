@@ -88,8 +88,7 @@ def _perform(line: str) -> Any:
         "note": args.note or "notebook",
         "avoid_busy": args.avoid_busy,
     }
-    use(args.request, **options)  # a statement: nothing changes when the cell is run again
-    return in_use()
+    return use(args.request, **options)  # nothing changes when the cell is run again
 
 
 def _parser() -> Parser:

@@ -39,7 +39,11 @@ def main(args: argparse.Namespace) -> int:
     if bool(args.what) == args.all:
         raise UsageError("name what to cancel, or give --all" + " alone" * args.all)
     ledger = Ledger.open()
-    named = list(dict.fromkeys(args.what)) if args.what else _own(ledger)
+    named = list(dict.fromkeys(args.what))
+    if not named:
+        named, own = list_own(ledger)
+        for lease in own:
+            output.say(f"lease {lease} is left alone: this command runs with it")
     done, failed = _cancel_all(ledger, named, args)
     if args.json and failed is None:
         output.print_json("cancel/1", {"cancelled": done})
@@ -71,8 +75,11 @@ def _cancel_all(
     return done, failed
 
 
-def _own(ledger: Ledger) -> list[str]:
-    """Return what this user can cancel: what waits comes first, so that it does not get what the rest gives back."""
+def list_own(ledger: Ledger) -> tuple[list[str], list[str]]:
+    """Return what this user can cancel, and the leases with which this process runs, which stay.
+
+    What waits comes first, so that it does not get what the rest gives back.
+    """
     user = os.geteuid()
     found, running, waiters = [], [], set[int]()
     for extension in extensions("cancel"):
@@ -82,12 +89,9 @@ def _own(ledger: Ledger) -> list[str]:
         waiters |= pids
     found += [ticket.id for ticket in ledger.tickets() if ticket.uid == user and ticket.pid not in waiters]
     found += running
-    for lease in dict.fromkeys(lease.id for lease in ledger.leases() if lease.uid == user and lease.id):
-        if ledger.refusal(lease):
-            found.append(lease)
-        else:
-            output.say(f"lease {lease} is left alone: this command runs with it")
-    return found
+    leases = dict.fromkeys(lease.id for lease in ledger.leases() if lease.uid == user and lease.id)
+    own = [lease for lease in leases if not ledger.refusal(lease)]
+    return [*found, *(lease for lease in leases if lease not in own)], own
 
 
 def cancel_by_id(ledger: Ledger, what: str, *, grace: float | None = None) -> str:

@@ -11,9 +11,8 @@ import os
 from anyaccel import configuration
 from anyaccel.cli import output
 from anyaccel.cli.diagnose import diagnose_file
-from anyaccel.cli.doctor import line
+from anyaccel.cli.doctor import finding_json, line
 from anyaccel.errors import UsageError
-from anyaccel.inventory.diagnose import Diagnosis
 from anyaccel.text import printable
 
 EXAMPLES = (
@@ -40,15 +39,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.template:
-        output.print_help(configuration.template(machine=args.template == "machine"))
+        output.print_help(configuration.template(args.template))
         return 0
     if args.check is not None:
         return _check(args)
     files = (configuration.machine(), configuration.user())
     rows: list[tuple[str, object, str]] = []
     for file, whose in zip(files, ("machine", "user"), strict=True):
-        known = {key: each for key, each in configuration.SETTINGS.items() if getattr(each, whose)}
-        keys = dict.fromkeys([*(key for key in known if "*" not in key), *file.values])
+        known = [each.key for each in configuration.settings_of(whose) if "*" not in each.key]
+        keys = dict.fromkeys([*known, *file.values])
         rows += [(key, file.get(key), file.path if key in file.values else "default") for key in keys]
     if args.json:
         settings = [{"key": key, "value": value, "from": source} for key, value, source in rows]
@@ -62,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
         if not file.found and file.path:
             output.say(f"there is no {file.path}")
     for finding in diagnose_file(lambda: files[0]):
-        output.say_folded(line(Diagnosis(vendor="", finding=finding)))
+        output.say_folded(line(finding))
     return 0
 
 
@@ -77,13 +76,11 @@ def _check(args: argparse.Namespace) -> int:
     else:
         found = tuple(diagnose_file(lambda: configuration.read_draft(path, kind)))
     if args.json:
-        findings = [
-            {"severity": each.severity.value, "message": each.reason, "fix": each.remedy or None} for each in found
-        ]
+        findings = [finding_json(each) for each in found]
         output.print_json("config_check/1", {"path": path, "whose": kind, "well": not found, "findings": findings})
         return 1 if found else 0
     for each in found:
-        output.print_folded(line(Diagnosis(vendor="", finding=each)))
+        output.print_folded(line(each))
     if not found:
         whose = "the machine's file" if kind == "machine" else "a file of your own"
         output.print_line(f"{printable(path)!r} is well, as {whose}")

@@ -27,7 +27,7 @@ _EIGHTHS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"
 _FULL = "\u2588"
 
 
-class Row(Value):
+class DeviceRow(Value):
     """A device with what is known of it."""
 
     device: Device
@@ -53,7 +53,7 @@ class Column(Value):
     name: str
     heading: str
     about: str
-    cell: Callable[[Row], tuple[str, str]] | None = None
+    cell: Callable[[DeviceRow], tuple[str, str]] | None = None
     of_holder: Callable[[Holder], tuple[str, str]] | None = None
     steps: tuple[tuple[int, int], ...] = ()
     right: bool = False
@@ -197,7 +197,7 @@ COLUMNS = (
 """In the order in which they are shown."""
 
 
-def _free(row: Row) -> str:
+def _free(row: DeviceRow) -> str:
     units = samples.free(row.device, row.sample)
     return "-" if units is None else format_units(units)
 
@@ -229,7 +229,7 @@ def laid_out(
     room: int | None,
     columns: Sequence[Column] = (),
     *,
-    draw: Callable[[Row, int], str] = lambda row, width: bar(row.seen.utilization or 0.0, width),
+    draw: Callable[[DeviceRow, int], str] = lambda row, width: bar(row.seen.utilization or 0.0, width),
     drawn: tuple[tuple[int, int], ...] = (),
 ) -> tuple[list[output.Span], list[Lines], list[str]]:
     """Lay the devices of a machine out, a line each, and one more for each further holder.
@@ -247,65 +247,55 @@ def laid_out(
     rows = _rows(sample)
     anybody = any(row.holders for row in rows)
     shown = list(columns) or [column for column in COLUMNS if column.steps and (anybody or column.cell)]
-    content = {column.name: _cells(column, rows) for column in shown}
+    content = _content(shown, rows)
     natural = {
-        column.name: max(cells(column.heading), *(cells(text) for cell in content[column.name] for text, _ in cell), 1)
-        for column in shown
+        column.name: max(cells(column.heading), *(cells(line[at][0]) for lines in content for line in lines), 1)
+        for at, column in enumerate(shown)
     }
     steps = {column.name: _steps(column, place, asked=bool(columns)) for place, column in enumerate(shown)}
     if "load" in natural and room is not None:
         steps["load"] = drawn or steps["load"]
         natural["load"] = max(width for _, width in steps["load"])
     gap, widths = _fit(steps, natural, _ALL if room is None else room)
-    kept = [column for column in shown if column.name in widths]
-    found = []
-    for number, row in enumerate(rows):
-        lines: Lines = []
-        for place in range(max(1, len(row.holders))):
-            line = []
-            for column in kept:
-                own = content[column.name][number]
-                text, style = own[place] if place < len(own) else ("", "")
-                picture = widths[column.name] - _PERCENT - 1
-                if column.name == "load" and place == 0 and picture > 1 and row.seen.utilization is not None:
-                    text = f"{draw(row, picture):<{picture}} {text}"
-                line.append((column, text, style))
-            lines.append(_line(line, widths, gap))
-        found.append(lines)
-    heading = _line([(column, column.heading, "bold") for column in kept], widths, gap)
+    picture = widths.get("load", 0) - _PERCENT - 1
+    for row, lines in zip(rows, content, strict=True):
+        for at, column in enumerate(shown):
+            if column.name == "load" and picture > 1 and row.seen.utilization is not None:
+                text, style = lines[0][at]
+                lines[0][at] = (f"{draw(row, picture):<{picture}} {text}", style)
+    heading = _line(shown, [(column.heading, "bold") for column in shown], widths, gap)
+    found = [[_line(shown, line, widths, gap) for line in lines] for lines in content]
     return heading, found, [column.name for column in shown if column.name not in widths]
 
 
 def plain_table(sample: Sample, columns: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
     """The same for a table that lays itself out: headings, and the texts of a row for each holder of each device."""
-    rows = _rows(sample)
-    content = [_cells(column, rows) for column in columns]
-    found = []
-    for number, row in enumerate(rows):
-        for place in range(max(1, len(row.holders))):
-            own = [of_column[number] for of_column in content]
-            found.append([each[place][0].strip() if place < len(each) else "" for each in own])
-    return [column.heading for column in columns], found
+    lines = (line for lines in _content(columns, _rows(sample)) for line in lines)
+    return [column.heading for column in columns], [[text.strip() for text, _ in line] for line in lines]
 
 
-def _rows(sample: Sample) -> list[Row]:
+def _rows(sample: Sample) -> list[DeviceRow]:
     return [
-        Row(device=device, seen=sample.stats(device), sample=sample, holders=samples.holders(device, sample))
+        DeviceRow(device=device, seen=sample.stats(device), sample=sample, holders=samples.holders(device, sample))
         for device in sample.inventory.devices
     ]
 
 
-def _cells(column: Column, rows: Sequence[Row]) -> list[list[tuple[str, str]]]:
-    """What stands in a column: for each device one cell, or one for each of its holders."""
+def _content(columns: Sequence[Column], rows: Sequence[DeviceRow]) -> list[Lines]:
+    """Return what stands in columns: for each device a line, and one more for each further holder."""
+    return [[_cells(columns, row, place) for place in range(max(1, len(row.holders)))] for row in rows]
+
+
+def _cells(columns: Sequence[Column], row: DeviceRow, place: int) -> list[output.Span]:
+    """Return a line of a device: its first one shows the device, each one the holder in this place."""
     found = []
-    for row in rows:
-        if column.cell is not None:
-            told = [column.cell(row)]
-        elif column.of_holder is not None:
-            told = [column.of_holder(holder) for holder in row.holders]
-        else:
-            told = []
-        found.append([(printable(text), style) for text, style in told])
+    for column in columns:
+        text, style = "", ""
+        if column.cell is not None and place == 0:
+            text, style = column.cell(row)
+        elif column.of_holder is not None and row.holders:
+            text, style = column.of_holder(row.holders[place])
+        found.append((printable(text), style))
     return found
 
 
@@ -342,12 +332,16 @@ def _in_turn(turns: Sequence[tuple[int, str, int]], room: int, gap: int) -> dict
     return widths
 
 
-def _line(line: Sequence[tuple[Column, str, str]], widths: Mapping[str, int], gap: int) -> list[output.Span]:
-    """Pad what stands in a line; what is too long is cut."""
+def _line(
+    columns: Sequence[Column], line: Sequence[output.Span], widths: Mapping[str, int], gap: int
+) -> list[output.Span]:
+    """Pad what stands in the columns of a line that have a width; what is too long is cut."""
     spans: list[output.Span] = []
-    for place, (column, text, style) in enumerate(line):
+    for column, (text, style) in zip(columns, line, strict=True):
+        if column.name not in widths:
+            continue
         short = output.shortened(text, widths[column.name])
         blank = " " * (widths[column.name] - cells(short))
-        before = " " * gap if place else ""
+        before = " " * gap if spans else ""
         spans += [(before + blank, ""), (short, style)] if column.right else [(before, ""), (short, style), (blank, "")]
     return spans

@@ -24,13 +24,9 @@ LONG_SECONDS = 600.0
 """A wait that somebody who asks what is wrong should hear of."""
 
 
-def diagnose_configuration(environ: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
-    """Look for what is wrong with the machine's file of configuration and the user's, which commands refuse.
-
-    Args:
-        environ: The environment, which says where the user's file lies; that of this process when None.
-    """
-    return (*diagnose_file(configuration.machine), *diagnose_file(lambda: configuration.user(environ)))
+def diagnose_configuration() -> tuple[Finding, ...]:
+    """Look for what is wrong with the machine's file of configuration and the user's, which commands refuse."""
+    return (*diagnose_file(configuration.machine), *diagnose_file(configuration.user))
 
 
 def diagnose_file(read: Callable[[], Configuration]) -> Iterator[Finding]:
@@ -97,23 +93,21 @@ def _delegation() -> str:
     return f"once per boot: echo +dmem | sudo tee {' '.join(above)}" if above else ""
 
 
-def diagnose_leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[Finding, ...]:
+def diagnose_leases(inventory: Inventory) -> tuple[Finding, ...]:
     """Look for devices that are held and not used, for waits that do not end, and for a ledger that cannot work.
 
     Args:
         inventory: The machine.
-        environ: The environment, which says where leases are kept; that of this process when None.
     """
-    environ = os.environ if environ is None else environ
-    found = diagnose(environ)
+    found = diagnose(os.environ)
     if not any(finding.severity is Severity.OK for finding in found):  # there is nothing to look into
         return found
     try:
-        held, waiting = leases(inventory, environ), Ledger.open(environ).tickets()
+        held, waiting = leases(inventory), Ledger.open().tickets()
     except LedgerError as error:
         return (*found, Finding(severity=Severity.FAIL, reason=str(error), remedy=error.hint))
     names = {device.id: device.name for device in inventory.devices}
-    return (*_of_leases(held, names), *_of_tickets(waiting, inventory, environ), *found)
+    return (*_of_leases(held, names), *_of_tickets(waiting, inventory), *found)
 
 
 def _of_leases(records: tuple[LeaseRecord, ...], names: Mapping[str, str]) -> Iterator[Finding]:
@@ -145,9 +139,7 @@ def _of_leases(records: tuple[LeaseRecord, ...], names: Mapping[str, str]) -> It
         yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
 
 
-def _of_tickets(
-    tickets: tuple[TicketRecord, ...], inventory: Inventory, environ: Mapping[str, str]
-) -> Iterator[Finding]:
+def _of_tickets(tickets: tuple[TicketRecord, ...], inventory: Inventory) -> Iterator[Finding]:
     for ticket in tickets:
         wish = ticket.request or "devices"
         who = f"process {ticket.pid} of {ticket.user}"
@@ -155,7 +147,7 @@ def _of_tickets(
             message = f"{who} has waited for {wish} for {elapsed(ticket.waited)} and does not look any more"
             fix = f"let it go on (kill -CONT {ticket.pid}), or end it; until then others are served first"
         elif ticket.waited >= LONG_SECONDS:
-            reason, hint = _why(ticket, inventory, environ)
+            reason, hint = _why(ticket, inventory)
             message = f"{who} has waited for {wish} for {elapsed(ticket.waited)}" + (f": {reason}" if reason else "")
             fix = hint or "anyaccel queue shows who comes first, and anyaccel status who holds what"
         else:
@@ -163,10 +155,10 @@ def _of_tickets(
         yield Finding(severity=Severity.WARN, reason=message, remedy=fix)
 
 
-def _why(ticket: TicketRecord, inventory: Inventory, environ: Mapping[str, str]) -> tuple[str, str]:
+def _why(ticket: TicketRecord, inventory: Inventory) -> tuple[str, str]:
     """For whom somebody waits, and what would fit: by its own words, which may be about another machine."""
     try:
-        verdict = why(ticket.request, inventory=inventory, environ=environ)
+        verdict = why(ticket.request, inventory=inventory)
     except AnyaccelError:
         return "", ""
     return (verdict.message, verdict.hint) if verdict.ever_fits and not verdict.fits_now else ("", "")

@@ -9,8 +9,12 @@ import argparse
 
 from anyaccel.cli import output
 from anyaccel.inventory.diagnose import ORDER, Diagnosis, diagnose
-from anyaccel.model import Inventory, Severity
+from anyaccel.model import Finding, Inventory, Severity
 from anyaccel.probe import HOST
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 EXAMPLES = (
     ("anyaccel doctor", "what is wrong, and what to do about it"),
@@ -32,21 +36,13 @@ def main(args: argparse.Namespace) -> int:
     wrong = [diagnosis for diagnosis in found if diagnosis.finding.severity is not Severity.OK]
     shown = wrong if args.quiet else found
     if args.json:
-        findings = [
-            {
-                "vendor": diagnosis.vendor or None,
-                "severity": diagnosis.finding.severity.value,
-                "message": diagnosis.finding.reason,
-                "fix": diagnosis.finding.remedy or None,
-            }
-            for diagnosis in shown
-        ]
+        findings = [{"vendor": each.vendor or None, **finding_json(each.finding)} for each in shown]
         output.print_json("doctor/1", {"machine": inventory.machine, "well": not wrong, "findings": findings})
     else:
         if inventory.machine != HOST:
             output.say(f"this is not your host but {inventory.machine}")
         for diagnosis in shown:
-            output.print_folded(line(diagnosis))
+            output.print_folded(line(diagnosis.finding, diagnosis.vendor))
     return 1 if wrong else 0
 
 
@@ -57,11 +53,15 @@ def _of_launches(inventory: Inventory) -> list[Diagnosis]:
     return [Diagnosis(vendor="", finding=finding) for finding in found]
 
 
-def line(diagnosis: Diagnosis) -> str:
-    """One finding as people read it: ``warn  what was found  ->  what to do``."""
-    finding = diagnosis.finding
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """Return a finding for programs."""
+    return {"severity": finding.severity.value, "message": finding.reason, "fix": finding.remedy or None}
+
+
+def line(finding: Finding, vendor: str = "") -> str:
+    """Write a finding as people read it: ``warn  what was found  ->  what to do``."""
     message = " ".join(finding.reason.split()).rstrip(".")
-    if diagnosis.vendor.casefold() not in message.casefold():
-        message = f"{diagnosis.vendor}: {message}"
+    if vendor.casefold() not in message.casefold():
+        message = f"{vendor}: {message}"
     fix = " ".join(finding.remedy.split())
     return f"{finding.severity.value:<4}  {message}" + (f"  ->  {fix}" if fix else "")

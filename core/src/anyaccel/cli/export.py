@@ -13,7 +13,7 @@ from anyaccel.cli.options import survey
 from anyaccel.cli.quantities import whole
 from anyaccel.errors import AnyaccelError, UsageError
 from anyaccel.exports.cores import cores_by_node
-from anyaccel.exports.source import Source, container_edits, left_out, usable
+from anyaccel.exports.source import ExportSource, container_edits, left_out, usable
 from anyaccel.exports.targets import TARGETS, Needs, export
 from anyaccel.inventory.current import ALLOCATION_VARIABLE
 from anyaccel.launcher.environment import DEVICES_VARIABLE
@@ -90,12 +90,12 @@ def _imagine(args: argparse.Namespace) -> None:
     args.node = args.node or args.instance
 
 
-def _collect(inventory: Inventory, args: argparse.Namespace, needs: Needs) -> Source:
+def _collect(inventory: Inventory, args: argparse.Namespace, needs: Needs) -> ExportSource:
     devices = usable(inventory)
     alone, together = container_edits(devices) if needs & Needs.CONTAINERS else ({}, {})
     environments = {device.id: _environment([device], inventory) for device in devices if needs & Needs.ENVIRONMENTS}
     everything = _masks(_environment(devices, inventory)) if needs & Needs.EVERYTHING else EnvEdits()
-    return Source(
+    return ExportSource(
         inventory=inventory,
         node=_node(args.node, inventory) if needs & Needs.NODE else "localhost",
         facts={device.id: facts(device, inventory, typed=False) for device in devices},

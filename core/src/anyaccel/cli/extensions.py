@@ -16,6 +16,7 @@ from anyaccel.errors import CommandNotRunnableError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import ModuleType
     from typing import Any, Protocol
 
     class CancelExtension(Protocol):
@@ -39,15 +40,27 @@ def extensions(command: str) -> list[Any]:
     """
     from anyaccel.vendors.entry_points import entry_points
 
-    found = []
-    for name, target, distribution, _ in entry_points(GROUP):
-        if name != command:
-            continue
-        try:
-            found.append(import_module(target))
-        except Exception as error:
-            raise CommandNotRunnableError(
-                f"what {distribution} adds to {command!r} cannot be loaded: {type(error).__name__}: {error}",
-                hint=f"pip install --upgrade {distribution}",
-            ) from error
-    return found
+    return [
+        import_from(distribution, target, f"what {distribution} adds to {command!r}")
+        for name, target, distribution, _ in entry_points(GROUP)
+        if name == command
+    ]
+
+
+def import_from(distribution: str, target: str, what: str) -> ModuleType:
+    """Import the module of a distribution that is not ours, whatever is wrong with it.
+
+    Args:
+        distribution: The distribution.
+        target: The module.
+        what: What it is, for the message.
+
+    Raises:
+        CommandNotRunnableError: When it cannot be imported.
+    """
+    try:
+        return import_module(target)
+    except Exception as error:
+        raise CommandNotRunnableError(
+            f"{what} cannot be loaded: {type(error).__name__}: {error}", hint=f"pip install --upgrade {distribution}"
+        ) from error

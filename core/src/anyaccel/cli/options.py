@@ -10,6 +10,7 @@ from anyaccel.cli import output
 from anyaccel.cli.quantities import duration, early_signal
 from anyaccel.model import Inventory
 from anyaccel.text import elapsed
+from anyaccel.vendors import import_meanwhile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from anyaccel.launcher.options import AcquireOptions
+    from anyaccel.launcher.options import AcquireOptions, StartOptions
     from anyaccel.launcher.time_limit import TimeLimit
 
 
@@ -146,13 +147,12 @@ def add_signal(parser: argparse.ArgumentParser) -> None:
 
 def acquire(
     args: argparse.Namespace,
-    start: AcquireOptions,
+    start: StartOptions,
     *,
     waits: Callable[[], object] = lambda: None,
     program: str,
     stays: bool = False,
-    grouped: bool = False,
-    told: bool = False,
+    runs: bool = False,
 ) -> anyaccel.Hold:
     """Hold what the command line asks for, saying on the way what people should know.
 
@@ -165,15 +165,15 @@ def acquire(
         waits: Called once when the wait has begun, before anything is said of it.
         program: Name of the command that is going to use the devices.
         stays: Whether this process stays until that has ended, and does not become it.
-        grouped: Whether the command will be started in a cgroup of its own where one was made.
-        told: Whether its time limit is told, and has the grace and the early signal of the arguments.
+        runs: Whether a command of the user's is started: in a cgroup of its own where one was made, and with a time
+            limit that is told, and has the grace and the early signal of the arguments.
     """
+    request = anyaccel.parse_request(args.request)
+    inventory = survey(args)
     from anyaccel.launcher.hold import take
     from anyaccel.launcher.monitor import monitor
     from anyaccel.linux.mark import of_process
 
-    request = anyaccel.parse_request(args.request)
-    inventory = survey(args)
     line = output.StatusLine()
 
     def show(sentence: str) -> None:
@@ -185,7 +185,7 @@ def acquire(
 
     try:
         options: AcquireOptions = {**start, **wait_options(args), "inventory": inventory}
-        hold = take(request, of_process, tell=show, grouped=grouped, **options)
+        hold = take(request, of_process, tell=show, grouped=runs, **options)
     finally:
         line.clear()
     if line.used:
@@ -193,7 +193,7 @@ def acquire(
         output.say(f"got {names} after {elapsed(hold.waited)}")
     if hold.lease is not None and inventory.machine == "host":
         _tell_once_of_others()
-    monitor(hold, program, stays=stays, limit=time_limit(args, hold) if told else None)
+    monitor(hold, program, stays=stays, limit=time_limit(args, hold) if runs else None)
     return hold.carried()
 
 
@@ -229,19 +229,20 @@ def wait_options(args: argparse.Namespace) -> AcquireOptions:
     }
 
 
-def start_options(args: argparse.Namespace) -> AcquireOptions:
+def start_options(args: argparse.Namespace) -> StartOptions:
     """The keyword arguments of :func:`anyaccel.acquire` that :func:`add_launch` and :func:`add_start` declare.
 
     Without those that were not given.
     """
     names = ("mask", "unallocated", "cap", "bind", "memory", "enforce")
     given: Any = {name: value for name in names if (value := getattr(args, name, None)) is not None}
-    found: AcquireOptions = given
+    found: StartOptions = given
     return found
 
 
 def survey(args: argparse.Namespace) -> Inventory:
     """Detect what the command line names, with a word about what people should know of it."""
+    import_meanwhile("anyaccel.launcher.hold")
     inventory = anyaccel.detect(**machine_options(args))
     for report in inventory.vendors:
         if args.verbose:

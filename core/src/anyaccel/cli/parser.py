@@ -7,8 +7,9 @@ from importlib import import_module
 
 from anyaccel import extras
 from anyaccel.cli import VERSION, output
+from anyaccel.cli.extensions import import_from
 from anyaccel.cli.quantities import seconds
-from anyaccel.errors import AnyaccelError, CommandNotRunnableError, ConfigurationError, UsageError
+from anyaccel.errors import AnyaccelError, ConfigurationError, UsageError
 from anyaccel.vendors import begin_for
 
 TYPE_CHECKING = False
@@ -133,13 +134,7 @@ def module_of(name: str) -> ModuleType:
         raise extras.not_installed(f"the command {name!r}", extras.COMMANDS[name])
     if not target:
         raise UsageError(f"there is no command {name!r}; {_close_command(name)}", hint="see 'anyaccel --help'")
-    try:
-        return import_module(target)
-    except Exception as error:  # it is not ours, whatever is wrong with it
-        raise CommandNotRunnableError(
-            f"the command {name!r} of {distribution} cannot be loaded: {type(error).__name__}: {error}",
-            hint=f"pip install --upgrade {distribution}",
-        ) from error
+    return import_from(distribution, target, f"the command {name!r} of {distribution}")
 
 
 def of_plugins() -> dict[str, tuple[str, str]]:

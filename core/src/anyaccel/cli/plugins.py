@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from anyaccel.cli import output
+from anyaccel.cli.output import take_fields
 from anyaccel.errors import UsageError
 from anyaccel.model import Problem
 from anyaccel.probe.machine import parse_machine
@@ -39,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
             answer_in(task, source, outcome)[1]
             if task == "products"
             else problem_in(source, outcome, "anyaccel_detect"),
-            process_of(source).process.printed(),
+            process_of(source).printed(),
         )
         for vendor, (source, outcome) in answers.items()
     }
@@ -82,6 +83,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _entry(source: Source, answer: dict[str, Any], problem: Problem | None, printed: str = "") -> dict[str, Any]:
     info = answer.get("info", {})
+    of_problem = ("hook", "reason", "next_step", "details")
     return {
         "vendor": source.vendor,
         "state": "failed" if problem else "ok",
@@ -90,11 +92,7 @@ def _entry(source: Source, answer: dict[str, Any], problem: Problem | None, prin
         "env_vars": info.get("env_vars", []),
         "url": info.get("url"),
         "target": source.target or None,
-        "distribution": (problem.distribution if problem else source.distribution) or None,
-        "version": (problem.version if problem else source.version) or None,
-        "hook": problem.hook or None if problem else None,
-        "reason": problem.reason if problem else None,
-        "next_step": problem.next_step or None if problem else None,
-        "details": problem.details or None if problem else None,
+        **take_fields(problem or source, "distribution", "version"),
+        **(take_fields(problem, *of_problem) if problem else dict.fromkeys(of_problem)),
         "printed": printed or None,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from anyaccel.cli import output
+from anyaccel.cli.output import take_fields
 from anyaccel.cli.sample import reason
 from anyaccel.ledger import Ledger
 from anyaccel.ledger.names import vendor_and_id, without_scope
@@ -30,18 +31,12 @@ def main(args: argparse.Namespace) -> int:
             {
                 "ticket": ticket.id,
                 "place": place,
-                "priority": ticket.priority,
-                "behind": ticket.behind,
-                "seconds": ticket.seconds,
+                **take_fields(ticket, "priority", "behind", "seconds"),
                 "starts": None if ticket.starts is None else output.moment(ticket.starts),
                 "reason": reason(ticket),
-                "user": ticket.user,
-                "pid": ticket.pid,
+                **take_fields(ticket, "user", "pid"),
                 "waited_seconds": round(ticket.waited, 3),
-                "responsive": ticket.responsive,
-                "request": ticket.request or None,
-                "note": ticket.note or None,
-                "command": ticket.command or None,
+                **take_fields(ticket, "responsive", "request", "note", "command"),
             }
             for place, ticket in enumerate(waiting, start=1)
         ]
@@ -50,10 +45,7 @@ def main(args: argparse.Namespace) -> int:
                 "lease": lease.id,
                 "vendor": vendor_and_id(lease.device)[0] or None,
                 "device": vendor_and_id(without_scope(lease.device))[1],
-                "user": lease.user,
-                "carriers": list(lease.carriers),
-                "reason": lease.reason,
-                "hint": lease.hint,
+                **take_fields(lease, "user", "carriers", "reason", "hint"),
             }
             for lease in kept
         ]

@@ -33,7 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from anyaccel.launcher.options import AcquireOptions
+    from anyaccel.launcher.options import StartOptions
 
 
 EXAMPLES = (
@@ -111,8 +111,8 @@ def acquire_devices(
         waits: Called once when the wait has begun.
         stays: Whether this process stays until the command has ended.
     """
-    start: AcquireOptions = {"bind": None, **start_options(args)}
-    hold = acquire(args, start, waits=waits, program=args.command[0], stays=stays, grouped=True, told=True)
+    start: StartOptions = {"bind": None, **start_options(args)}
+    hold = acquire(args, start, waits=waits, program=args.command[0], stays=stays, runs=True)
     if hold.allocation.cpu:
         output.say(anyaccel.open_scheduler(hold.launch.inventory).why(hold.allocation.request).message)
         if args.time is not None:

@@ -67,25 +67,25 @@ class Holder(Value):
 
     Attributes:
         user: Name or number of the user; a star in front of who has no lease.
-        share: How much is held, as people write it; empty without a lease.
         program: Name of the program.
         pid: Its process; 0 when unknown.
         mine: Whether it belongs to the user who asks.
+        state: That of the lease's record; ``unleased`` without a lease.
+        share: How much is held, as people write it; empty without a lease.
         lease: Identity of the lease; empty without one.
         since: When it was taken, in seconds since 1970; None when unknown.
         note: What for, and what else is to be known about it.
-        state: That of the lease's record; ``unleased`` without a lease.
     """
 
     user: str
-    share: str
     program: str
     pid: int
     mine: bool
-    lease: str
-    since: float | None
-    note: str
     state: str
+    share: str = ""
+    lease: str = ""
+    since: float | None = None
+    note: str = ""
 
     @property
     def command(self) -> str:
@@ -153,34 +153,18 @@ def reason(ticket: TicketRecord) -> str:
     return "devices are in use"
 
 
-class Reasons:
-    """Says why those who wait do: one answer for all who want the same, until another lease begins or ends."""
-
-    def __init__(self) -> None:
-        self._seen: object = None
-        self._known: dict[str, str] = {}
-
-    def knows(self, sample: Sample) -> bool:
-        """Whether :meth:`of` is quick: what is held is what it was, and nobody wants anything new."""
-        seen = (sample.inventory, {record.id for found in (sample.leases or {}).values() for record in found})
-        if self._seen != seen:
-            self._seen, self._known = seen, {}
-        return self._known.keys() >= {ticket.request for ticket in sample.tickets[:_MOST_REASONS]}
-
-    def of(self, ticket: TicketRecord, place: int, sample: Sample, *, ask: bool = True) -> str:
-        """Say why somebody waits.
-
-        Args:
-            ticket: Who.
-            place: The place in line, from 1.
-            sample: The machine, of which :meth:`knows` was asked.
-            ask: Whether to find it out where it is not known yet, which takes a moment.
-        """
+def reasons(sample: Sample) -> list[str]:
+    """Say why each request waits, in the order of the line: the first ones in the words of ``why``."""
+    known: dict[str, str] = {}
+    found = []
+    for ahead, ticket in enumerate(sample.tickets):
         if ticket.limits or not ticket.responsive:
-            return reason(ticket)
-        if ask and ticket.request not in self._known and place <= _MOST_REASONS:
-            self._known[ticket.request] = _reason(ticket.request, sample.inventory)
-        return self._known.get(ticket.request) or (f"{place - 1} came first" if place > 1 else "-")
+            found.append(reason(ticket))
+            continue
+        if ticket.request not in known and ahead < _MOST_REASONS:
+            known[ticket.request] = _reason(ticket.request, sample.inventory)
+        found.append(known.get(ticket.request) or (f"{ahead} came first" if ahead else "-"))
+    return found
 
 
 def _reason(text: str, inventory: Inventory) -> str:
@@ -282,13 +266,9 @@ def holders(device: Device, sample: Sample) -> tuple[Holder, ...]:
             found.append(
                 Holder(
                     user=f"*{name or '?'}",
-                    share="",
                     program=(program(process.pid) if here else "") or f"process {process.pid}",
                     pid=process.pid,
                     mine=uid == os.geteuid(),
-                    lease="",
-                    since=None,
-                    note="",
                     state="unleased",
                 )
             )

@@ -11,6 +11,7 @@ import argparse
 import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli.options import add_request, add_terms, survey
+from anyaccel.cli.output import take_fields
 from anyaccel.errors import NeverFitsError
 from anyaccel.launcher.hold import over_limits, within_limits
 from anyaccel.model import format_units
@@ -42,17 +43,9 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         shares = [
             {
-                "vendor": share.device.vendor,
-                "id": share.device.id,
-                "index": share.device.index,
-                "type": share.device.type,
+                **take_fields(share.device, "vendor", "id", "index", "type"),
                 "share": float(format_units(share.units)),
-                "slots": list(share.slots),
-                "memory_bytes": share.memory_bytes,
-                "enforced_by": share.enforced_by or None,
-                "memory_by": share.memory_by or None,
-                "compute_by": share.compute_by or None,
-                "limited_by": list(share.limited_by),
+                **take_fields(share, "slots", "memory_bytes", "enforced_by", "memory_by", "compute_by", "limited_by"),
             }
             for share in allocation.shares
         ]

@@ -8,6 +8,7 @@ import anyaccel
 from anyaccel.cli import output
 from anyaccel.cli import sample as samples
 from anyaccel.cli.options import machine_options, survey
+from anyaccel.cli.output import take_fields
 from anyaccel.cli.quantities import seconds
 from anyaccel.model import UNITS_PER_DEVICE, Device, Inventory, VendorReport, VendorState
 from anyaccel.probe import HOST
@@ -142,23 +143,10 @@ def status_json(sample: samples.Sample) -> dict[str, Any]:
 def _vendor_json(report: VendorReport) -> dict[str, Any]:
     problem = report.problem
     return {
-        "vendor": report.vendor,
-        "state": report.state.value,
+        **take_fields(report, "vendor", "state"),
         "reason": problem.reason if problem else None,
-        "resource": report.resource or None,
-        "kind": report.kind or None,
-        "distribution": report.distribution or None,
-        "version": report.version or None,
-        "driver_version": report.driver_version or None,
-        "partial": report.partial,
-        "notes": list(report.notes),
-        "problem": None
-        if problem is None
-        else {
-            "kind": problem.kind.value,
-            "hook": problem.hook or None,
-            "next_step": problem.next_step or None,
-        },
+        **take_fields(report, "resource", "kind", "distribution", "version", "driver_version", "partial", "notes"),
+        "problem": take_fields(problem, "kind", "hook", "next_step") if problem else None,
         "seconds": round(report.seconds, 6),
     }
 
@@ -168,44 +156,23 @@ def _device_json(device: Device, sample: samples.Sample) -> dict[str, Any]:
     health, reason, remedy = samples.health(device, seen)
     free = samples.free(device, sample)
     return {
-        "vendor": device.vendor,
-        "id": device.id,
-        "index": device.index,
-        "type": device.type,
-        "tags": list(device.tags),
-        "resource": device.resource,
-        "kind": device.kind or None,
+        **take_fields(device, "vendor", "id", "index", "type", "tags", "resource", "kind"),
         "model": device.model,
         "memory_bytes": device.memory_bytes,
-        "memory_used_bytes": seen.memory_used_bytes,
-        "utilization": seen.utilization,
-        "temperature_celsius": seen.temperature_celsius,
-        "power_watts": seen.power_watts,
-        "clock_hz": seen.clock_hz,
-        "memory_clock_hz": seen.memory_clock_hz,
-        "ecc_errors_corrected": seen.ecc_errors_corrected,
-        "ecc_errors_uncorrected": seen.ecc_errors_uncorrected,
+        **take_fields(seen, "memory_used_bytes", "utilization", "temperature_celsius", "power_watts", "clock_hz"),
+        **take_fields(seen, "memory_clock_hz", "ecc_errors_corrected", "ecc_errors_uncorrected"),
         "processes": None
         if seen.processes is None
-        else [{"pid": process.pid, "memory_bytes": process.memory_bytes} for process in seen.processes],
+        else [take_fields(process, "pid", "memory_bytes") for process in seen.processes],
         "visible": device.visible,
         "health": health.value,
         "health_reason": reason or None,
         "health_remedy": remedy or None,
-        "fractional": device.fractional.value,
-        "slots": device.slots,
-        "own_slots": list(device.own_slots),
+        **take_fields(device, "fractional", "slots", "own_slots"),
         "free": None if free is None else free / UNITS_PER_DEVICE,
         "holders": None if sample.leases is None else [_holder_json(record) for record in sample.of(device)],
-        "declared": device.declared,
-        "parent": device.parent,
-        "pci_bus_id": device.pci_bus_id,
-        "numa_node": device.numa_node,
-        "links": dict(device.links),
-        "nodes": list(device.nodes),
-        "occupies": list(device.occupies),
-        "labels": dict(device.labels),
-        "attributes": dict(device.attributes),
+        **take_fields(device, "declared", "parent", "pci_bus_id", "numa_node", "links", "nodes", "occupies"),
+        **take_fields(device, "labels", "attributes"),
     }
 
 
@@ -213,19 +180,11 @@ def _holder_json(record: LeaseRecord) -> dict[str, Any]:
     return {
         "lease": record.id or None,
         "share": record.units / UNITS_PER_DEVICE,
-        "slots": list(record.slots),
-        "through": record.through or None,
-        "state": record.state,
-        "reason": record.reason or None,
-        "hint": record.hint or None,
-        "carriers": list(record.carriers),
+        **take_fields(record, "slots", "through", "state", "reason", "hint", "carriers"),
         "pid": record.pid or None,
         "user": record.user,
         "since": None if record.since is None else output.moment(record.since),
-        "request": record.request or None,
-        "note": record.note or None,
-        "command": record.command or None,
-        "confined": record.confined,
+        **take_fields(record, "request", "note", "command", "confined"),
     }
 
 

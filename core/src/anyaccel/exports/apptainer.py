@@ -9,14 +9,15 @@ from __future__ import annotations
 import re
 
 from anyaccel.errors import UsageError
-from anyaccel.exports.source import Export, Source, merged, nothing_needed
-from anyaccel.text import shell_join, shown
+from anyaccel.exports.shell import shell_join
+from anyaccel.exports.source import Export, ExportSource, merged, nothing_needed
+from anyaccel.text import shown
 
 _EVALUATED = re.compile(r"[=\"'`$\\]")
 """What has a meaning in a value of ``--env``: two ``=`` begin a list, and a shell in the container reads the rest."""
 
 
-def export(source: Source) -> Export:
+def export(source: ExportSource) -> Export:
     """Write flags for ``apptainer exec`` and ``apptainer run``, on one line.
 
     Raises:

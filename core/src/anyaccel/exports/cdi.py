@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from anyaccel.errors import AnyaccelError, EnvConflictError
-from anyaccel.exports.source import Export, Source, merged, own_nodes
+from anyaccel.exports.source import Export, ExportSource, merged, own_nodes
 from anyaccel.exports.text import slug, unique_names
 from anyaccel.model import ContainerEdits, Device, replace
 
@@ -23,7 +23,7 @@ _GROUPS_VERSION = "0.7.0"
 """The first version in which a device's name may begin with a digit; older readers refuse newer versions."""
 
 
-def export(source: Source) -> Export:
+def export(source: ExportSource) -> Export:
     """Write the specification.
 
     Raises:
@@ -74,7 +74,7 @@ def _add_group(entries: dict[str, dict[str, Any]], name: str, edits: ContainerEd
     entries[name] = _container_edits(edits)
 
 
-def _alone(source: Source, device: Device) -> tuple[ContainerEdits, list[str]]:
+def _alone(source: ExportSource, device: Device) -> tuple[ContainerEdits, list[str]]:
     """What one device brings into a container that may hold others, and the variables left out for that.
 
     Of two devices in one container, the variable of the last one wins. A mask for one device would hide the other,

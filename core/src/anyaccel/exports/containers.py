@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from anyaccel.errors import UsageError
-from anyaccel.exports.source import Export, Source, merged, nothing_needed
+from anyaccel.exports.shell import shell_join
+from anyaccel.exports.source import Export, ExportSource, merged, nothing_needed
 from anyaccel.model import Mount
-from anyaccel.text import shell_join
 
 
-def export(source: Source) -> Export:
+def export(source: ExportSource) -> Export:
     """Write flags for ``docker run``, ``docker create`` and the same of podman, on one line.
 
     Raises:

@@ -5,11 +5,11 @@ Dask counts resources per worker process and sets no variable, so that a worker 
 
 from __future__ import annotations
 
-from anyaccel.exports.shell import assignments
-from anyaccel.exports.source import Export, Source
+from anyaccel.exports.shell import assignments, shell_quote
+from anyaccel.exports.source import Export, ExportSource
 from anyaccel.exports.text import slug
 from anyaccel.model import Device
-from anyaccel.text import comment, shell_quote
+from anyaccel.text import comment
 
 _SCRIPT = """\
 #!/bin/sh
@@ -29,7 +29,7 @@ workers="$workers $!"
 """
 
 
-def export(source: Source) -> Export:
+def export(source: ExportSource) -> Export:
     """Write the script.
 
     Raises:
@@ -39,7 +39,7 @@ def export(source: Source) -> Export:
     return Export(text=_SCRIPT.format(machine=comment(source.inventory.machine), workers=workers))
 
 
-def _worker(source: Source, device: Device) -> str:
+def _worker(source: ExportSource, device: Device) -> str:
     names = [slug(name, "A-Za-z0-9._-") for name in dict.fromkeys((device.resource, device.type))]
     return _WORKER.format(
         environment=assignments(source.environments[device.id]),

@@ -6,14 +6,14 @@ and GPUs only.
 
 from __future__ import annotations
 
-from anyaccel.exports.source import Export, Source
+from anyaccel.exports.source import Export, ExportSource
 from anyaccel.exports.text import only_type, quote, slug
 from anyaccel.model import format_slots
 
 _RESOURCE = "gpu"
 
 
-def export(source: Source) -> Export:
+def export(source: ExportSource) -> Export:
     """Write the entry, or nothing where there is no device that Flux would call a GPU."""
     devices = [device for device in source.devices if device.resource.lower() == _RESOURCE]
     others = sorted({device.resource for device in source.devices if device not in devices})

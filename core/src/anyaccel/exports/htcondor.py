@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from anyaccel.exports.source import Export, Source
+from anyaccel.exports.source import Export, ExportSource
 from anyaccel.exports.text import slug, unique_names
 from anyaccel.model import Device
 from anyaccel.text import printable
@@ -22,7 +22,7 @@ _RESERVED = {"cpus", "disks", "swaps", "mems", "memorys", "rams"}
 _MIB = 1 << 20
 
 
-def export(source: Source) -> Export:
+def export(source: ExportSource) -> Export:
     """Write the ClassAd, an attribute on each line; without devices it is empty."""
     names = unique_names((device.id for device in source.devices), allowed=_ID, most=_LONGEST)
     ids = {

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from anyaccel.exports.source import Export, Source
+from anyaccel.exports.shell import shell_join
+from anyaccel.exports.source import Export, ExportSource
 from anyaccel.exports.text import slug
 from anyaccel.model import Device, EnvEdits
-from anyaccel.text import shell_join
 
 
-def export(source: Source) -> Export:
+def export(source: ExportSource) -> Export:
     """Write the command, on one line."""
     groups: dict[str, dict[int | None, list[str]]] = {}
     owned = {report.vendor: report.env_vars for report in source.inventory.vendors}

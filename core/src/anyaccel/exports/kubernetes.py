@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from anyaccel.exports.source import Export, Source, by_resource
+from anyaccel.exports.source import Export, ExportSource, by_resource
 from anyaccel.exports.text import slug, to_yaml, unique_names
 from anyaccel.model import Device
 
@@ -26,7 +26,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _INT64 = 1 << 63
 
 
-def export(source: Source) -> Export:
+def export(source: ExportSource) -> Export:
     """Write ResourceSlices and DeviceClasses, as documents of one YAML stream."""
     node = slug(source.node, "a-z0-9.-")
     names = unique_names((device.id for device in source.devices), allowed="a-z0-9-", most=_LABEL)

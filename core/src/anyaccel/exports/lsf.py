@@ -6,7 +6,7 @@ A resource is named ``accel_RESOURCE``, since ``ngpus`` and the like are LSF's o
 
 from __future__ import annotations
 
-from anyaccel.exports.source import Export, Source, by_resource
+from anyaccel.exports.source import Export, ExportSource, by_resource
 from anyaccel.exports.text import only_type, slug, unique_names
 from anyaccel.model import Device
 
@@ -14,7 +14,7 @@ _LONGEST = 32
 """Of the 39 characters of a name, those that are left by what we put around a resource's."""
 
 
-def resource_map(source: Source) -> Export:
+def resource_map(source: ExportSource) -> Export:
     """Write the section ResourceMap, for lsf.cluster."""
     lines = [f"{'RESOURCENAME':<40} LOCATION"]
     for name, devices in _named(source).items():
@@ -24,7 +24,7 @@ def resource_map(source: Source) -> Export:
     return _section("ResourceMap", lines)
 
 
-def resources(source: Source) -> Export:
+def resources(source: ExportSource) -> Export:
     """Write the section Resource, for lsf.shared."""
     lines = [f"{'RESOURCENAME':<40} TYPE    INTERVAL INCREASING CONSUMABLE DESCRIPTION"]
     for name in _named(source):
@@ -33,7 +33,7 @@ def resources(source: Source) -> Export:
     return _section("Resource", lines)
 
 
-def _named(source: Source) -> dict[str, list[Device]]:
+def _named(source: ExportSource) -> dict[str, list[Device]]:
     found = by_resource(source.devices)
     names = unique_names(found, allowed="a-z0-9_", most=_LONGEST - len("accel_"))
     return {f"accel_{names[resource].replace('-', '_')}": devices for resource, devices in found.items()}

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from anyaccel.exports.source import Export, Source
+from anyaccel.exports.source import Export, ExportSource
 from anyaccel.exports.text import quote, slug
 
 
-def export(source: Source) -> Export:
+def export(source: ExportSource) -> Export:
     """Write one block for each model."""
     names = (f"{device.vendor}/{slug(device.kind, 'a-z0-9_-')}/{device.model}" for device in source.devices)
     counts = Counter(names)

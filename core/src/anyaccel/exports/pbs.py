@@ -5,13 +5,13 @@ A resource is named ``nRESOURCEs``, so GPUs are ``ngpus``, as sites name them.
 
 from __future__ import annotations
 
-from anyaccel.exports.source import Export, Source, by_resource
+from anyaccel.exports.source import Export, ExportSource, by_resource
 from anyaccel.exports.text import only_type, slug
 
 _BUILT_IN = "ncpus"
 
 
-def export(source: Source) -> Export:
+def export(source: ExportSource) -> Export:
     """Write the definition: how many devices the machine has of each resource, and of which type they are."""
     counts: dict[str, int] = {}
     for resource, devices in by_resource(source.devices).items():

@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+import shlex
+from collections.abc import Collection, Iterable, Mapping
 
+from anyaccel.errors import UsageError
 from anyaccel.model import EnvEdits
-from anyaccel.text import shell_join, shell_quote
+from anyaccel.text import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from anyaccel.exports.source import Export, Source
+    from anyaccel.exports.source import Export, ExportSource
 
 
-def export(source: Source) -> Export:
+def export(source: ExportSource) -> Export:
     """Write ``unset`` and ``export`` lines for a shell, such as for .envrc or /etc/profile.d."""
     from anyaccel.exports.source import Export
 
     return Export(text=statements(source.everything.set, source.everything.unset))
+
+
+def shell_quote(text: str) -> str:
+    """Quote a text for any POSIX shell.
+
+    Raises:
+        UsageError: When it is not one line of printable text: only some shells have a notation for such, and a reader
+            of the line would not see what it does.
+    """
+    if not text.isprintable():
+        raise UsageError(
+            f"a shell command takes printable text only (got {shown(text)})",
+            hint="rename what has this name, or read the value from JSON (--json)",
+        )
+    return shlex.quote(text)
+
+
+def shell_join(words: Iterable[str]) -> str:
+    """Quote words for a POSIX shell, as one line.
+
+    Raises:
+        UsageError: When a word is not printable.
+    """
+    return " ".join(map(shell_quote, words))
 
 
 def statements(variables: Mapping[str, str], unset: Collection[str]) -> str:

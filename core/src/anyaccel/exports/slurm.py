@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from anyaccel.errors import UsageError
-from anyaccel.exports.source import Export, Source, by_resource, own_nodes
+from anyaccel.exports.source import Export, ExportSource, by_resource, own_nodes
 from anyaccel.exports.text import slug
 from anyaccel.model import Device, Fractional, format_slots
 from anyaccel.text import comment
@@ -22,7 +22,7 @@ _SHARED_NAME = "gpu"
 """The one resource of which Slurm knows shards."""
 
 
-def gres_conf(source: Source) -> Export:
+def gres_conf(source: ExportSource) -> Export:
     """Write the node's lines of gres.conf. They name the node, so that one file can serve a cluster."""
     machine = comment(source.inventory.machine)
     lines = [f"# {machine}: written by anyaccel export slurm; slurm.conf needs what slurm-node prints"]
@@ -42,7 +42,7 @@ def gres_conf(source: Source) -> Export:
     return Export(text="".join(f"{line}\n" for line in lines), notes=tuple(notes))
 
 
-def node_line(source: Source) -> Export:
+def node_line(source: ExportSource) -> Export:
     """Write what slurm.conf must say: the names of the resources, and how many the node has."""
     named = _named(source)
     gres = [f"{name}:{kind}:{n}" for name, devices in named.items() for kind, n in _types(devices).items()]
@@ -60,7 +60,7 @@ def node_line(source: Source) -> Export:
     )
 
 
-def _named(source: Source) -> dict[str, list[Device]]:
+def _named(source: ExportSource) -> dict[str, list[Device]]:
     named: dict[str, list[Device]] = {}
     for resource, devices in by_resource(source.devices).items():
         named.setdefault(slug(resource, "a-z0-9_", "_"), []).extend(devices)
@@ -75,14 +75,14 @@ def _types(devices: Sequence[Device]) -> dict[str, int]:
     return Counter(map(_type, devices))
 
 
-def _files(source: Source) -> dict[str, tuple[str, ...]]:
+def _files(source: ExportSource) -> dict[str, tuple[str, ...]]:
     return {
         device_id: nodes if all(map(_FILE.fullmatch, nodes)) else ()
         for device_id, nodes in own_nodes(source.inventory).items()
     }
 
 
-def _device_line(source: Source, name: str, device: Device, peers: Sequence[Device], nodes: Sequence[str]) -> str:
+def _device_line(source: ExportSource, name: str, device: Device, peers: Sequence[Device], nodes: Sequence[str]) -> str:
     links = ["-1" if peer.id == device.id else str(max(0, device.links.get(peer.id, 0))) for peer in peers]
     linked = any(int(strength) > 0 for strength in links)
     option = "File" if len(nodes) == 1 else "MultipleFiles"
@@ -93,13 +93,13 @@ def _device_line(source: Source, name: str, device: Device, peers: Sequence[Devi
     return f"{line} Links={','.join(links)}" if linked else line
 
 
-def _shardable(source: Source) -> Iterator[Device]:
+def _shardable(source: ExportSource) -> Iterator[Device]:
     for device in _named(source).get(_SHARED_NAME, ()):
         if device.fractional is Fractional.SHARED:
             yield device
 
 
-def _shard_lines(source: Source, files: dict[str, tuple[str, ...]]) -> Iterator[str]:
+def _shard_lines(source: ExportSource, files: dict[str, tuple[str, ...]]) -> Iterator[str]:
     """Shards belong to devices of one name, each with one file; sharing is by agreement, as everywhere in Slurm."""
     if not source.shards:
         return

@@ -10,7 +10,7 @@ from anyaccel.model import ContainerEdits, Device, EnvEdits, Health, Inventory, 
 from anyaccel.vendors.process import vendor_process
 
 
-class Source(Value):
+class ExportSource(Value):
     """A machine, and what the vendors' plug-ins say about its devices.
 
     Attributes:
@@ -97,7 +97,7 @@ def _edits(devices: Sequence[Device]) -> ContainerEdits:
     return vendor_process(devices[0].vendor).container(devices)
 
 
-def nothing_needed(source: Source) -> Iterator[str]:
+def nothing_needed(source: ExportSource) -> Iterator[str]:
     """Say for which vendors a container needs nothing."""
     for vendor, found in source.together.items():
         if found == ContainerEdits():

@@ -6,7 +6,7 @@ from enum import Flag, auto
 from importlib import import_module
 from typing import NamedTuple
 
-from anyaccel.exports.source import Export, Source
+from anyaccel.exports.source import Export, ExportSource
 
 
 class Needs(Flag):
@@ -60,7 +60,7 @@ TARGETS = {
 }
 
 
-def export(target: str, source: Source) -> Export:
+def export(target: str, source: ExportSource) -> Export:
     """Write what a target wants to be told.
 
     Args:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
             """Take notice that something of it ignores even SIGKILL."""
 
     Server = TypeVar("Server", bound="ForkServer")
+    Tidy = TypeVar("Tidy", bound=Callable[[], object])
 
 DEFAULTS = {"preload": None, "argv": ["-c"], "grace": 0.0, "idle": None}
 """What a server is called with where nothing else is said; see :func:`anyaccel.forkserver.server.main`."""
@@ -269,7 +270,6 @@ def find_server(key: Hashable, make: Callable[[], Server]) -> Server:
         return server
 
 
-@atexit.register  # when what was imported later has ended, which may need what the servers fork
 def close_all(kind: type[ForkServer] | None = None, seconds: float = END_SECONDS) -> None:
     """End the fork servers of this process.
 
@@ -283,6 +283,22 @@ def close_all(kind: type[ForkServer] | None = None, seconds: float = END_SECONDS
             del _servers[key]
     for server in ended.values():
         server.close(seconds)
+
+
+_tidies: list[Callable[[], object]] = []
+
+
+def tidy_at_exit(tidy: Tidy) -> Tidy:
+    """Have a function called at exit, before the fork servers end; return it."""
+    _tidies.append(tidy)
+    return tidy
+
+
+@atexit.register  # when what was imported later has ended, which may need what the servers fork
+def _end() -> None:
+    for tidy in _tidies:
+        tidy()
+    close_all()
 
 
 @tidy_in_child

@@ -50,7 +50,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from anyaccel.linux.teardown import Tell
 
 MOST_DESCRIPTORS = 253
 """The kernel passes no more in one packet."""
@@ -93,13 +92,15 @@ class Family:
         grace: Seconds that what it leaves behind has between being asked to end and being killed.
         leases: Descriptors that are kept until all have gone.
         status: Exit status of the first once it has ended, or the negative number of a signal.
-        members: Children of the fork server that are of it: the first, until that has ended, and orphans that it left.
+        members: Start times of the children of the fork server that are of it, by id: the first, until that has ended,
+            and orphans that it left.
+        find: Finds all its living processes; what it has found once is of the family for good.
         rest: Its end; None as long as nothing ends it.
         due: Time of ``time.monotonic()`` of the next step of that.
         told_stuck: Whether the caller knows that it does not help.
     """
 
-    __slots__ = ("due", "grace", "leases", "members", "number", "pid", "rest", "status", "told_stuck")
+    __slots__ = ("due", "find", "grace", "leases", "members", "number", "pid", "rest", "status", "told_stuck")
 
     def __init__(self, number: int, pid: int) -> None:
         self.number = number
@@ -107,14 +108,16 @@ class Family:
         self.grace = 0.0
         self.leases: list[int] = []
         self.status: int | None = None
-        self.members = {pid}
+        self.members: dict[int, int] = {}
+        self.find = find_tree(self.members)
+        self.adopt(pid)
         self.rest: Teardown | None = None
         self.due = 0.0
         self.told_stuck = False
 
-    def find(self, tell: Tell) -> bool:
-        """Tell of all its living processes."""
-        return find_tree({pid: start_time(pid) or 0 for pid in self.members})(tell)
+    def adopt(self, pid: int) -> None:
+        """Count a child of the fork server among the family."""
+        self.members[pid] = start_time(pid) or 0
 
 
 def stuck(rest: Teardown) -> str:
@@ -302,7 +305,7 @@ class Server:
         for orphan in orphans:
             self.owners[orphan] = families or frozenset(self.families.values())
             for family in self.owners[orphan]:
-                family.members.add(orphan)
+                family.adopt(orphan)
 
     def _look_after(self, family: Family) -> None:
         """A family lost a process: say so when none is left, and have the orphans end once the first process has.
@@ -325,7 +328,7 @@ class Server:
         for family in families:
             if pid == family.pid:
                 family.status = status
-            family.members.discard(pid)
+            family.members.pop(pid, None)
         return families
 
     def _end(self, family: Family, grace: float, by: int) -> None:

@@ -6,31 +6,31 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from anyaccel.errors import MachineError
+from anyaccel.errors import MachineError, PluginError
 from anyaccel.model import (
+    UNITS_PER_DEVICE,
     Detected,
     Device,
     EnvEdits,
     PluginInfo,
-    ProblemKind,
     Request,
     VendorReport,
     VendorState,
     replace,
 )
-from anyaccel.model.wire import decode, prepare
+from anyaccel.model.wire import prepare
 from anyaccel.probe.machine import Machine, Simulated
-from anyaccel.vendors import contract
-from anyaccel.vendors.discovery import Source, problem_of
+from anyaccel.vendors.discovery import Source
 from anyaccel.vendors.guarded import Outcome
 from anyaccel.vendors.presence import Presence
-from anyaccel.vendors.process import Answers, Enough, problem_in, process_of, qualified
+from anyaccel.vendors.process import Answers, problem_in, process_of, qualified
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from anyaccel.inventory.names import Names
+    from anyaccel.vendors.process import Enough, VendorProcess
 
 _NUMBER = re.compile(r"[0-9]{1,9}(?=[^/]*$)")
 GRACE_SECONDS = 0.8
@@ -49,11 +49,12 @@ def enough_for(request: Request, present: Mapping[str, Presence | None], sources
         if declared is not None and declared.resource:
             own[source.vendor] = {source.vendor.casefold(), declared.resource.casefold(), *(declared.names or ())}
 
-    def enough(outcomes: Mapping[str, Outcome]) -> float | None:
+    def enough(outcomes: Mapping[VendorProcess, Outcome]) -> float | None:
+        heard = {process.source.vendor: outcome for process, outcome in outcomes.items()}
         for vendor in present:
-            if vendor not in outcomes and not own.get(vendor, named).isdisjoint(named):
+            if vendor not in heard and not own.get(vendor, named).isdisjoint(named):
                 return None
-        offered = [names for vendor, outcome in outcomes.items() for names in _offered(vendor, outcome)]
+        offered = [names for vendor, outcome in heard.items() for names in _offered(vendor, outcome)]
         served = all(any(_asks_for(term.names, names) for names in offered) for term in request.terms)
         return GRACE_SECONDS if served else None
 
@@ -79,25 +80,18 @@ def _asks_for(names: Iterable[str], offered: set[str]) -> bool:
 def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Device]]:
     """How a vendor fared, and its devices: none where something is wrong with what it answered."""
     answer: dict[str, Any] = outcome.value if isinstance(outcome.value, dict) else {}
+    vendor = process_of(source)
     problem = problem_in(source, outcome, "anyaccel_detect")
     info = detected = hidden = None
     try:
-        info = decode(PluginInfo, answer["info"]) if "info" in answer else None
-        hidden = decode(EnvEdits, answer["hidden"]) if "hidden" in answer else None
-        data = answer.get("detected")
-        detected = decode(Detected, data) if data is not None else None
-        faults = [*contract.info_faults(info, source.vendor)] if info else []
-        faults += contract.device_faults(detected.devices) if detected else []
-        faults += [
-            f"Device.id must not begin with the vendor and a slash (got {device.id!r})"
-            for device in (detected.devices if detected else ())
-            if device.id.startswith(f"{source.vendor}/")
-        ]
-        faults += contract.env_faults(hidden, info.env_vars) if hidden and info else []
-    except ValueError as error:
-        faults = [str(error)]
-    if faults and problem is None:
-        problem = problem_of(source, ProblemKind.CONTRACT, f"{'; '.join(faults)}.", "anyaccel_detect")
+        info = vendor.checked("info", answer.get("info")) if "info" in answer or problem is None else None
+        detected = vendor.checked("detect", answer.get("detected"))
+        for device in detected.devices if detected else ():
+            vendor.checked("tags", device.tags)
+            vendor.checked("fractional", device.fractional, [device])
+        hidden = vendor.checked("env", answer["hidden"]) if info and "hidden" in answer else None
+    except PluginError as error:
+        problem = problem or error.problem
     if problem is not None:
         detected = None
     state = VendorState.FAILED if problem else VendorState.OK if detected else VendorState.ABSENT
@@ -120,13 +114,15 @@ def interpret(source: Source, outcome: Outcome) -> tuple[VendorReport, list[Devi
         partial=detected.partial if detected else False,
         notes=detected.notes if detected else (),
         problem=problem,
-        hidden=None if faults else hidden,
+        hidden=hidden,
         seconds=seconds if isinstance(seconds, float) and seconds >= 0 else 0.0,
     )
-    if detected is None:
+    if detected is None or info is None:
         return report, []
-    process_of(source).learn(outcome, detected.devices)
-    return report, list(detected.devices)
+    own = {"vendor": source.vendor, "resource": info.resource, "kind": info.kind, "declared": False, "labels": {}}
+    devices = [replace(device, **own, units=UNITS_PER_DEVICE) for device in detected.devices]
+    vendor.learn(outcome, devices)
+    return report, devices
 
 
 def told_apart(found: Mapping[str, list[Device]]) -> list[Device]:

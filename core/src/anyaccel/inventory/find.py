@@ -89,8 +89,8 @@ def _ask(
     from anyaccel.vendors.process import ask
 
     detect = partial(ask, "detect", timeout=timeout, environ=environ, sources=sources)
-    enough = None if request is None else answers.enough_for(request, present, sources)
     unnamed = [vendor for vendor, signs in present.items() if signs is None or signs.names is None]
+    enough = None if request is None else answers.enough_for(request, present, sources)
     outcomes, _ = detect(machine, vendors=present, enough=enough, more={each: {"names": True} for each in unnamed})
     names = Names(sources, said, {vendor: answers.product_names(outcome) for vendor, (_, outcome) in outcomes.items()})
     if machine.simulated:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
+from anyaccel.errors import PluginError
 from anyaccel.model import Inventory, Problem, Stats
 from anyaccel.probe.machine import parse_machine
 from anyaccel.vendors import DEADLINE_SECONDS
@@ -31,10 +33,14 @@ def stats(
     vendors = {device.vendor for device in inventory.devices if not device.declared}
     if machine.simulated or not vendors:
         return {}, ()
-    from anyaccel.vendors.process import answer_in, ask
+    from anyaccel.vendors.process import answer_in, ask, vendor_process
 
     devices = {vendor: inventory.of_vendor(vendor) for vendor in vendors}
-    answers, _ = ask("stats", machine, timeout=timeout, environ=environ, vendors=vendors, devices=devices)
+    sources = []
+    for vendor in sorted(vendors):
+        with suppress(PluginError):  # it is not installed
+            sources.append(vendor_process(vendor).source)
+    answers, _ = ask("stats", machine, timeout=timeout, environ=environ, sources=sources, devices=devices)
     observed: dict[str, Stats] = {}
     problems = []
     for source, outcome in answers.values():

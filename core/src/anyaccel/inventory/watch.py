@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from concurrent.futures import Future
 from threading import Event, Thread
 from time import monotonic
 
@@ -143,33 +143,23 @@ class Watch:
         return self
 
     async def __anext__(self) -> Change:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Change | None] = loop.create_future()
         stop = Event()
         self._stops.add(stop)
         if self._closed.is_set():
             stop.set()
 
-        def tell(change: Change | None, error: Exception | None) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(change)
+        future: Future[Change | None] = Future()
+        future.set_running_or_notify_cancel()
 
         def wait() -> None:
-            change, problem = None, None
             try:
-                change = self._wait(stop)
+                future.set_result(self._wait(stop))
             except Exception as error:  # noqa: BLE001 -- raised where the change is awaited
-                problem = error
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(tell, change, problem)
+                future.set_exception(error)
 
         Thread(target=wait, name="anyaccel-watch", daemon=True).start()
         try:
-            change = await future
+            change = await asyncio.wrap_future(future)
         finally:
             stop.set()  # a task that was cancelled leaves no thread behind
             self._stops.discard(stop)

@@ -1,7 +1,8 @@
-"""Read TOML as catalogs are written, in a quarter of the time that :mod:`tomllib` takes, most of it to be imported.
+"""Read TOML as catalogs are written, in a fifth of the time that :mod:`tomllib` takes, much of it to be imported.
 
-Importing tomllib takes 7 to 9 ms beyond what is loaded anyway, and the two largest catalogs take it 8 ms each
-where this takes 2 to 4: together some 15 of the 60 ms in which a machine of eight devices is to be detected.
+Processor time in a fresh process of Python 3.11: tomllib is imported in 6.6 ms beyond what is loaded anyway, and reads
+the largest catalog in 8.6 ms, where this takes 2.6: 15 ms of the 60 in which a machine of eight devices is to be
+detected become 3. All nineteen catalogs take it 33 ms, and this 11.
 
 What is understood here means the same there. Everything else, all that is wrong among it, is left to it: floating-point
 numbers, dates, escapes, dotted keys, tables that are extended later.
@@ -32,7 +33,7 @@ _LINES = "'''"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
-class _NotUnderstoodError(Exception):
+class _OnlyTomllibError(Exception):
     """Raised at what only :mod:`tomllib` understands."""
 
 
@@ -44,7 +45,7 @@ def loads(text: str) -> dict[str, Any]:
     """
     try:
         return _read(text)
-    except (_NotUnderstoodError, ValueError):
+    except (_OnlyTomllibError, ValueError):
         import tomllib
 
         return tomllib.loads(text)
@@ -52,7 +53,7 @@ def loads(text: str) -> dict[str, Any]:
 
 def _read(text: str) -> dict[str, Any]:
     if _CONTROL.search(text):
-        raise _NotUnderstoodError
+        raise _OnlyTomllibError
     document: dict[str, Any] = {}
     lists: dict[str, list[dict[str, Any]]] = {}
     above: dict[str, dict[str, Any]] = {"": document}
@@ -82,13 +83,13 @@ def _read(text: str) -> dict[str, Any]:
 def _expect(pattern: re.Pattern[str], text: str, at: int) -> re.Match[str]:
     found = pattern.match(text, at)
     if found is None:
-        raise _NotUnderstoodError
+        raise _OnlyTomllibError
     return found
 
 
 def _put(table: dict[str, Any], key: str, value: object) -> None:
     if key in table:
-        raise _NotUnderstoodError
+        raise _OnlyTomllibError
     table[key] = value
 
 
@@ -121,7 +122,7 @@ def _lines(text: str, at: int) -> tuple[str, int]:
     end = text.find(_LINES, at)
     # The line behind the quotes is no part of it, but a quote before the last ones is.
     if end < 0 or text[at] != "\n" or text.startswith("'", end + len(_LINES)):
-        raise _NotUnderstoodError
+        raise _OnlyTomllibError
     return text[at + 1 : end], end + len(_LINES)
 
 
@@ -137,7 +138,7 @@ def _array(text: str, at: int) -> tuple[list[Any], int]:
         if text[at : at + 1] == ",":
             at += 1
         elif text[at : at + 1] != "]":
-            raise _NotUnderstoodError
+            raise _OnlyTomllibError
 
 
 def _inline_table(text: str, at: int) -> tuple[dict[str, Any], int]:
@@ -149,5 +150,5 @@ def _inline_table(text: str, at: int) -> tuple[dict[str, Any], int]:
         if text[at : at + 1] == "}":
             return table, at + 1
         if text[at : at + 1] != ",":
-            raise _NotUnderstoodError
+            raise _OnlyTomllibError
         at += 1

@@ -8,7 +8,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.launcher.capacity": ("count_capacity",),
         "anyaccel.launcher.choosing": ("KnownNames", "validate"),
         "anyaccel.launcher.command": ("run",),
-        "anyaccel.launcher.detached": ("JOB_NAME", "exit_status_of", "start_detached"),
+        "anyaccel.launcher.detached": ("JOB_NAME", "fork_child", "start_detached"),
         "anyaccel.launcher.environment": ("WorkerEnvironment", "worker_environment"),
         "anyaccel.launcher.hold": ("Hold", "acquire", "acquire_async", "leases", "take_async", "why"),
         "anyaccel.launcher.launch": ("Launch", "prepare"),

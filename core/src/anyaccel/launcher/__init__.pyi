@@ -4,7 +4,7 @@ from anyaccel.launcher.choosing import KnownNames as KnownNames
 from anyaccel.launcher.choosing import validate as validate
 from anyaccel.launcher.command import run as run
 from anyaccel.launcher.detached import JOB_NAME as JOB_NAME
-from anyaccel.launcher.detached import exit_status_of as exit_status_of
+from anyaccel.launcher.detached import fork_child as fork_child
 from anyaccel.launcher.detached import start_detached as start_detached
 from anyaccel.launcher.environment import WorkerEnvironment as WorkerEnvironment
 from anyaccel.launcher.environment import worker_environment as worker_environment

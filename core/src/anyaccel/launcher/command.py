@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import UsageError
+from anyaccel.launcher.environment import tell
 from anyaccel.launcher.hold import Hold, take
 from anyaccel.launcher.start import not_started
 from anyaccel.launcher.time_limit import Countdown, TimeLimit, check_early
@@ -192,7 +192,7 @@ class _Ending:
         self._ended.set()
         if self._limit is not None and self._thread is not None and self.timed_out:
             self._thread.join()
-            _tell(self._limit.message)
+            tell(self._limit.message)
 
     def _watch(self, limit: TimeLimit, pid: int, started: int) -> None:
         countdown = Countdown(limit, self._mark, self._tell_soon)
@@ -207,15 +207,6 @@ class _Ending:
         """Write a line to standard error; one that takes no more does not keep the command from its end."""
         import threading
 
-        telling = threading.Thread(target=_tell, args=[text], name="anyaccel-time", daemon=True)
+        telling = threading.Thread(target=tell, args=[text], name="anyaccel-time", daemon=True)
         telling.start()
         telling.join(_TO_TELL)
-
-
-def _tell(text: str) -> None:
-    """Write a line to standard error, if this program has one."""
-    import sys
-
-    if sys.stderr is not None:
-        with contextlib.suppress(OSError, ValueError):  # it is closed, or the reader has gone
-            print(f"anyaccel: {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Processes that outlive the terminal and the shell that started them."""
+"""Processes of ours that are forked: children, helpers that report, and those that outlive the terminal."""
 
 from __future__ import annotations
 
@@ -13,16 +13,32 @@ JOB_NAME = "anyaccel-job"
 """Name, in lists of processes, of a process that supervises a command; the command is its only child."""
 
 
-def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
-    """Run a function in a process of its own, in a session of its own, until it reports something or has ended.
-
-    The process dies with this one, until it calls :func:`anyaccel.linux.process.live_on`.
+def fork_child(body: Callable[[], int]) -> int:
+    """Run a function in a child of this process, and return its process id; no other code of the caller runs there.
 
     Args:
-        body: Called there, with the descriptor to which it writes its report; returns an exit status.
+        body: Called there. Returns the exit status of the child; what it raises is told on standard error.
+
+    Raises:
+        OSError: When no process can be made.
+    """
+    child = os.fork()
+    if not child:
+        os._exit(_status(body))
+    return child
+
+
+def start_helper(body: Callable[[int], int]) -> tuple[int, int]:
+    """Start a process that works for this one and dies with it, until it calls :func:`process.live_on`.
+
+    Args:
+        body: As of :func:`fork_child`, called with the descriptor to which it writes its report.
 
     Returns:
-        The report and 0; nothing and the exit status where it ended without one.
+        Its process id, and the descriptor from which the report is read.
+
+    Raises:
+        OSError: When no process can be made.
     """
     parent = os.getpid()
     report, reporting = os.pipe()
@@ -30,24 +46,44 @@ def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
     def run() -> int:
         os.close(report)
         process.die_with_parent(parent)
+        return body(reporting)
+
+    try:
+        return fork_child(run), report
+    except OSError:
+        os.close(report)
+        raise
+    finally:
+        os.close(reporting)
+
+
+def start_detached(body: Callable[[int], int]) -> tuple[bytes, int]:
+    """Start a helper in a session of its own, and wait until it reports something or has ended.
+
+    Args:
+        body: As of :func:`start_helper`.
+
+    Returns:
+        The report and 0; nothing and the exit status where it ended without one.
+
+    Raises:
+        OSError: When no process can be made.
+    """
+
+    def run(reporting: int) -> int:
         os.setsid()  # no terminal ends or stops it any more
         return body(reporting)
 
-    child = os.fork()
-    if not child:
-        os._exit(exit_status_of(run))
-    os.close(reporting)
+    child, report = start_helper(run)
     told = os.read(report, 64)
     os.close(report)
-    if told:
-        return told, 0
-    return b"", process.reap(child)
+    return (told, 0) if told else (b"", process.reap(child))
 
 
-def exit_status_of(function: Callable[[], int]) -> int:
-    """Call what a child is for; the exit status where that returns or raises, which is told on standard error."""
+def _status(body: Callable[[], int]) -> int:
+    """The exit status of a child that does this; what it raises is told on standard error."""
     try:
-        return function()
+        return body()
     except KeyboardInterrupt:
         return 130
     except AnyaccelError as error:

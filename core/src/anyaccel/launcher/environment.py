@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Literal
 
@@ -44,7 +44,7 @@ HIDE_SECONDS = 0.4
 """Time for a vendor whose devices nobody asked for to say how they are hidden."""
 
 
-class Group(Value):
+class WorkerGroup(Value):
     """A cgroup that was made for a worker.
 
     Attributes:
@@ -75,7 +75,7 @@ class WorkerEnvironment(Value):
     unset: frozenset[str]
     values: Mapping[str, str]
     regions: Mapping[str, tuple[str, int]] = field(default_factory=dict)
-    group: Group | None = None
+    group: WorkerGroup | None = None
     unlimited: str = ""
 
     def with_variables(self, variables: Mapping[str, str]) -> WorkerEnvironment:
@@ -127,17 +127,15 @@ def worker_environment(
     base = dict(os.environ if environ is None else environ)
     held = allocation.by_device
     edits, gaps = _edits(held, inventory, base, unallocated, mask, confined=allocation.confined)
-    parts = [share for share in allocation.shares if not share.whole]
-    fraction = None
-    if parts:
-        fraction = _fraction(held)
+    only = _only_share(held)
+    fraction = _fraction(only)
+    if not all(share.whole for share in allocation.shares):
         allocation = _name_enforcement(allocation, edits, cap=bool(cap and fraction))
     changes, unset, more = _merge(_courteous(edits, inventory), {share.device.vendor for share in held.values()})
     processors = near(allocation, inventory, bind)
     if gaps or more or processors:
         allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more), processors=processors)
     changes |= _own_variables(allocation, inventory, lease)
-    only = _only_share(held)
     if only is not None and only.memory_bytes:
         changes[caps.LIMIT_VARIABLE] = str(only.memory_bytes)
     if fraction:
@@ -162,8 +160,14 @@ def tell_once(gaps: Iterable[str]) -> None:
     for gap in gaps:
         if gap not in _told:
             _told.add(gap)
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody can be told
-                sys.stderr.write(f"anyaccel: {printable(gap)}\n")
+            tell(printable(gap))
+
+
+def tell(text: str) -> None:
+    """Write a line to standard error, if this program has one."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, without a reader, or none
+        sys.stderr.write(f"anyaccel: {text}\n")
+        sys.stderr.flush()
 
 
 def amended(made: WorkerEnvironment, allocation: Allocation) -> WorkerEnvironment:
@@ -289,17 +293,10 @@ def _merge(edits: Mapping[str, EnvEdits], given: Collection[str]) -> tuple[dict[
     unset: set[str] = set()
     gaps: list[str] = []
     for name, wanted in _wishes(edits).items():
-        own: dict[str, str | None] = {}
-        value: str | None = None
-        for vendor, wish in wanted.items():
-            if vendor in given:
-                own[vendor] = wish
-            elif value is None:
-                value = wish
-        if own:
-            value = next(iter(own.values()))
+        own = {vendor: wish for vendor, wish in wanted.items() if vendor in given}
         if len(set(own.values())) > 1:
             raise EnvConflictError(_conflict(name, own))
+        value = next((wish for wish in (own or wanted).values() if wish is not None), None)
         if value is None:
             unset.add(name)
         else:
@@ -340,9 +337,8 @@ def _conflict(name: str, wanted: Mapping[str, str | None]) -> str:
     return f"{what}, so one worker cannot hold this combination; ask for their devices in separate commands"
 
 
-def _fraction(held: Mapping[str, Share]) -> float | None:
+def _fraction(share: Share | None) -> float | None:
     """Part of its only device's memory that a worker holds, rounded down; None where that is all, or unknown."""
-    share = _only_share(held)
     if share is None or not share.memory_bytes or not share.device.memory_bytes:
         return None
     return int(share.memory_bytes / share.device.memory_bytes * 10_000) / 10_000 or None
@@ -366,14 +362,13 @@ def _name_enforcement(allocation: Allocation, edits: Mapping[str, EnvEdits], *, 
             limited_by=(*edit.limited_by, *(caps.frameworks(edit.set) if cap else ())),
         )
 
-    grants = tuple(
-        Grant(
-            term=grant.term,
-            shares=tuple(share if share.whole else named(share) for share in grant.shares),
-        )
-        for grant in allocation.grants
-    )
-    return replace(allocation, grants=grants)
+    return with_shares(allocation, lambda share: share if share.whole else named(share))
+
+
+def with_shares(allocation: Allocation, change: Callable[[Share], Share]) -> Allocation:
+    """Return the allocation with each of its shares as a function changes it."""
+    grants = [Grant(term=grant.term, shares=tuple(map(change, grant.shares))) for grant in allocation.grants]
+    return replace(allocation, grants=tuple(grants))
 
 
 def _own_variables(allocation: Allocation, inventory: Inventory, lease: str) -> dict[str, str]:

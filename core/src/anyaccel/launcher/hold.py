@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from time import monotonic
 from types import TracebackType
+from typing import TypeVar
 
 from anyaccel.errors import AnyaccelError, DeadlockError, DevicesBusyError, LimitError, NeverFitsError, NotFreeError
 from anyaccel.inventory.contested import families, places
@@ -18,7 +19,7 @@ from anyaccel.launcher.busy import Foreign
 from anyaccel.launcher.choosing import choice_of, local_scheduler, remembered
 from anyaccel.launcher.environment import worker_environment
 from anyaccel.launcher.launch import Launch, check_start, plan_launch
-from anyaccel.launcher.usage import OpenLease, Usage
+from anyaccel.launcher.usage import OpenLease
 from anyaccel.launcher.waits import describe_wait, holder, log_wait, note_own, other_threads, own_leases
 from anyaccel.ledger import Lease, LeaseRecord, Ledger, Want
 from anyaccel.ledger.device_locks import DeviceLock
@@ -41,11 +42,12 @@ from anyaccel.model import (
     replace,
     slot_mask,
 )
+from anyaccel.model.allocation import share_table
+from anyaccel.model.verdict import ReasonCode
 from anyaccel.policy import Need
 from anyaccel.probe import HOST
 from anyaccel.scheduler import Choice, Reason, Verdict, parse_request
 from anyaccel.scheduler.choice import extent_of
-from anyaccel.scheduler.reasons import ReasonCode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,33 +58,25 @@ if TYPE_CHECKING:
     from anyaccel.ledger.acquisition import Acquisition
     from anyaccel.policy import OverLimit
 
+T = TypeVar("T")
+
 
 class Hold(OpenLease):
     """Devices that are held until they are given back, or until the last process that was started with them has ended.
 
     Attributes:
         launch: The inventory, and the environment of a worker that sees exactly these devices.
-        note: What it is for.
-        waited: Seconds for which the request waited.
     """
 
     def __init__(self, launch: Launch, lease: Lease | None, *, note: str = "", waited: float = 0.0) -> None:
-        super().__init__(lease)
+        super().__init__(lease, launch.environment.allocation, note=note, waited=waited)
         self.launch = launch
-        self.note = note
-        self.waited = waited
-        self._carried = False
         self._started: marks.Mark | None = None
 
     @property
     def id(self) -> str:
         """Identity of the lease, as ``anyaccel status`` shows it; empty when nothing is held."""
         return self.lease.id if self.lease else ""
-
-    @property
-    def allocation(self) -> Allocation:
-        """What is held."""
-        return self.launch.environment.allocation
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -130,28 +124,6 @@ class Hold(OpenLease):
 
             remove(self.launch.environment.group)
 
-    def carried(self) -> Self:
-        """Put the mark of the lease on this process, which holds the devices for itself, and return the hold."""
-        if self.lease:
-            marks.put(self.lease.mark)
-            self._carried = True
-        return self
-
-    def usage(self, program: str = "") -> Usage:
-        """Begin a line of the journal.
-
-        Args:
-            program: Name of the program that uses the devices; that of this process when empty.
-        """
-        held = self.allocation
-        return Usage(held.id, held.shares, str(held.request), self.note, waited=self.waited, program=program)
-
-    def noted(self, program: str = "") -> Self:
-        """Have a line in the journal, as of :meth:`usage`, when the devices are given back; return the hold."""
-        if self.lease:
-            self.begin_line(self.usage(program))
-        return self
-
     def __enter__(self) -> Self:
         return self
 
@@ -162,8 +134,6 @@ class Hold(OpenLease):
 
     def _repr_html_(self) -> str:
         """Show the devices in a notebook."""
-        from anyaccel.model.html import share_table
-
         state = "released" if self._released else f"held as {self.id or 'nothing'}"
         return share_table(f"{self.allocation.request} {state}", () if self._released else self.allocation.shares)
 
@@ -220,8 +190,7 @@ def acquire(request: str | Sequence[str] | Request, **options: Unpack[AcquireOpt
         H100 0
         False
     """
-    with _wish_of_process("acquire", request, options) as wish:
-        return keep(wish.get())
+    return _wish_of_process("acquire", request, options).get(keep)
 
 
 async def acquire_async(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> Hold:
@@ -239,8 +208,8 @@ async def acquire_async(request: str | Sequence[str] | Request, **options: Unpac
     """
     import asyncio
 
-    with await asyncio.to_thread(_wish_of_process, "acquire_async", request, options) as wish:
-        return keep(await wish.get_async())
+    wish = await asyncio.to_thread(_wish_of_process, "acquire_async", request, options)
+    return await wish.get_async(keep)
 
 
 def _wish_of_process(function: str, request: str | Sequence[str] | Request, options: AcquireOptions) -> Wish:
@@ -275,8 +244,7 @@ def take(
             may hold it to a share.
         options: As of :func:`acquire`; their names are not checked.
     """
-    with Wish(request, mark, options, tell=tell, grouped=grouped) as wish:
-        return wish.get()
+    return Wish(request, mark, options, tell=tell, grouped=grouped).get(lambda hold: hold)
 
 
 async def take_async(
@@ -287,8 +255,8 @@ async def take_async(
     """Hold devices like :func:`take`, on the running event loop, for what is all started by the plan of the hold."""
     import asyncio
 
-    with await asyncio.to_thread(Wish, request, mark, options, grouped=True) as wish:
-        return await wish.get_async()
+    wish = await asyncio.to_thread(Wish, request, mark, options, grouped=True)
+    return await wish.get_async(lambda hold: hold)
 
 
 class Scope(Value):
@@ -349,10 +317,6 @@ class Scope(Value):
         parts = parts_of(inventory.devices)
         return cls(prefix=prefix, units=units, names=names, ids=ids, parts=parts, wholes=wholes)
 
-    def leases(self, ledger: Ledger) -> tuple[LeaseRecord, ...]:
-        """The leases of our devices that a ledger keeps; see :meth:`ours`."""
-        return self.ours(ledger.leases())
-
     def keys(self, device_ids: Iterable[str]) -> frozenset[str]:
         """Names of devices in the ledger."""
         return frozenset().union(*map(self.names.__getitem__, device_ids))
@@ -378,6 +342,16 @@ class Scope(Value):
         more["needs"] = tuple(replace(need, among=self.keys(map(str, need.among))) for need in needs)
         wholes = frozenset(key for each in candidates for key in self.wholes.get(each, ()))
         return Want(candidates=self.keys(self.with_parts(candidates)), wholes=wholes, **more)
+
+    def want_of(self, choice: Choice, inventory: Inventory) -> Want:
+        """Return what every request with this choice among the devices of a machine asks the ledger for."""
+
+        def make() -> Want:
+            candidates = [device.id for device in choice.candidates]
+            locks = self.device_locks(inventory, choice.candidates)
+            return self.want(candidates, choice.needs, device_locks=locks, request=str(choice.request))
+
+        return remembered(inventory, (choice, self.prefix), make)
 
     def to_ledger(self, grants: Iterable[Grant]) -> dict[str, Extent]:
         """What grants take, by name in the ledger: parts of what is ours, rounded up, so that shares never overlap.
@@ -518,7 +492,6 @@ class Wish:
         nothing: Whether no device can ever serve it, and it takes the CPU instead; then there is none of the following.
         ledger: The machine's leases.
         want: What to ask the ledger for.
-        terms: How to wait for it: what else :meth:`~anyaccel.ledger.Ledger.acquire` takes.
         scope: Under which names the ledger counts the devices.
     """
 
@@ -533,8 +506,7 @@ class Wish:
         choice: Choice | None = None,
     ) -> None:
         self.request = parse_request(request)
-        self._options = options
-        self._grouped = grouped
+        self._options, self._grouped, self._tell = options, grouped, tell
         environ = options.get("environ")
         self.environ = os.environ if environ is None else environ
         self._confined = check_start(options) or options.get("confined", False)
@@ -548,42 +520,62 @@ class Wish:
         self._attempt: Acquisition | None = None
         self._made: Hold | None = None
         self._choice = choice or choice_of(self.inventory, self.request)
-        self.nothing = False
-        if not self._choice.ever_fits:
-            self._give_up()
+        self.nothing = not self._choice.ever_fits
+        if self.nothing:
+            verdict = local_scheduler(self.inventory).why(self.request)
+            if not verdict.cpu:
+                raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
             return
         self.ledger = Ledger.open(self.environ)
         self.scope = Scope.of(self.inventory, self.environ)
         avoid_busy = options.get("avoid_busy", False)
         self._foreign = Foreign(self.inventory, self.request, self.environ, avoid_busy=avoid_busy)
-        want = remembered(self.inventory, (self._choice, self.scope.prefix), self._always_wanted)
+        want = self.scope.want_of(self._choice, self.inventory)
         self.want = replace(want, seconds=time, confined=self._confined, mark=mark)
-        self.terms: dict[str, Any] = {"wait": options.get("wait"), "priority": options.get("priority", 0)}
-        self.terms |= {"note": self._note, "on_wait": self._waits}
-        self._on_wait, self._tell = options.get("on_wait"), tell
+        self._terms: dict[str, Any] = {"wait": options.get("wait"), "priority": options.get("priority", 0)}
+        self._terms |= {"note": self._note, "on_wait": self._waits}
+        self._on_wait = options.get("on_wait")
         self._blocks = False
         self._began = monotonic()
 
-    def get(self) -> Hold:
-        """Hold the devices, when it is our turn; called within the wish's ``with``, which undoes what goes wrong."""
-        if self.nothing:
-            return self.hold(None)
-        self._blocks = self.terms["wait"] is None
-        try:
-            self._attempt = self.ledger.begin(self.want, self.choose, **self.terms)
-            return self.hold(self._attempt.get())
-        except (DevicesBusyError, LimitError) as error:
-            raise self.refusal(error) from error
+    def get(self, use: Callable[[Hold], T]) -> T:
+        """Hold the devices, when it is our turn; an error or an interrupt at any place leaves none held.
 
-    async def get_async(self) -> Hold:
-        """The same on the running event loop, where anything may give devices back meanwhile."""
-        if self.nothing:
-            return self.hold(None)
+        Args:
+            use: Makes of the hold what is returned.
+
+        Raises:
+            NeverFitsError, NotFreeError, DeadlockError: When the devices are not to be had, or not in time.
+        """
         try:
-            self._attempt = self.ledger.begin(self.want, self.choose, **self.terms)
-            return self.hold(await self._attempt.get_async())
+            self._blocks = not self.nothing and self._terms["wait"] is None
+            return use(self._hold(None if self.nothing else self._ask().get()))
         except (DevicesBusyError, LimitError) as error:
-            raise self.refusal(error) from error
+            raise self._refusal(error) from error
+        except BaseException:
+            self._undo()
+            raise
+
+    async def get_async(self, use: Callable[[Hold], T]) -> T:
+        """The same on the running event loop, where anything may give devices back meanwhile."""
+        try:
+            return use(self._hold(None if self.nothing else await self._ask().get_async()))
+        except (DevicesBusyError, LimitError) as error:
+            raise self._refusal(error) from error
+        except BaseException:
+            self._undo()
+            raise
+
+    def _ask(self) -> Acquisition:
+        self._attempt = self.ledger.begin(self.want, self.choose, **self._terms)
+        return self._attempt
+
+    def _undo(self) -> None:
+        """Give back what cannot be handed to the caller any more."""
+        if self._made is not None:
+            self._made.release()
+        elif self._attempt is not None:
+            self._attempt.undo()
 
     def _waits(self, place: int, records: tuple[LeaseRecord, ...]) -> None:
         """Say that the request waits and what for, unless it would do so for ever."""
@@ -624,29 +616,7 @@ class Wish:
 
     def _limited_by(self, own: Collection[str]) -> bool:
         """Whether some leases alone, by their ids, take the user to a limit that is in the way of the request."""
-        return bool(self.ledger.over_limits(self.want, self.terms["priority"], only=own))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Give back what was got when it cannot be handed to the caller any more."""
-        if kind is None:
-            return
-        if self._made is not None:
-            self._made.release()
-        elif self._attempt is not None:
-            self._attempt.undo()
-
-    def _always_wanted(self) -> Want:
-        """What everybody asks the ledger for who has this request."""
-        candidates = self._choice.candidates
-        return self.scope.want(
-            [device.id for device in candidates],
-            self._choice.needs,
-            device_locks=self.scope.device_locks(self.inventory, candidates),
-            request=str(self.request),
-        )
+        return bool(self.ledger.over_limits(self.want, self._terms["priority"], only=own))
 
     def choose(self, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
         """Choose devices, by the ledger's names, among what is left."""
@@ -662,42 +632,29 @@ class Wish:
         lease_id = lease.id if lease else ""
         return Allocation(id=lease_id, request=self.request, grants=self._grants, confined=self._confined)
 
-    def hold(self, lease: Lease | None) -> Hold:
+    def _hold(self, lease: Lease | None) -> Hold:
         """Make the hold."""
-        waited = monotonic() - self._began if lease else 0.0
         allocation = self.allocation(lease)
-        launch = plan_launch(
-            allocation,
-            self.inventory,
-            self._options,
-            environ=self.environ,
-            lease=allocation.id,
-            grouped=self._grouped,
-        )
+        terms: dict[str, Any] = {"environ": self.environ, "lease": allocation.id, "grouped": self._grouped}
+        launch = plan_launch(allocation, self.inventory, self._options, **terms)
+        waited = monotonic() - self._began if lease else 0.0
         self._made = Hold(launch, lease, note=self._note if lease else "", waited=waited)
         return self._made
 
-    def refusal(self, error: DevicesBusyError | LimitError) -> NotFreeError | NeverFitsError:
+    def _refusal(self, error: DevicesBusyError | LimitError) -> NotFreeError | NeverFitsError:
         """Say what is in the way of the request, in the words of :func:`why`."""
-        verdict = self._verdict()
         if isinstance(error, LimitError):
-            verdict = beyond_limits(verdict, error)
-            return NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
+            return beyond_limits(self.request, error)
+        verdict = self._verdict()
         told = any(reason.code is ReasonCode.WAITING_BEHIND for reason in verdict.reasons)
         behind = f" {error.ahead} asked for them before." if error.ahead and not told else ""
-        # They fit where they are free for somebody who came first, or were given back since.
+        # They fit where they are free for a request that came first, or were given back since.
         message = str(error) if verdict.fits_now else verdict.message + behind
         return NotFreeError(message, verdict=verdict, hint=verdict.hint)
 
     def _verdict(self) -> Verdict:
-        terms = {"time": self.want.seconds, "priority": self.terms["priority"]}
+        terms = {"time": self.want.seconds, "priority": self._terms["priority"]}
         return _verdict(self.inventory, self.request, self.ledger, self.environ, **terms)
-
-    def _give_up(self) -> None:
-        verdict = local_scheduler(self.inventory).why(self.request)
-        if not verdict.cpu:
-            raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
-        self.nothing = True
 
 
 def why(
@@ -778,16 +735,12 @@ def within_limits(verdict: Verdict, limits: Sequence[OverLimit]) -> Verdict:
     )
 
 
-def beyond_limits(verdict: Verdict, error: LimitError) -> Verdict:
-    """A verdict of a request that the ledger refused, since its user may never have so much."""
+def beyond_limits(request: Request, error: LimitError) -> NeverFitsError:
+    """Make the error of a request that the ledger refused, since its user may never have so much."""
     reasons = tuple(Reason(code=ReasonCode.LIMIT, message=each) for each in error.reasons)
-    return Verdict(
-        request=verdict.request,
-        fits_now=False,
-        ever_fits=False,
-        reasons=reasons,
-        ways_out=tuple(error.hint.splitlines()),
-    )
+    ways_out = tuple(error.hint.splitlines())
+    verdict = Verdict(request=request, fits_now=False, ever_fits=False, reasons=reasons, ways_out=ways_out)
+    return NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
 
 
 def starts(
@@ -795,7 +748,6 @@ def starts(
     *,
     time: float | None = None,
     inventory: Inventory,
-    environ: Mapping[str, str] | None = None,
 ) -> float | None:
     """Say when a request that came now would start if everything lasts as long as it may.
 
@@ -803,7 +755,6 @@ def starts(
         request: The request; it fits the machine.
         time: Seconds for which it would hold the devices at most; None when it would not say.
         inventory: The machine's inventory.
-        environ: Our environment; that of this process when None.
 
     Returns:
         Seconds since 1970; None when that is not known, since something says no end.
@@ -811,15 +762,13 @@ def starts(
     Raises:
         StateDirectoryError: When the ledger cannot be read.
     """
-    environ = os.environ if environ is None else environ
-    return Ledger.open(environ).starts(_wanted(inventory, request, environ, time))
+    return Ledger.open().starts(_wanted(inventory, request, os.environ, time))
 
 
 def _wanted(inventory: Inventory, request: Request, environ: Mapping[str, str], time: float | None) -> Want:
     """Build what a request that came now would ask the ledger for."""
-    choice = choice_of(inventory, request)
-    candidates = [device.id for device in choice.candidates]
-    return Scope.of(inventory, environ).want(candidates, choice.needs, seconds=time)
+    want = Scope.of(inventory, environ).want_of(choice_of(inventory, request), inventory)
+    return replace(want, seconds=time)
 
 
 def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tuple[LeaseRecord, ...]:
@@ -835,7 +784,7 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
         [(5000, 'evaluation')]
     """
     environ = os.environ if environ is None else environ
-    return Scope.of(inventory, environ).leases(Ledger.open(environ))
+    return Scope.of(inventory, environ).ours(Ledger.open(environ).leases())
 
 
 def _gaps(request: Request, inventory: Inventory, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -897,7 +846,7 @@ class Held(Value):
             StateDirectoryError: When the ledger cannot be read.
         """
         by_lease: dict[str, list[LeaseRecord]] = {}
-        records = Scope.of(inventory, environ).leases(ledger)
+        records = Scope.of(inventory, environ).ours(ledger.leases())
         for record in records:
             by_lease.setdefault(record.id or f"unknown-{len(by_lease)}", []).append(record)
         listed = {device.id for device in inventory.devices}

@@ -89,18 +89,18 @@ class Inside(NamedTuple):
         Raises:
             EnforcementError: When it cannot be confined.
         """
-        if self.sandbox is not None:
-            return self.sandbox.start(lambda: self._starting(begin))
-        before = os.sched_getaffinity(0)
-        try:
-            return self._starting(begin)
-        finally:
-            if self.processors:
-                put(before)
 
-    def _starting(self, begin: Callable[[], T]) -> T:
-        self._put_on_thread()
-        return begin()
+        def run() -> T:
+            self._put_on_thread()
+            return begin()
+
+        if self.sandbox is not None:
+            return self.sandbox.start(run)
+        before = os.sched_getaffinity(0) if self.processors else ()
+        try:
+            return run()
+        finally:
+            put(before)
 
     def _put_on_thread(self) -> None:
         """Put on this thread what it alone has, and what it starts inherits."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from anyaccel.errors import EnforcementError, UsageError
-from anyaccel.launcher.environment import Group, WorkerEnvironment, amended
+from anyaccel.launcher.environment import WorkerEnvironment, WorkerGroup, amended
 from anyaccel.linux import cgroup
 from anyaccel.linux.cgroup import UnavailableError
 from anyaccel.model import Grant, replace
@@ -84,17 +84,17 @@ def limited(made: WorkerEnvironment, memory: int | None = None, *, direct: bool 
         except (OSError, UnavailableError) as error:
             unlimited = str(error)
         else:
-            return _said(made, Group(path=path, before=before), memory, dmem=True)
+            return _said(made, WorkerGroup(path=path, before=before), memory, dmem=True)
     if not host:
         return replace(made, unlimited=unlimited)
     try:
         path, before = cgroup.make(host, through)
     except (OSError, UnavailableError) as error:
         raise _cannot(error) from error
-    return _said(replace(made, unlimited=unlimited), Group(path=path, before=before), memory, dmem=False)
+    return _said(replace(made, unlimited=unlimited), WorkerGroup(path=path, before=before), memory, dmem=False)
 
 
-def remove(group: Group) -> str:
+def remove(group: WorkerGroup) -> str:
     """Remove a group that nothing runs in any more; else whoever makes the next one beside it does.
 
     Returns:
@@ -111,7 +111,7 @@ def _cannot(error: OSError | UnavailableError) -> EnforcementError:
     return EnforcementError(f"the kernel cannot hold a worker to memory of the host: {error}", hint=remedy)
 
 
-def _said(made: WorkerEnvironment, group: Group, memory: int | None, *, dmem: bool) -> WorkerEnvironment:
+def _said(made: WorkerEnvironment, group: WorkerGroup, memory: int | None, *, dmem: bool) -> WorkerEnvironment:
     """Say what a group holds a worker to."""
     allocation = replace(made.allocation, host_memory_bytes=memory)
     if dmem:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 
 from anyaccel.errors import AnyaccelError
+from anyaccel.launcher.detached import fork_child, start_detached
 from anyaccel.launcher.hold import Hold
 from anyaccel.launcher.sampling import Sampler, sampler
 from anyaccel.launcher.time_limit import Countdown, TimeLimit, say
@@ -70,11 +71,12 @@ def monitor(hold: Hold, program: str = "", *, stays: bool = False, limit: TimeLi
 
     mark = hold.lease.mark
 
-    def watch(voice: int) -> None:
+    def watch(voice: int) -> int:
         timed_out = _Watch(use.lease, mark, limit, voice, stays=stays).run(until, own, asking)
         exit_status, told = _told(_STATUS)
         use.ended(exit_status, timed_out=timed_out or told)
         hold.unlimit()
+        return 0
 
     ending = _start(watch, keep_error=limit is not None and not stays)
     if ending is None:
@@ -97,7 +99,7 @@ def end_in_time(lease: str, until: float) -> None:
         os.close(ending)
 
 
-def _start(watch: Callable[[int], object], *, keep_error: bool) -> int | None:
+def _start(watch: Callable[[int], int], *, keep_error: bool) -> int | None:
     """Start a process that belongs to no parent, and calls a function; one end of a pipe is its ``_STATUS``.
 
     Args:
@@ -108,25 +110,20 @@ def _start(watch: Callable[[int], object], *, keep_error: bool) -> int | None:
         The other end of the pipe; None where no process can be made.
     """
     status, ending = os.pipe()
-    try:
-        child = os.fork()
-    except OSError:
-        child = -1
-    if child:
-        os.close(status)
-        if child > 0:
-            os.waitpid(child, 0)
-            return ending
-        os.close(ending)
-        return None
-    try:
+
+    def leave(_: int) -> int:
         voice = _leave(status, keep_error=keep_error)
-        if not os.fork():
-            watch(voice)
-    except BaseException:  # noqa: BLE001, S110 - there is nobody to tell
-        pass
-    finally:
-        os._exit(0)
+        fork_child(lambda: watch(voice))
+        return 0
+
+    try:
+        failed = bool(start_detached(leave)[1])
+    except OSError:
+        failed = True
+    os.close(status)
+    if failed:
+        os.close(ending)
+    return None if failed else ending
 
 
 class _Told:
@@ -159,7 +156,6 @@ def _leave(status: int, *, keep_error: bool) -> int:
     Returns:
         The descriptor that is standard error's; -1 for none.
     """
-    os.setsid()
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)  # programs that it starts hear it, other than what is ignored

@@ -67,7 +67,7 @@ def unseen() -> tuple[str, ...]:
     )
 
 
-def _mounts_below(directory: str) -> list[Mount]:
+def _mounts_below(directory: str) -> list[MountPoint]:
     """What is mounted below a directory; the last one of a place covers the others.
 
     Device nodes can be opened in it when they can in any mount of the same file system.
@@ -86,7 +86,7 @@ def _listed(directory: str) -> list[str]:
         return []
 
 
-class Mount(NamedTuple):
+class MountPoint(NamedTuple):
     """One mounted file system.
 
     Attributes:
@@ -104,13 +104,13 @@ class Mount(NamedTuple):
     devices: bool
 
 
-def _mounts() -> Iterator[Mount]:
+def _mounts() -> Iterator[MountPoint]:
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             before, _, after = line.partition(" - ")
             _, _, number, root, point, options, *_ = before.split(" ")
             kind, *_ = after.split(" ")
-            yield Mount(number, _unescape(root), _unescape(point), kind, "nodev" not in options.split(","))
+            yield MountPoint(number, _unescape(root), _unescape(point), kind, "nodev" not in options.split(","))
 
 
 def _unescape(text: str) -> str:
@@ -119,7 +119,7 @@ def _unescape(text: str) -> str:
     return text
 
 
-def _other_mounts(path: str, mounts: list[Mount]) -> Iterator[str]:
+def _other_mounts(path: str, mounts: list[MountPoint]) -> Iterator[str]:
     """Names that one file has through other mounts of its file system."""
     holding = [mount for mount in mounts if _below(path, mount.point) is not None]
     if not holding:  # the root directory is no mount in a chroot
@@ -132,7 +132,7 @@ def _other_mounts(path: str, mounts: list[Mount]) -> Iterator[str]:
             yield os.path.normpath(f"{other.point}/{rest}")
 
 
-def _twins(path: str, mounts: list[Mount]) -> Iterator[str]:
+def _twins(path: str, mounts: list[MountPoint]) -> Iterator[str]:
     """Other names of the directories that the file systems around a file are mounted on."""
     for point in {mount.point for mount in mounts if _below(path, mount.point)}:
         under = [mount for mount in mounts if _below(mount.point, point) is None]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 
 from anyaccel import configuration
 from anyaccel.errors import ConfigurationError
-from anyaccel.linux import process
+from anyaccel.launcher.detached import start_helper
 from anyaccel.model import Inventory, Share, Stats, replace
 from anyaccel.model.wire import decode, encode
 from anyaccel.probe import HOST
@@ -73,28 +73,25 @@ class Sampler:
         self._end()
 
     def _ask(self) -> None:
-        self.answer, write = os.pipe()
+        self._asking, self.answer = start_helper(self._answer)
         os.set_blocking(self.answer, False)
-        asker = os.getpid()
-        try:
-            self._asking = os.fork()
-        except OSError:
-            os.close(self.answer)
-            self.answer = -1
-            raise
-        finally:
-            if os.getpid() == asker:
-                os.close(write)
-        if not self._asking:
-            try:
-                process.die_with_parent(asker)
-                _answer(self._inventory, write)
-            except BaseException:  # noqa: BLE001, S110 - there is nobody to tell: no answer is a failure
-                pass
-            finally:
-                os._exit(0)
         self._data = b""
         self._at = time.monotonic() + LIMIT_SECONDS
+
+    def _answer(self, write: int) -> int:
+        """Ask the vendors, and write down what they say of what is counted: the load and the memory in use."""
+        from anyaccel.inventory.observe import stats
+
+        observed, problems = stats(self._inventory)
+        if problems and not observed:
+            return 1
+        counted = {
+            name: Stats(utilization=seen.utilization, memory_used_bytes=seen.memory_used_bytes)
+            for name, seen in observed.items()
+        }
+        with open(write, "wb") as file:
+            file.write(json.dumps(encode(counted)).encode())
+        return 0
 
     def _read(self) -> bool:
         """Take what has come; whether that is all."""
@@ -165,21 +162,6 @@ def sampler(
     if machine != HOST:
         machine = os.path.abspath(machine)  # a monitor leaves the directory
     return Sampler(replace(inventory, machine=machine, devices=devices), every, tell)
-
-
-def _answer(inventory: Inventory, write: int) -> None:
-    """Ask the vendors, and write down what they say of what is counted: the load and the memory in use."""
-    from anyaccel.inventory.observe import stats
-
-    observed, problems = stats(inventory)
-    if problems and not observed:
-        return
-    counted = {
-        name: Stats(utilization=seen.utilization, memory_used_bytes=seen.memory_used_bytes)
-        for name, seen in observed.items()
-    }
-    with open(write, "wb") as file:
-        file.write(json.dumps(encode(counted)).encode())
 
 
 def _decoded(data: bytes) -> dict[str, Stats] | None:

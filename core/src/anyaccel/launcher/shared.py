@@ -6,14 +6,13 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from time import monotonic
 
-from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError, NeverFitsError
+from anyaccel.errors import AnyaccelError, DevicesBusyError, LimitError
 from anyaccel.launcher.choosing import KnownNames, remembered, validate
 from anyaccel.launcher.hold import Held, Wish, beyond_limits, within_limits
-from anyaccel.launcher.usage import OpenLease, Usage
+from anyaccel.launcher.usage import OpenLease
 from anyaccel.launcher.waits import note_own
 from anyaccel.ledger import Choose, Lease, LeaseRecord, Ledger, Place
 from anyaccel.linux import mark as marks
@@ -21,11 +20,14 @@ from anyaccel.linux.fork import renew_in_child, tidy_in_child
 from anyaccel.model import Allocation, Extent, Inventory, replace
 from anyaccel.policy import Waiting
 from anyaccel.scheduler import Choice, Scheduler, Ticket, Verdict
-from anyaccel.scheduler.plan import Plan
+from anyaccel.scheduler.plan import RequestPlan
 from anyaccel.scheduler.ticket import notify
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from typing import Any
+
     from anyaccel.launcher.options import AcquireOptions
 
 _LAST = 1 << 62
@@ -113,12 +115,12 @@ class SharedScheduler(Scheduler):
             self._own.release(key)
         self._others.clear()
 
-    def _waiting(self, plan: Plan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
+    def _waiting(self, plan: RequestPlan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
         if user is not None:
             raise ValueError(f"user must be None where leases are shared: the kernel tells whose they are (got {user})")
         return replace(super()._waiting(plan, number, priority, time, user), seconds=time)
 
-    def _try(self, waiting: Waiting, plan: Plan, note: str) -> Allocation | None:
+    def _try(self, waiting: Waiting, plan: RequestPlan, note: str) -> Allocation | None:
         if not plan.ever_fits:
             return super()._try(waiting, plan, note)
         if self._rivals(waiting, plan.mask, (), self._queue.firsts()):
@@ -129,16 +131,11 @@ class SharedScheduler(Scheduler):
         except DevicesBusyError:
             return None
         except LimitError as error:
-            raise self._beyond_limits(plan, waiting, error) from error
+            raise beyond_limits(plan.request, error) from error
         note_own(lease)
         return self._take(wish, lease, note, waited=0.0)
 
-    def _beyond_limits(self, plan: Plan, waiting: Waiting, error: LimitError) -> NeverFitsError:
-        """Say that the machine's configuration never gives a request so much."""
-        verdict = beyond_limits(super()._judge(plan, waiting), error)
-        return NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
-
-    def _wish(self, plan: Plan, waiting: Waiting) -> Wish:
+    def _wish(self, plan: RequestPlan, waiting: Waiting) -> Wish:
         inventory, names = self.inventory, self._own.layout.names  # it knows those of devices that were lost, too
         choice = remembered(inventory, plan.request, lambda: Choice(inventory, plan.request, validate, names))
         time = waiting.seconds
@@ -162,9 +159,7 @@ class SharedScheduler(Scheduler):
         """Write down what a lease holds."""
         self._forget_others()  # who looked meanwhile has found this lease, and took it for somebody else's
         allocation = wish.allocation(lease)
-        marks.put(lease.mark)
-        opened = self._leases[allocation.id] = OpenLease(lease)
-        opened.begin_line(Usage(lease.id, allocation.shares, str(allocation.request), note, waited=waited))
+        self._leases[allocation.id] = OpenLease(lease, allocation, note=note, waited=waited).carried().noted()
         self._held[allocation.id] = allocation
         self._own.enter(allocation, note)
         self._own.recount()
@@ -180,14 +175,14 @@ class SharedScheduler(Scheduler):
         wait = self._waits.get(ticket.number)
         return max(own, wait.told) if own and wait else own
 
-    def _judge(self, plan: Plan, waiting: Waiting) -> Verdict:
+    def _judge(self, plan: RequestPlan, waiting: Waiting) -> Verdict:
         held = self._look()
         verdict = held.with_ways_out(super()._judge(plan, waiting))
         if not plan.ever_fits:
             return verdict
         return within_limits(verdict, self._ledger.over_limits(self._wish(plan, waiting).want, waiting.priority))
 
-    def _ahead(self, plan: Plan, waiting: Waiting) -> dict[str, str]:
+    def _ahead(self, plan: RequestPlan, waiting: Waiting) -> dict[str, str]:
         found = super()._ahead(plan, waiting)
         wait = self._waits.get(waiting.number)
         if wait:
@@ -213,20 +208,17 @@ class SharedScheduler(Scheduler):
             return choosing(taken) if waits else None  # it is about to be told that it waits no more, or anew
 
         try:
-            lease = await self._ledger.acquire_async(
+            lease = await self._ledger.begin(
                 wish.want,
                 choose,
                 priority=ticket.priority,
                 note=ticket.note,
                 on_wait=wait.tell,
                 place=wait.place,
-            )
-        except LimitError as error:  # the configuration was changed
-            with self._lock:
-                refused = self._beyond_limits(ticket.plan, ticket.waiting, error)
-            self._fail(ticket, refused)
-            return
+            ).get_async()
         except Exception as error:  # noqa: BLE001 -- raised where the ticket is awaited
+            if isinstance(error, LimitError):  # the configuration was changed
+                error = beyond_limits(ticket.plan.request, error)
             self._fail(ticket, error)
             return
         with self._lock:
@@ -261,7 +253,8 @@ class _Wait:
         self.place = Place()
         self.told = 0
         self.began = monotonic()
-        self._task: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+        self._future: Future[None] | None = None
 
     def tell(self, place: int, records: tuple[LeaseRecord, ...]) -> None:  # noqa: ARG002 -- asked for when somebody asks
         """Take down the place."""
@@ -269,27 +262,18 @@ class _Wait:
 
     def start(self, run: Callable[[], Awaitable[None]]) -> None:
         """Wait, once what waited before has ended. Any thread may call it, like the next."""
-        _waiters.call(self._start, run)
+
+        async def wait() -> None:
+            async with self._turn:
+                await run()
+
+        self.stop()
+        self._future = _waiters.start(wait())
 
     def stop(self) -> None:
         """Wait no more."""
-        with suppress(RuntimeError):  # the process is at its end, where it has left the line
-            _waiters.call(self._stop)
-
-    def _start(self, run: Callable[[], Awaitable[None]]) -> None:
-        previous = self._task
-        self._stop()
-        self._task = asyncio.get_running_loop().create_task(_after(previous, run))
-
-    def _stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-
-async def _after(previous: asyncio.Task[None] | None, run: Callable[[], Awaitable[None]]) -> None:
-    if previous is not None:
-        await asyncio.wait([previous])
-    await run()
+        if self._future is not None:
+            self._future.cancel()
 
 
 class _Waiters:
@@ -301,15 +285,15 @@ class _Waiters:
         self._inherited: list[asyncio.AbstractEventLoop] = []
         tidy_in_child(self._forget)
 
-    def call(self, function: Callable[..., None], *arguments: object) -> None:
-        """Have the thread call a function."""
+    def start(self, wait: Coroutine[Any, Any, None]) -> Future[None]:
+        """Have the thread wait."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 thread = threading.Thread(target=self._loop.run_forever, name="anyaccel line", daemon=True)
                 thread.start()
                 atexit.register(self._end, self._loop, thread)
-            self._loop.call_soon_threadsafe(function, *arguments)
+            return asyncio.run_coroutine_threadsafe(wait, self._loop)
 
     @staticmethod
     def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Any, NoReturn
 
-    from anyaccel.launcher.environment import Group
+    from anyaccel.launcher.environment import WorkerGroup
 
 _BECOME = (
     "import os,resource,signal,sys\n"
@@ -45,7 +45,7 @@ _BECOME = (
 
 
 def start_marked(
-    command: Sequence[str] | str, mark: Mark, group: Group | None = None, **options: Any
+    command: Sequence[str] | str, mark: Mark, group: WorkerGroup | None = None, **options: Any
 ) -> subprocess.Popen[Any]:
     """Start a command like :class:`subprocess.Popen`, so that it carries a mark with all that it starts.
 
@@ -75,7 +75,7 @@ def start_marked(
 def prelude(
     program: str,
     mark: Mark,
-    group: Group | None,
+    group: WorkerGroup | None,
     environ: Mapping[str, str] | None = None,
     directory: str | None = None,
     *,

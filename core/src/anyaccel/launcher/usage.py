@@ -12,15 +12,15 @@ from functools import cache
 from anyaccel import configuration
 from anyaccel.errors import ConfigurationError
 from anyaccel.ledger.journal import IDLE_BELOW, Entry, Used, write
+from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import renew_in_child, tidy_in_child
-from anyaccel.model import Share, Stats, replace
+from anyaccel.model import Allocation, Share, Stats, replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Protocol
+    from typing import Protocol, Self
 
     from anyaccel.ledger import Lease
-    from anyaccel.linux.mark import Mark
 
     class Ends(Protocol):
         """What is told of the end of a use."""
@@ -62,8 +62,13 @@ class Usage:
         added_up: bool = False,
     ) -> None:
         self.lease = lease
-        self._shares = tuple(shares)
-        self._fared: dict[str, tuple[Used, float]] = {}
+        self._devices: dict[str, Used] = {}
+        for share in shares:
+            device = share.device
+            known = self._devices.get(device.id)
+            units = share.units + (known.units if known else 0)
+            self._devices[device.id] = Used(device=device.name, type=device.type, units=units)
+        self._last: dict[str, float] = {}
         self._request = request
         self._note = note
         self._waited = waited
@@ -80,22 +85,10 @@ class Usage:
             told: What the vendors say, by device id.
         """
         now = time.monotonic()
-        for name, used in self._devices().items():
-            if name in told:
-                _, last = self._fared.get(name, (used, self._clock))
-                known = told[name].utilization is not None
-                self._fared[name] = _with(used, told[name], now - last), now if known else last
-
-    def _devices(self) -> dict[str, Used]:
-        """What is held of each device, and how it fared so far, by device id."""
-        found: dict[str, Used] = {}
-        for share in self._shares:
-            device = share.device
-            units = share.units + (found[device.id].units if device.id in found else 0)
-            found[device.id] = Used(device=device.name, type=device.type, units=units)
-        for name, (used, _) in self._fared.items():
-            found[name] = used
-        return found
+        for name in told.keys() & self._devices.keys():
+            self._devices[name] = _with(self._devices[name], told[name], now - self._last.get(name, self._clock))
+            if told[name].utilization is not None:
+                self._last[name] = now
 
     def ended(self, status: int | None = None, *, timed_out: bool = False) -> None:
         """Write down that it has ended.
@@ -115,7 +108,7 @@ class Usage:
             ended=self._began + held,
             held=held,
             waited=self._waited,
-            devices=tuple(self._devices().values()),
+            devices=tuple(self._devices.values()),
             request=self._request,
             note=self._note,
             program=os.path.basename(self._program),
@@ -131,18 +124,44 @@ class Usage:
 class OpenLease:
     """A lease that is open, with its line in the journal.
 
-    Args:
-        lease: The lease; None when nothing is held, since the request fell back to the CPU.
-
     Attributes:
-        lease: The same.
+        lease: The lease; None when nothing is held, since the request fell back to the CPU.
+        allocation: What is held.
+        note: What it is for.
+        waited: Seconds for which the request waited.
         timed_out: Whether a time limit has ended what used the devices.
     """
 
-    def __init__(self, lease: Lease | None) -> None:
+    def __init__(self, lease: Lease | None, allocation: Allocation, *, note: str = "", waited: float = 0.0) -> None:
         self.lease = lease
+        self.allocation = allocation
+        self.note = note
+        self.waited = waited
         self.timed_out = False
+        self._carried = False
         self._line: Ends | None = None
+
+    def usage(self, program: str = "") -> Usage:
+        """Begin a line of the journal.
+
+        Args:
+            program: Name of the program that uses the devices; that of this process when empty.
+        """
+        held = self.allocation
+        return Usage(held.id, held.shares, str(held.request), self.note, waited=self.waited, program=program)
+
+    def noted(self, program: str = "") -> Self:
+        """Have a line in the journal, as of :meth:`usage`, when the devices are given back; return the same."""
+        if self.lease:
+            self.begin_line(self.usage(program))
+        return self
+
+    def carried(self) -> Self:
+        """Put the mark of the lease on this process, which holds the devices for itself; return the same."""
+        if self.lease:
+            marks.put(self.lease.mark)
+            self._carried = True
+        return self
 
     def begin_line(self, line: Ends, *, at_exit: bool = True) -> None:
         """Have the line written when the devices are given back.
@@ -154,7 +173,7 @@ class OpenLease:
         self._line = line
         if at_exit:
             _open.add(line)
-            _register()
+        _register()
 
     def note_end(self, status: int | None = None, *, timed_out: bool = False) -> None:
         """Write the line now, if that was not done before.
@@ -168,7 +187,7 @@ class OpenLease:
             _open.discard(line)
             line.ended(status, timed_out=timed_out or self.timed_out)
 
-    def give_back(self, mark: Mark | None = None) -> None:
+    def give_back(self, mark: marks.Mark | None = None) -> None:
         """Write the line, and give the devices back; does nothing the second time.
 
         Args:
@@ -198,6 +217,8 @@ def _register() -> None:
 def _end_all() -> None:
     while _open:
         _open.pop().ended()
+    _SHORT.pause = 0.0  # pools may end their workers after this
+    _SHORT.flush()
 
 
 def _with(used: Used, seen: Stats, seconds: float) -> Used:
@@ -216,26 +237,25 @@ def _with(used: Used, seen: Stats, seconds: float) -> Used:
 
 
 class _Short:
-    """Short uses that are written as one."""
+    """Short uses that are written as one.
+
+    Attributes:
+        pause: Seconds between two writes.
+    """
 
     def __init__(self) -> None:
+        self.pause = FLUSH_SECONDS
         self._lock = renew_in_child(threading.Lock())
         self._entries: dict[tuple[object, ...], Entry] = {}
         self._flushed = time.monotonic()
-        self._registered = False
 
     def add(self, entry: Entry) -> None:
         """Add one to those like it."""
         key = (entry.devices, entry.request, entry.note)
         with self._lock:
-            if not self._registered:
-                import atexit
-
-                atexit.register(self.flush)
-                self._registered = True
             known = self._entries.get(key)
             self._entries[key] = entry if known is None else _sum(known, entry)
-            due = time.monotonic() - self._flushed >= FLUSH_SECONDS
+            due = time.monotonic() - self._flushed >= self.pause
         if due:
             self.flush()
 

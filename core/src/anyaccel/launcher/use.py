@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
-import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from anyaccel.errors import AlreadyLoadedError, UsageError
 from anyaccel.launcher.hold import Hold, Wish, keep
@@ -18,63 +16,99 @@ from anyaccel.scheduler import parse_request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import FrameType
-    from typing import Unpack
+    from typing import Self, Unpack
 
     from anyaccel.launcher.options import AcquireOptions
 
 _beginning: list[object] = []
-"""Who is about to use devices; the first may. Not a lock, which an interrupt could leave locked."""
-_in_use: weakref.ref[Use] | None = None
-_kept: Use | None = None
-"""That of a statement of its own, which nobody else keeps."""
+"""Calls that are about to use devices; the first may. Not a lock, which an interrupt could leave locked."""
+_in_use: Use | None = None
+"""What this process uses, kept here until it is released or the process has ended."""
 
 
 @tidy_in_child
 def _forget() -> None:
-    global _in_use, _kept
+    global _in_use  # noqa: PLW0603 - a process has one environment
     _beginning.clear()
-    _in_use, _kept = None, None
+    _in_use = None
 
 
 class Use(Hold):
-    """Devices that this process holds and sees, until they are released or the process has ended.
+    """Devices that this process holds and sees until the process has ended.
 
-    In a ``with`` statement they are released at its end. Once it was kept in a variable and nothing refers to it any
-    more, the devices are given back, with a warning. The variables that were set get their former values then, as far
-    as nobody has changed them since; a framework that was loaded meanwhile has read them already.
+    In a ``with`` statement they are released at its end, and :meth:`release` gives them back at once. The variables
+    that were set get their former values then, as far as they were not changed meanwhile; a framework that was loaded
+    meanwhile has read them already.
     """
 
     def __init__(self, hold: Hold) -> None:
         vars(self).update(vars(hold))
         environment = self.launch.environment
-        former = {name: os.environ.get(name) for name in (*environment.set, *environment.unset)}
-        self._former = former
-        before = os.sched_getaffinity(0) if environment.allocation.processors else set()
-        self._dropped = weakref.finalize(self, _give_back, hold, former, before, os.getpid(), dropped=True)
-        self._dropped.atexit = False  # the process may use its devices until it is gone, which ends the lease
-
-    def begin(self) -> None:
-        """Show the devices to this process."""
-        self.launch.settle().apply()
+        self._former = {name: os.environ.get(name) for name in (*environment.set, *environment.unset)}
+        self._processors = os.sched_getaffinity(0) if environment.allocation.processors else set()
+        self._asked_again = self._in_scope = False
 
     def outer_environ(self) -> dict[str, str]:
         """Return the environment of this process without what this use has set: it sees the machine from outside."""
         outer = {**os.environ, **{name: value for name, value in self._former.items() if value is not None}}
         return {name: value for name, value in outer.items() if self._former.get(name, value) is not None}
 
+    def ask_again(self, request: Request) -> None:
+        """Take note that the same was asked for once more, which changes nothing.
+
+        Raises:
+            UsageError: When it is not the same, or lasts for a ``with`` statement of other code alone.
+        """
+        if self._in_scope or self.allocation.request != request:
+            raise self._refusal()
+        self._asked_again = True
+
     def release(self) -> None:
-        """Give the devices back, and the variables their former values; does nothing the second time.
+        """Give the devices back, and the variables their former values; does nothing the second time, or in a fork.
 
         Warns:
             RuntimeWarning: When a vendor's runtime is loaded by now: what it holds of the devices it keeps until this
                 process has ended.
         """
-        ending = self._dropped.peek()
-        if ending is not None:
-            _, function, arguments, _ = ending
-            function(*arguments, dropped=False)  # after an interrupt, it can be done again
-            self._dropped.detach()
+        global _in_use  # noqa: PLW0603 - a process has one environment
+        if _in_use is not self:
+            return
+        put(self._processors)
+        for name, value in self._former.items():
+            if os.environ.get(name) != self.launch.environment.set.get(name):
+                continue  # the program has changed it since
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        super().release()
+        _in_use = None  # last: after an interrupt, all of it can be done again
+        held = {device.vendor for device in self.devices}
+        reports = (report for report in self.launch.inventory.vendors if report.vendor in held)
+        if library := next(filter(None, (loaded(report.runtimes) for report in reports)), ""):
+            warnings.warn(
+                f"{self._names} were given back, and {os.path.basename(library)} is loaded in this process: what it"
+                " holds of them it keeps until the process has ended",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def __enter__(self) -> Self:
+        if self._asked_again:  # other code counts on it until the process has ended
+            raise self._refusal()
+        self._in_scope = True
+        return self
+
+    def _refusal(self) -> UsageError:
+        return UsageError(
+            f"this process uses {self._names} already",
+            hint="release that first (in a notebook, %accel release), or ask for all at once, as in"
+            " anyaccel.use('GPU:1 TPU:4')",
+        )
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(device.id for device in self.devices) or "no devices"
 
 
 def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions]) -> Use:
@@ -94,12 +128,11 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
             starts from then on, other threads among it.
 
     Returns:
-        The devices. As a statement of its own, ``anyaccel.use("GPU:1")``, it lasts until this process has ended, and
-        the same statement once more does nothing. Who keeps what is returned may release it; when nothing refers to it
-        any more, they are given back.
+        The devices, until this process has ended. The same request once more changes nothing, and returns the same. A
+        ``with`` statement releases them at its end, and :meth:`Use.release` at once.
 
     Raises:
-        UsageError: When this process uses devices already.
+        UsageError: When this process uses other devices already, or uses these in a ``with`` statement.
         UnknownOptionError: When there is no such option.
         AlreadyLoadedError: When the runtime of a vendor that is on the machine is loaded in this process.
         NeverFitsError, NotFreeError, DeadlockError, LedgerError: As of :func:`anyaccel.acquire`.
@@ -109,7 +142,6 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
         ...     len(devices.devices), len(anyaccel.current().devices)
         (2, 2)
     """
-    global _in_use, _kept  # noqa: PLW0603 - a process has one environment
     from anyaccel.launcher.options import AcquireOptions, check_options
 
     check_options("use", options, AcquireOptions.__annotations__)
@@ -117,64 +149,47 @@ def use(request: str | Sequence[str] | Request, **options: Unpack[AcquireOptions
         if options.get(name) not in (None, False):
             raise UsageError(f"{name} is for what is about to be started, and this process has been started already")
     wanted = parse_request(request)
-    alone = _stands_alone(sys._getframe(1))  # noqa: SLF001 - nothing else tells a statement from an expression
+    made: Use | None = None
     me = object()
     try:
         _beginning.append(me)
         if _beginning[0] is not me:
-            raise UsageError(
+            raise UsageError(  # noqa: TRY301
                 "another thread of this process is about to use devices; ask for all at once, in one thread"
             )
-        made = in_use()
-        if made is None:
-            made = _begin(wanted, options)
-            _in_use = weakref.ref(made)
-        elif not alone or made is not _kept or made.allocation.request != wanted:
-            raise UsageError(
-                f"this process uses {_names(made)} already",
-                hint="release that first (in a notebook, %accel release), or ask for all at once, as in"
-                " anyaccel.use('GPU:1 TPU:4')",
-            )
-        if alone:
-            _kept = made
-    finally:
+        used = _in_use
+        if used is None:
+            wish = Wish(wanted, marks.of_process, options)
+            refuse_if_loaded(wish.inventory)
+            used = made = wish.get(_begin)
+        else:
+            used.ask_again(wanted)
         _beginning.remove(me)
-    return made
+    except BaseException:
+        if made is not None:
+            made.release()
+        if me in _beginning:
+            _beginning.remove(me)
+        raise
+    return used  # nothing comes between the last call and here, an interrupt neither
 
 
-def _begin(request: Request, options: AcquireOptions) -> Use:
-    """Hold devices and show them to this process; nothing is left when that fails, or is interrupted."""
-    made: Use | None = None
-    with Wish(request, marks.of_process, options) as wish:
-        refuse_if_loaded(wish.inventory)
-        try:
-            made = Use(keep(wish.get()))
-            made.begin()
-        except BaseException:
-            if made is not None:
-                made.release()
-            raise
+def _begin(hold: Hold) -> Use:
+    """Show what is held to this process."""
+    global _in_use  # noqa: PLW0603 - a process has one environment
+    made = Use(keep(hold))
+    try:
+        _in_use = made
+        made.launch.settle().apply()
+    except BaseException:
+        made.release()
+        raise
     return made
 
 
 def in_use() -> Use | None:
     """What this process uses; None when it uses nothing."""
-    used = _in_use() if _in_use is not None else None
-    return used if used is not None and used._dropped.alive and not used._released else None  # noqa: SLF001 - ours
-
-
-def _stands_alone(frame: FrameType) -> bool:
-    """Whether nobody gets the value of the call that a frame makes: it is thrown away, or shown by an interpreter."""
-    import dis
-
-    following = next((each for each in dis.get_instructions(frame.f_code) if each.offset > frame.f_lasti), None)
-    if following is None:
-        return False
-    return following.opname in ("POP_TOP", "PRINT_EXPR") or following.argrepr == "INTRINSIC_PRINT"
-
-
-def _names(hold: Hold) -> str:
-    return ", ".join(device.id for device in hold.devices) or "no devices"
+    return _in_use
 
 
 def refuse_if_loaded(inventory: Inventory) -> None:
@@ -207,48 +222,3 @@ def loaded(libraries: Collection[str]) -> str:
         paths = dict.fromkeys(line.partition("/")[2].rstrip("\n") for line in file if "/" in line)
     beginnings = tuple(libraries)
     return next((f"/{path}" for path in paths if os.path.basename(path).startswith(beginnings)), "")
-
-
-def _give_back(
-    hold: Hold, former: Mapping[str, str | None], before: Collection[int], pid: int, *, dropped: bool
-) -> None:
-    """End a use, in the process that began it."""
-    if os.getpid() != pid:
-        return
-    put(before)
-    environment = hold.launch.environment
-    for name, value in former.items():
-        if os.environ.get(name) != environment.set.get(name):
-            continue  # somebody else has changed it since
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    held = {device.vendor for device in hold.devices}
-    reports = (report for report in hold.launch.inventory.vendors if report.vendor in held)
-    library = next(filter(None, (loaded(report.runtimes) for report in reports)), "")
-    names = _names(hold)
-    if dropped and library:
-        warnings.warn(
-            f"nothing refers to what anyaccel.use() returned any more; {os.path.basename(library)} is loaded and may"
-            f" use {names} still, so that they stay held until this process has ended",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        return
-    hold.release()
-    if dropped:
-        warnings.warn(
-            f"{names} were given back, since nothing refers to what anyaccel.use() returned any more; this process sees"
-            " what it saw before. Keep it in a variable that lasts as long as they are needed, or call anyaccel.use()"
-            " as a statement of its own, which holds them until the process has ended",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    elif library:
-        warnings.warn(
-            f"{names} were given back, and {os.path.basename(library)} is loaded in this process: what it holds of them"
-            " it keeps until the process has ended",
-            RuntimeWarning,
-            stacklevel=3,
-        )

@@ -41,7 +41,7 @@ from anyaccel.ledger.names import (
     parse_ticket,
 )
 from anyaccel.ledger.record import LeaseRecord
-from anyaccel.ledger.tickets import Ticket
+from anyaccel.ledger.tickets import TicketFile
 from anyaccel.ledger.turns import facts_of, holdings, own_user, rules
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
@@ -50,10 +50,6 @@ from anyaccel.model import replace
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
 from anyaccel.model.extent import ANY_SLOTS, Extent
 from anyaccel.policy import Limits, OverLimit, Policy, Waiting
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 Choose = Callable[[Mapping[str, Extent]], Mapping[str, Extent] | None]
 """Chooses how much of which device to hold, by the device's name, given what is taken; None when what is left does not
@@ -75,9 +71,8 @@ _LOCK_SECONDS = 0.2
 _LOCK_SECONDS_AT_LAST = 1.0
 _SWEPT = 4
 _LAST = 1 << 62
-_REAL_LOOKS_EVERY = 1.0
 _WITHOUT_WATCH = 0.02
-_WITHOUT_WATCH_PER_PLACE = 0.004
+_WITHOUT_WATCH_PER_PLACE = 0.012
 _WATCHING = 64  # of the requests for the same devices; a user has 128 watches in all by default
 _SECOND_LOOK = 0.001
 
@@ -128,9 +123,9 @@ class Acquisition:
             self._check_limits()
         self.on_wait = on_wait
         self.limits: tuple[OverLimit, ...] = ()
-        self._began = self._looked = time.monotonic()
+        self._began = time.monotonic()
         self._deadline = None if wait is None else self._began + wait
-        self._ticket: Ticket | None = None
+        self._ticket: TicketFile | None = None
         self.place = 0
         self.before: str | None = None
         self._passed: Collection[str] = ()
@@ -138,13 +133,11 @@ class Acquisition:
         self._passes = False
         self._watch: Watch | None = None
         self._leaving: list[int] = []
-        self._news = self._look_soon = self._refused = False
+        self._look_soon = self._refused = False
         self._busy_since: float | None = None
         self._busy_turn: tuple[int | None, int] = (None, 0)
         self._over: set[str] = set()
-        self._doubtful: dict[str, LeaseName] = {}
-        self._kept: set[str] = set()
-        self._carrier: dict[str, int] = {}
+        self._carriers: dict[str, int] = {}
         self._vanished = 0
         self._contradicted: dict[str, str] = {}
         self._conflicts = 0
@@ -157,16 +150,12 @@ class Acquisition:
         self._device_locks = DeviceLocks()
         self._lease: Lease | None = None
 
-    def get(self, cancel: Any = None) -> Lease:
-        """Get the devices, or get in line and wait; see :meth:`anyaccel.ledger.Ledger.acquire`.
-
-        Args:
-            cancel: Something with a descriptor that becomes readable when somebody cancels the wait.
-        """
+    def get(self) -> Lease:
+        """Get the devices, or get in line and wait; see :meth:`anyaccel.ledger.Ledger.acquire`."""
         try:
             try:
                 while (lease := self.attempt()) is None:
-                    self.sleep(cancel)
+                    self.sleep()
             finally:
                 self.leave_line()
         except BaseException:
@@ -175,7 +164,10 @@ class Acquisition:
         return lease
 
     async def get_async(self) -> Lease:
-        """The same on the running event loop."""
+        """The same on the running event loop, without a thread.
+
+        Cancel the task to cancel the wait; it is never cancelled once it has its devices.
+        """
         try:
             try:
                 while (lease := self.attempt()) is None:
@@ -199,18 +191,14 @@ class Acquisition:
         again, self._again = self._again, True
         self._late = self._deadline is not None and time.monotonic() >= self._deadline
         if self._ticket is not None and self._ticket.cancelled:
-            raise self._cancelled()
+            raise LeaseCancelledError(f"the wait for {self._want.request or 'devices'} was cancelled")
         lease = None
         directory = self._state.open(make=True)
         try:
             if again:
-                if not self._late and self._still_behind(directory):
-                    return None
                 self._forget_leaving()
                 self._follow_rules()
             self._contradicted.clear()
-            self._doubtful.clear()
-            self._kept.clear()
             self._over.clear()  # a name comes back where leases were brought over from a directory that was deleted
             lease = self._try_repeatedly(directory)
             if lease is None and self._late:
@@ -219,7 +207,6 @@ class Acquisition:
                 if not gone or self._vanished > _VANISHED:
                     raise self._sorry(directory)
             elif lease is None and self._enter_line(directory):
-                self._look_soon = True
                 lease = self._try_repeatedly(directory)
         except OSError as error:
             if error is self._callers:
@@ -232,41 +219,21 @@ class Acquisition:
             self._state.close(directory)
         return lease
 
-    def sleep(self, cancel: Any) -> None:
-        """Wait until it may be worth another attempt, and tell how the wait goes.
-
-        Args:
-            cancel: Something with a descriptor that becomes readable when somebody cancels the wait.
-
-        Raises:
-            LeaseCancelledError: When somebody does.
-        """
+    def sleep(self) -> None:
+        """Wait until it may be worth another attempt, and tell how the wait goes."""
         self.tell()
         try:
-            cancelled = self._sleep(cancel)
+            poll = select.poll()
+            for descriptor in self.descriptors():
+                poll.register(descriptor, select.POLLIN)
+            now = time.monotonic()
+            end = now + self.pause()
+            while ready := poll.poll(max(0.0, end - now) * 1000):
+                if any(self.noted(descriptor) for descriptor, _ in ready):
+                    break
+                now = time.monotonic()
         except OSError as error:
             raise self._state.fault(error) from error
-        if cancelled:
-            raise self._cancelled()
-
-    def _sleep(self, cancel: Any) -> bool:
-        """Wait until it may be worth another attempt; True when the wait was cancelled."""
-        poll = select.poll()
-        for descriptor in self.descriptors():
-            poll.register(descriptor, select.POLLIN)
-        cancelled = -1
-        if cancel is not None:
-            poll.register(cancel, select.POLLIN)
-            cancelled = cancel if isinstance(cancel, int) else cancel.fileno()
-        now = time.monotonic()
-        end = now + self.pause()
-        while True:
-            ready = [descriptor for descriptor, _ in poll.poll(max(0.0, end - now) * 1000)]
-            if cancelled in ready:
-                return True
-            if not ready or any(self.noted(descriptor) for descriptor in ready):
-                return False
-            now = time.monotonic()
 
     async def _sleep_async(self) -> None:
         """Wait until it may be worth another attempt, on the running event loop."""
@@ -295,18 +262,10 @@ class Acquisition:
         now = self.place, self._limited
         if self.on_wait and self._ticket and self._told != now:
             self._told = now
-            directory = self._state.open(make=True)
-            try:
+            with self._state.opened(make=True) as directory:
                 self.limits = self.over_limits(directory, listings.read(directory), self._over)
                 holders = () if self._limited else self._holders(directory)
-            except OSError as error:
-                raise self._state.fault(error) from error
-            finally:
-                self._state.close(directory)
             self.on_wait(self.place + 1, holders)
-
-    def _cancelled(self) -> LeaseCancelledError:
-        return LeaseCancelledError(f"the wait for {self._want.request or 'devices'} was cancelled")
 
     def undo(self) -> None:
         """Give back what was got when it cannot be handed to anybody any more: an interrupt came in between.
@@ -345,7 +304,6 @@ class Acquisition:
             return None, False
         if self.over_limits(directory, listing, self._over):
             self._count_out(directory, listing.leases)
-            self._look_at_carriers(directory)
             if self.over_limits(directory, listing, self._over):
                 self._limited = True
                 return None, False
@@ -357,33 +315,23 @@ class Acquisition:
     def _select(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
         """Let the caller choose by names, and if nothing fits, by locks.
 
-        A command that carried its lease to its end has left the name behind, so names of processes that are gone are
-        looked at in any case: the choice should not avoid a device that is free.
+        A command that carried its lease to its end has left the name behind. The choice should not avoid a device that
+        is free, so what processes took that are gone counts as over until the choice needs it: to find out may take a
+        look at all processes, which is milliseconds.
         """
         named = listing.summary
         missing = frozenset(filterfalse(process.exists, named.pids))
-        if missing:
-            self._count_out(directory, [lease for lease in named.leases if lease.pid in missing])
-        choice = self._choose_certainly(directory, listing)
+        left = {lease.name: lease.device for lease in named.leases if lease.pid in missing}
+        choice = self._ask(listing, {*self._over, *left})
+        if left and (choice is None or not choice.keys().isdisjoint(left.values())):
+            self._count_out(directory, [lease for lease in named.leases if lease.name in left])
+            choice = self._ask(listing, self._over)
         if choice is not None:
             return choice
         before = len(self._over)
-        self._count_out(directory, listing.leases)
+        self._count_out(directory, [lease for lease in named.leases if lease.name not in left])
         listings.sweep(directory, listings.debris(directory, listing.hidden))
-        return self._choose_certainly(directory, listing) if self._doubtful or len(self._over) > before else None
-
-    def _choose_certainly(self, directory: int, listing: Listing) -> dict[str, Extent] | None:
-        """Let the caller choose as if all leases that may be kept by their mark were over; then look whether they are.
-
-        A look at all processes takes milliseconds, so it is made only for a device that the choice needs.
-        """
-        while True:
-            choice = self._ask(self._taken(listing, self._over | self._doubtful.keys()))
-            if choice is None or not self._doubtful:
-                return choice
-            needed = {lease.device for lease in self._doubtful.values()}
-            if needed.isdisjoint(choice) or not self._look_at_carriers(directory):
-                return choice
+        return self._ask(listing, self._over) if len(self._over) > before else None
 
     def _taken(self, listing: Listing, over: Collection[str]) -> dict[str, Extent]:
         """What is taken, by the device's name: what names say that are not over, and devices that were refused now."""
@@ -391,42 +339,23 @@ class Acquisition:
         taken = listings.taken(named.leases, over) if over else named.taken
         return {**taken, **dict.fromkeys(self._contradicted, Extent())}
 
-    def _look_at_carriers(self, directory: int) -> bool:
-        """Look which of the doubtful leases are kept, and follow the processes that keep them.
-
-        Returns:
-            Whether any is, so that the choice must be made again.
-        """
-        states = listings.by_marks(directory, self._doubtful.values())
-        for name, state in states.items():
-            lease = self._doubtful.pop(name)
+    def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
+        """Find out which leases are over, and follow the processes of those that are about to be."""
+        asked = {}
+        for lease in leases:
+            carrier = self._carriers.get(lease.name)
+            if carrier and marks.carries(carrier, lease.mark):  # as at the last look, which takes milliseconds
+                self._follow(lease, carrier)
+            elif lease.name not in self._over:
+                asked[lease.name] = lease
+        for name, state in listings.states(directory, asked.values()).items():
             if state.life is Life.OVER:
                 self._over.add(name)
-                continue
-            self._kept.add(name)
-            if state.carriers:
-                self._carrier[name] = state.carriers[0]
-                self._follow(lease, state.carriers[0])
-        return any(state.life is not Life.OVER for state in states.values())
-
-    def _count_out(self, directory: int, leases: Iterable[LeaseName]) -> None:
-        """Find out which leases are over, or may be, and follow the processes of those that are about to be."""
-        for lease in leases:
-            name = lease.name
-            if name in self._over or name in self._kept or name in self._doubtful:
-                continue
-            carrier = self._carrier.get(name)
-            if carrier and marks.carries(carrier, lease.mark):  # as at the last look
-                self._kept.add(name)
-                self._follow(lease, carrier)
-                continue
-            life = listings.without_marks(directory, lease)
-            if life is Life.OVER:
-                self._over.add(name)
-            elif life is Life.KEPT:
-                self._doubtful[name] = lease
-            elif life is Life.LEAVING:
-                self._follow(lease, lease.pid)
+            elif state.life is Life.LEAVING:
+                self._follow(asked[name], asked[name].pid)
+            elif state.carriers:
+                self._carriers[name] = state.carriers[0]
+                self._follow(asked[name], state.carriers[0])
 
     def _follow(self, lease: LeaseName, pid: int) -> None:
         """Look again when a process has left the kernel that keeps a lease of a device that would do."""
@@ -436,9 +365,10 @@ class Acquisition:
             except OSError:
                 self._look_soon = True
 
-    def _ask(self, taken: dict[str, Extent]) -> dict[str, Extent] | None:
+    def _ask(self, listing: Listing, over: Collection[str]) -> dict[str, Extent] | None:
+        """Let the caller choose, as if some names were over."""
         try:
-            chosen = self._choose(taken)
+            chosen = self._choose(self._taken(listing, over))
         except OSError as error:
             self._callers = error
             raise
@@ -472,7 +402,7 @@ class Acquisition:
             if want.device_locks:
                 self._device_locks.open(choice, want.device_locks)
                 locks = tuple(each.path for device in choice for each in want.device_locks.get(device, ()))
-            body = record.lease_body(want.request, self._note, confined=want.confined, locks=locks)
+            body = record.write_body(want.request, self._note, confined=want.confined, locks=locks)
             mark = want.mark(marked) if want.mark else ()  # before the lock: it may look at all processes
             for device in choice:
                 file = self._files[device] = LockedFile(self._state.path)
@@ -532,7 +462,7 @@ class Acquisition:
         # Many who take turns are no reason to give up, be they processes or the threads of one. Where the kernel's list
         # of locks is long, it may leave one out that changes hands while it is read.
         taken = owner is None or process.state(owner) in _RUNNING
-        turn = (owner, self._state.changed(directory) if taken else 0)
+        turn = (owner, os.fstat(directory).st_mtime_ns if taken else 0)  # by its names, how often it changed hands
         if self._busy_since is None or turn != self._busy_turn:
             self._busy_since, self._busy_turn = now, turn
         if self._late or now - self._busy_since >= BUSY_SECONDS:
@@ -636,7 +566,6 @@ class Acquisition:
         """
         if self._ticket and self._ticket.name not in listing.tickets:  # the directory was emptied
             self._drop_ticket()
-        self._looked = time.monotonic()
         rivals = self._rivals(directory, listing)
         now, passed, ended = process.monotonic_ns(), set[str](), list[str]()
         for position, name in enumerate(rivals):
@@ -703,24 +632,6 @@ class Acquisition:
         """Whether leases matter wherever the request stands: it may pass, or the order depends on them."""
         return not self._policy.plain or self._want.seconds is not None
 
-    def _still_behind(self, directory: int) -> bool:
-        """Whether the one ahead is still there: a cheap look, in place of most of the real ones."""
-        if self._ticket is None or self.before is None:
-            return False
-        if self._news:
-            self._news = False
-            return False
-        if time.monotonic() - self._looked > max(_REAL_LOOKS_EVERY, tickets.interval(self.place)):
-            return False
-        if look(directory, self.before)[0] is Life.OVER:
-            return False
-        self._ticket.stamp()
-        if self._watch is not None:
-            return True
-        own = self._ticket.name
-        self.place = min(self.place, sum("t1." <= name < own for name in os.listdir(directory)))
-        return not self._aim(directory)
-
     def _enter_line(self, directory: int) -> bool:
         """Get a place in line and watch what is waited for, once the wait is worth it.
 
@@ -737,7 +648,7 @@ class Acquisition:
     def _make_ticket(self, directory: int) -> None:
         if not self._lock(directory):
             return
-        ticket = self._ticket = Ticket(self._state)
+        ticket = self._ticket = TicketFile(self._state)
         kept = self._kept_place
         try:
             if not self._state.replaced(directory):
@@ -778,6 +689,7 @@ class Acquisition:
             if self._watch.path == path:
                 return False
             self._watch.follow(path)
+            self._look_soon = False  # what was watched before is over
         except FileNotFoundError:  # it has just gone away
             return True
         except (OSError, ImportError):  # there is no watch to be had: then we poll
@@ -805,13 +717,12 @@ class Acquisition:
         worth = False
         for name, removed in self._watch.events():
             if name and name.startswith("t1.") and removed and self._watches_all:
-                worth = self._news = True
+                worth = True
                 continue
             lease = parse_lease(name) if name else None
             if name and (lease is None or lease.device not in self._want.candidates):
                 continue
             worth = True
-            self._news = self._watches_all
             if not removed:
                 self._look_soon = True
         return worth

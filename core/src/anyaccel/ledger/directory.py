@@ -16,22 +16,20 @@ import errno
 import fcntl
 import os
 import stat
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from anyaccel.errors import LedgerBusyError, LedgerError, StateDirectoryError
-from anyaccel.ledger.filesystem import note_test, test_lock, tested
+from anyaccel.ledger.filesystem import note_test, refuse_network, test_lock, tested
 from anyaccel.ledger.places import (
     MODE_SHARED,
     OPENING,
     VARIABLE,
-    Place,
+    Location,
     check,
     make,
     places,
-    refuse_network,
     refused,
 )
 from anyaccel.linux import process
@@ -45,22 +43,16 @@ _BRING_OVER_SECONDS = 1.0
 _SPINS = 32
 _FIRST_PAUSE = 0.0001
 _LONGEST_PAUSE = 0.005
-_COURTESY_SECONDS = 0.1
 
 _open: set[int] = set()
 _opening: set[object] = set()
 _known: dict[tuple[int, int], bool] = {}
 """Directories that this process has opened, by device number and inode, and whether their file system is local."""
-_turn = threading.Lock()
-_locked: dict[int, threading.Lock] = {}
 
 
 @tidy_in_child
 def _close_in_child() -> None:
     """Give up directories that other threads of the parent had open: a copy would keep their lock if they died."""
-    global _turn  # noqa: PLW0603 -- one of them may have had it
-    _turn = threading.Lock()
-    _locked.clear()
     descriptors = set(_open)
     if _opening:  # forked between the opening of a directory and the moment at which it was noted
         descriptors.update(list_descriptors())
@@ -92,7 +84,7 @@ class StateDirectory:
         StateDirectoryError: When it must not be used; the message says why.
     """
 
-    def __init__(self, places: Sequence[Place], others: Callable[[], Iterable[str]] = tuple) -> None:
+    def __init__(self, places: Sequence[Location], others: Callable[[], Iterable[str]] = tuple) -> None:
         self.path = places[0].path
         self.shared = places[0].mode == MODE_SHARED
         self._places = tuple(places)
@@ -146,7 +138,25 @@ class StateDirectory:
             raise
         return descriptor
 
-    def _open_first(self) -> tuple[Place, int] | None:
+    @contextlib.contextmanager
+    def opened(self, *, make: bool = False) -> Iterator[int]:
+        """Open it for the time of a context, in which what the kernel refuses is an error of the ledger.
+
+        Args:
+            make: As of :meth:`open`, which says what is raised, too.
+
+        Raises:
+            LedgerError: When the kernel refuses something in the context.
+        """
+        directory = self.open(make=make)
+        try:
+            yield directory
+        except OSError as error:
+            raise self.fault(error) from error
+        finally:
+            self.close(directory)
+
+    def _open_first(self) -> tuple[Location, int] | None:
         """Open the first place where there is a directory that may be ours."""
         for place in self._places:
             try:
@@ -162,7 +172,7 @@ class StateDirectory:
             os.close(descriptor)
         return None
 
-    def _make(self) -> tuple[Place, int, bool]:
+    def _make(self) -> tuple[Location, int, bool]:
         """Make the directory at the first place where we may, and open it; what a rival has made there is as good.
 
         Returns:
@@ -206,30 +216,13 @@ class StateDirectory:
 
     def close(self, descriptor: int) -> None:
         """Close what :meth:`open` returned; it should be unlocked, in case that a child was forked meanwhile."""
-        if descriptor in _locked:
-            self._pass_on(descriptor)
         _open.discard(descriptor)
         with contextlib.suppress(OSError):  # the kernel closes it even where it reports an error
             os.close(descriptor)
 
     def lock(self, descriptor: int, seconds: float) -> bool:
-        """Lock the directory, once nobody else has it locked; False when that takes longer than some seconds."""
+        """Lock the directory, once no other process or thread has it locked; False when that takes longer."""
         deadline = time.monotonic() + seconds
-        global _turn  # noqa: PLW0603 -- a courtesy among threads, who wait here at no cost; flock excludes them, too
-        turn = _turn
-        locked = False
-        try:
-            if turn.acquire(timeout=min(seconds, _COURTESY_SECONDS)):
-                _locked[descriptor] = turn
-            else:
-                _turn = threading.Lock()  # whoever has it was interrupted before it could let go, or is slow
-            locked = self._lock_file(descriptor, deadline)
-        finally:
-            if not locked:
-                self._pass_on(descriptor)
-        return locked
-
-    def _lock_file(self, descriptor: int, deadline: float) -> bool:
         spins, pause = 0, _FIRST_PAUSE
         while True:
             try:
@@ -252,12 +245,6 @@ class StateDirectory:
         """Unlock the directory if it is locked: explicitly, since a child that was forked meanwhile has a copy."""
         with contextlib.suppress(OSError):  # it is going to be closed
             fcntl.flock(descriptor, fcntl.LOCK_UN)
-        self._pass_on(descriptor)
-
-    def _pass_on(self, descriptor: int) -> None:
-        turn = _locked.pop(descriptor, None)
-        if turn:
-            turn.release()
 
     def replaced(self, descriptor: int) -> bool:
         """Whether the directory was deleted or emptied since it was opened, or is in force no more.
@@ -298,10 +285,6 @@ class StateDirectory:
         for place in self._places:
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 remove(place.path, name)
-
-    def changed(self, descriptor: int) -> int:
-        """When a name was made, changed or removed last, in nanoseconds of the clock of the file system."""
-        return os.fstat(descriptor).st_mtime_ns
 
     def owner(self, descriptor: int) -> int | None:
         """Process that has the directory locked; None when it cannot be seen."""
@@ -346,13 +329,8 @@ class StateDirectory:
             StateDirectoryError: When it cannot be made.
             LedgerError: When the kernel refuses something.
         """
-        descriptor = self.open(make=True)
-        try:
+        with self.opened(make=True) as descriptor:
             self._bring_over(descriptor, clear=True)
-        except OSError as error:
-            raise self.fault(error) from error
-        finally:
-            self.close(descriptor)
 
     def _bring_over(self, descriptor: int, *, clear: bool) -> None:
         """Bring over what users hold in directories of their own, which are locked meanwhile for a second at most.
@@ -375,7 +353,7 @@ class StateDirectory:
                     if error.errno in process.SCARCE:
                         raise
             for _, source in former:
-                self._lock_file(source, time.monotonic() + _BRING_OVER_SECONDS)
+                self.lock(source, _BRING_OVER_SECONDS)
             recovery.recover(descriptor, (), former)
             for path, source in former if clear else ():
                 recovery.clear(source)

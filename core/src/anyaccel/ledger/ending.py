@@ -32,8 +32,7 @@ File = tuple[int, int]
 
 def end(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> tuple[int, ...]:
     """End every process that holds a lease or was started with it: see :meth:`anyaccel.ledger.Ledger.release_of`."""
-    directory = state.open()
-    try:
+    with state.opened() as directory:
         files, owner = _files(state, directory, lease_id)
         for lease in files:
             if lease.pid == os.getpid() and process.me() == (lease.pid, lease.start):
@@ -50,17 +49,12 @@ def end(state: StateDirectory, lease_id: str, *, grace: float, force: bool) -> t
         if not left:
             sweep(directory, [lease.name for lease in files])
             return tuple(sorted(rest.asked))
-    except OSError as error:
-        raise state.fault(error) from error
-    finally:
-        state.close(directory)
     raise _still_held(files[0], owner, rest.own, rest.others, KILL_SECONDS if rest.killing else grace)
 
 
 def forget(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
     """Give back what a lease of one's own holds: see :meth:`anyaccel.ledger.Ledger.forget`."""
-    directory = state.open()
-    try:
+    with state.opened() as directory:
         files, owner = _files(state, directory, lease_id)
         if os.geteuid() != owner:
             raise LeasePermissionError(
@@ -77,10 +71,6 @@ def forget(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
         devices = {lease.device for lease in files}
         others = [lease for lease in read(directory).leases if lease.device in devices]
         locks -= _device_locks(directory, _in_force(directory, others))  # as of another share that a process has
-    except OSError as error:
-        raise state.fault(error) from error
-    finally:
-        state.close(directory)
     stuck = [pid for pid in running if not _unlock(pid, locks)]
     if stuck:
         raise LedgerError(

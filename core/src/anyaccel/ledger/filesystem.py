@@ -31,14 +31,21 @@ else:
 """
 
 
-def network_type(descriptor: int) -> str:
-    """Type of the file system that an open directory is on if it is a network's; empty otherwise.
+def refuse_network(descriptor: int, path: str) -> None:
+    """Make sure that a directory is on a file system of this machine.
 
     FUSE counts as a network: what is behind it decides, and cannot be seen.
+
+    Raises:
+        StateDirectoryError: When it is on a network's.
     """
     name = file_system(descriptor)
-    fuse = name.startswith("fuse") and name not in _LOCAL_FUSE
-    return name if _NETWORK.fullmatch(name) or fuse else ""
+    if _NETWORK.fullmatch(name) or (name.startswith("fuse") and name not in _LOCAL_FUSE):
+        raise StateDirectoryError(
+            f"the state directory {path} is on a network file system ({name}), where locks of other "
+            f"machines' processes look like ours or are not seen",
+            hint="set ANYACCEL_STATE_DIR to a directory on this machine, best on tmpfs",
+        )
 
 
 def mount(descriptor: int) -> str:

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 
 from anyaccel.configuration import user_directory
-from anyaccel.ledger.record import clean, read_object
+from anyaccel.ledger.record import clean, read_number, read_object
 from anyaccel.linux.users import outside, user_name
 from anyaccel.model import Value, replace
 
@@ -265,7 +265,7 @@ def _entry(line: bytes, user: str) -> Entry | None:
     words = read_object(line)
     if words.get("v") != VERSION:
         return None
-    times = [_seconds(words.get(name)) for name in ("began", "ended", "held", "waited")]
+    times = [read_number(words.get(name)) for name in ("began", "ended", "held", "waited")]
     if None in times:
         return None
     began, ended, held, waited = (float(each or 0) for each in times)
@@ -298,7 +298,7 @@ def _used(value: Any) -> Iterable[Used]:
 def _fared(observed: object, utilization: object, idle: object, memory: object) -> dict[str, Any]:
     """How a device fared; what makes no sense was not told."""
     found: dict[str, Any] = {}
-    seconds, busy, stood = _seconds(observed), _share(utilization), _seconds(idle)
+    seconds, busy, stood = read_number(observed), _share(utilization), read_number(idle)
     if seconds and busy is not None and stood is not None:
         found = {"observed": seconds, "utilization": busy, "idle": min(stood, seconds)}
     if type(memory) is int and 0 <= memory < 1 << 60:
@@ -312,7 +312,3 @@ def _count(value: object) -> int:
 
 def _share(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and 0 <= value <= 1 else None
-
-
-def _seconds(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and 0 <= value < 1 << 40 else None

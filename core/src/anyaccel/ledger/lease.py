@@ -152,17 +152,15 @@ class Lease:
         return self.fds
 
     def _rename(self, owner: tuple[int, int], mark: Mark) -> None:
-        directory = self._state.open(make=True)
-        try:
+        with self._state.opened(make=True) as directory:
             if not self._state.lock(directory, BUSY_SECONDS):
                 raise self._state.busy(self._state.owner(directory))
-            for device, file in self._files.items():
-                file.rename(directory, lease_name(device, self.devices[device], self._nonce, owner, mark, self._period))
-        except OSError as error:
-            raise self._state.fault(error) from error
-        finally:
-            self._state.unlock(directory)
-            self._state.close(directory)
+            try:
+                for device, file in self._files.items():
+                    name = lease_name(device, self.devices[device], self._nonce, owner, mark, self._period)
+                    file.rename(directory, name)
+            finally:
+                self._state.unlock(directory)
 
     def leave_to(self, mark: Mark) -> bool:
         """Let go of the devices; they are free once no process carries a mark, or the lease's descriptors.
@@ -182,14 +180,11 @@ class Lease:
             _log().warning("lease %s is kept until this process ends: %s", self.id, error)
         left = [lease for file in self._files.values() if (lease := parse_lease(file.name))]
         self._close()
-        directory = self._state.open()
-        try:
+        with self._state.opened() as directory:
             states = listing.states(directory, left)
             over = [name for name, state in states.items() if state.life is Life.OVER]
             listing.sweep(directory, over)
             return len(over) == len(left)
-        finally:
-            self._state.close(directory)
 
     def quarantine(self, reason: str) -> None:
         """Say to others why the devices are kept although nobody uses them.

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from anyaccel.errors import LeaseNotFoundError, StateDirectoryError
 from anyaccel.ledger.acquisition import Acquisition, Choose, OnWait
@@ -37,7 +37,6 @@ class Ledger:
     Attributes:
         path: The state directory.
         shared: Whether other users take part.
-        notes: What people should know about it before they rely on it.
     """
 
     def __init__(self, state: StateDirectory) -> None:
@@ -68,17 +67,6 @@ class Ledger:
         """Whether other users take part."""
         return self._state.shared
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What people should know about the ledger before they rely on it."""
-        if self.shared:
-            return ()
-        note = (
-            f"leases are kept in {self.path}, where those of other users and containers are not seen; "
-            "'sudo anyaccel setup' shares them"
-        )
-        return (note,)
-
     def acquire(
         self,
         want: Want,
@@ -88,7 +76,6 @@ class Ledger:
         priority: int = 0,
         note: str = "",
         on_wait: OnWait | None = None,
-        cancel: Any = None,
     ) -> Lease:
         """Get devices, when it is our turn.
 
@@ -106,38 +93,18 @@ class Ledger:
             note: What it is for, for people to read.
             on_wait: Called with the place in line, 1 for the next, and with who holds devices that would do: once we
                 are in line, and when the place changes. What it raises ends the wait.
-            cancel: A descriptor, or an object with ``fileno()``, that becomes readable when somebody cancels the wait.
 
         Returns:
             The lease, to be released.
 
         Raises:
             DevicesBusyError: When they were not free in time.
-            LeaseCancelledError: When the wait was cancelled.
+            LeaseCancelledError: When its ticket was cancelled.
             StateDirectoryError: When the state directory cannot be used (any more).
             LedgerBusyError: When another process keeps it locked.
             LedgerError: When the kernel refuses something: space, descriptors.
         """
-        return self.begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait).get(cancel)
-
-    async def acquire_async(
-        self,
-        want: Want,
-        choose: Choose,
-        *,
-        wait: float | None = None,
-        priority: int = 0,
-        note: str = "",
-        on_wait: OnWait | None = None,
-        place: Place | None = None,
-    ) -> Lease:
-        """Get devices like :meth:`acquire`, on the running event loop and without a thread.
-
-        Cancel the task to cancel the wait; it is never cancelled once it has its devices. With the ``place`` of a wait
-        that was cancelled, this one stands where that one stood.
-        """
-        attempt = self.begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait, place=place)
-        return await attempt.get_async()
+        return self.begin(want, choose, wait=wait, priority=priority, note=note, on_wait=on_wait).get()
 
     def begin(
         self,
@@ -150,7 +117,10 @@ class Ledger:
         on_wait: OnWait | None = None,
         place: Place | None = None,
     ) -> Acquisition:
-        """What :meth:`acquire` does, for those who must give back what they got when an interrupt comes after that."""
+        """Begin what :meth:`acquire` does, for a caller that drives it, or may have to undo it after an interrupt.
+
+        With the ``place`` of a request that was given up, this one stands where that one stood.
+        """
         if wait is not None and not 0 <= wait <= math.inf:
             raise ValueError(f"wait must be seconds, 0 or more, or None (got {wait!r})")
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
@@ -237,15 +207,10 @@ class Ledger:
     def _looked(self, look: Callable[[int, Listing], Iterable[_Found]]) -> tuple[_Found, ...]:
         """What is found in the state directory, given its descriptor and what is in it; nothing where there is none."""
         try:
-            directory = self._state.open()
+            with self._state.opened() as directory:
+                return tuple(look(directory, read(directory)))
         except NoStateDirectoryError:
             return ()
-        try:
-            return tuple(look(directory, read(directory)))
-        except OSError as error:
-            raise self._state.fault(error) from error
-        finally:
-            self._state.close(directory)
 
     def carriers(self, lease_id: str) -> tuple[int, ...] | None:
         """The processes that keep a lease whose holder has ended, as far as they can be seen; None when it is over.

@@ -110,55 +110,32 @@ class LeaseState(NamedTuple):
     carriers: tuple[int, ...] = ()
 
 
-def without_marks(directory: int, lease: LeaseName) -> Life:
-    """Say what keeps a lease in force, without a look at all processes: ``KEPT`` where only that can tell.
-
-    A lease that is over stays so in this directory: names are never used twice. Where the directory was deleted, its
-    names are made again in the next one.
-    """
-    found, file = look(directory, lease.name)
-    if found is not Life.OVER or file is None or not lease.understood:
-        return found
-    if not left_behind(lease.pid, lease.start, lease.boot):
-        found = Life.LEAVING
-    elif lease.mark and lease.boot == boot():
-        found = Life.KEPT
-    return found if found is Life.OVER or _exists(directory, lease.name) else Life.OVER
-
-
-def by_marks(directory: int, leases: Collection[LeaseName]) -> dict[str, LeaseState]:
-    """Say of leases whose lock is free and whose process is gone whether their marks are carried, by name.
-
-    One look at all processes answers for all of them. Where ``/proc`` hides processes of other users, only the owner of
-    a lease and root can tell.
-    """
-    found = marks.carriers({lease.mark for lease in leases}) if leases else {}
-    hidden = bool(leases) and marks.hidden()
-    states = {}
-    for lease in leases:
-        carriers = found.get(lease.mark, ()) if found is not None else ()
-        unknown = found is None or (hidden and not carriers and _owner(directory, lease.name) != os.geteuid())
-        states[lease.name] = LeaseState(Life.KEPT if carriers or unknown else Life.OVER, carriers)
-    return states
-
-
 def states(directory: int, leases: Iterable[LeaseName]) -> dict[str, LeaseState]:
     """Say what keeps each of some leases in force, by name; looks at all processes at most once.
 
-    A lease whose holder has ended, and whose descriptors a carrier of its mark still has, is kept like one of which a
-    carrier has the mark alone.
+    A lease that is over stays so in this directory: names are never used twice. Where the directory was deleted, its
+    names are made again in the next one. A lease whose holder has ended, and whose descriptors a carrier of its mark
+    still has, is kept like one of which a carrier has the mark alone. Where ``/proc`` hides processes of other users,
+    only the owner of a lease and root can tell that no process carries its mark.
     """
-    found = {lease: without_marks(directory, lease) for lease in leases}
-    asked = {
-        lease: life
-        for lease, life in found.items()
-        if life is Life.KEPT or (life is Life.HELD and lease.mark and left_behind(lease.pid, lease.start, lease.boot))
-    }
-    marked = by_marks(directory, asked)
-    for lease, life in asked.items():
-        if life is Life.HELD and not marked[lease.name].carriers:
-            del marked[lease.name]
-    return {lease.name: LeaseState(life) for lease, life in found.items()} | marked
+    found, marked = {}, []
+    for lease in leases:
+        life, file = look(directory, lease.name)
+        if file is not None and lease.understood and (life is Life.OVER or lease.mark):
+            left = left_behind(lease.pid, lease.start, lease.boot)
+            if left and lease.mark and lease.boot == boot():
+                marked.append(lease)
+            elif life is Life.OVER and not left and owner_of(directory, lease.name) is not None:
+                life = Life.LEAVING
+        found[lease.name] = LeaseState(life)
+    carried = marks.carriers({lease.mark for lease in marked}) if marked else {}
+    for lease in marked:
+        carriers = () if carried is None else carried.get(lease.mark, ())
+        owner = owner_of(directory, lease.name)
+        hidden = not carriers and (carried is None or (owner != os.geteuid() and marks.hidden()))
+        if owner is not None and (carriers or (hidden and found[lease.name].life is Life.OVER)):
+            found[lease.name] = LeaseState(Life.KEPT, carriers)
+    return found
 
 
 def fits(choice: Mapping[str, Extent], taken: Mapping[str, Extent]) -> bool:
@@ -186,18 +163,9 @@ def debris(directory: int, hidden: Iterable[str]) -> list[str]:
     return found
 
 
-def _owner(directory: int, name: str) -> int | None:
-    """User id of a file's owner; None when the file has gone."""
+def owner_of(directory: int, name: str) -> int | None:
+    """User id of a file's owner; None when the file has gone: a holder that released it lives on without this lease."""
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid
-    except OSError:
-        return None
-
-
-def _exists(directory: int, name: str) -> bool:
-    """Whether a name is still there: a holder that released it lives on, but not for this lease."""
-    try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
-        return False
-    return True
+        return None

@@ -194,7 +194,6 @@ def encode(device: str, room: int = _ESCAPED_LENGTH) -> str:
     return "=" + urlsafe_b64encode(device.encode()).decode().rstrip("=")  # "=" is escaped above: no id starts with it
 
 
-@lru_cache(maxsize=4096)
 def decode(text: str, room: int = _ESCAPED_LENGTH) -> str | None:
     """Read what :func:`encode` wrote; None when it did not write this."""
     try:
@@ -246,22 +245,15 @@ def _named(device: str) -> str:
 def ticket_name(priority: int, number: int, nonce: str, candidates: frozenset[str]) -> str:
     """Name a ticket of this process."""
     pid, start = me()
-    return f"{_ticket_prefix(priority)}{min(number, _MAX_NUMBER):016}.{pid}.{start}.{nonce}{ticket_suffix(candidates)}"
-
-
-@lru_cache(maxsize=256)
-def ticket_suffix(candidates: frozenset[str]) -> str:
-    """How the names of all tickets end that want these devices; also those of others, where there are too many."""
-    return f".{_write_wanted(candidates)}"
+    packed = b"".join(each.to_bytes(4) for each in sorted(hashes(candidates)))
+    wanted = urlsafe_b64encode(packed).decode().rstrip("=") if listed_in_name(candidates) else _IN_BODY
+    rank = _RANK_OF_PRIORITY_0 - priority
+    return f"t1.{rank:07}.{min(number, _MAX_NUMBER):016}.{pid}.{start}.{nonce}.{wanted}"
 
 
 def _room(vendor: str) -> int:
     """Characters that an id may have beside its vendor in the name of a lease."""
     return _ESCAPED_LENGTH - len(vendor) - 1 if vendor else _ESCAPED_LENGTH
-
-
-def _ticket_prefix(priority: int) -> str:
-    return f"t1.{_RANK_OF_PRIORITY_0 - priority:07}."
 
 
 @lru_cache(maxsize=8192)
@@ -341,18 +333,18 @@ def parse_hidden(name: str) -> tuple[int, int, str] | None:
 @lru_cache(maxsize=256)
 def hashes(candidates: frozenset[str]) -> frozenset[int]:
     """The devices of a request as the numbers that tickets compare."""
-    return frozenset(zlib.crc32(device.encode()) for device in candidates)
+    return frozenset(map(hash_device, candidates))
+
+
+@lru_cache(maxsize=4096)
+def hash_device(device: str) -> int:
+    """A device as the number that tickets compare."""
+    return zlib.crc32(device.encode())
 
 
 def listed_in_name(candidates: frozenset[str]) -> bool:
     """Whether a ticket's name has room for the devices that it wants."""
     return len(candidates) <= _LISTED_IN_NAME
-
-
-def _write_wanted(candidates: frozenset[str]) -> str:
-    if not listed_in_name(candidates):
-        return _IN_BODY
-    return urlsafe_b64encode(b"".join(each.to_bytes(4) for each in sorted(hashes(candidates)))).decode().rstrip("=")
 
 
 def _read_wanted(text: str) -> frozenset[int] | None:

@@ -26,7 +26,7 @@ OPENING = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PRIVATE_PLACES = 10
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where a state directory may be.
 
     Attributes:
@@ -40,7 +40,7 @@ class Place(NamedTuple):
     gone_around: bool = False
 
 
-def places(environ: Mapping[str, str]) -> tuple[list[Place], Callable[[], Iterable[str]]]:
+def places(environ: Mapping[str, str]) -> tuple[list[Location], Callable[[], Iterable[str]]]:
     """Where an environment leads to.
 
     Returns:
@@ -54,11 +54,11 @@ def places(environ: Mapping[str, str]) -> tuple[list[Place], Callable[[], Iterab
     if chosen:
         if not os.path.isabs(chosen):
             raise StateDirectoryError(f"{VARIABLE} must be an absolute path (got {chosen!r})")
-        return [Place(chosen.rstrip("/") or "/", MODE_PRIVATE)], tuple
+        return [Location(chosen.rstrip("/") or "/", MODE_PRIVATE)], tuple
     if os.geteuid() == 0 and os.access(os.path.dirname(MACHINE_WIDE), os.W_OK):
-        return [Place(MACHINE_WIDE, MODE_SHARED)], private_directories
-    own = [Place(path, MODE_PRIVATE, gone_around=True) for path in private_places(outside(os.geteuid()))]
-    return [Place(MACHINE_WIDE, None), *own], tuple
+        return [Location(MACHINE_WIDE, MODE_SHARED)], private_directories
+    own = [Location(path, MODE_PRIVATE, gone_around=True) for path in private_places(outside(os.geteuid()))]
+    return [Location(MACHINE_WIDE, None), *own], tuple
 
 
 def private_places(uid: int) -> list[str]:
@@ -105,22 +105,6 @@ def check(descriptor: int, found: os.stat_result, path: str) -> None:
             f"the state directory {path} lets users remove each other's files: it is writable for others "
             f"(mode {stat.S_IMODE(found.st_mode):04o}) and not sticky",
             hint=f"'chmod 1777 {path}'",
-        )
-
-
-def refuse_network(descriptor: int, path: str) -> None:
-    """Make sure that a directory is on a file system of this machine.
-
-    Raises:
-        StateDirectoryError: When it is on a network's.
-    """
-    from anyaccel.ledger.filesystem import network_type
-
-    if network := network_type(descriptor):
-        raise StateDirectoryError(
-            f"the state directory {path} is on a network file system ({network}), where locks of other "
-            f"machines' processes look like ours or are not seen",
-            hint=f"set {VARIABLE} to a directory on this machine, best on tmpfs",
         )
 
 

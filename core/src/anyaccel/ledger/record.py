@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from functools import lru_cache
 
 from anyaccel.ledger.listing import Listing, states
 from anyaccel.ledger.lockfile import Life, read_body
@@ -137,10 +136,6 @@ def write_body(request: str, note: str, *, confined: bool = False, **more: Any) 
     return json.dumps(words | more, ensure_ascii=False).encode(errors="replace")
 
 
-lease_body = lru_cache(maxsize=64)(write_body)
-"""The same for a lease, of which nothing depends on the moment."""
-
-
 def add_reason(body: bytes, reason: str) -> bytes:
     """Add to the body of a lease why it is kept although nobody uses it.
 
@@ -172,6 +167,11 @@ def read_words(body: bytes) -> dict[str, Any]:
         "here": words.get("namespace") in (None, pid_namespace()),
         "arrived": arrived if type(arrived) is int and abs(arrived) < 1 << 63 else process.monotonic_ns(),
     }
+
+
+def read_number(value: object) -> float | None:
+    """Read a number of seconds, or the like, that somebody has written; None where it is none, or makes no sense."""
+    return float(value) if type(value) in (int, float) and 0 <= value < 1 << 40 else None  # type: ignore[operator, arg-type] # pyright: ignore[reportOperatorIssue, reportArgumentType]
 
 
 def read_locks(body: bytes) -> tuple[str, ...]:
@@ -241,7 +241,12 @@ def _until(lease: LeaseName) -> float | None:
     """When a lease ends at the latest, in seconds since 1970 by the clock as it goes now."""
     if lease.period.until is None or lease.boot != boot():
         return None
-    return time.time() - process.boot_seconds() + lease.period.until / 1000
+    return since_1970(lease.period.until / 1000)
+
+
+def since_1970(boot: float) -> float:
+    """A time of the clock since the boot, in seconds since 1970 by the clock as it goes now."""
+    return time.time() - process.boot_seconds() + boot
 
 
 def _kept(carriers: tuple[int, ...]) -> str:

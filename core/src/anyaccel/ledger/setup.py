@@ -56,7 +56,7 @@ def steps(root: str = "") -> list[Step]:
             path=config,
             summary="settings for all users, with comments",
             done=os.path.lexists(config),  # whatever it says is the administrator's
-            perform=lambda: _write(config, configuration.template(machine=True)),
+            perform=lambda: _write(config, configuration.template("machine")),
         ),
     ]
     if not root:

@@ -11,19 +11,20 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping
+from typing import NamedTuple
 
 from anyaccel.errors import LeaseNotFoundError, LeasePermissionError, LedgerError
 from anyaccel.ledger.directory import StateDirectory
 from anyaccel.ledger.lease import Want
 from anyaccel.ledger.listing import Listing, read
 from anyaccel.ledger.lockfile import Life, LockedFile, look, read_body
-from anyaccel.ledger.names import hashes, last_number, listed_in_name, new_nonce, parse_ticket, ticket_name
-from anyaccel.ledger.record import TicketRecord, owner, read_object, read_words, write_body
-from anyaccel.ledger.turns import BODY_LIMIT, ended, facts_of, holdings, lenient_rules, since_1970, ticket_words
+from anyaccel.ledger.names import hash_device, hashes, last_number, listed_in_name, new_nonce, parse_ticket, ticket_name
+from anyaccel.ledger.record import TicketRecord, owner, read_words, since_1970, write_body
+from anyaccel.ledger.turns import BODY_LIMIT, ended, facts_of, holdings, lenient_rules, ticket_words
 from anyaccel.linux import process
 from anyaccel.linux.fork import tidy_in_child
-from anyaccel.policy import Waiting, forecast
+from anyaccel.policy import OverLimit, Waiting, forecast
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def interval(place: int) -> float:
     return max(_LOOKS_EVERY, _PER_PLACE * place)
 
 
-class Ticket:
+class TicketFile:
     """A place in the line, ours from :meth:`publish` until :meth:`drop` or the end of this process.
 
     Args:
@@ -120,25 +121,44 @@ class Ticket:
             _files.discard(self._file)
 
 
+class _WaitingLine(NamedTuple):
+    """The requests that wait, in the order of service, as the rules see them.
+
+    Attributes:
+        order: What their tickets say.
+        files: The state of each ticket's file, if it has one, by name.
+        limits: The limits of its user that are in the way of each, by key.
+        starts: When each starts if everything lasts as long as it may, in seconds since 1970, by key, if known.
+    """
+
+    order: list[Waiting]
+    files: Mapping[str, os.stat_result | None]
+    limits: Mapping[Hashable, tuple[OverLimit, ...]]
+    starts: Mapping[Hashable, float]
+
+    @classmethod
+    def of(cls, directory: int, listing: Listing, *newcomers: Waiting) -> _WaitingLine:
+        """Put those that wait in order, and with them requests that have no ticket."""
+        clock, policy = process.boot_seconds(), lenient_rules()
+        held = holdings(directory, listing, () if policy.plain else ended(directory, listing))
+        looks = {name: look(directory, name) for name in listing.tickets}
+        files = {name: file for name, (life, file) in looks.items() if life is not Life.OVER}
+        waiting = [facts for name in files if (facts := facts_of(directory, name))]
+        order = policy.order([*waiting, *newcomers], held, clock)
+        limits = {each.key: policy.over_limits(each, held) for each in order}
+        starts = forecast([each for each in order if not limits[each.key]], held, clock)
+        return cls(order, files, limits, {key: since_1970(start) for key, start in starts.items() if start is not None})
+
+
 def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:
     """Describe those who wait, first to be served first."""
-    now, clock, policy = process.monotonic_ns(), process.boot_seconds(), lenient_rules()
-    over = () if policy.plain else ended(directory, listing)
-    looks = {name: look(directory, name) for name in listing.tickets}
-    there = {name: file for name, (life, file) in looks.items() if life is not Life.OVER}
-    held = holdings(directory, listing, over)
-    waiting = {name: facts for name in there if (facts := facts_of(directory, name))}
-    order = policy.order(waiting.values(), held, clock)
-    limits = {} if policy.plain else {each.key: policy.over_limits(each, held) for each in order}
-    unlimited = [each for each in order if not limits.get(each.key)]
-    starts = forecast(unlimited, held, clock)
-    for position, facts in enumerate(order):
+    now, policy, line = process.monotonic_ns(), lenient_rules(), _WaitingLine.of(directory, listing)
+    for position, facts in enumerate(line.order):
         name = str(facts.key)
-        ticket, found = parse_ticket(name), there[name]
+        ticket, found = parse_ticket(name), line.files[name]
         if ticket is None:
             continue
         words = read_words(read_body(directory, name, BODY_LIMIT))
-        start = starts.get(name)
         whose = owner(found)
         user = "" if whose["uid"] == os.geteuid() else whose["user"]
         yield TicketRecord(
@@ -149,9 +169,9 @@ def records(directory: int, listing: Listing) -> Iterator[TicketRecord]:
             waited=max(0, now - words["arrived"]) / 1e9,
             responsive=found is None or not is_silent(found, now, position),
             seconds=facts.seconds,
-            starts=None if start is None else since_1970(max(start, clock)),
-            behind=sum(facts.competes(other) for other in order[:position] if not limits.get(other.key)),
-            limits=tuple(each.message(user) for each in limits.get(name, ())),
+            starts=line.starts.get(name),
+            behind=sum(facts.competes(other) for other in line.order[:position] if not line.limits[other.key]),
+            limits=tuple(each.message(user) for each in line.limits[name]),
             request=words["request"],
             note=words["note"],
             command=words["command"],
@@ -164,38 +184,36 @@ def cancel(state: StateDirectory, ticket_id: str, *, seconds: float) -> int:
     See :meth:`anyaccel.ledger.Ledger.cancel`. A ticket is cancelled by making its file read-only, which the kernel lets
     only its owner and root do. No process is signalled.
     """
-    directory = state.open()
-    try:
-        names = filter(None, map(parse_ticket, read(directory).tickets))
-        found = [
-            ticket for ticket in names if ticket.id == ticket_id and look(directory, ticket.name)[0] is not Life.OVER
-        ]
-        ours = [ticket for ticket in found if _forbid_writing(directory, ticket.name)]
-        if not found:
-            raise LeaseNotFoundError(
-                f"nobody waits with ticket {ticket_id!r} in {state.path}", hint="'anyaccel queue' lists those who wait"
+    with state.opened() as directory:
+        try:
+            return _cancel(state, directory, ticket_id, seconds)
+        except FileNotFoundError as error:
+            raise LeaseNotFoundError(f"ticket {ticket_id!r} has just left the line") from error
+
+
+def _cancel(state: StateDirectory, directory: int, ticket_id: str, seconds: float) -> int:
+    names = filter(None, map(parse_ticket, read(directory).tickets))
+    found = [ticket for ticket in names if ticket.id == ticket_id and look(directory, ticket.name)[0] is not Life.OVER]
+    ours = [ticket for ticket in found if _forbid_writing(directory, ticket.name)]
+    if not found:
+        raise LeaseNotFoundError(
+            f"nobody waits with ticket {ticket_id!r} in {state.path}", hint="'anyaccel queue' lists those who wait"
+        )
+    if not ours:
+        user = owner(os.stat(found[0].name, dir_fd=directory, follow_symlinks=False))["user"]
+        raise LeasePermissionError(
+            f"ticket {ticket_id} belongs to {user}; only {user} and root can cancel it", hint=f"ask {user}"
+        )
+    deadline = time.monotonic() + seconds
+    while left := [ticket for ticket in ours if look(directory, ticket.name)[0] is not Life.OVER]:
+        if time.monotonic() > deadline:
+            raise LedgerError(
+                f"ticket {ticket_id} is cancelled, but process {left[0].pid} has not noticed within {seconds:g} s:"
+                " it is stopped, or of an older version",
+                hint=f"end it with 'kill {left[0].pid}' where that is right",
             )
-        if not ours:
-            user = owner(os.stat(found[0].name, dir_fd=directory, follow_symlinks=False))["user"]
-            raise LeasePermissionError(
-                f"ticket {ticket_id} belongs to {user}; only {user} and root can cancel it", hint=f"ask {user}"
-            )
-        deadline = time.monotonic() + seconds
-        while left := [ticket for ticket in ours if look(directory, ticket.name)[0] is not Life.OVER]:
-            if time.monotonic() > deadline:
-                raise LedgerError(
-                    f"ticket {ticket_id} is cancelled, but process {left[0].pid} has not noticed within {seconds:g} s:"
-                    " it is stopped, or of an older version",
-                    hint=f"end it with 'kill {left[0].pid}' where that is right",
-                )
-            time.sleep(_CANCEL_LOOK)
-        return ours[0].pid
-    except FileNotFoundError as error:
-        raise LeaseNotFoundError(f"ticket {ticket_id!r} has just left the line") from error
-    except OSError as error:
-        raise state.fault(error) from error
-    finally:
-        state.close(directory)
+        time.sleep(_CANCEL_LOOK)
+    return ours[0].pid
 
 
 def _forbid_writing(directory: int, name: str) -> bool:
@@ -215,26 +233,19 @@ def newcomer_starts(directory: int, listing: Listing, own: Waiting) -> Iterator[
 
     When its user will hold less is not known.
     """
-    clock, policy = process.boot_seconds(), lenient_rules()
-    held = holdings(directory, listing)
-    there = [name for name in listing.tickets if look(directory, name)[0] is not Life.OVER]
-    waiting = [facts for name in there if (facts := facts_of(directory, name))]
-    order = policy.order([*waiting, own], held, clock)
-    start = forecast([each for each in order if not policy.limited(each, held)], held, clock).get(own.key)
-    if start is not None:
-        yield since_1970(start)
+    starts = _WaitingLine.of(directory, listing, own).starts
+    if own.key in starts:
+        yield starts[own.key]
 
 
 def wanted_by_others(directory: int, listing: Listing, devices: frozenset[str]) -> frozenset[str]:
     """Those of some devices for which a process that is not this one waits."""
     found: set[str] = set()
     for ticket in filter(None, map(parse_ticket, listing.tickets)):
-        if found == devices:
-            break
-        if ticket.pid == os.getpid():
+        facts = None if ticket.pid == os.getpid() else facts_of(directory, ticket.name, brief=True)
+        if facts is None:
             continue
-        wanted = ticket.wanted if ticket.wanted is not None else _read_wanted(directory, ticket.name)
-        more = {each for each in devices - found if wanted is None or not wanted.isdisjoint(hashes(frozenset({each})))}
+        more = {each for each in devices - found if facts.wants is None or hash_device(each) in facts.wants}
         if more and look(directory, ticket.name)[0] is not Life.OVER:
             found |= more
     return frozenset(found)
@@ -244,11 +255,3 @@ def is_silent(found: os.stat_result, now: int, position: int) -> bool:
     """Whether a stamp is too old, or from the future, as no honest neighbor's is."""
     patience = _PATIENCE + 3 * _PER_PLACE * position
     return not -_PATIENCE < (now - found.st_mtime_ns) / 1e9 < patience
-
-
-def _read_wanted(directory: int, name: str) -> frozenset[int] | None:
-    """What a ticket wants that could not list it in its name; None when it does not say, which means everything."""
-    try:
-        return frozenset(map(int, read_object(read_body(directory, name, BODY_LIMIT))["wanted"]))
-    except (ValueError, TypeError, KeyError, OverflowError):  # overflow: "1e999" is infinite
-        return None

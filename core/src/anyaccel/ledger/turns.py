@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
-import zlib
 from collections.abc import Collection, Iterable
 from functools import lru_cache
 
@@ -17,10 +15,10 @@ from anyaccel import configuration
 from anyaccel.configuration import Configuration
 from anyaccel.errors import ConfigurationError
 from anyaccel.ledger.lease import Want
-from anyaccel.ledger.listing import Listing, states
+from anyaccel.ledger.listing import Listing, owner_of, states
 from anyaccel.ledger.lockfile import Life, read_body
-from anyaccel.ledger.names import TicketName, hashes, is_inner, parse_ticket
-from anyaccel.ledger.record import read_object
+from anyaccel.ledger.names import TicketName, hash_device, hashes, is_inner, parse_ticket
+from anyaccel.ledger.record import read_number, read_object
 from anyaccel.linux import process
 from anyaccel.linux.users import outside
 from anyaccel.policy import PLAIN, Holding, Need, Policy, Waiting
@@ -81,12 +79,8 @@ def facts_of(directory: int, name: str, *, brief: bool = False) -> Waiting | Non
         return found
     found = _waiting.get((directory_id := os.fstat(directory).st_ino, name))
     if found is None:
-        ticket = parse_ticket(name)
-        try:
-            owner = os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid
-        except OSError:
-            return None
-        if ticket is None:
+        ticket, owner = parse_ticket(name), owner_of(directory, name)
+        if ticket is None or owner is None:
             return None
         found = _read_waiting(ticket, outside(owner), read_body(directory, name, BODY_LIMIT))
         if len(_waiting) > _REMEMBERED:
@@ -117,7 +111,7 @@ def _read_waiting(ticket: TicketName, user: int, body: bytes) -> Waiting:
     wants = ticket.wanted
     if wants is None and isinstance(listed, list):
         wants = frozenset(each for each in listed if type(each) is int)
-    since, seconds = _number(words.get("since")), _number(words.get("seconds"))
+    since, seconds = read_number(words.get("since")), read_number(words.get("seconds"))
     now = process.boot_seconds()
     return Waiting(
         key=ticket.name,
@@ -143,10 +137,6 @@ def _needs(value: object, wants: frozenset[int]) -> Iterable[Need]:
         yield Need(count=count, units=units, among=own)
 
 
-def _number(value: object) -> float | None:
-    return float(value) if type(value) in (int, float) and 0 <= value < 1 << 40 else None  # type: ignore[operator, arg-type] # pyright: ignore[reportOperatorIssue, reportArgumentType]
-
-
 def holdings(directory: int, listing: Listing, over: Collection[str] = ()) -> list[Holding]:
     """All that is held, for the rules; without what some names say.
 
@@ -162,17 +152,16 @@ def holdings(directory: int, listing: Listing, over: Collection[str] = ()) -> li
             continue
         user = _owners.get((here, lease.name))
         if user is None:
-            try:
-                user = outside(os.stat(lease.name, dir_fd=directory, follow_symlinks=False).st_uid)
-            except OSError:
+            owner = owner_of(directory, lease.name)
+            if owner is None:
                 continue
             if len(_owners) > _REMEMBERED:
                 _owners.clear()
-            _owners[here, lease.name] = user
+            user = _owners[here, lease.name] = outside(owner)
         until, passed = lease.period
         found.append(
             Holding(
-                device=_hash(lease.device),
+                device=hash_device(lease.device),
                 units=lease.extent.units,
                 user=user,
                 until=None if until is None else until / 1000,
@@ -188,18 +177,8 @@ def ended(directory: int, listing: Listing) -> frozenset[str]:
     return frozenset(name for name, state in states(directory, listing.leases).items() if state.life is Life.OVER)
 
 
-@lru_cache(maxsize=4096)
-def _hash(device: str) -> int:
-    return zlib.crc32(device.encode())
-
-
 def _texts(devices: Iterable[object]) -> frozenset[str]:
     return frozenset(map(str, devices))
-
-
-def since_1970(boot: float) -> float:
-    """A time of the clock since the boot, in seconds since 1970 by the clock as it goes now."""
-    return time.time() - process.boot_seconds() + boot
 
 
 def lenient_rules() -> Policy:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from anyaccel.model._value import Value, field, replace
 from anyaccel.model.device import UNITS_PER_DEVICE, Device
 from anyaccel.model.request import Request, Term
+from anyaccel.text import memory
 
 TYPE_CHECKING = False  # that of typing, which takes longer to import than the model
 if TYPE_CHECKING:
@@ -68,6 +69,24 @@ class Share(Value):
         )
 
 
+def share_table(caption: str, shares: Iterable[Share]) -> str:
+    """Write a table of what is held of devices in HTML."""
+    from anyaccel.model.html import html_table
+
+    rows = [
+        (
+            share.device.name,
+            share.device.type,
+            f"{share.units / UNITS_PER_DEVICE:g}",
+            memory(share.device.memory_bytes if share.whole else share.memory_bytes),
+            share.enforced_by,
+            share.device.id,
+        )
+        for share in shares
+    ]
+    return html_table(caption, ("device", "type", "share", "memory", "enforced", "id"), rows)
+
+
 class Grant(Value):
     """What one term of a request got.
 
@@ -113,8 +132,6 @@ class Allocation(Value):
 
     def _repr_html_(self) -> str:
         """Show what is held in a notebook."""
-        from anyaccel.model.html import share_table
-
         return share_table(f"{self.request} as {self.id or 'nothing'}", self.shares)
 
     @property

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from enum import Enum
-from types import UnionType
 
-from anyaccel.model._value import REQUIRED, Value, fields
+from anyaccel.model._value import Value
 from anyaccel.model.allocation import Allocation, Gang
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE, Device
 from anyaccel.model.inventory import Inventory
 from anyaccel.model.labels import label_faults
 from anyaccel.model.request import Request
-from anyaccel.model.wire import decode, encode, hints
+from anyaccel.model.wire import decode, encode
 from anyaccel.text import shown
 
 TYPE_CHECKING = False
@@ -95,51 +93,3 @@ def _faults(found: Inventory | Request | Allocation) -> Iterator[str]:
 def _slot_faults(what: str, slots: tuple[int, ...], device: Device) -> Iterator[str]:
     if any(not 0 <= slot < device.slots for slot in slots):
         yield f"{what} must be some of its {device.slots} slots (got {slots!r:.60})"
-
-
-def schema() -> dict[str, Any]:
-    """The JSON schema of all documents."""
-    definitions: dict[str, Any] = {}
-    options = []
-    for name, kind in KINDS.items():
-        _describe(kind, definitions)
-        own = definitions[kind.__name__]
-        options.append({**own, "properties": {"schema": {"const": name}, **own["properties"]}})
-        options[-1]["required"] = ["schema", *own["required"]]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "oneOf": options, "$defs": definitions}
-
-
-def _describe(annotation: Any, definitions: dict[str, Any]) -> dict[str, Any]:  # noqa: PLR0911 - one for each kind
-    """The schema of what :func:`encode` makes of a value with an annotation."""
-    origin: Any = getattr(annotation, "__origin__", None)
-    arguments: Any = getattr(annotation, "__args__", ())
-    if isinstance(annotation, UnionType):
-        return {"anyOf": [_describe(option, definitions) for option in arguments]}
-    if origin in (tuple, frozenset):
-        described: dict[str, Any] = {"type": "array", "items": _describe(arguments[0], definitions)}
-        if origin is tuple and arguments[-1] is not Ellipsis:
-            described |= {"minItems": len(arguments), "maxItems": len(arguments)}
-        return described
-    if origin is not None and issubclass(origin, Mapping):
-        return {"type": "object", "additionalProperties": _describe(arguments[1], definitions)}
-    if origin is not None:
-        return {"enum": list(arguments)}
-    if issubclass(annotation, Enum):
-        return {"enum": [member.value for member in annotation]}
-    if issubclass(annotation, Value):
-        return _describe_value(annotation, definitions)
-    names: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
-    return {"type": names[annotation]}
-
-
-def _describe_value(kind: type[Value], definitions: dict[str, Any]) -> dict[str, Any]:
-    name = kind.__name__
-    if name not in definitions:
-        definitions[name] = {}
-        definitions[name] = {
-            "type": "object",
-            "properties": {field: _describe(each, definitions) for field, each in hints(kind).items()},
-            "required": [field for field, default in fields(kind).items() if default is REQUIRED],
-            "additionalProperties": False,
-        }
-    return {"$ref": f"#/$defs/{name}"}

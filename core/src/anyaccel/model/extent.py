@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from operator import or_
 
 from anyaccel.model.device import UNITS_PER_DEVICE
 
@@ -64,11 +66,22 @@ def slot_mask(slots: Iterable[int]) -> int:
     return sum(1 << slot for slot in set(slots))
 
 
+def bits(mask: int) -> Iterator[int]:
+    """Yield the positions in a bit mask, lowest first; none of :data:`ANY_SLOTS`."""
+    while mask > 0:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def union(masks: Iterable[int]) -> int:
+    """The positions that are in one of some bit masks."""
+    return reduce(or_, masks, 0)
+
+
 def slot_numbers(mask: int) -> tuple[int, ...]:
     """The slots of a bit mask in ascending order; nothing of :data:`ANY_SLOTS`."""
-    if mask <= 0:
-        return ()
-    return tuple(slot for slot in range(mask.bit_length()) if mask >> slot & 1)
+    return tuple(bits(mask))
 
 
 def format_slots(slots: Iterable[int]) -> str:

@@ -9,6 +9,7 @@ from anyaccel.model._value import Value
 from anyaccel.model.allocation import EnvEdits
 from anyaccel.model.device import Device
 from anyaccel.model.problem import Problem
+from anyaccel.text import memory
 
 
 def parts_of(devices: Iterable[Device]) -> dict[str, frozenset[str]]:
@@ -116,9 +117,14 @@ class Inventory(Value):
 
     def _repr_html_(self) -> str:
         """Show the devices in a notebook."""
-        from anyaccel.model.html import device_table
+        from anyaccel.model.html import html_table
 
-        return device_table(f"{len(self.devices)} devices of {self.machine}", self.devices)
+        rows = [
+            (device.name, device.type, memory(device.memory_bytes), device.health.value, device.id)
+            for device in self.devices
+        ]
+        caption = f"{len(self.devices)} devices of {self.machine}"
+        return html_table(caption, ("device", "type", "memory", "health", "id"), rows)
 
     @property
     def usable(self) -> tuple[Device, ...]:

@@ -110,8 +110,7 @@ class Held(OpenLease):
         private: bool = False,
         usage: Usage | None = None,
     ) -> None:
-        super().__init__(lease)
-        self.allocation = allocation
+        super().__init__(lease, allocation)
         self._on_release = on_release
         self._private = private
         if usage is not None:

@@ -64,7 +64,7 @@ from anyaccel.pool.reactor import Timer, reactor
 from anyaccel.probe.machine import Machine, parse_machine
 
 if TYPE_CHECKING:
-    from anyaccel.launcher.environment import Group
+    from anyaccel.launcher.environment import WorkerGroup
     from anyaccel.launcher.time_limit import EarlySignal
     from anyaccel.ledger.acquisition import Acquisition
     from anyaccel.pool.actor import ActorState
@@ -605,7 +605,7 @@ class Worker(Runner):
         self._process: spawning.Process | None = None
         self._open = False
         self._ahead = True
-        self._group: Group | None = None
+        self._group: WorkerGroup | None = None
 
     # What the fork server tells
 

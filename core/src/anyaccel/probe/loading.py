@@ -6,6 +6,7 @@ A file that is no regular file, is too large, is no JSON or does not have the fo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -14,6 +15,7 @@ import posixpath
 import re
 import stat
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 from anyaccel.errors import MachineError
 from anyaccel.text import shown
@@ -22,8 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    Check = Callable[[Any], str]
-    """Says what a value must be, or nothing when it is that."""
+    Rule = tuple[str, Callable[[Any], bool]]
+    """What a value must be, and what says whether it is that."""
 
 SCHEMA = "anyaccel.recording/1"
 FILE_NAME = "machine.json"
@@ -50,7 +52,6 @@ _KINDS = (
 
 KEPT = 8
 """Recordings that are kept in memory."""
-_loaded: dict[tuple[str, int, int, int], dict[str, Any]] = {}
 
 
 def load(path: str) -> dict[str, Any]:
@@ -59,19 +60,15 @@ def load(path: str) -> dict[str, Any]:
     Raises:
         MachineError: When it cannot be read, or is no recording.
     """
-    try:
+    state: tuple[int, ...] = ()
+    with contextlib.suppress(OSError):  # reading it says why
         status = os.stat(path)
-        key = (path, status.st_ino, status.st_size, status.st_mtime_ns)
-    except OSError:  # reading it says why
-        return _load(path)
-    if key not in _loaded:
-        while len(_loaded) >= KEPT:
-            _loaded.pop(next(iter(_loaded)))
-        _loaded[key] = _load(path)
-    return _loaded[key]
+        state = status.st_ino, status.st_size, status.st_mtime_ns
+    return _load(path, state)
 
 
-def _load(path: str) -> dict[str, Any]:
+@lru_cache(maxsize=KEPT)
+def _load(path: str, _: tuple[int, ...]) -> dict[str, Any]:
     recording = read_json(path, WAY_OUT)
     found = recording.get("schema") if isinstance(recording, dict) else None
     if found != SCHEMA:
@@ -195,9 +192,9 @@ def _faults(recording: dict[str, Any]) -> Iterator[str]:
     for name, value in parts["environ"].items():
         if not name or "=" in name or "\0" in name:
             yield f"a variable of 'environ' must have a name without '=' and NUL (got {shown(name)})"
-        yield from _wrong(value, _no_text, f"the variable {shown(name)}")
+        yield from _wrong(value, _TEXT, f"the variable {shown(name)}")
     for path, entry in parts["paths"].items():
-        yield from _wrong(path, _no_path, "a path")
+        yield from _wrong(path, _PATH, "a path")
         yield from _entry_faults(entry, _OF_A_PATH, f"the path {shown(path)}")
     for number, entry in enumerate(parts["commands"]):
         yield from _entry_faults(entry, _OF_A_COMMAND, f"command {number}", "argv")
@@ -208,110 +205,84 @@ def _faults(recording: dict[str, Any]) -> Iterator[str]:
             yield f"{where} must have either 'value' or 'error' (got {shown(answer)})"
 
 
-def _entry_faults(entry: Any, checks: dict[str, Check], where: str, needed: str = "") -> Iterator[str]:
+def _entry_faults(entry: Any, rules: dict[str, Rule], where: str, needed: str = "") -> Iterator[str]:
     if not isinstance(entry, dict):
         yield f"{where} must be an object (got {shown(entry)})"
         return
     if needed and needed not in entry:
         yield f"{where} must have {needed!r} (got {shown(entry)})"
     for key, value in entry.items():
-        if key not in checks:
-            yield f"{where} must have no keys but {', '.join(map(repr, checks))} (got {shown(key)})"
+        if key not in rules:
+            yield f"{where} must have no keys but {', '.join(map(repr, rules))} (got {shown(key)})"
         else:
-            yield from _wrong(value, checks[key], f"{key!r} of {where}")
+            yield from _wrong(value, rules[key], f"{key!r} of {where}")
 
 
-def _wrong(value: Any, check: Check, where: str) -> Iterator[str]:
-    rule = check(value)
-    if rule:
-        yield f"{where} must be {rule} (got {shown(value)})"
+def _wrong(value: Any, rule: Rule, where: str) -> Iterator[str]:
+    said, fits = rule
+    if not fits(value):
+        yield f"{where} must be {said} (got {shown(value)})"
 
 
-def _anything(_: Any) -> str:
-    return ""
-
-
-def _no_text(value: Any) -> str:
-    return "" if isinstance(value, str) and "\0" not in value else "a text without NUL"
-
-
-def _no_output(value: Any) -> str:
-    return "" if isinstance(value, str) else "a text"
-
-
-def _no_flag(value: Any) -> str:
-    return "" if isinstance(value, bool) else "true or false"
-
-
-def _no_path(value: str) -> str:
-    fits = value.startswith("/") and "\0" not in value and plain(value) == value
-    return "" if fits and _is_short(value) else "absolute, without '.', '..', '//' and NUL, and of a usual length"
-
-
-def _no_link(value: Any) -> str:
-    return "" if isinstance(value, str) and value and "\0" not in value and _is_short(value) else "the target of a link"
+def _is_path(value: str) -> bool:
+    return value.startswith("/") and "\0" not in value and plain(value) == value and _is_short(value)
 
 
 def _is_short(path: str) -> bool:
     return len(path) <= LONGEST_PATH and path.count("/") <= MOST_PARTS
 
 
-def _no_integer(value: Any) -> str:
-    return "" if type(value) is int else "an integer"
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
 
 
-def _no_numbers(value: Any) -> str:
-    fits = isinstance(value, list) and len(value) == 2 and all(type(part) is int and part >= 0 for part in value)  # noqa: PLR2004
-    return "" if fits else "the major and the minor number"
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(part) is int and part >= 0 for part in value)  # noqa: PLR2004
 
 
-def _no_group(value: Any) -> str:
-    return "" if type(value) is int and 0 <= value < 1 << 32 else "the number of a group"
+def _is_errno(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"E[A-Z0-9]+", value) is not None and hasattr(errno, value)
 
 
-def _no_access(value: Any) -> str:
-    return "" if value in ("", "r", "w", "rw") else "'', 'r', 'w' or 'rw'"
-
-
-def _no_errno(value: Any) -> str:
-    fits = isinstance(value, str) and re.fullmatch(r"E[A-Z0-9]+", value) and hasattr(errno, value)
-    return "" if fits else "the name of an error such as EACCES"
-
-
-def _no_argv(value: Any) -> str:
-    fits = isinstance(value, list) and value and not any(map(_no_text, value))
-    return "" if fits else "a list of texts, the program first"
-
-
-def _no_error(value: Any) -> str:
-    fits = (
+def _is_error(value: Any) -> bool:
+    return (
         isinstance(value, dict)
         and value.keys() <= {"kind", "message", "value"}
         and isinstance(value.get("kind"), str)
         and isinstance(value.get("message"), str)
         and isinstance(value.get("value"), (int, type(None)))
     )
-    return "" if fits else "an object with the texts 'kind' and 'message' and perhaps the integer 'value'"
 
 
-_OF_A_PATH: dict[str, Check] = {
-    "text": _no_output,
-    "link": _no_link,
-    "dir": _no_flag,
-    "char": _no_numbers,
-    "block": _no_numbers,
-    "access": _no_access,
-    "group": _no_group,
-    "errno": _no_errno,
+_TEXT: Rule = ("a text without NUL", _is_text)
+_OUTPUT: Rule = ("a text", lambda value: isinstance(value, str))
+_FLAG: Rule = ("true or false", lambda value: isinstance(value, bool))
+_NUMBERS: Rule = ("the major and the minor number", _are_numbers)
+_PATH: Rule = ("absolute, without '.', '..', '//' and NUL, and of a usual length", _is_path)
+_OF_A_PATH: dict[str, Rule] = {
+    "text": _OUTPUT,
+    "link": ("the target of a link", lambda value: _is_text(value) and value != "" and _is_short(value)),
+    "dir": _FLAG,
+    "char": _NUMBERS,
+    "block": _NUMBERS,
+    "access": ("'', 'r', 'w' or 'rw'", lambda value: value in ("", "r", "w", "rw")),
+    "group": ("the number of a group", lambda value: type(value) is int and 0 <= value < 1 << 32),
+    "errno": ("the name of an error such as EACCES", _is_errno),
 }
-_OF_A_COMMAND: dict[str, Check] = {
-    "argv": _no_argv,
-    "returncode": _no_integer,
-    "stdout": _no_output,
-    "stderr": _no_output,
-    "timeout": _no_flag,
+_OF_A_COMMAND: dict[str, Rule] = {
+    "argv": (
+        "a list of texts, the program first",
+        lambda value: isinstance(value, list) and value != [] and all(map(_is_text, value)),
+    ),
+    "returncode": ("an integer", lambda value: type(value) is int),
+    "stdout": _OUTPUT,
+    "stderr": _OUTPUT,
+    "timeout": _FLAG,
 }
-_OF_A_QUERY: dict[str, Check] = {"value": _anything, "error": _no_error}
+_OF_A_QUERY: dict[str, Rule] = {
+    "value": ("", lambda _: True),
+    "error": ("an object with the texts 'kind' and 'message' and perhaps the integer 'value'", _is_error),
+}
 
 
 def plain(path: str) -> str:

@@ -1,6 +1,9 @@
+from anyaccel.model.verdict import Reason as Reason
+from anyaccel.model.verdict import ReasonCode as ReasonCode
+from anyaccel.model.verdict import Verdict as Verdict
 from anyaccel.scheduler.allocator import RequestLike as RequestLike
 from anyaccel.scheduler.choice import Choice as Choice
-from anyaccel.scheduler.choice import located as located
+from anyaccel.scheduler.choice import extent_of as extent_of
 from anyaccel.scheduler.choice import share as share
 from anyaccel.scheduler.demand import Demand as Demand
 from anyaccel.scheduler.filters import asked as asked
@@ -8,9 +11,7 @@ from anyaccel.scheduler.fleet import Fleet as Fleet
 from anyaccel.scheduler.grammar import parse_request as parse_request
 from anyaccel.scheduler.names import goes_by as goes_by
 from anyaccel.scheduler.placement import Validate as Validate
-from anyaccel.scheduler.reasons import Reason as Reason
-from anyaccel.scheduler.reasons import ReasonCode as ReasonCode
-from anyaccel.scheduler.reasons import Verdict as Verdict
+from anyaccel.scheduler.placement import choose_slots as choose_slots
 from anyaccel.scheduler.scheduler import Scheduler as Scheduler
 from anyaccel.scheduler.serving import rules as rules
 from anyaccel.scheduler.serving import serves as serves

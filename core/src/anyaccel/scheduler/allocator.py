@@ -13,9 +13,9 @@ from anyaccel.model import Allocation, Extent, Gang, Inventory, Request, replace
 from anyaccel.policy import PLAIN, Holding, Policy, Waiting
 from anyaccel.scheduler.books import Books, Placed
 from anyaccel.scheduler.grammar import parse_request
-from anyaccel.scheduler.names import Known
+from anyaccel.scheduler.names import LazyNames
 from anyaccel.scheduler.placement import Validate
-from anyaccel.scheduler.plan import Arrangement, Plan
+from anyaccel.scheduler.plan import Arrangement, RequestPlan
 from anyaccel.scheduler.queue import Queue
 from anyaccel.scheduler.ticket import Ticket, notify, settled
 
@@ -23,8 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
+    from anyaccel.model.verdict import Verdict
     from anyaccel.scheduler.demand import Demand
-    from anyaccel.scheduler.reasons import Verdict
 
 RequestLike = str | Sequence[str] | Request
 """What a request can be given as: text, texts that form one request, or a value."""
@@ -56,7 +56,7 @@ class Allocator:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._validate = validate
-        self._known = Known(known)
+        self._known = LazyNames(known)
         self._lock = Lock()
         self._books: dict[str, Books] = {}
         self._held: dict[str, Allocation] = {}
@@ -271,7 +271,7 @@ class Allocator:
         if isinstance(request, Ticket):
             with self._lock:
                 if request.allocation is not None and not request.allocation.cpu:
-                    from anyaccel.scheduler.reasons import Verdict
+                    from anyaccel.model.verdict import Verdict
 
                     return Verdict(request=request.request, fits_now=True, ever_fits=True)
                 return self._judge(self._current(request.plan), request.waiting)
@@ -372,19 +372,19 @@ class Allocator:
 
     # Requests
 
-    def _resolve(self, request: RequestLike, hosts: int) -> Plan:
+    def _resolve(self, request: RequestLike, hosts: int) -> RequestPlan:
         """Resolve a request, without the lock: others are served meanwhile, and it may have to be done again."""
         wanted = parse_request(request)
         if type(hosts) is not int or hosts < 1:
             raise UsageError(f"hosts must be a whole number, 1 or more (got {hosts!r:.60})")
         return self._arrangement.plan(wanted, hosts)
 
-    def _current(self, plan: Plan) -> Plan:
+    def _current(self, plan: RequestPlan) -> RequestPlan:
         """A plan, made again when a machine has changed."""
         now = self._arrangement
         return plan if plan.arrangement is now else now.plan(plan.request, plan.hosts)
 
-    def _waiting(self, plan: Plan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
+    def _waiting(self, plan: RequestPlan, number: int, priority: int, time: float | None, user: int | None) -> Waiting:
         """A request as the policy sees it."""
         return Waiting(
             key=number,
@@ -399,7 +399,7 @@ class Allocator:
             wants=plan.wants,
         )
 
-    def _try(self, waiting: Waiting, plan: Plan, note: str) -> Allocation | None:
+    def _try(self, waiting: Waiting, plan: RequestPlan, note: str) -> Allocation | None:
         """Serve a newcomer unless that would overtake a request that it may not pass."""
         if not plan.ever_fits:
             return self._hold(plan, {}, note) if plan.request.else_cpu else None
@@ -408,7 +408,7 @@ class Allocator:
         return self._place(waiting, plan, note, rivals, held)
 
     def _place(
-        self, waiting: Waiting, plan: Plan, note: str, rivals: Sequence[Ticket], held: Sequence[Holding]
+        self, waiting: Waiting, plan: RequestPlan, note: str, rivals: Sequence[Ticket], held: Sequence[Holding]
     ) -> Allocation | None:
         """Place a request if it may pass its rivals: tickets that are served before it and want one of its devices."""
         if self._limited(waiting, held) or (rivals and waiting.seconds is None):
@@ -463,7 +463,7 @@ class Allocator:
                     found.append(Holding(device=device, units=each.units, user=user, until=until, passed=passed))
         return found
 
-    def _hold(self, plan: Plan, found: Mapping[int, Placed], note: str) -> Allocation:
+    def _hold(self, plan: RequestPlan, found: Mapping[int, Placed], note: str) -> Allocation:
         """Take what was found; nothing where a request runs on the CPU."""
         given = []
         for number in sorted(found):
@@ -527,15 +527,15 @@ class Allocator:
                 return 0
             return 1 + len(self._rivals(ticket.waiting, ticket.plan.mask, self._counted(), self._queue))
 
-    def _ahead(self, plan: Plan, waiting: Waiting) -> dict[str, str]:
+    def _ahead(self, plan: RequestPlan, waiting: Waiting) -> dict[str, str]:
         """Tickets that come first and want the same devices, with what to call them."""
         ahead = self._rivals(waiting, plan.mask, self._counted(), self._queue)
         return {ticket.id: f"{ticket.id} ({ticket.note or ticket.request})" for ticket in ahead}
 
-    def _judge(self, plan: Plan, waiting: Waiting) -> Verdict:
+    def _judge(self, plan: RequestPlan, waiting: Waiting) -> Verdict:
         """Say whether a request would be served now or ever, and why not."""
+        from anyaccel.model.verdict import Reason, ReasonCode, Verdict
         from anyaccel.scheduler.explain import judge
-        from anyaccel.scheduler.reasons import Reason, ReasonCode, Verdict
 
         ahead = self._ahead(plan, waiting)
         if plan.ever_fits and not ahead and plan.find() is not None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from threading import Lock
 from typing import NamedTuple
 
 from anyaccel.model import Allocation, Device, Extent, Grant, Health, Inventory, Request, Term, replace, slot_numbers
-from anyaccel.scheduler.bits import union
+from anyaccel.model.extent import union
 from anyaccel.scheduler.choice import extent_within, grants, share
 from anyaccel.scheduler.placement import Layout, Occupancy, Spot, Validate, Wanted, place, want
 
@@ -70,7 +70,6 @@ class Books:
         self._short = False
         self._spots: dict[str, tuple[Spot, ...]] = {}
         self._notes: dict[str, str] = {}
-        self._holders: list[dict[str, Allocation]] = [{} for _ in inventory.devices]
 
     def free(self, device_id: str) -> int:
         """Free units of a device in 1/10000; 0 for one that is hidden or unhealthy.
@@ -88,7 +87,12 @@ class Books:
             KeyError: When no device has this id.
         """
         with self._lock:
-            return tuple(self._holders[self.layout.positions[device_id]].values())
+            return tuple(self._holders(self.layout.positions[device_id]))
+
+    def _holders(self, position: int) -> Iterator[Allocation]:
+        for key, spots in self._spots.items():
+            if any(spot.position == position for spot in spots):
+                yield self.held[key]
 
     def resolve(self, request: Request) -> Resolved:
         """What a request means here, and whether it can ever be served. Depends on nothing that is held.
@@ -122,10 +126,6 @@ class Books:
         layout.names.keep(self.layout.names)
         self.inventory, self.there = now, inventory is not None
         self.layout, self._resolved = layout, lru_cache(_REQUESTS)(partial(self._resolve, layout))
-        self._holders = [{} for _ in layout.devices]
-        for key, allocation in self.held.items():
-            for each in allocation.shares:
-                self._holders[layout.positions[each.device.id]][key] = allocation
         self.recount()
 
     def recount(self) -> None:
@@ -171,9 +171,7 @@ class Books:
     def enter(self, allocation: Allocation, note: str) -> Allocation:
         """Write an allocation into the books."""
         spots = tuple(self.occupancy.spot_of(each) for each in allocation.shares)
-        for spot in spots:
-            self.occupancy.take((spot,))
-            self._holders[spot.position][allocation.id] = allocation
+        self.occupancy.take(spots)
         self._spots[allocation.id] = spots
         self.held[allocation.id] = allocation
         if note:
@@ -184,9 +182,7 @@ class Books:
         """Take back what an allocation holds."""
         del self.held[key]
         self._notes.pop(key, None)
-        for spot in self._spots.pop(key):
-            self.occupancy.give((spot,))
-            self._holders[spot.position].pop(key, None)
+        self.occupancy.give(self._spots.pop(key))
         if self._short:  # others hold more than a device that shrank still has: it is theirs before it is free
             self.recount()
 
@@ -197,8 +193,8 @@ class Books:
         for other in (position, *self.layout.kin.get(position, ())):
             device = self.layout.devices[other].id
             by = "" if other == position else f", its part {device}" if parts >> other & 1 else f", all of {device}"
-            for key, allocation in self._holders[other].items():
-                found.setdefault(key, f"{key} ({self._notes.get(key) or allocation.request}{by})")
+            for holder in self._holders(other):
+                found.setdefault(holder.id, f"{holder.id} ({self._notes.get(holder.id) or holder.request}{by})")
         return found
 
 

@@ -8,7 +8,6 @@ from functools import cached_property
 from anyaccel.model import (
     AGREEMENT,
     ANY_SLOTS,
-    NOTHING,
     UNITS_PER_DEVICE,
     Device,
     Extent,
@@ -16,13 +15,12 @@ from anyaccel.model import (
     Inventory,
     Request,
     Share,
-    replace,
     slot_mask,
     slot_numbers,
 )
+from anyaccel.model.extent import bits, union
 from anyaccel.policy import Need
-from anyaccel.scheduler.bits import bits, union
-from anyaccel.scheduler.placement import Layout, Occupancy, Spot, Validate, Wanted, choose_slots, needs, place, want
+from anyaccel.scheduler.placement import Layout, Occupancy, Spot, Validate, Wanted, needs, place, want
 
 
 class Choice:
@@ -89,43 +87,6 @@ def grants(layout: Layout, wanted: Sequence[Wanted], placed: Sequence[Sequence[S
         )
         for each, spots in zip(wanted, placed, strict=True)
     )
-
-
-def located(grants: Sequence[Grant], taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
-    """Say where shares are that somebody else chose devices for.
-
-    Args:
-        grants: The shares; their slots are not looked at.
-        taken: What others hold, by device id.
-
-    Returns:
-        The same with slots of the devices that have some; None when a device has not so much left.
-    """
-    held = dict(taken)
-    found = []
-    for grant in grants:
-        shares = []
-        for given in grant.shares:
-            extent = held.get(given.device.id, NOTHING)
-            placed = _located(given.device, given.units, extent)
-            if placed is None:
-                return None
-            shares.append(placed)
-            held[given.device.id] = extent.joined(extent_of(placed))
-        found.append(replace(grant, shares=tuple(shares)))
-    return tuple(found)
-
-
-def _located(device: Device, units: int, taken: Extent) -> Share | None:
-    units = device.rounded(units)
-    if device.slots == 1 or units == UNITS_PER_DEVICE:
-        room = taken.units + units <= device.units and taken.slots in (0, ANY_SLOTS)
-        return share(device, units) if room else None
-    free = slot_mask(device.own_slots or range(device.slots)) & ~taken.slots
-    count = units * device.slots // UNITS_PER_DEVICE
-    if free.bit_count() < count:
-        return None
-    return share(device, units, slot_numbers(choose_slots(free, count, device.slots)))
 
 
 def extent_of(given: Share) -> Extent:

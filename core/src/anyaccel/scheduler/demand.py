@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from anyaccel.model import UNITS_PER_DEVICE, Value
-from anyaccel.scheduler.bits import bits
+from anyaccel.model import UNITS_PER_DEVICE, Term, Value
+from anyaccel.model.extent import bits
 from anyaccel.scheduler.placement import Layout
-from anyaccel.scheduler.plan import Plan
+from anyaccel.scheduler.plan import RequestPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,31 +42,27 @@ class Demand(Value):
         return Decimal(self.units) / UNITS_PER_DEVICE
 
 
-def summarize(layouts: Sequence[Layout], plans: Iterable[Plan], *, infeasible: bool) -> tuple[Demand, ...]:
+def summarize(layouts: Sequence[Layout], plans: Iterable[RequestPlan], *, infeasible: bool) -> tuple[Demand, ...]:
     """Add up requests by the names that they ask for, in the order in which these first occur."""
-    quantities: dict[str, list[int]] = {}
-    largest: dict[str, int] = {}
-    asking: dict[str, int] = {}
-    resources: dict[str, str] = {}
-    for plan in plans:
-        names = set()
+    asking: dict[str, list[tuple[int, int, Term]]] = {}
+    for number, plan in enumerate(plans):
         for term in plan.request.terms:
             name = "|".join(layouts[0].names.spelled(each) if layouts else each for each in term.names)
-            found = {layout.devices[at].resource for layout in layouts for at in bits(layout.named(term))}
-            resources[name] = found.pop() if len(found) == 1 else ""
-            quantities.setdefault(name, []).append(plan.hosts * term.units)
-            largest[name] = max(largest.get(name, 0), term.units)
-            names.add(name)
-        for name in names:
-            asking[name] = asking.get(name, 0) + 1
+            asking.setdefault(name, []).append((number, plan.hosts, term))
     return tuple(
         Demand(
             name=name,
-            resource=resources[name],
-            units=sum(units),
-            largest=largest[name],
-            requests=asking[name],
+            resource=_resource(layouts, found[0][2]),
+            units=sum(hosts * term.units for _, hosts, term in found),
+            largest=max(term.units for _, _, term in found),
+            requests=len({number for number, _, _ in found}),
             infeasible=infeasible,
         )
-        for name, units in quantities.items()
+        for name, found in asking.items()
     )
+
+
+def _resource(layouts: Sequence[Layout], term: Term) -> str:
+    """The one resource of the devices that a term names; empty where there is none, or several."""
+    found = {layout.devices[at].resource for layout in layouts for at in bits(layout.named(term))}
+    return found.pop() if len(found) == 1 else ""

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Request, Term, VendorState, format_units, replace
-from anyaccel.scheduler.bits import bits, union
+from anyaccel.model.extent import bits, union
+from anyaccel.model.verdict import Reason, ReasonCode, Verdict
 from anyaccel.scheduler.books import Books
 from anyaccel.scheduler.nearest import nearest
 from anyaccel.scheduler.placement import Layout, Occupancy, Wanted, place, vetoed, want
-from anyaccel.scheduler.plan import Plan
-from anyaccel.scheduler.reasons import Reason, ReasonCode, Verdict
+from anyaccel.scheduler.plan import RequestPlan
 from anyaccel.scheduler.serving import rules
 from anyaccel.text import listed
 
@@ -20,7 +20,7 @@ _TOLD = 4
 """Machines whose reasons are told one by one."""
 
 
-def judge(plan: Plan, machines: Sequence[Books], ahead: Mapping[str, str]) -> Verdict:
+def judge(plan: RequestPlan, machines: Sequence[Books], ahead: Mapping[str, str]) -> Verdict:
     """Say why a request is not served now, or never; of several machines, the first ones are told one by one.
 
     Args:
@@ -169,31 +169,17 @@ def _form(books: Books, wanted: Wanted, whole: int) -> Iterator[Reason]:
     alike = [group for group in groups if group.bit_count() >= term.count]
     large = [group for each in alike for group in layout.apart(each) if group.bit_count() >= term.count]
     if alike and not large:
-        have = _inventory(layout, wanted.mask & whole)
-        yield Reason(
-            code=ReasonCode.PARTS,
-            message=f"no {term.count} of {have} are apart: a device is given out, or its parts are",
-            term=term,
-            devices=_ids(layout, wanted.mask & whole),
-        )
+        code, fault = ReasonCode.PARTS, "apart: a device is given out, or its parts are"
     elif not large:
-        have = _inventory(layout, wanted.mask & whole)
-        yield Reason(
-            code=ReasonCode.MIXED_TYPES,
-            message=f"no {term.count} of {have} are of one type (the option 'mixed' accepts several)",
-            term=term,
-            devices=_ids(layout, wanted.mask & whole),
-        )
+        code, fault = ReasonCode.MIXED_TYPES, "of one type (the option 'mixed' accepts several)"
     elif term.linked and not any(layout.topology.best_set(group, term.count, linked=True) for group in large):
-        have = _inventory(layout, wanted.mask & whole)
-        yield Reason(
-            code=ReasonCode.NOT_LINKED,
-            message=f"no {term.count} of {have} are all linked to each other directly",
-            term=term,
-            devices=_ids(layout, wanted.mask & whole),
-        )
+        code, fault = ReasonCode.NOT_LINKED, "all linked to each other directly"
     else:
         yield from _vetoes(books, term, large)
+        return
+    among = wanted.mask & whole
+    message = f"no {term.count} of {_inventory(layout, among)} are {fault}"
+    yield Reason(code=code, message=message, term=term, devices=_ids(layout, among))
 
 
 def _vetoes(books: Books, term: Term, groups: Iterable[int]) -> Iterator[Reason]:
@@ -218,7 +204,7 @@ def _failed_vendors(layout: Layout, term: Term) -> Iterator[Reason]:
             yield Reason(code=ReasonCode.VENDOR_FAILED, message=message, term=term)
 
 
-def _waiting_behind(plan: Plan, machines: Sequence[Books], ahead: Mapping[str, str]) -> Reason:
+def _waiting_behind(plan: RequestPlan, machines: Sequence[Books], ahead: Mapping[str, str]) -> Reason:
     """Who came first; the devices are told where all of them are of one machine, since ids are unique on one only."""
     devices = _ids(machines[0].layout, _devices(plan.wanted[0])) if len(machines) == 1 else ()
     return Reason(
@@ -234,11 +220,9 @@ def _reasons_now(books: Books, wanted: Sequence[Wanted]) -> Iterator[Reason]:
     layout, free = books.layout, books.occupancy
     alone = [each for each in wanted if place(layout, free, [each], books.validate) is None]
     for each in alone:
-        if each.term.fraction or (each.mask & free.whole).bit_count() < each.term.count:
-            yield _taken(books, [each])
-        else:
+        if not each.term.fraction and (each.mask & free.whole).bit_count() >= each.term.count:
             yield from _form(books, each, free.whole)
-            yield _taken(books, [each])
+        yield _taken(books, [each])
     if not alone and place(layout, free, wanted, books.validate) is None:
         yield _taken(books, wanted)
 

@@ -25,7 +25,7 @@ _NUMBERS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}")
 _VERSIONS = re.compile(rf"({_NUMBERS.pattern})(?:(\+)|-({_NUMBERS.pattern}))?")
 
 
-class Asked(NamedTuple, Generic[T]):
+class AskedFilter(NamedTuple, Generic[T]):
     """A filter of a term, asked of the devices of one machine.
 
     Attributes:
@@ -75,7 +75,7 @@ class Filter(Generic[T]):
         """The value in its usual form, which :meth:`read` understands."""
         return str(wanted)
 
-    def predicate(self, asked: Asked[T]) -> Callable[[Device], bool]:
+    def predicate(self, asked: AskedFilter[T]) -> Callable[[Device], bool]:
         """What says whether a device of the machine passes. A device of which the fact is unknown does not."""
         raise NotImplementedError
 
@@ -83,7 +83,7 @@ class Filter(Generic[T]):
         """What a device of a machine has, in the form in which it is asked for; empty when that is unknown."""
         raise NotImplementedError
 
-    def said(self, asked: Asked[T], devices: Sequence[Device]) -> str:
+    def said(self, asked: AskedFilter[T], devices: Sequence[Device]) -> str:
         """Why devices do not pass: a clause without capital and period, or empty where the request says it all.
 
         There is at least one, but for a filter that names devices: then there may be too few that pass.
@@ -95,7 +95,7 @@ class Filter(Generic[T]):
         told = listed([f"{listed(ids)} ({fact})" for fact, ids in having.items()])
         return f"not {self.name}={self.write(asked.wanted)}: {told}"
 
-    def near(self, asked: Asked[T], devices: Sequence[Device]) -> Iterator[Term]:  # noqa: ARG002
+    def near(self, asked: AskedFilter[T], devices: Sequence[Device]) -> Iterator[Term]:  # noqa: ARG002
         """Terms that ask for something else, which some of the devices have, nearest first."""
         return iter(())
 
@@ -122,14 +122,14 @@ class _Memory(Filter[int]):
     def write(self, wanted: int) -> str:
         return format_memory(wanted)
 
-    def predicate(self, asked: Asked[int]) -> Callable[[Device], bool]:
+    def predicate(self, asked: AskedFilter[int]) -> Callable[[Device], bool]:
         units, least = min(asked.term.units, UNITS_PER_DEVICE), asked.wanted * UNITS_PER_DEVICE
         return lambda device: device.rounded(units) * (device.memory_bytes or 0) >= least
 
     def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
         return format_memory(device.memory_bytes) if device.memory_bytes else ""
 
-    def said(self, asked: Asked[int], devices: Sequence[Device]) -> str:
+    def said(self, asked: AskedFilter[int], devices: Sequence[Device]) -> str:
         largest, term = max(device.memory_bytes or 0 for device in devices), asked.term
         if not largest:
             return f"the memory is unknown of {listed([device.id for device in devices])}"
@@ -137,7 +137,7 @@ class _Memory(Filter[int]):
         part = f", {format_units(term.units)} of it {format_memory(share)}" if term.fraction else ""
         return f"the largest memory is {format_memory(largest)}{part}, less than mem={format_memory(asked.wanted)}"
 
-    def near(self, asked: Asked[int], devices: Sequence[Device]) -> Iterator[Term]:
+    def near(self, asked: AskedFilter[int], devices: Sequence[Device]) -> Iterator[Term]:
         """The smallest shares that have so much, then less memory."""
         term = asked.term
         sizes = sorted({device.memory_bytes or 0 for device in devices} - {0}, reverse=True)
@@ -194,7 +194,7 @@ class _Driver(Filter[_Versions]):
     def write(self, wanted: _Versions) -> str:
         return wanted.text
 
-    def predicate(self, asked: Asked[_Versions]) -> Callable[[Device], bool]:
+    def predicate(self, asked: AskedFilter[_Versions]) -> Callable[[Device], bool]:
         _, low, high = asked.wanted
         versions = {report.vendor: _version(report.driver_version) for report in asked.inventory.vendors}
 
@@ -216,7 +216,7 @@ class _Driver(Filter[_Versions]):
         report = inventory.report(device.vendor)
         return report.driver_version if report is not None and _version(report.driver_version) else ""
 
-    def near(self, asked: Asked[_Versions], devices: Sequence[Device]) -> Iterator[Term]:
+    def near(self, asked: AskedFilter[_Versions], devices: Sequence[Device]) -> Iterator[Term]:
         """The newest driver that is there."""
         texts = {self.fact(device, asked.inventory) for device in devices} - {""}
         versions = {_version(text) for text in texts}
@@ -242,13 +242,13 @@ class _NumaNode(Filter[int]):
             raise ValueError(f"'numa' must be the number of a NUMA node, such as 0 (got {shown(text)})")
         return int(text)
 
-    def predicate(self, asked: Asked[int]) -> Callable[[Device], bool]:
+    def predicate(self, asked: AskedFilter[int]) -> Callable[[Device], bool]:
         return lambda device: device.numa_node == asked.wanted
 
     def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
         return "" if device.numa_node is None else str(device.numa_node)
 
-    def near(self, asked: Asked[int], devices: Sequence[Device]) -> Iterator[Term]:
+    def near(self, asked: AskedFilter[int], devices: Sequence[Device]) -> Iterator[Term]:
         """The other nodes that have devices."""
         nodes = {device.numa_node for device in devices if device.numa_node is not None}
         for node in sorted(nodes, key=lambda node: (abs(node - asked.wanted), node)):
@@ -308,13 +308,13 @@ class _Labels(Filter[tuple[_Wanted, ...]]):
     def write(self, wanted: tuple[_Wanted, ...]) -> str:
         return "+".join(map(str, wanted))
 
-    def predicate(self, asked: Asked[tuple[_Wanted, ...]]) -> Callable[[Device], bool]:
+    def predicate(self, asked: AskedFilter[tuple[_Wanted, ...]]) -> Callable[[Device], bool]:
         return lambda device: all(each.passes(device.labels) for each in asked.wanted)
 
     def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
         return "+".join(write_labels(device.labels))
 
-    def near(self, asked: Asked[tuple[_Wanted, ...]], devices: Sequence[Device]) -> Iterator[Term]:
+    def near(self, asked: AskedFilter[tuple[_Wanted, ...]], devices: Sequence[Device]) -> Iterator[Term]:
         """As many of the labels as some device has, then none of them."""
         passed = {tuple(each for each in asked.wanted if each.passes(device.labels)) for device in devices}
         for some in sorted(passed, key=lambda some: (-len(some), tuple(map(asked.wanted.index, some)))):
@@ -337,12 +337,12 @@ class _Id(Filter[str]):
             raise ValueError(f"'id' must be the id of a device, as 'anyaccel' shows it (got {shown(text)})")
         return text
 
-    def predicate(self, asked: Asked[str]) -> Callable[[Device], bool]:
+    def predicate(self, asked: AskedFilter[str]) -> Callable[[Device], bool]:
         meant = self._meant(asked)
         return lambda device: len(meant) == 1 and device.id == meant[0]
 
     @staticmethod
-    def _meant(asked: Asked[str]) -> list[str]:
+    def _meant(asked: AskedFilter[str]) -> list[str]:
         """The ids that may be meant."""
         ids = [device.id for device in asked.inventory.devices if goes_by(device, asked.term.names)]
         begun = [each for each in ids if each.startswith(asked.wanted)]
@@ -351,7 +351,7 @@ class _Id(Filter[str]):
     def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
         return device.id
 
-    def said(self, asked: Asked[str], devices: Sequence[Device]) -> str:
+    def said(self, asked: AskedFilter[str], devices: Sequence[Device]) -> str:
         meant = self._meant(asked)
         if len(meant) > 1:
             return f"id={asked.wanted} is the beginning of several ids: {listed(meant)}"
@@ -389,14 +389,14 @@ class _Index(Filter[tuple[int, int]]):
         first, last = wanted
         return last - first + 1
 
-    def predicate(self, asked: Asked[tuple[int, int]]) -> Callable[[Device], bool]:
+    def predicate(self, asked: AskedFilter[tuple[int, int]]) -> Callable[[Device], bool]:
         first, last = asked.wanted
         return lambda device: first <= device.index <= last
 
     def fact(self, device: Device, inventory: Inventory) -> str:  # noqa: ARG002
         return str(device.index)
 
-    def said(self, asked: Asked[tuple[int, int]], devices: Sequence[Device]) -> str:  # noqa: ARG002
+    def said(self, asked: AskedFilter[tuple[int, int]], devices: Sequence[Device]) -> str:  # noqa: ARG002
         first, last = asked.wanted
         name = asked.term.names[0]
         there = {device.index for device in asked.inventory.devices if goes_by(device, (name,))}
@@ -406,7 +406,7 @@ class _Index(Filter[tuple[int, int]]):
             return f"{name}/{self.write(asked.wanted)} is {count} of them" if count < asked.term.count else ""
         return f"there is no {self._named(name, missing)}, there is {self._named(name, rows_of(there))}"
 
-    def near(self, asked: Asked[tuple[int, int]], devices: Sequence[Device]) -> Iterator[Term]:
+    def near(self, asked: AskedFilter[tuple[int, int]], devices: Sequence[Device]) -> Iterator[Term]:
         """Those of the row that are there, then other single devices."""
         first, last = asked.wanted
         term, there = asked.term, {device.index for device in devices}
@@ -428,7 +428,7 @@ FILTERS: dict[str, Filter[Any]] = {entry.name: entry for entry in _ENTRIES}
 _NOWHERE = Inventory(machine="", devices=())
 
 
-def asked(term: Term, inventory: Inventory = _NOWHERE) -> tuple[Asked[Any], ...]:
+def asked(term: Term, inventory: Inventory = _NOWHERE) -> tuple[AskedFilter[Any], ...]:
     """The filters of a term.
 
     Args:
@@ -441,11 +441,11 @@ def asked(term: Term, inventory: Inventory = _NOWHERE) -> tuple[Asked[Any], ...]
     return tuple(_asked(name, value, term, inventory) for name, value in term.filters)
 
 
-def _asked(name: str, value: str, term: Term, inventory: Inventory) -> Asked[Any]:
+def _asked(name: str, value: str, term: Term, inventory: Inventory) -> AskedFilter[Any]:
     entry = FILTERS.get(name)
     if entry is None:
         raise ValueError(f"a filter must be one of {', '.join(FILTERS)} (got {shown(name)})")
-    return Asked(entry, entry.read(value), term, inventory)
+    return AskedFilter(entry, entry.read(value), term, inventory)
 
 
 def asked_memory(term: Term) -> int:

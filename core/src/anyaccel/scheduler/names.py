@@ -14,7 +14,7 @@ def goes_by(device: Device, names: Iterable[str]) -> bool:
     return any(name.lower() in own for name in names)
 
 
-class Known:
+class LazyNames:
     """Names that are known though no machine has them: looked for once, when one of the machines wants to know."""
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -27,7 +27,7 @@ class Known:
         return iter(self._found)
 
 
-class Names:
+class DeviceNames:
     """The names of one machine and of the products that somebody here could have.
 
     Args:
@@ -70,7 +70,7 @@ class Names:
         for name in filter(None, names):
             self._spelled.setdefault(name.lower(), name)
 
-    def keep(self, other: Names) -> None:
+    def keep(self, other: DeviceNames) -> None:
         """Know what another one knew or could find out: a name stays one when its last device is lost."""
         self.learn(other)
         self._known = other._known

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from anyaccel.model import UNITS_PER_DEVICE, Request, Term, replace
-from anyaccel.scheduler.bits import bits
+from anyaccel.model.extent import bits
 from anyaccel.scheduler.filters import asked
 from anyaccel.scheduler.placement import Layout, Occupancy, Validate, place, want
 

@@ -15,10 +15,10 @@ from copy import copy
 from typing import NamedTuple
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Extent, Inventory, Share, Term, Value, parts_of, slot_mask
+from anyaccel.model.extent import bits, union
 from anyaccel.policy import Need
-from anyaccel.scheduler.bits import bits, union
 from anyaccel.scheduler.filters import counted
-from anyaccel.scheduler.names import Names
+from anyaccel.scheduler.names import DeviceNames
 from anyaccel.scheduler.serving import rules
 from anyaccel.scheduler.topology import Topology, first
 from anyaccel.text import shown
@@ -48,14 +48,11 @@ class Layout:
         if len(self.positions) < len(self.devices):
             name, count = Counter(device.id for device in self.devices).most_common(1)[0]
             raise ValueError(f"devices of a machine must have ids of their own (got {shown(name)} {count} times)")
-        self.names = Names(inventory, known)
+        self.names = DeviceNames(inventory, known)
         self.topology = Topology(self.devices)
         self.usable = self.mask(lambda device: device.usable)
         self.ours = self.mask(lambda device: device.units == UNITS_PER_DEVICE)
         self.units = [device.units if device.usable else 0 for device in self.devices]
-        self.levels: dict[int, int] = {}
-        for position, level in enumerate(self.units):
-            self.levels[level] = self.levels.get(level, 0) | 1 << position
         self.slots = {
             position: slot_mask(device.own_slots or range(device.slots))
             for position, device in enumerate(self.devices)
@@ -144,41 +141,31 @@ class Spot(NamedTuple):
 
 
 class Occupancy:
-    """How much of each device is free, in 1/10000, by position; kept by level too, so that no decision scans devices.
+    """How much of each device is free, in 1/10000, by position.
 
     Attributes:
         units: Free units by position.
-        levels: Free units to the mask of the positions that have exactly so much.
+        whole: The devices of which nothing is taken, as a bit mask.
         slots: Free slots, as a bit mask, by position of those devices that have slots.
     """
-
-    # Of devices that are parts of others, or have parts: what is free were it not for these, and how often these are
-    # held. As long as one is, nothing of the device is free.
-    __slots__ = ("_barred", "_layout", "_own", "levels", "slots", "units")
 
     def __init__(self, layout: Layout) -> None:
         """A machine on which nothing is taken. Devices that cannot be used have nothing free."""
         self._layout = layout
-        self.units, self.levels, self.slots = layout.units.copy(), layout.levels.copy(), layout.slots.copy()
+        self.units, self.slots = layout.units.copy(), layout.slots.copy()
+        self.whole = layout.ours & layout.usable
+        # Of devices that are parts of others, or have parts: what is free were it not for these, and how often these
+        # are held. As long as one is, nothing of the device is free.
         self._own = {position: self.units[position] for position in layout.kin}
         self._barred = dict.fromkeys(layout.kin, 0)
 
     def copy(self) -> Occupancy:
         """An occupancy that changes on its own."""
         twin = object.__new__(Occupancy)
-        twin._layout, twin.units = self._layout, self.units.copy()
-        twin.levels, twin.slots = self.levels.copy(), self.slots.copy()
+        twin._layout, twin.whole = self._layout, self.whole
+        twin.units, twin.slots = self.units.copy(), self.slots.copy()
         twin._own, twin._barred = self._own.copy(), self._barred.copy()
         return twin
-
-    @property
-    def whole(self) -> int:
-        """The devices of which nothing is taken."""
-        return self.levels.get(UNITS_PER_DEVICE, 0)
-
-    def total(self, mask: int) -> int:
-        """Units that are free on all devices of a mask together."""
-        return sum(level * (mask & positions).bit_count() for level, positions in self.levels.items())
 
     def spot(self, position: int, units: int) -> Spot:
         """Where a device that has room takes a share, or all of it."""
@@ -229,17 +216,10 @@ class Occupancy:
         for each in (position, *kin):
             self._set(each, 0 if self._barred[each] else self._own[each])
 
-    def _set(self, position: int, new: int) -> None:
-        old, bit = self.units[position], 1 << position
-        if new == old:
-            return
-        left = self.levels[old] ^ bit
-        if left:
-            self.levels[old] = left
-        else:
-            del self.levels[old]
-        self.levels[new] = self.levels.get(new, 0) | bit
-        self.units[position] = new
+    def _set(self, position: int, units: int) -> None:
+        self.units[position] = units
+        bit = 1 << position
+        self.whole = self.whole | bit if units == UNITS_PER_DEVICE else self.whole & ~bit
 
 
 def choose_slots(free: int, count: int, total: int) -> int:
@@ -400,7 +380,7 @@ def _enough(free: Occupancy, wanted: Sequence[Wanted]) -> bool:
         shares = sum(each.units for each in inside if each.term.fraction)
         if whole > (mask & free.whole).bit_count():
             return False
-        if shares + whole * UNITS_PER_DEVICE > free.total(mask):
+        if shares + whole * UNITS_PER_DEVICE > sum(free.units[position] for position in bits(mask)):
             return False
     return True
 
@@ -427,8 +407,8 @@ def _sets(layout: Layout, free: Occupancy, wanted: Wanted, groups: Sequence[int]
         return
     for group in groups:
         if term.fraction:
-            for level in sorted(level for level in free.levels if wanted.units <= level < UNITS_PER_DEVICE):
-                yield from ((position,) for position in bits(free.levels.get(level, 0) & group))
+            broken = (at for at in bits(group & ~free.whole) if free.units[at] >= wanted.units)
+            yield from ((position,) for position in sorted(broken, key=free.units.__getitem__))
         yield from ((position,) for position in topology.singles(free.whole & group))
 
 

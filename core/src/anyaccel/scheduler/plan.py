@@ -9,8 +9,8 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from anyaccel.model import Request
+from anyaccel.model.extent import bits
 from anyaccel.policy import Need
-from anyaccel.scheduler.bits import bits
 from anyaccel.scheduler.books import Books, Placed
 from anyaccel.scheduler.placement import Wanted, needs
 
@@ -50,7 +50,7 @@ class Arrangement:
         self._given_back: OrderedDict[int, int] = OrderedDict()  # by machine, the count at the last time
         self._count = 0
 
-    def plan(self, request: Request, hosts: int) -> Plan:
+    def plan(self, request: Request, hosts: int) -> RequestPlan:
         """Resolve a request against all machines. Needs no lock: it depends on nothing that is held.
 
         Raises:
@@ -58,8 +58,8 @@ class Arrangement:
         """
         return self._plan(request, hosts)
 
-    def _make(self, request: Request, hosts: int) -> Plan:
-        return Plan(request, hosts, self)
+    def _make(self, request: Request, hosts: int) -> RequestPlan:
+        return RequestPlan(request, hosts, self)
 
     def note(self, machine: int) -> None:
         """Count that something was given back on a machine."""
@@ -73,7 +73,7 @@ class Arrangement:
         return self._count, (machine for machine, _ in new)
 
 
-class Plan:
+class RequestPlan:
     """A request in the terms of all machines.
 
     Attributes:

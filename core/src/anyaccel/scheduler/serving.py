@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from anyaccel.model import UNITS_PER_DEVICE, Device, Health, Inventory, Term
-from anyaccel.scheduler.filters import Asked, asked
+from anyaccel.model.verdict import ReasonCode
+from anyaccel.scheduler.filters import AskedFilter, asked
 from anyaccel.scheduler.names import goes_by
-from anyaccel.scheduler.reasons import ReasonCode
 from anyaccel.text import listed
 
 
-class Rule(NamedTuple):
+class DeviceRule(NamedTuple):
     """One thing that a term asks of each of its devices.
 
     Attributes:
@@ -41,7 +41,7 @@ def serves(device: Device, term: Term, inventory: Inventory) -> bool:
     return goes_by(device, term.names) and all(rule.passes(device) for rule in rules(term, inventory))
 
 
-def rules(term: Term, inventory: Inventory) -> Iterator[Rule]:
+def rules(term: Term, inventory: Inventory) -> Iterator[DeviceRule]:
     """What a term asks of each device of a machine beside the name, what the term itself says first."""
     for each in asked(term, inventory):
         yield _of_filter(each)
@@ -50,9 +50,9 @@ def rules(term: Term, inventory: Inventory) -> Iterator[Rule]:
     yield _DIVISIBLE if term.fraction else _WHOLE
 
 
-def _of_filter(asked: Asked[Any]) -> Rule:
+def _of_filter(asked: AskedFilter[Any]) -> DeviceRule:
     entry = asked.filter
-    return Rule(
+    return DeviceRule(
         code=ReasonCode.FILTER,
         passes=entry.predicate(asked),
         said=lambda devices: entry.said(asked, devices),
@@ -70,22 +70,22 @@ def _broken(devices: Sequence[Device]) -> str:
     return listed([device.id + reason for device, reason in zip(devices, reasons, strict=True)])
 
 
-_VISIBLE = Rule(
+_VISIBLE = DeviceRule(
     ReasonCode.HIDDEN,
     lambda device: device.visible,
     lambda devices: f"hidden by the environment: {_ids(devices)}",
 )
-_HEALTHY = Rule(
+_HEALTHY = DeviceRule(
     ReasonCode.UNHEALTHY,
     lambda device: device.health is not Health.UNHEALTHY,
     lambda devices: f"unhealthy: {_broken(devices)}",
 )
-_WHOLE = Rule(
+_WHOLE = DeviceRule(
     ReasonCode.PART,
     lambda device: device.units == UNITS_PER_DEVICE,
     lambda devices: f"ours in part only: {_ids(devices)}",
 )
-_DIVISIBLE = Rule(
+_DIVISIBLE = DeviceRule(
     ReasonCode.NOT_FRACTIONAL,
     lambda device: bool(device.fractional),
     lambda devices: f"given out whole only: {_ids(devices)}",

@@ -7,14 +7,14 @@ from collections.abc import Callable, Generator, Iterable
 from anyaccel.errors import NotFreeError
 from anyaccel.model import Allocation, Request
 from anyaccel.policy import Waiting
-from anyaccel.scheduler.plan import Plan
+from anyaccel.scheduler.plan import RequestPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import asyncio
     import logging
 
-    from anyaccel.scheduler.reasons import Verdict
+    from anyaccel.model.verdict import Verdict
 
 
 class Ticket:
@@ -35,14 +35,9 @@ class Ticket:
         error: Why it will have no allocation, where waiting for it failed: then ``await`` raises this; else None.
     """
 
-    __slots__ = (
-        "_awaiting", "_cancel", "_place", "_why", "allocation", "cancelled", "error", "note", "number", "on_placed",
-        "plan", "priority", "waiting",
-    )  # fmt: skip
-
     def __init__(
         self,
-        plan: Plan,
+        plan: RequestPlan,
         *,
         waiting: Waiting,
         cancel: Callable[[Ticket], bool],

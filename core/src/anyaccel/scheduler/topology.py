@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from itertools import combinations, islice
 
 from anyaccel.model import Device, slot_mask
-from anyaccel.scheduler.bits import bits
+from anyaccel.model.extent import bits
 
 EXACT_UP_TO = 16
 """Candidates among which the best-connected set is found exactly; among more it is found greedily."""

@@ -41,7 +41,7 @@ else:
         },
     )
     __all__ += ["DEADLINE_SECONDS", "PRELOAD", "TASKS", "begin", "begin_for", "close", "find_server"]
-    __all__ += ["presence", "simulate", "tasks"]
+    __all__ += ["import_meanwhile", "presence", "simulate", "tasks"]
 
 DEADLINE_SECONDS = 10.0
 """Time for a hook that touches the machine."""
@@ -57,6 +57,24 @@ def begin() -> None:
         find_server(*PRELOAD)
     except OSError:  # a caller that asks a vendor hears why
         return
+
+
+def import_meanwhile(module: str) -> None:
+    """Have a module imported while the first vendors that are called answer: one that the caller needs after that.
+
+    It is imported when the calls are sent, so not at all where no vendor is called. What a command needs of leases and
+    launching takes as long to import as a vendor to answer.
+    """
+    _wanted.append(module)
+
+
+def import_wanted() -> None:
+    """Import what the function above was told."""
+    while _wanted:
+        __import__(_wanted.pop())
+
+
+_wanted: list[str] = []
 
 
 def begin_for(machine: str | None, environ: Mapping[str, str]) -> None:

@@ -33,8 +33,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
+    from anyaccel.vendors.discovery import Source
+
     class Asked(Protocol):
         """A plug-in that was asked."""
+
+        source: Source
 
         @property
         def info(self) -> PluginInfo:  # pyright: ignore[reportReturnType]
@@ -64,10 +68,6 @@ NOT_A_VENDORS = re.compile(r"PATH|HOME|USER|SHELL|IFS|LD_.*|PYTHON.*|ANYACCEL_.*
 
 def info_faults(value: Any, vendor: str) -> Iterator[str]:
     """Faults of what ``anyaccel_info`` returned."""
-    shape = list(faults(value, PluginInfo, "PluginInfo"))
-    yield from shape
-    if shape:
-        return
     if value.vendor != vendor:
         yield (
             f"PluginInfo.vendor must equal the name of the entry point (got {value.vendor!r}, the entry point is"
@@ -103,7 +103,7 @@ def _variable_faults(info: PluginInfo) -> Iterator[str]:
             yield f"PluginInfo.cleared must not hold {name!r}, which is borrowed: the vendor's runtime obeys it"
 
 
-def detected_faults(value: Any, *_: object) -> Iterator[str]:
+def detected_faults(value: Any, vendor: str) -> Iterator[str]:
     """Faults of what ``anyaccel_detect`` returned, None apart."""
     if isinstance(value, (list, tuple)):
         yield (
@@ -115,11 +115,7 @@ def detected_faults(value: Any, *_: object) -> Iterator[str]:
     yield from shape
     if shape:
         return
-    yield from device_faults(value.devices)
-
-
-def device_faults(devices: tuple[Device, ...]) -> Iterator[str]:
-    """Faults of detected devices whose fields are of the kinds that they must be."""
+    devices = value.devices
     yield from _mismatches(DEVICE_ID, "Device.id", (device.id for device in devices))
     yield from _mismatches(
         PCI_ADDRESS, "Device.pci_bus_id", (d.pci_bus_id for d in devices if d.pci_bus_id is not None)
@@ -131,6 +127,8 @@ def device_faults(devices: tuple[Device, ...]) -> Iterator[str]:
     yield from _repeated("Device.id", [device.id for device in devices])
     yield from _repeated("Device.index", [device.index for device in devices])
     for device in devices:
+        if device.id.startswith(f"{vendor}/"):
+            yield f"Device.id must not begin with the vendor and a slash (got {device.id!r})"
         if device.index < 0:
             yield f"Device.index must not be negative (got {device.index} for {device.id!r})"
         if device.memory_bytes is not None and device.memory_bytes <= 0:
@@ -166,17 +164,11 @@ def fractional_faults(value: Any, device: Device) -> Iterator[str]:
 
 def tags_faults(value: Any, *_: object) -> Iterator[str]:
     """Faults of what ``anyaccel_tags`` returned."""
-    yield from _sequence_faults(value, "tags")
-    if isinstance(value, (list, tuple)):
-        yield from _mismatches(TAG, "a tag", value)
+    yield from _mismatches(TAG, "a tag", value)
 
 
 def env_faults(value: Any, owned: Sequence[str]) -> Iterator[str]:
     """Faults of what ``anyaccel_env`` returned."""
-    shape = list(faults(value, EnvEdits, "EnvEdits"))
-    yield from shape
-    if shape:
-        return
     for name in sorted({*value.set, *value.unset} - set(owned)):
         yield f"it may only touch variables that PluginInfo.env_vars lists (got {name!r}); add it there"
     for name in sorted(value.unset & set(value.set)):
@@ -186,23 +178,21 @@ def env_faults(value: Any, owned: Sequence[str]) -> Iterator[str]:
 
 def visible_faults(value: Any, devices: Sequence[Device]) -> Iterator[str]:
     """Faults of what ``anyaccel_visible`` returned, None apart."""
-    yield from _sequence_faults(value, "device ids")
-    if isinstance(value, (list, tuple)):
-        parts = [item for item in value if isinstance(item, VisiblePart)]
-        shape = [fault for part in parts for fault in faults(part, VisiblePart, "VisiblePart")]
-        yield from shape
-        if shape:
-            return
-        known = {device.id: device for device in devices}
-        ids = [item.id if isinstance(item, VisiblePart) else item for item in value]
-        unknown = [repr(item) for item in ids if not isinstance(item, str) or item not in known]
-        if unknown:
-            yield f"it must return ids of the given devices (got {', '.join(unknown)})"
-        yield from _repeated("a visible id", ids)
-        for part in parts:
-            count = known[part.id].slots if part.id in known else MOST_SLOTS
-            if not part.slots or len(set(part.slots)) < len(part.slots) or not set(part.slots) <= set(range(count)):
-                yield f"VisiblePart.slots must be some of the {count} slots of {part.id!r} (got {part.slots!r})"
+    parts = [item for item in value if isinstance(item, VisiblePart)]
+    shape = [fault for part in parts for fault in faults(part, VisiblePart, "VisiblePart")]
+    yield from shape
+    if shape:
+        return
+    known = {device.id: device for device in devices}
+    ids = [item.id if isinstance(item, VisiblePart) else item for item in value]
+    unknown = [repr(item) for item in ids if not isinstance(item, str) or item not in known]
+    if unknown:
+        yield f"it must return ids of the given devices (got {', '.join(unknown)})"
+    yield from _repeated("a visible id", ids)
+    for part in parts:
+        count = known[part.id].slots if part.id in known else MOST_SLOTS
+        if not part.slots or len(set(part.slots)) < len(part.slots) or not set(part.slots) <= set(range(count)):
+            yield f"VisiblePart.slots must be some of the {count} slots of {part.id!r} (got {part.slots!r})"
 
 
 def reason_faults(value: Any, *_: object) -> Iterator[str]:
@@ -213,10 +203,6 @@ def reason_faults(value: Any, *_: object) -> Iterator[str]:
 
 def stats_faults(value: Any, *_: object) -> Iterator[str]:
     """Faults of what ``anyaccel_stats`` returned."""
-    shape = list(faults(value, Mapping[str, Stats], "stats"))
-    yield from shape
-    if shape:
-        return
     counted = ("clock_hz", "memory_clock_hz", "ecc_errors_corrected", "ecc_errors_uncorrected")
     for device_id, seen in value.items():
         for name in counted:
@@ -226,10 +212,6 @@ def stats_faults(value: Any, *_: object) -> Iterator[str]:
 
 def container_faults(value: Any, *_: object) -> Iterator[str]:
     """Faults of what ``anyaccel_container`` returned."""
-    shape = list(faults(value, ContainerEdits, "ContainerEdits"))
-    yield from shape
-    if shape:
-        return
     yield from _mismatches(VARIABLE, "a variable of ContainerEdits.env", value.env)
     yield from _value_faults(value.env)
     for group in value.groups:
@@ -242,10 +224,6 @@ def container_faults(value: Any, *_: object) -> Iterator[str]:
 
 def product_faults(value: Any, *_: object) -> Iterator[str]:
     """Faults of what ``anyaccel_products`` returned."""
-    shape = list(_listed_faults(value, Product))
-    yield from shape
-    if shape:
-        return
     names = {product.name for product in value}
     allowed = ", ".join(map(str, SLOTS))
     for product in value:
@@ -257,25 +235,6 @@ def product_faults(value: Any, *_: object) -> Iterator[str]:
                     "Product.parts must name other products of this plug-in, with how many there are of each"
                     f" (got {part!r}: {count} for {product.name!r})"
                 )
-
-
-def finding_faults(value: Any, *_: object) -> Iterator[str]:
-    """Faults of what ``anyaccel_diagnose`` returned."""
-    yield from _listed_faults(value, Finding)
-
-
-def _listed_faults(value: Any, kind: type[Finding | Product]) -> Iterator[str]:
-    """Faults of a hook that returns a sequence of findings or products."""
-    yield from _sequence_faults(value, f"{kind.__name__}s")
-    if isinstance(value, (list, tuple)):
-        for position, item in enumerate(value):
-            yield from faults(item, kind, f"{kind.__name__}[{position}]")
-
-
-def _sequence_faults(value: Any, what: str) -> Iterator[str]:
-    if not isinstance(value, (list, tuple)):
-        way_out = f"; write ({value!r},)" if isinstance(value, str) else ""
-        yield f"it must return a list or tuple of {what} (got {value!r} that is a {type(value).__name__}){way_out}"
 
 
 def _is_path(text: str) -> bool:
@@ -315,6 +274,8 @@ class Hook(NamedTuple):
         name: Its name, without ``anyaccel_``.
         answer: The type of an answer as it comes from the vendor's process.
         check: Names what is wrong with an answer, given what the hook was told and the plug-in.
+        shape: What messages call an answer whose type is checked before the rest.
+        listed: What an answer lists, where it is a list or a tuple.
         required: Whether a plug-in must have it.
         default: The answer for a plug-in that lacks it, given what the hook is told.
         seconds: Time for an answer; None where the hook touches the machine, and the caller gives it.
@@ -322,15 +283,25 @@ class Hook(NamedTuple):
 
     name: str
     answer: Any
-    check: Callable[[Any, Told, Asked], Iterator[str]]
+    check: Callable[[Any, Told, Asked], Iterable[str]] = lambda *_: ()
+    shape: str = ""
+    listed: str = ""
     required: bool = False
     default: Callable[[Told], Any] = lambda _: None
     seconds: float | None = 5.0
 
     def faults(self, value: Any, told: Told, asked: Asked) -> Iterator[str]:
         """Name what is wrong with an answer; None is one where the type has it."""
-        optional = value is None and isinstance(self.answer, UnionType)
-        return iter(()) if optional else self.check(value, told, asked)
+        if value is None and isinstance(self.answer, UnionType):
+            return
+        if self.listed and not isinstance(value, (list, tuple)):
+            way_out = f"; write ({value!r},)" if isinstance(value, str) else ""
+            name = type(value).__name__
+            yield f"it must return a list or tuple of {self.listed} (got {value!r} that is a {name}){way_out}"
+            return
+        whole = tuple(value) if self.listed and isinstance(value, list) else value
+        wrong = list(faults(whole, self.answer, self.shape)) if self.shape else []
+        yield from wrong or self.check(value, told, asked)
 
 
 def _device_nodes(told: Told) -> ContainerEdits:
@@ -338,19 +309,48 @@ def _device_nodes(told: Told) -> ContainerEdits:
 
 
 _TABLE = (
-    Hook("info", PluginInfo, lambda value, told, _: info_faults(value, told["vendor"]), required=True),
-    Hook("detect", Detected | None, detected_faults, required=True, seconds=None),
-    Hook("fractional", Fractional, lambda value, told, _: fractional_faults(value, told["device"]), required=True),
-    Hook("tags", tuple[str, ...], tags_faults, required=True),
-    Hook("env", EnvEdits, lambda value, _, asked: env_faults(value, asked.info.env_vars), required=True),
     Hook(
-        "visible", tuple[str | VisiblePart, ...] | None, lambda value, told, _: visible_faults(value, told["devices"])
+        "info",
+        PluginInfo,
+        lambda value, _, asked: info_faults(value, asked.source.vendor),
+        shape="PluginInfo",
+        required=True,
+    ),
+    Hook(
+        "detect",
+        Detected | None,
+        lambda value, _, asked: detected_faults(value, asked.source.vendor),
+        required=True,
+        seconds=None,
+    ),
+    Hook("fractional", Fractional, lambda value, told, _: fractional_faults(value, told["device"]), required=True),
+    Hook("tags", tuple[str, ...], tags_faults, listed="tags", required=True),
+    Hook(
+        "env",
+        EnvEdits,
+        lambda value, _, asked: env_faults(value, asked.info.env_vars),
+        shape="EnvEdits",
+        required=True,
+    ),
+    Hook(
+        "visible",
+        tuple[str | VisiblePart, ...] | None,
+        lambda value, told, _: visible_faults(value, told["devices"]),
+        listed="device ids",
     ),
     Hook("validate", str | None, reason_faults),
-    Hook("stats", Mapping[str, Stats], stats_faults, default=lambda _: {}, seconds=None),
-    Hook("container", ContainerEdits, container_faults, default=_device_nodes),
-    Hook("diagnose", tuple[Finding, ...], finding_faults, default=lambda _: (), seconds=None),
-    Hook("products", tuple[Product, ...], product_faults, default=lambda _: (), seconds=10.0),
+    Hook("stats", Mapping[str, Stats], stats_faults, shape="stats", default=lambda _: {}, seconds=None),
+    Hook("container", ContainerEdits, container_faults, shape="ContainerEdits", default=_device_nodes),
+    Hook("diagnose", tuple[Finding, ...], shape="Finding", listed="Findings", default=lambda _: (), seconds=None),
+    Hook(
+        "products",
+        tuple[Product, ...],
+        product_faults,
+        shape="Product",
+        listed="Products",
+        default=lambda _: (),
+        seconds=10.0,
+    ),
 )
 HOOKS: Mapping[str, Hook] = {hook.name: hook for hook in _TABLE}
 """Every hook, by its name without ``anyaccel_``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping
+from functools import cache
 
 from anyaccel.errors import UsageError
 from anyaccel.model import Problem, ProblemKind, Value
@@ -49,14 +50,21 @@ def installed(environ: Mapping[str, str] | None = None) -> tuple[list[Source], l
     items = _items(environ.get(ALLOW_VARIABLE, ""))
     if items == [NONE]:
         return [], []
-    denied = set(_items(environ.get(DENY_VARIABLE, "")))
+    denied = _items(environ.get(DENY_VARIABLE, ""))
     named = [_named(item) for item in items if "=" in item]
     wanted = {item for item in items if "=" not in item}
     found = list(scan()) if wanted or not named else []
     missing = sorted(wanted - {source.vendor for source in found})
     if missing:
-        raise UsageError(_not_installed(missing[0], {source.vendor for source in found}))
+        way_out = f"'pip install anyaccel-{missing[0]}', or take it out"
+        raise UsageError(_not_installed(ALLOW_VARIABLE, missing[0], {source.vendor for source in found}, way_out))
     chosen = [*named, *(source for source in found if not items or source.vendor in wanted)]
+    unknown = [vendor for vendor in denied if all(source.vendor != vendor for source in (*named, *found))]
+    if unknown:
+        known = {source.vendor for source in (*named, *(found or scan()))}
+        for vendor in unknown:
+            if vendor not in known:
+                _tell_unknown(vendor, tuple(sorted(known)))
     return _unique(source for source in chosen if source.vendor not in denied)
 
 
@@ -85,15 +93,25 @@ def problem_of(source: Source, kind: ProblemKind, reason: str, hook: str = "", d
     )
 
 
-def _not_installed(vendor: str, known: Collection[str]) -> str:
+def _not_installed(variable: str, vendor: str, known: Collection[str], way_out: str) -> str:
     import difflib
 
-    close = difflib.get_close_matches(vendor, known, n=3, cutoff=0.5)
-    way_out = f"did you mean {' or '.join(close)}?" if close else f"'pip install anyaccel-{vendor}', or take it out"
+    close = difflib.get_close_matches(vendor.casefold(), known, n=3, cutoff=0.5)
+    if close:
+        way_out = f"did you mean {' or '.join(close)}?"
     return (
-        f"{ALLOW_VARIABLE} must name vendors whose plug-ins are installed (got {vendor!r}; installed:"
+        f"{variable} must name vendors whose plug-ins are installed (got {vendor!r}; installed:"
         f" {', '.join(sorted(known)) or 'none'}); {way_out}"
     )
+
+
+@cache
+def _tell_unknown(vendor: str, known: tuple[str, ...]) -> None:
+    """Warn once of a vendor that is to be left out and has no plug-in: perhaps another one is meant, which is not."""
+    import logging
+
+    told = _not_installed(DENY_VARIABLE, vendor, known, "take it out")
+    logging.getLogger("anyaccel").warning("anyaccel: %s", told)
 
 
 def _named(item: str) -> Source:

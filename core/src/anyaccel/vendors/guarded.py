@@ -7,7 +7,6 @@ The caller never forks: it may have threads, or a device open. A fork server doe
 from __future__ import annotations
 
 import _socket
-import atexit
 import contextlib
 import json
 import os
@@ -15,17 +14,20 @@ import select
 import time
 from _thread import RLock
 from _weakrefset import WeakSet
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from anyaccel.forkserver.client import ForkServer, Gone, close_all
+from anyaccel.forkserver.client import ForkServer, Gone, close_all, tidy_at_exit
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Value
+from anyaccel.vendors import import_wanted
 from anyaccel.vendors.protocol import ANSWER, BEGUN, CALL, CHUNK, HEADER, PRINTED_LIMIT
 from anyaccel.vendors.server import IDLE_SECONDS, find_server
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Self
+    from typing import Any, Self, TypeVar
+
+    P = TypeVar("P", bound="GuardedProcess")
 
 TARGET = "anyaccel.vendors.answering:serve"
 START_SECONDS = 20.0
@@ -42,6 +44,7 @@ BUSY_SECONDS = 5.0
 """Likewise, where it only waits for a processor."""
 ABORTED = "Fatal Python error: Aborted\n\n"
 """What stands before that."""
+NO_ANSWER = "its process sent what is no answer"
 
 
 class Outcome(Value):
@@ -66,7 +69,9 @@ class _Running:
     Attributes:
         calls: The socket on which it answers calls.
         output: The pipe with what it prints; -1 once nothing more can come.
+        fresh: Whether it has not begun to answer.
         pid: Its process id; 0 until it has begun to answer.
+        used: When it was called or heard last, on the monotonic clock.
         gone: How it ended; None until that is known.
 
     Raises:
@@ -74,7 +79,9 @@ class _Running:
     """
 
     def __init__(self, server: ForkServer) -> None:
+        self.fresh = True
         self.pid = 0
+        self.used = time.monotonic()
         self.gone: Gone | None = None
         self._server = server
         self._printed = bytearray()
@@ -97,6 +104,30 @@ class _Running:
     def on_stuck(self, reason: str) -> None:
         """Take notice that it does not end."""
         self.gone = Gone(reason=reason)
+
+    def send(self, data: bytes, seconds: float) -> None:
+        """Send a call.
+
+        Raises:
+            OSError: When the process has gone, or does not take it in time.
+        """
+        self.used = time.monotonic()
+        data = HEADER.pack(CALL, len(data)) + data
+        try:  # nearly always there is room for all of it, and nothing to wait for
+            sent = self.calls.send(data, _socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        if sent < len(data):
+            self.calls.settimeout(seconds)
+            self.calls.sendall(data[sent:])
+
+    def receive(self) -> bytes:
+        """Receive some bytes of its answer, at least one; nothing when it has gone."""
+        self.used = time.monotonic()
+        try:
+            return self.calls.recv(CHUNK)
+        except OSError:
+            return b""
 
     def drain(self) -> None:
         """Take what it has printed out of the pipe, a part of it where it prints without end."""
@@ -169,24 +200,17 @@ class _Running:
 class GuardedProcess:
     """A process for guarded calls, which keeps its state from one call to the next.
 
-    The first call starts it, and so does the next one after its end. One call runs at a time: whoever calls enters the
+    The first call starts it, and so does the next one after its end. One call runs at a time: a caller enters the
     process before, and other threads wait.
 
     Args:
         preload: Names of modules that its fork server imports.
-
-    Attributes:
-        starts: How often it was started.
-        fresh: Whether it has not begun to answer.
     """
 
     def __init__(self, *preload: str) -> None:
-        self.starts = 0
-        self.fresh = False
         self._preload = preload
         self._lock = RLock()
         self._running: _Running | None = None
-        self._used = 0.0
         _processes.add(self)
 
     def __enter__(self) -> Self:
@@ -197,59 +221,33 @@ class GuardedProcess:
         self._lock.release()
 
     @property
-    def lives(self) -> bool:
-        """Whether it was started and has not ended, as far as is known, nor been idle so long that it is about to."""
-        return self._running is not None and time.monotonic() - self._used < IDLE_SECONDS - 10
-
-    @property
     def running(self) -> _Running:
         """The process, which was started."""
         assert self._running is not None  # noqa: S101
         return self._running
 
-    def start(self) -> None:
-        """Start it unless it lives. Called, like the next three, by who has entered it, or alone has it.
+    def prepare(self, call: Any) -> tuple[str, Any] | Outcome:
+        """Get ready for a call: start the process unless it lives, and has not been idle so long that it may end.
 
-        Raises:
-            OSError: When no process can be started.
+        Args:
+            call: What :func:`call_all` was told for this process.
+
+        Returns:
+            The function as ``module:name`` and the JSON data that it is called with, or what came of the call where it
+            cannot be made.
         """
-        if self.lives:
-            return
-        self.close()
-        server = find_server(*self._preload)
-        try:
-            self._running = _Running(server)
-        except (BrokenPipeError, ConnectionResetError):  # the server was idle for long, or was killed
-            server.close()
-            self._running = _Running(find_server(*self._preload))
-        self._used = time.monotonic()
-        self.starts += 1
-        self.fresh = True
+        if self._running is None or time.monotonic() - self._running.used > IDLE_SECONDS - 10:
+            self.close()
+            try:
+                self._start()
+            except OSError as error:  # no descriptor or no process is left
+                return Outcome(fault="died", reason=f"its process cannot be started: {error}")
+        function, payload = call
+        return function, payload
 
-    def send(self, data: bytes, seconds: float) -> None:
-        """Send a call.
-
-        Raises:
-            OSError: When the process has gone, or does not take it in time.
-        """
-        calls = self.running.calls
-        self._used = time.monotonic()
-        data = HEADER.pack(CALL, len(data)) + data
-        try:  # nearly always there is room for all of it, and nothing to wait for
-            sent = calls.send(data, _socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            sent = 0
-        if sent < len(data):
-            calls.settimeout(seconds)
-            calls.sendall(data[sent:])
-
-    def receive(self) -> bytes:
-        """Some bytes of its answer, at least one; nothing when it has gone."""
-        self._used = time.monotonic()
-        try:
-            return self.running.calls.recv(CHUNK)
-        except OSError:
-            return b""
+    def heard(self, call: Any, outcome: Outcome) -> bool:  # noqa: ARG002 - for those that keep what they hear
+        """Take notice of what came of a call; return whether it is to be made once more."""
+        return False
 
     def end(self, *, kill: bool, trace: bool = False) -> tuple[Gone, str]:
         """End it, as :meth:`_Running.end`."""
@@ -257,7 +255,7 @@ class GuardedProcess:
         return running.end(kill=kill, trace=trace) if running else (Gone(), "")
 
     def printed(self) -> str:
-        """The end of what it has printed since it was started."""
+        """Return the end of what it has printed since it was started."""
         with self._lock:
             return self._running.printed() if self._running else ""
 
@@ -276,139 +274,174 @@ class GuardedProcess:
         """Make the lock anew in a fork, since another thread of the parent may have held it."""
         self._lock = RLock()
 
+    def _start(self) -> None:
+        server = find_server(*self._preload)
+        try:
+            self._running = _Running(server)
+        except (BrokenPipeError, ConnectionResetError):  # the server was idle for long, or was killed
+            server.close()
+            self._running = _Running(find_server(*self._preload))
+
 
 def call_all(
-    calls: Mapping[GuardedProcess, tuple[str, Any]],
+    calls: Mapping[P, Any],
     seconds: float,
     *,
     limit: int = ANSWER_LIMIT,
-    enough: Callable[[], float | None] = lambda: None,
-    came: Callable[[GuardedProcess, Outcome], object] = lambda *_: None,
-) -> dict[GuardedProcess, Outcome]:
-    """Call functions in several processes at once, which the caller has entered, or alone has.
+    enough: Callable[[Mapping[P, Outcome]], float | None] | None = None,
+) -> dict[P, Outcome]:
+    """Call functions in several processes at once.
 
     Args:
-        calls: By process, the function as ``module:name`` and the JSON data that it is called with.
+        calls: By process, the function as ``module:name`` and the JSON data that it is called with, or what else
+            :meth:`GuardedProcess.prepare` of the process makes these of.
         seconds: Time that each may take, from when it begins.
         limit: Bytes that an answer may have.
-        came: Called with each outcome when it is in.
-        enough: Called after that; returns seconds after which the others are given up, or None when all of the time is
-            theirs.
+        enough: Told what has come of the calls so far; returns seconds after which the others are given up, or None
+            when all of the time is theirs.
 
     Returns:
         One outcome per process.
     """
-    outcomes: dict[GuardedProcess, Outcome] = {}
-    exchange = _Exchange(calls, seconds, limit)
-    try:
-        more = exchange.begin()
-        while True:
-            outcomes |= more
-            for process, outcome in more.items():
-                came(process, outcome)
-            if not exchange.waiting:
-                break
-            if (patience := enough()) is not None:
-                exchange.give_up_after(patience)
-            while not (more := exchange.step()):
-                pass
-    except BaseException:
-        for process in calls:  # an answer that comes yet must not be taken for that of the next call
-            if process not in outcomes:
-                process.close()
-        raise
-    return outcomes
+    with contextlib.ExitStack() as rest:
+        entered = {process: rest.enter_context(contextlib.ExitStack()) for process in sorted(calls, key=id)}
+        for process, stack in entered.items():  # in one order for all threads
+            stack.enter_context(process)
+        exchange = _Exchange(calls, seconds, limit, lambda process: entered[process].close())
+        try:
+            exchange.run(enough)
+        except BaseException:
+            for process in calls:  # an answer that comes yet must not be taken for that of the next call
+                if process not in exchange.outcomes:
+                    process.close()
+            raise
+        return exchange.outcomes
+
+
+class _Call:
+    """A call under way.
+
+    Attributes:
+        process: The process.
+        data: What it has answered so far.
+        seconds: Time that it may take from when it begins.
+        until: When its time is up, on the monotonic clock.
+    """
+
+    def __init__(self, process: Any, seconds: float, until: float) -> None:
+        self.process = process
+        self.data = bytearray()
+        self.seconds = seconds
+        self.until = until
 
 
 class _Exchange:
-    """Calls under way: what each process has answered so far, and when its time is up."""
+    """Calls to several processes: those under way by the descriptors on which they are answered, and the outcomes.
 
-    def __init__(self, calls: Mapping[GuardedProcess, tuple[str, Any]], seconds: float, limit: int) -> None:
-        self._calls = calls
+    Args:
+        calls: As of :func:`call_all`, like the next two.
+        seconds: Likewise.
+        limit: Likewise.
+        done: Called with each process that is called no more; others need not wait for those that are slow.
+    """
+
+    def __init__(self, calls: Mapping[P, Any], seconds: float, limit: int, done: Callable[[P], object]) -> None:
+        self.outcomes: dict[Any, Outcome] = {}
+        self._calls: Mapping[Any, Any] = calls
         self._seconds = seconds
         self._limit = limit
+        self._done: Callable[[Any], object] = done
         self._began = time.monotonic()
         self._patience = float("inf")
-        self.waiting: dict[int, GuardedProcess] = {}
-        self._data: dict[int, bytearray] = {}
-        self._deadlines: dict[int, float] = {}
+        self._waiting: dict[int, _Call] = {}
 
-    def begin(self) -> dict[GuardedProcess, Outcome]:
-        """Start the processes, and send each its call; the outcomes of those that are gone already."""
-        outcomes = {}
-        for process in self._calls:
-            process.start()
-        for process, (function, payload) in self._calls.items():
-            call = {"function": function, "payload": payload, "begun": process.fresh}
-            data = json.dumps(call).encode()
-            descriptor = process.running.calls.fileno()
-            until = self._began + (START_SECONDS if process.fresh else self._seconds)
-            try:
-                process.send(data, max(0.1, until - time.monotonic()))
-            except OSError:
-                outcomes[process] = _died(process)
-                continue
-            self.waiting[descriptor] = process
-            self._data[descriptor] = bytearray()
-            self._deadlines[descriptor] = until
-        return outcomes
+    def run(self, enough: Callable[[Mapping[Any, Outcome]], float | None] | None) -> None:
+        """Make the calls, and wait until all have been answered or given up."""
+        self._begin(self._calls)
+        import_wanted()
+        while self._waiting:
+            if enough and (patience := enough(self.outcomes)) is not None:
+                self._patience = min(self._patience, time.monotonic() + patience)
+            self._step()
 
-    def give_up_after(self, seconds: float) -> None:
-        """Wait at most so long from now for those that have not answered."""
-        self._patience = min(self._patience, time.monotonic() + seconds)
+    def _begin(self, processes: Iterable[GuardedProcess]) -> None:
+        """Start the processes, and send each its call."""
+        prepared = {process: process.prepare(self._calls[process]) for process in processes}
+        for process, made in prepared.items():
+            if isinstance(made, Outcome):
+                self._finish(process, made)
+            else:
+                self._send(process, *made)
 
-    def step(self) -> dict[GuardedProcess, Outcome]:
-        """Wait for something to come, or for the time of a call to be up; what came of it, which may be nothing yet."""
+    def _send(self, process: GuardedProcess, function: str, payload: Any) -> None:
+        running, now = process.running, time.monotonic()
+        seconds = self._began + self._seconds - now
+        call = _Call(process, seconds, now + (START_SECONDS if running.fresh else seconds))
+        data = json.dumps({"function": function, "payload": payload, "begun": running.fresh}).encode()
+        try:
+            running.send(data, max(0.1, call.until - now))
+        except OSError:
+            self._hear(process, _died(process))
+        else:
+            self._waiting[running.calls.fileno()] = call
+
+    def _hear(self, process: GuardedProcess, outcome: Outcome) -> None:
+        """Take what came of a call: that is all, unless it is made once more in the time that is left."""
+        again = process.heard(self._calls[process], outcome)
+        if again and time.monotonic() < self._began + self._seconds:
+            self._begin([process])
+        else:
+            self._finish(process, outcome)
+
+    def _finish(self, process: GuardedProcess, outcome: Outcome) -> None:
+        self.outcomes[process] = outcome
+        self._done(process)
+
+    def _step(self) -> None:
+        """Wait for something to come, or for the time of a call to be up, and take it."""
         poll = select.poll()
-        outputs = {process.running.output: process for process in self.waiting.values()}
+        outputs = {call.process.running.output: call.process.running for call in self._waiting.values()}
         outputs.pop(-1, None)
-        for descriptor in (*self.waiting, *outputs):
+        for descriptor in (*self._waiting, *outputs):
             poll.register(descriptor, select.POLLIN)
-        until = min(self._patience, *self._deadlines.values())
-        outcomes = {}
+        until = min(self._patience, *(call.until for call in self._waiting.values()))
         for descriptor, _ in poll.poll(max(0.0, until - time.monotonic()) * 1000 + 1):
             if descriptor in outputs:
-                outputs[descriptor].printed()
+                outputs[descriptor].drain()
                 continue
-            process, outcome = self.waiting[descriptor], self._receive(descriptor)
-            if outcome is not None:
-                outcomes[process] = outcome
-                del self.waiting[descriptor], self._deadlines[descriptor]
+            call = self._waiting[descriptor]
+            if (outcome := self._receive(call)) is not None:
+                del self._waiting[descriptor]
+                self._hear(call.process, outcome)
         now = time.monotonic()
-        for descriptor in [each for each, until in self._deadlines.items() if min(until, self._patience) <= now]:
-            del self._deadlines[descriptor]
-            process = self.waiting.pop(descriptor)
-            outcomes[process] = self._too_late(process)
-        return outcomes
+        for descriptor, call in tuple(self._waiting.items()):
+            if min(call.until, self._patience) <= now:
+                del self._waiting[descriptor]
+                self._hear(call.process, self._too_late(call.process))
 
-    def _receive(self, descriptor: int) -> Outcome | None:
+    def _receive(self, call: _Call) -> Outcome | None:
         """Take some bytes; the outcome once all are there."""
-        process, data = self.waiting[descriptor], self._data[descriptor]
-        chunk = process.receive()
+        process, data = call.process, call.data
+        chunk = process.running.receive()
         if not chunk:
             return _died(process)
         data += chunk
         while len(data) >= HEADER.size:
             kind, size = HEADER.unpack_from(data)
-            if kind == BEGUN and process.fresh:
+            if kind == BEGUN and process.running.fresh:
                 del data[: HEADER.size]
-                process.fresh = False
-                process.running.pid = size
-                self._deadlines[descriptor] = time.monotonic() + self._seconds
-            elif kind != ANSWER or size > self._limit:
-                return self._refused(process, kind, size)
+                process.running.fresh, process.running.pid = False, size
+                call.until = time.monotonic() + call.seconds
+            elif kind != ANSWER:
+                return _refuse(process, NO_ANSWER)
+            elif size > self._limit:
+                largest = f"an answer may have {self._limit / 1e6:.1f} MB"
+                return _refuse(process, f"it answered {size / 1e6:.1f} MB, and {largest}")
             elif len(data) < HEADER.size + size:
                 return None
             else:
                 return _understood(process, data[HEADER.size : HEADER.size + size])
         return None
-
-    def _refused(self, process: GuardedProcess, kind: int, size: int) -> Outcome:
-        if kind != ANSWER:
-            return _nonsense(process)
-        _, printed = process.end(kill=True)
-        reason = f"it answered {size / 1e6:.1f} MB, and an answer may have {self._limit / 1e6:.1f} MB"
-        return Outcome(fault="contract", reason=reason, details=printed)
 
     def _too_late(self, process: GuardedProcess) -> Outcome:
         _, printed = process.end(kill=True, trace=True)
@@ -427,12 +460,12 @@ def _understood(process: GuardedProcess, data: bytes | bytearray) -> Outcome:
         fault = answer["fault"]
         return Outcome(fault="raised", reason=str(fault["reason"]), details=fault["details"] + process.printed())
     except (ValueError, LookupError, TypeError, RecursionError):
-        return _nonsense(process)
+        return _refuse(process, NO_ANSWER)
 
 
-def _nonsense(process: GuardedProcess) -> Outcome:
+def _refuse(process: GuardedProcess, reason: str) -> Outcome:
     _, printed = process.end(kill=True)
-    return Outcome(fault="contract", reason="its process sent what is no answer", details=printed)
+    return Outcome(fault="contract", reason=reason, details=printed)
 
 
 def _died(process: GuardedProcess) -> Outcome:
@@ -468,7 +501,7 @@ def close_processes() -> None:
     close_all(ForkServer)
 
 
-@atexit.register  # before the fork server ends; without the lock, which a thread that is left behind may hold
+@tidy_at_exit  # without the lock, which a thread that is left behind may hold
 def _close_sockets() -> None:
     for process in list(_processes):
         process.forget()

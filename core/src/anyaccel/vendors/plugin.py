@@ -88,8 +88,7 @@ class VendorPlugin:
         self._manager = _Manager("anyaccel")
         self._manager.add_hookspecs(hookspecs)
         self._register(self._import() if plugin is None else plugin)
-        said = self.call("info", {})
-        self.info: PluginInfo = self.check("info", said, {"vendor": source.vendor})
+        self.info: PluginInfo = self.ask("info")
 
     def implements(self, hook: str) -> bool:
         """Whether the plug-in has a hook of this name."""

@@ -7,13 +7,10 @@ the vendor has failed until it is asked to detect once more.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
 import sys
-import time
 from _thread import allocate_lock
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from anyaccel.errors import PluginError
 from anyaccel.linux.fork import renew_in_child
@@ -34,8 +31,8 @@ from anyaccel.model import (
 from anyaccel.model.wire import build, decode, encode
 from anyaccel.probe.machine import Machine
 from anyaccel.vendors import DEADLINE_SECONDS, PRELOAD, TASKS, contract
-from anyaccel.vendors.discovery import ALLOW_VARIABLE, DENY_VARIABLE, Source, installed, problem_of
-from anyaccel.vendors.guarded import ANSWER_LIMIT, GuardedProcess, Outcome, call_all, close_processes
+from anyaccel.vendors.discovery import Source, installed, problem_of
+from anyaccel.vendors.guarded import ANSWER_LIMIT, NO_ANSWER, GuardedProcess, Outcome, call_all, close_processes
 
 SIMULATION_LIMIT = 256 << 20
 """Bytes of an answer of which the core makes up most itself."""
@@ -43,37 +40,35 @@ MOST_DEATHS = 2
 _MOST_EDITS = 64
 
 Answers = dict[str, tuple[Source, Outcome]]
-Enough = Callable[[Mapping[str, Outcome]], "float | None"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypeVar
+    from typing import Any
 
-    T = TypeVar("T")
+    Enough = Callable[[Mapping["VendorProcess", Outcome]], float | None]
 
 
-class VendorProcess:
+class VendorProcess(GuardedProcess):
     """A plug-in in its process.
 
-    Every method may be called by any thread, and raises :class:`~anyaccel.errors.PluginError` when the hook fails, does
-    not answer in time, or answers what the contract does not allow.
+    Every hook may be asked by any thread, and raises :class:`~anyaccel.errors.PluginError` when it fails, does not
+    answer in time, or answers what the contract does not allow.
 
     Args:
         source: Where the plug-in comes from.
 
     Attributes:
         source: Likewise.
+        deaths: By task, what came of the calls since the last one that was answered.
     """
 
     def __init__(self, source: Source) -> None:
+        super().__init__(*PRELOAD)
         self.source = source
-        self.process = GuardedProcess(*PRELOAD)
+        self.deaths: dict[str, list[Outcome]] = {}
         path: list[object] = [*sys.path]
         self._path = [entry for entry in path if isinstance(entry, str)]
-        self._starts = 0
-        self._deaths: dict[str, int] = {}
         self._detected: Outcome | None = None
-        self._last_words: Outcome | None = None
         self._known: dict[str, Device] = {}
         self._said: dict[str, Any] = {}
         self._info: tuple[Any, PluginInfo] | None = None
@@ -101,7 +96,7 @@ class VendorProcess:
             return kept[1]
         shares = [_encode_share(share) for share in ctx.shares.values()]
         payload = {"shares": shares, "environ": asked[3], "mask": ctx.mask}
-        with self.process:
+        with self:
             edits: EnvEdits = self.ask("env", devices, seconds=seconds, everything=ctx.devices, **payload)
         if len(self._edits) >= _MOST_EDITS:
             self._edits.clear()
@@ -146,7 +141,20 @@ class VendorProcess:
             told: What else it is told, as JSON data.
         """
         seconds = seconds or contract.HOOKS[name].seconds or DEADLINE_SECONDS
-        return self.checked(name, self.call(name, told, seconds, devices=devices, everything=everything), devices)
+        outcome = call_all({self: (name, told, devices, everything)}, seconds)[self]
+        return self.answer(name, outcome, devices)
+
+    def answer(self, name: str, outcome: Outcome, devices: Sequence[Device] = ()) -> Any:
+        """Return the answer of a hook in what came of a call.
+
+        Args:
+            name: Name of the hook, without ``anyaccel_``.
+            outcome: What came of the call.
+            devices: The devices that it was asked about.
+        """
+        if (problem := problem_in(self.source, outcome, f"anyaccel_{name}")) is not None:
+            raise PluginError(problem)
+        return self.checked(name, outcome.value.get("value"), devices)
 
     def checked(self, name: str, data: Any, devices: Sequence[Device] = ()) -> Any:
         """Build the answer of a hook from data, and compare it with the contract.
@@ -158,60 +166,41 @@ class VendorProcess:
         """
         hook = contract.HOOKS[name]
         value = build(hook.answer, data)
-        told = {"devices": devices, "device": next(iter(devices), None), "vendor": self.source.vendor}
-        self._check(hook.faults(value, told, self), f"anyaccel_{name}")
+        told = {"devices": devices, "device": next(iter(devices), None)}
+        if found := list(hook.faults(value, told, self)):
+            raise PluginError(_breach(self.source, "; ".join(found), f"anyaccel_{name}"))
         return value
 
-    def call(
-        self,
-        task: str,
-        payload: Mapping[str, Any],
-        seconds: float,
-        *,
-        devices: Sequence[Device] = (),
-        everything: Sequence[Device] = (),
-    ) -> Any:
-        """Call a function of :mod:`anyaccel.vendors.tasks` in the process; returns its answer as JSON data.
+    def prepare(self, call: Any) -> tuple[str, Any] | Outcome:
+        """Get ready for a call, unless the process has died too often: add to its payload what that does not know yet.
 
         Args:
-            task: Name of the function.
-            payload: What it needs.
-            seconds: Time that it may take.
-            devices: The devices that it is about.
-            everything: All devices of the vendor, where it needs them.
+            call: Name of the function of :mod:`anyaccel.vendors.tasks`, its payload, the devices that it is about, and
+                others that it needs to know of.
         """
+        task, payload, devices, everything = call
+        deaths = self.deaths.get(task, [])
+        if len(deaths) >= MOST_DEATHS:
+            return deaths[-1]
         full = {**payload, "devices": [each.raw_id for each in devices]}
         full["everything"] = [each.raw_id for each in everything]
-        outcome = call_vendors({self: (task, full, (*devices, *everything))}, seconds)[self]
-        problem = problem_in(self.source, outcome, f"anyaccel_{task}")
-        if problem is not None:
-            raise PluginError(problem)
-        if "value" not in outcome.value:
-            self._refuse("its process sent what is no answer", f"anyaccel_{task}")
-        return outcome.value["value"]
-
-    def completed(self, payload: Mapping[str, Any], devices: Iterable[Device]) -> dict[str, Any]:
-        """A payload with what the process does not know yet; called with the process entered, which starts it."""
-        self.process.start()
-        full = dict(payload)
-        if self.process.starts != self._starts:
-            self._starts = self.process.starts
+        made = super().prepare((f"{TASKS}:{task}", full))
+        if isinstance(made, Outcome):
+            return made
+        if self.running.fresh:
             self._known.clear()
+            self._detected = None
             full["load"] = {"source": encode(self.source), "path": self._path}
-        new = {each.raw_id: each for each in devices if self._known.get(each.raw_id) is not each}
+        new = {each.raw_id: each for each in (*devices, *everything) if self._known.get(each.raw_id) is not each}
         unknown = {name: device for name, device in new.items() if self._known.get(name) != device}
         if unknown:
             full["introduce"] = [encode(unqualified(device)) for device in unknown.values()]
         self._known |= new
-        return full
+        return made
 
-    def heard(self, task: str, outcome: Outcome) -> None:
-        """Take notice of what came of a call."""
-        if outcome.fault in {"died", "timeout"}:
-            self._deaths[task] = self._deaths.get(task, 0) + 1
-            self._last_words = outcome
-        else:
-            self._deaths.pop(task, None)
+    def heard(self, call: Any, outcome: Outcome) -> bool:
+        """Keep what came of a call; return whether it is to be made once more, in a new process."""
+        task, *_ = call
         if isinstance(outcome.value, dict) and outcome.value.keys() >= {"info", "hooks"}:
             self._said = {name: outcome.value[name] for name in ("info", "hooks")}
         if task == "detect":
@@ -219,103 +208,31 @@ class VendorProcess:
             self._edits.clear()
             self._known.clear()
             self._detected = outcome
+        if outcome.fault not in {"died", "timeout"}:
+            self.deaths.pop(task, None)
+            return False
+        self.deaths.setdefault(task, []).append(outcome)
+        return outcome.fault == "died" and len(self.deaths[task]) < MOST_DEATHS
 
     def learn(self, outcome: Outcome, devices: Iterable[Device]) -> None:
         """Take notice of the devices that the process has just detected."""
-        with self.process:
-            if self._detected is outcome and self.process.starts == self._starts:
+        with self:
+            if self._detected is outcome:
                 self._known = {device.raw_id: device for device in devices} | self._known
-
-    def refusal(self, task: str) -> Outcome | None:
-        """The outcome of a call that is not made, since the process has died too often; None when it is made."""
-        if task == "detect":
-            self._deaths.clear()
-        return self._last_words if self._deaths.get(task, 0) >= MOST_DEATHS else None
-
-    def may_try_again(self, task: str, outcome: Outcome) -> bool:
-        """Whether a call is made once more, in a new process."""
-        return outcome.fault == "died" and self._deaths.get(task, 0) < MOST_DEATHS
 
     def _hello(self) -> dict[str, Any]:
         if not self._said:
-            self.call("hello", {"machine": None}, DEADLINE_SECONDS)
+            outcome = call_all({self: ("hello", {"machine": None}, (), ())}, DEADLINE_SECONDS)[self]
+            if problem := problem_in(self.source, outcome, "anyaccel_hello"):
+                raise PluginError(problem)
         if not self._said:
-            self._refuse("its process sent what is no answer", "anyaccel_info")
+            raise PluginError(_breach(self.source, NO_ANSWER, "anyaccel_info"))
         return self._said
 
-    def _check(self, faults: Iterator[str], hook: str) -> None:
-        found = list(faults)
-        if found:
-            self._refuse("; ".join(found), hook)
 
-    def _refuse(self, reason: str, hook: str) -> None:
-        raise PluginError(problem_of(self.source, ProblemKind.CONTRACT, f"{reason}.", hook))
-
-
-def call_vendors(  # noqa: C901 - who waits, who has answered and who is tried again, told in one place
-    calls: Mapping[VendorProcess, tuple[str, Mapping[str, Any], Sequence[Device]]],
-    seconds: float,
-    *,
-    limit: int = ANSWER_LIMIT,
-    enough: Enough | None = None,
-) -> dict[VendorProcess, Outcome]:
-    """Call a function in the processes of several vendors at once.
-
-    Args:
-        calls: By vendor, the name of the function of :mod:`anyaccel.vendors.tasks`, its payload, and devices that the
-            payload names by id.
-        seconds: Time that each may take.
-        limit: Bytes that an answer may have.
-        enough: Told what has come in, by vendor, after each answer; returns seconds after which the others are given
-            up, or None when all of the time is theirs.
-    """
-    began = time.monotonic()
-    outcomes: dict[VendorProcess, Outcome] = {}
-    owners = {vendor.process: vendor for vendor in calls}
-    with contextlib.ExitStack() as rest:
-        held = {vendor: contextlib.ExitStack() for vendor in sorted(calls, key=lambda vendor: id(vendor.process))}
-        for vendor, entered in held.items():  # in one order for all threads
-            rest.enter_context(entered).enter_context(vendor.process)
-        waiting = set(calls)
-
-        def done(vendor: VendorProcess, outcome: Outcome) -> None:
-            outcomes[vendor] = outcome
-            waiting.discard(vendor)
-            held[vendor].close()  # others need not wait for those that are slow
-
-        def came(process: GuardedProcess, outcome: Outcome) -> None:
-            vendor = owners[process]
-            vendor.heard(calls[vendor][0], outcome)
-            outcomes[vendor] = outcome
-            if not vendor.may_try_again(calls[vendor][0], outcome):
-                done(vendor, outcome)
-
-        def patience() -> float | None:
-            came_in = {vendor.source.vendor: each for vendor, each in outcomes.items() if vendor not in waiting}
-            return enough(came_in) if enough else None
-
-        for vendor, (task, *_) in calls.items():
-            if (refusal := vendor.refusal(task)) is not None:
-                done(vendor, refusal)
-        left = seconds
-        while waiting and left > 0:
-            try:
-                payloads = {}
-                for vendor in sorted(waiting, key=lambda vendor: vendor.source.vendor):
-                    try:
-                        full = vendor.completed(*calls[vendor][1:])
-                    except OSError as error:  # no descriptor or no process is left
-                        reason = f"its process cannot be started: {error}"
-                        done(vendor, Outcome(fault="died", reason=reason))
-                    else:
-                        payloads[vendor.process] = (f"{TASKS}:{calls[vendor][0]}", full)
-                call_all(payloads, left, limit=limit, enough=patience, came=came)
-            except BaseException:
-                for vendor in waiting:
-                    vendor.process.close()  # it has not heard of what it is told once
-                raise
-            left = seconds - (time.monotonic() - began)
-    return outcomes
+def _breach(source: Source, reason: str, hook: str) -> Problem:
+    """Describe an answer that the contract does not allow."""
+    return problem_of(source, ProblemKind.CONTRACT, f"{reason}.", hook)
 
 
 def problem_in(source: Source, outcome: Outcome, hook: str) -> Problem | None:
@@ -323,12 +240,12 @@ def problem_in(source: Source, outcome: Outcome, hook: str) -> Problem | None:
     if outcome.fault:
         return problem_of(source, ProblemKind(outcome.fault), f"{outcome.reason}.", hook, outcome.details)
     if not isinstance(outcome.value, dict):
-        return problem_of(source, ProblemKind.CONTRACT, "its process sent what is no answer.", hook)
+        return _breach(source, NO_ANSWER, hook)
     if "problem" in outcome.value:
         try:
             return decode(Problem, outcome.value["problem"])
         except ValueError as error:
-            return problem_of(source, ProblemKind.CONTRACT, f"{error}.", hook)
+            return _breach(source, str(error), hook)
     return None
 
 
@@ -343,11 +260,8 @@ def answer_in(
         outcome: What came of the call.
         devices: The devices that it was asked about.
     """
-    problem = problem_in(source, outcome, f"anyaccel_{name}")
-    if problem is not None:
-        return None, problem
     try:
-        return process_of(source).checked(name, outcome.value.get("value"), devices), None
+        return process_of(source).answer(name, outcome, devices), None
     except PluginError as error:
         return None, error.problem
 
@@ -394,21 +308,16 @@ def vendor_process(name: str) -> VendorProcess:
     Raises:
         PluginError: When it is not installed.
     """
-    asked = _asked.get((name, tuple(sys.path)))
-    return asked or _find(name, os.environ.get(ALLOW_VARIABLE), os.environ.get(DENY_VARIABLE), tuple(sys.path))
-
-
-@functools.lru_cache(maxsize=64)
-def _find(name: str, *_: object) -> VendorProcess:
-    sources, problems = installed()
-    for source in sources:
-        if source.vendor == name:
-            return process_of(source)
-    for problem in problems:
-        if problem.vendor == name:
-            raise PluginError(problem)
-    missing = problem_of(Source(vendor=name, target=""), ProblemKind.LOAD, "no plug-in of that name is installed.")
-    raise PluginError(missing)
+    key = name, tuple(sys.path)
+    if key not in _asked:
+        sources, problems = installed()
+        source = next((each for each in sources if each.vendor == name), None)
+        if source is None:
+            nothing = Source(vendor=name, target="")
+            missing = problem_of(nothing, ProblemKind.LOAD, "no plug-in of that name is installed.")
+            raise PluginError(next((each for each in problems if each.vendor == name), missing))
+        _asked[key] = process_of(source)
+    return _asked[key]
 
 
 def ask(
@@ -433,7 +342,7 @@ def ask(
         vendors: Vendors to ask; all when None.
         sources: The plug-ins of which these are chosen; those that are installed when None.
         devices: Devices that it is about, by vendor.
-        enough: As of :func:`call_vendors`.
+        enough: As of :func:`~anyaccel.vendors.guarded.call_all`.
         more: What else the function is told, by vendor.
 
     Returns:
@@ -449,15 +358,16 @@ def ask(
     wanted = None if vendors is None else set(vendors)
     chosen = [process_of(source) for source in sources if wanted is None or source.vendor in wanted]
     shared = {"machine": encode(machine), "environ": environ, "adopt": True, "seconds": timeout}
-    calls: dict[VendorProcess, tuple[str, Mapping[str, Any], Sequence[Device]]] = {}
+    calls = {}
     for each in chosen:
-        about = (devices or {}).get(each.source.vendor, ())
         told = {**shared, **(more or {}).get(each.source.vendor, {})}
-        calls[each] = task, {**told, "devices": [device.raw_id for device in about]}, about
+        calls[each] = task, told, (devices or {}).get(each.source.vendor, ()), ()
     limit = SIMULATION_LIMIT if machine.simulated else ANSWER_LIMIT
     if task == "detect":
         _asked.update({(each.source.vendor, tuple(sys.path)): each for each in chosen})
-    outcomes = call_vendors(calls, timeout, limit=limit, enough=enough)
+        for each in chosen:
+            each.deaths.clear()
+    outcomes = call_all(calls, timeout, limit=limit, enough=enough)
     return {each.source.vendor: (each.source, outcomes[each]) for each in chosen}, problems
 
 
@@ -495,7 +405,6 @@ def close(*, interpreter: bool = True) -> None:
     Args:
         interpreter: Whether what forks them ends as well, which knows no plug-in and takes longest to start.
     """
-    _find.cache_clear()
     with _lock:
         ended = list(_vendors.values())
         _vendors.clear()
@@ -504,4 +413,4 @@ def close(*, interpreter: bool = True) -> None:
         close_processes()
         return
     for vendor in ended:
-        vendor.process.close()
+        vendor.close()

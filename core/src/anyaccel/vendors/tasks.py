@@ -19,7 +19,6 @@ from anyaccel import plugin as author  # noqa: F401 - what every plug-in imports
 from anyaccel.errors import PluginError
 from anyaccel.hookspecs import HOOKS
 from anyaccel.model import (
-    UNITS_PER_DEVICE,
     Detected,
     Device,
     EnvContext,
@@ -212,9 +211,6 @@ def _complete(plugin: VendorPlugin, detected: Detected, environ: Mapping[str, st
             tags=plugin.tags(device),
             fractional=plugin.fractional(device),
             visible=True,
-            declared=False,
-            labels={},
-            units=UNITS_PER_DEVICE,
             own_slots=(),
         )
         for device in sorted(detected.devices, key=lambda device: device.index)

@@ -103,7 +103,7 @@ class DaskNode(Node):
 
     def __init__(self, spec: Spec) -> None:
         self.name = name_of(get_worker())
-        self._shared = spec.shared
+        self._shared = spec.setting.shared
         self._options: dict[Order, Options] = {}
 
     @property

@@ -15,7 +15,6 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Mapping
 from functools import partial
 
 from anyaccel.configuration import user_directory
@@ -105,24 +104,19 @@ class Job(Value):
         return max(0.0, (self.ended or time.time()) - self.started)
 
 
-def directory(environ: Mapping[str, str] | None = None) -> str:
-    """Where the jobs of this user lie; it need not exist.
-
-    Args:
-        environ: The environment, in which ``XDG_STATE_HOME`` may name another place; that of this process when None.
-    """
-    environ = os.environ if environ is None else environ
-    own = {**environ, "HOME": environ.get("HOME") or _home()}
+def directory() -> str:
+    """Where the jobs of this user lie; it need not exist, and ``XDG_STATE_HOME`` may name another place."""
+    own = {**os.environ, "HOME": os.environ.get("HOME") or _home()}
     return f"{user_directory('XDG_STATE_HOME', '.local/state', own)}/jobs"
 
 
-def jobs(environ: Mapping[str, str] | None = None) -> tuple[Job, ...]:
+def jobs() -> tuple[Job, ...]:
     """The jobs of this user, oldest first; what is damaged or belongs to somebody else is left out.
 
     Raises:
         JobStateError: When the directory belongs to another user, or others may write to it.
     """
-    path = directory(environ)
+    path = directory()
     if not trusted(path):
         return ()
     numbers = sorted(int(name) for name in os.listdir(path) if name.isascii() and name.isdigit())
@@ -145,14 +139,14 @@ def list_ids(**_: object) -> list[str]:
     return [job.id for job in jobs()]
 
 
-def find(job_id: str, environ: Mapping[str, str] | None = None) -> Job:
+def find(job_id: str) -> Job:
     """The job of this number.
 
     Raises:
         JobNotFoundError: When there is none.
         JobStateError: When the directory cannot be trusted.
     """
-    path = directory(environ)
+    path = directory()
     job = _read(f"{path}/{int(job_id)}") if is_id(job_id) and trusted(path) else None
     if job is None:
         raise JobNotFoundError(f"there is no job {job_id!r} in {path}", hint="'anyaccel jobs --all' lists your jobs")

@@ -57,13 +57,9 @@ def describe(job: Job) -> dict[str, Any]:
     took = job.took
     return {
         "job": job.id,
-        "state": job.state,
-        "request": job.request,
-        "note": job.note or None,
-        "command": list(job.command),
+        **output.take_fields(job, "state", "request", "note", "command"),
         "directory": job.directory,
-        "devices": list(job.devices),
-        "lease": job.lease or None,
+        **output.take_fields(job, "devices", "lease"),
         **times,
         "took_seconds": None if took is None else round(took, 3),
         "exit_status": job.status,

@@ -30,16 +30,16 @@ class Family(Value):
     Attributes:
         name: Its name, without what the kind adds.
         kind: ``gauge``, ``counter`` or ``info``.
-        unit: Its unit, which ends the name; empty for none.
         help: What it says.
         samples: Its values.
+        unit: Its unit, which ends the name; empty for none.
     """
 
     name: str
     kind: str
-    unit: str
     help: str
     samples: tuple[tuple[Labels, float], ...]
+    unit: str = ""
 
 
 EXAMPLES = (
@@ -80,7 +80,6 @@ def families(sample: samples.Sample) -> Iterator[Family]:
     yield Family(
         name="anyaccel_device",
         kind="info",
-        unit="",
         help="A device of this machine.",
         samples=tuple(
             (labels | {"hw_model": device.model or "", "type": device.type, "hw_parent": device.parent or ""}, 1)
@@ -95,7 +94,7 @@ def families(sample: samples.Sample) -> Iterator[Family]:
         for kind, number in (("corrected", seen.ecc_errors_corrected), ("uncorrected", seen.ecc_errors_uncorrected))
         if number is not None
     ]
-    yield Family(name="hw_errors", kind="counter", unit="", help="Memory errors.", samples=tuple(errors))
+    yield Family(name="hw_errors", kind="counter", help="Memory errors.", samples=tuple(errors))
     yield _gauge(
         "hw_status", "", "Whether the device is in a state.",
         (

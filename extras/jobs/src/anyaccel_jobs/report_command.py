@@ -23,7 +23,7 @@ _NOT_TOLD = (
 _HOUR = 3600.0
 
 
-class Row(Value):
+class ReportRow(Value):
     """What the uses of one group come to.
 
     Attributes:
@@ -118,7 +118,7 @@ def clipped(entry: journal.Entry, since: float, until: float) -> journal.Entry |
     return replace(entry, began=began, ended=ended, held=min(entry.held, whole or entry.held) * share)
 
 
-def summarize(entries: Iterable[journal.Entry], by: str) -> list[Row]:
+def summarize(entries: Iterable[journal.Entry], by: str) -> list[ReportRow]:
     """Add up uses by what they have in common, those with the most device hours first."""
     groups: dict[str, list[tuple[journal.Entry, Sequence[journal.Used]]]] = {}
     for entry in entries:
@@ -141,7 +141,7 @@ def _parts(entry: journal.Entry, by: str) -> list[tuple[str, Sequence[journal.Us
     return [(each, [used for used in entry.devices if name(used) == each]) for each in names]
 
 
-def _row(name: str, uses: Sequence[tuple[journal.Entry, Sequence[journal.Used]]], *, apart: bool) -> Row:
+def _row(name: str, uses: Sequence[tuple[journal.Entry, Sequence[journal.Used]]], *, apart: bool) -> ReportRow:
     """Add up.
 
     Args:
@@ -157,7 +157,7 @@ def _row(name: str, uses: Sequence[tuple[journal.Entry, Sequence[journal.Used]]]
     busy = [(used.utilization, seconds) for used, seconds in own if used.utilization is not None]
     total = sum(seconds for _, seconds in busy)
     peaks = [used.memory_peak_bytes for used, _ in own if used.memory_peak_bytes is not None]
-    return Row(
+    return ReportRow(
         name=name,
         leases=leases,
         device_seconds=sum(seconds for _, seconds in held),
@@ -172,7 +172,7 @@ def _row(name: str, uses: Sequence[tuple[journal.Entry, Sequence[journal.Used]]]
     )
 
 
-def _json(row: Row, by: str) -> dict[str, Any]:
+def _json(row: ReportRow, by: str) -> dict[str, Any]:
     return {
         by: row.name,
         "leases": row.leases,
@@ -187,7 +187,7 @@ def _json(row: Row, by: str) -> dict[str, Any]:
     }
 
 
-def _print_csv(rows: Sequence[Row], by: str) -> None:
+def _print_csv(rows: Sequence[ReportRow], by: str) -> None:
     import csv
     import io
 

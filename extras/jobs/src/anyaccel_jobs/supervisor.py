@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from anyaccel.errors import AnyaccelError, LeaseCancelledError
-from anyaccel.launcher import JOB_NAME, exit_status_of, start_detached, time_limit
+from anyaccel.launcher import JOB_NAME, fork_child, start_detached, time_limit
 from anyaccel.ledger import boot
 from anyaccel.linux import (
     Teardown,
@@ -248,13 +248,15 @@ def _close_inherited() -> None:
 def _start(become: Callable[[], int]) -> int:
     """Run a function in a child that leads a process group; signals wait in this process until they are asked for."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_ASKED, signal.SIGCHLD})
-    child = os.fork()
-    if not child:
+
+    def run() -> int:
         os.setpgid(0, 0)
         for number in _ASKED:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {*_ASKED, signal.SIGCHLD})
-        os._exit(exit_status_of(become))
+        return become()
+
+    child = fork_child(run)
     with contextlib.suppress(OSError):  # it has done so itself, or has ended
         os.setpgid(child, child)
     return child

@@ -343,7 +343,7 @@ class Tally:
         return self.seconds / ended * (self.total - self.skipped - ended) if ended else None
 
 
-class Setting(Value):
+class SweepSetting(Value):
     """What a sweep keeps to.
 
     Attributes:
@@ -385,7 +385,7 @@ class Sweep:
 
     def __init__(
         self,
-        setting: Setting,
+        setting: SweepSetting,
         commands: Iterator[tuple[int, tuple[str, ...]]],
         tally: Tally,
         *,

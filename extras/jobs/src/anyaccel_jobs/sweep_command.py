@@ -39,11 +39,7 @@ from anyaccel.text import elapsed
 
 from anyaccel_jobs.jobs_command import detach
 from anyaccel_jobs.supervisor import Supervisor
-from anyaccel_jobs.sweep import JOB_LOG, Commands, Ended, JobLog, Setting, Sweep, Tally, call, parse_each, written
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from anyaccel.launcher import StartOptions
+from anyaccel_jobs.sweep import JOB_LOG, Commands, Ended, JobLog, Sweep, SweepSetting, Tally, call, parse_each, written
 
 _SHOWN_FAILURES = 10
 _LOOK_SECONDS = 1.0
@@ -179,7 +175,7 @@ def _run(args: argparse.Namespace, commands: Commands, supervisor: Supervisor | 
         if inventory is None:
             status = _on_cluster(args, left, progress)
         else:
-            setting = Setting(
+            setting = SweepSetting(
                 request=request,
                 inventory=inventory,
                 out=args.out,
@@ -213,7 +209,6 @@ def _on_cluster(args: argparse.Namespace, commands: Iterator[tuple[int, tuple[st
     tally = progress.tally
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     os.environ.setdefault("RAY_LOG_TO_DRIVER", "0")  # else a cluster's logs stand in standard output, between ours
-    start: StartOptions = start_options(args)
     try:
         # Interrupted, it ends what runs on the cluster before it lets go of it.
         with anyaccel.Pool(
@@ -225,7 +220,7 @@ def _on_cluster(args: argparse.Namespace, commands: Iterator[tuple[int, tuple[st
             grace=args.grace,
             signal=args.signal,
             results="pickle",
-            **start,
+            **start_options(args),
         ) as pool:
             calls = _Calls(args, pool)
             while True:
@@ -340,21 +335,16 @@ def _document(args: argparse.Namespace, tally: Tally, log: JobLog, status: int) 
     return {
         "out": args.out,
         "job_log": log.path,
-        "total": tally.total,
-        "skipped": tally.skipped,
-        "done": tally.done,
-        "failed": tally.failed,
+        **output.take_fields(tally, "total", "skipped", "done", "failed"),
         "seconds": round(tally.seconds, 3),
         "exit_status": status,
         "failures": [
             {
-                "number": run.number,
-                "command": list(run.command),
+                **output.take_fields(run, "number", "command"),
                 "exit_status": run.status,
                 "signal": run.signal or None,
                 "timeout": run.timed_out,
-                "attempts": run.attempts,
-                "log": run.log,
+                **output.take_fields(run, "attempts", "log"),
             }
             for run in tally.failures
         ],

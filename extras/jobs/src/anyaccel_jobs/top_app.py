@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import anyaccel
-from anyaccel.cli import Row, cancel_by_id, laid_out, megahertz, output, since, used_of
+from anyaccel.cli import DeviceRow, cancel_by_id, laid_out, megahertz, output, since, used_of
 from anyaccel.cli import sample as samples
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, TicketRecord
@@ -249,7 +249,6 @@ class Top(App[None]):
         self._interval = interval
         self._sample: samples.Sample | None = None
         self._jobs: tuple[Job, ...] = ()
-        self._reasons = samples.Reasons()
         self._history: dict[str, deque[float | None]] = {}
         self._sort = SORTS[0]
         self._filter = ""
@@ -289,12 +288,10 @@ class Top(App[None]):
             self.run_worker(self._take, thread=True, group="look")
 
     def _take(self) -> None:
-        """Look, and then ask why those who wait do, which takes longer."""
+        """Look, and ask why requests wait."""
         try:
             sample, jobs = self._look(), self._look_for_jobs()
-            if not self._reasons.knows(sample):
-                self._from_thread(self._took, sample, jobs, self._rows(sample, ask=False))
-            self._from_thread(self._took, sample, jobs, self._rows(sample, ask=True))
+            self._from_thread(self._took, sample, jobs, _waiting(sample))
         except AnyaccelError as error:
             self._from_thread(self._tell, str(error))
         finally:
@@ -308,28 +305,9 @@ class Top(App[None]):
             if self.is_running:
                 raise
 
-    def _rows(self, sample: samples.Sample, *, ask: bool) -> list[tuple[str, list[str]]]:
-        """What is shown of those who wait, by ticket."""
-        return [
-            (
-                ticket.id,
-                [
-                    str(place),
-                    ticket.user,
-                    ticket.request or "-",
-                    since(sample.at - ticket.waited),
-                    output.clock(ticket.starts),
-                    self._reasons.of(ticket, place, sample, ask=ask) + (f"  [{ticket.note}]" if ticket.note else ""),
-                ],
-            )
-            for place, ticket in enumerate(sample.tickets, start=1)
-        ]
-
     def _took(self, sample: samples.Sample, jobs: tuple[Job, ...], waiting: list[tuple[str, list[str]]]) -> None:
-        if sample is not self._sample:
-            for device in sample.inventory.devices:
-                own = self._history.setdefault(device.id, deque(maxlen=_HISTORY))
-                own.append(sample.stats(device).utilization)
+        for device in sample.inventory.devices:
+            self._history.setdefault(device.id, deque(maxlen=_HISTORY)).append(sample.stats(device).utilization)
         self._sample = sample
         self._jobs = jobs
         self._waiting = waiting
@@ -403,7 +381,7 @@ class Top(App[None]):
             [(_job_key(job), [[(line, "")]]) for job, line in zip(self._jobs, lines, strict=True)]
         )
 
-    def _drawn(self, row: Row, width: int) -> str:
+    def _drawn(self, row: DeviceRow, width: int) -> str:
         return sparkline(self._history.get(row.device.id, ()), width)
 
     def _chosen(self) -> Device | TicketRecord | Job | None:
@@ -566,6 +544,24 @@ def _of_lease(holder: samples.Holder) -> str:
 
 def _known(value: object) -> str:
     return "-" if value is None else str(value)
+
+
+def _waiting(sample: samples.Sample) -> list[tuple[str, list[str]]]:
+    """Return what is shown of the requests that wait, by ticket."""
+    return [
+        (
+            ticket.id,
+            [
+                str(place),
+                ticket.user,
+                ticket.request or "-",
+                since(sample.at - ticket.waited),
+                output.clock(ticket.starts),
+                reason + (f"  [{ticket.note}]" if ticket.note else ""),
+            ],
+        )
+        for place, (ticket, reason) in enumerate(zip(sample.tickets, samples.reasons(sample), strict=True), start=1)
+    ]
 
 
 def _job_key(job: Job) -> str:

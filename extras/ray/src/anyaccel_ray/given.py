@@ -10,10 +10,24 @@ from typing import Any
 from anyaccel.errors import LedgerError, WorkerStartError
 from anyaccel.exports.ray import PREDEFINED, UNIT_VARIABLE, by_resource, own_unit_instances
 from anyaccel.launcher import KnownNames, validate
-from anyaccel.model import UNITS_PER_DEVICE, Device, Extent, Grant, Inventory, Request, Term
+from anyaccel.model import (
+    ANY_SLOTS,
+    NOTHING,
+    UNITS_PER_DEVICE,
+    Device,
+    Extent,
+    Grant,
+    Inventory,
+    Request,
+    Share,
+    Term,
+    replace,
+    slot_mask,
+    slot_numbers,
+)
 from anyaccel.policy import Need
 from anyaccel.pool import Broker
-from anyaccel.scheduler import Choice, located, serves, share
+from anyaccel.scheduler import Choice, choose_slots, extent_of, serves, share
 
 from anyaccel_ray.connection import import_ray
 from anyaccel_ray.snapshot import started_with
@@ -81,6 +95,43 @@ class Preferred(Choice):
         if self._accepted and (free := located(self._given, taken)) is not None:
             return free
         return None if self._any is None else self._any.choose(taken)
+
+
+def located(grants: Sequence[Grant], taken: Mapping[str, Extent]) -> tuple[Grant, ...] | None:
+    """Say where shares are that somebody else chose devices for.
+
+    Args:
+        grants: The shares; their slots are not looked at.
+        taken: What others hold, by device id.
+
+    Returns:
+        The same with slots of the devices that have some; None when a device has not so much left.
+    """
+    held = dict(taken)
+    found = []
+    for grant in grants:
+        shares = []
+        for given in grant.shares:
+            extent = held.get(given.device.id, NOTHING)
+            placed = _located(given.device, given.units, extent)
+            if placed is None:
+                return None
+            shares.append(placed)
+            held[given.device.id] = extent.joined(extent_of(placed))
+        found.append(replace(grant, shares=tuple(shares)))
+    return tuple(found)
+
+
+def _located(device: Device, units: int, taken: Extent) -> Share | None:
+    units = device.rounded(units)
+    if device.slots == 1 or units == UNITS_PER_DEVICE:
+        room = taken.units + units <= device.units and taken.slots in (0, ANY_SLOTS)
+        return share(device, units) if room else None
+    free = slot_mask(device.own_slots or range(device.slots)) & ~taken.slots
+    count = units * device.slots // UNITS_PER_DEVICE
+    if free.bit_count() < count:
+        return None
+    return share(device, units, slot_numbers(choose_slots(free, count, device.slots)))
 
 
 def _devices(grants: tuple[Grant, ...]) -> tuple[Device, ...]:

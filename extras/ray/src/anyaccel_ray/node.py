@@ -33,9 +33,9 @@ class RayNode:
         context = ray.get_runtime_context()
         self.name = f"{ray.util.get_node_ip_address()} ({context.get_node_id()[:8]})"
         self._inventory = node_inventory()
-        self._shared = spec.shared
-        self.broker = given_broker(self._inventory, shared=spec.shared, note=f"Ray job {context.get_job_id()}")
-        self._grace = spec.grace
+        self._shared = spec.setting.shared
+        self.broker = given_broker(self._inventory, shared=spec.setting.shared, note=f"Ray job {context.get_job_id()}")
+        self._grace = spec.setting.grace
         self._options: dict[object, Options] = {}
 
     def refresh(self) -> None:

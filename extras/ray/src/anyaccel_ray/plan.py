@@ -8,12 +8,9 @@ from anyaccel.engines.remote import Fitting, Plan, find_fitting, listed
 from anyaccel.exports.ray import (
     MIXED,
     TYPE_PREFIX,
-    TYPE_SHARE,
-    among,
     by_resource,
     label_name,
     label_value,
-    satisfies,
 )
 from anyaccel.model import (
     UNITS_PER_DEVICE,
@@ -29,6 +26,8 @@ from anyaccel.model import (
 )
 from anyaccel.scheduler import asked, goes_by, rules, serves
 
+TYPE_SHARE = 0.001
+"""How much of ``accelerator_type:TYPE`` a call asks for, of the 1 that a node has: what Ray itself asks for."""
 Products = Callable[[], Mapping[str, Sequence[Product]]]
 """By resource, what the installed plug-ins know."""
 
@@ -258,6 +257,21 @@ def _quantities(request: Request, terms: Sequence[str]) -> dict[str, float]:
     for term, resource in zip(request.terms, terms, strict=True):
         units[resource] = units.get(resource, 0) + term.units
     return {resource: each / UNITS_PER_DEVICE for resource, each in units.items()}
+
+
+def among(values: Iterable[str]) -> str:
+    """What a selector says of a label that must have one of some values."""
+    (*others, last) = values
+    return f"in({','.join((*others, last))})" if others else last
+
+
+def satisfies(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
+    """Whether a node has the labels that a selector of ours asks for."""
+    for name, wanted in selector.items():
+        values = wanted.removeprefix("!").removeprefix("in(").removesuffix(")").split(",")
+        if (labels.get(name) in values) == wanted.startswith("!"):
+            return False
+    return True
 
 
 def has(resources: Mapping[str, float], wanted: Mapping[str, float]) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from anyaccel.errors import PluginError, UsageError
-from anyaccel.exports.ray import Node, by_resource, countable
+from anyaccel.exports.ray import RayNode, by_resource, countable
 from anyaccel.model import Device, EnvContext, Health, Inventory, Share, replace
 from anyaccel.vendors import vendor_process
 
 from anyaccel_ray import authentication
 
 
-def prepare(node: Node, inventory: Inventory, environ: Mapping[str, str]) -> Node:
+def prepare(node: RayNode, inventory: Inventory, environ: Mapping[str, str]) -> RayNode:
     """Add what a node needs that starts here: masks for devices that are broken, and a token of Ray's that is there.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any
 
 from anyaccel.model import Value
 
@@ -35,20 +34,24 @@ class Check(Value):
     Attributes:
         id: ``C01`` and so on; never reused.
         name: The demand in two or three words, for the ids of tests.
-        title: The demand in one sentence.
         hook: Optional hook without which the check does not apply; empty when it always does.
         per_machine: Whether it is made on every recorded machine, and reported for each.
         simulated: Whether it is made on machines simulated from the plug-in's products too.
-        function: The check itself: takes a subject, or a subject and a machine; returns nothing, or raises.
+        function: The check itself: takes a subject, or a subject and a machine; returns nothing, or raises. Its
+            docstring is the id and the demand in one sentence.
     """
 
     id: str
     name: str
-    title: str
     function: Callable[..., None]
     hook: str = ""
     per_machine: bool = False
     simulated: bool = False
+
+    @property
+    def title(self) -> str:
+        """The demand in one sentence."""
+        return " ".join(str(self.function.__doc__).partition(": ")[2].partition("\n\n")[0].split())
 
     @property
     def label(self) -> str:
@@ -72,16 +75,6 @@ class Result(Value):
     machine: str = ""
     message: str = ""
     details: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """The result as JSON data."""
-        return {
-            "check": self.check,
-            "state": self.state.value,
-            "machine": self.machine or None,
-            "message": self.message or None,
-            "details": self.details or None,
-        }
 
 
 def demand(faults: Iterable[str]) -> None:

@@ -84,6 +84,11 @@ class Subject:
             yield TestedMachine(self, machine=machine)
 
 
+def payload(source: Source, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a task of a vendor's process is told in any case."""
+    return {"load": {"source": encode(source), "path": sys.path}, "environ": dict(environ), "seconds": SECONDS}
+
+
 class TimelessContext(ProbeContext):
     """A context on which no time passes, so that no answer depends on how busy the testing machine is."""
 
@@ -152,9 +157,8 @@ class TestedMachine:
 
     @cached_property
     def _answer(self) -> dict[str, Any]:
-        environ = dict(os.environ) if self.subject.live else {}
-        load, machine = {"source": encode(self.subject.source), "path": sys.path}, encode(self.machine)
-        return tasks.detect({"load": load, "machine": machine, "environ": environ, "seconds": SECONDS})
+        environ = os.environ if self.subject.live else {}
+        return tasks.detect({**payload(self.subject.source, environ), "machine": encode(self.machine)})
 
     @property
     def problem(self) -> Problem | None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from anyaccel.engines.remote.host import POLL_SECONDS, Node, Waiting, enter, host_of, pickled, prepare_log
+from anyaccel.engines.remote.host import POLL_SECONDS, HostedCall, Node, enter, host_of, pickled, prepare_log
 from anyaccel.engines.remote.messages import Answer, Order, Spec, Started, failure
 from anyaccel.errors import BrokenWorkerError
 from anyaccel.model import replace
@@ -51,7 +51,7 @@ class ActorHost:
         state, body = self._state, pickled(data, buffers)
         assert state is not None  # noqa: S101 - it was made before
         call = state.prepare(method) if method else state.construction
-        waiting = Waiting(call)
+        waiting = HostedCall(call)
         if method:
             call.body = body
             prepare_log(call, log)

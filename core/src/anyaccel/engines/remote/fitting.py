@@ -10,7 +10,7 @@ from anyaccel.errors import NeverFitsError, UnknownNameError
 from anyaccel.launcher.choosing import KnownNames, validate
 from anyaccel.model import Inventory, Request
 from anyaccel.scheduler import Scheduler, Verdict
-from anyaccel.scheduler.names import Known
+from anyaccel.scheduler.names import LazyNames
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ def find_fitting(
     served, verdicts, reasons = {}, [], []
     unknown = None
     there = (name for _, inventory in kinds for device in inventory.devices for name in device.names)
-    known = Known(chain(there, KnownNames()))  # each node knows the names of all
+    known = LazyNames(chain(there, KnownNames()))  # each node knows the names of all
     for number, (name, inventory) in enumerate(kinds):
         try:
             verdict = Scheduler(inventory, validate=validate, known=known).why(request)

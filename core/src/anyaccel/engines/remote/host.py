@@ -24,7 +24,6 @@ from anyaccel.model import Allocation
 from anyaccel.pool.call import BrokenPoolError, Call, Options
 from anyaccel.pool.channel import Kind, Message
 from anyaccel.pool.dispatcher import Broker, Core
-from anyaccel.pool.engine import Setting
 from anyaccel.pool.payload import Pickled, dumps_error, loads
 from anyaccel.pool.reactor import reactor
 
@@ -69,11 +68,8 @@ class Host:
         # The caller's modules, as far as this node has them in the same place.
         sys.path += [entry for entry in spec.path if entry not in sys.path and os.path.exists(entry)]
         self.node = node
-        self.idle = spec.idle
-        setting = Setting(
-            preparation=spec.preparation, preload=spec.preload, grace=spec.grace, early=spec.early, idle=spec.idle
-        )
-        self.core = Core(lambda: node.broker, setting)
+        self.idle = max(spec.setting.idle, 1.0)
+        self.core = Core(lambda: node.broker, spec.setting)
         self.used = time.monotonic()
         self._notice: tuple[Allocation | None, bytes] = (None, b"")
 
@@ -94,7 +90,7 @@ class Host:
         return notice
 
 
-class Waiting:
+class HostedCall:
     """A call on its way, and somebody who waits for it."""
 
     def __init__(self, call: Call) -> None:
@@ -140,7 +136,7 @@ def host_of(spec: bytes, make_node: Callable[[Spec], Node]) -> Host:
         host = _hosts.get(known.pool)
         if host is None or host.core.broken is not None:
             host = _hosts[known.pool] = Host(known, make_node(known))
-            reactor().call_later(max(known.idle, 1.0), partial(_look, known.pool, host))
+            reactor().call_later(host.idle, partial(_look, known.pool, host))
         host.used = float("inf")
     host.node.refresh()
     return host
@@ -157,11 +153,11 @@ def end_host(pool: str) -> None:
 def _look(pool: str, host: Host) -> None:
     """Let a host go that has had no calls for a while: its pool may have ended."""
     with _lock:
-        left = host.used + max(host.idle, 1.0) - time.monotonic()
+        left = host.used + host.idle - time.monotonic()
         if left <= 0 and _hosts.get(pool) is host:
             del _hosts[pool]
     if left > 0:
-        reactor().call_later(min(left, max(host.idle, 1.0)), partial(_look, pool, host))
+        reactor().call_later(min(left, host.idle), partial(_look, pool, host))
     else:
         host.core.shutdown(wait=False)
 
@@ -190,7 +186,7 @@ def run(
     try:
         host, known = host_of(spec, make_node), loaded(order)
         call = Call(known.name, host.node.options(known), host.core.on_cancel)
-        waiting = Waiting(call)
+        waiting = HostedCall(call)
         enter(host, call, body, log)
     except Exception as error:  # noqa: BLE001 - it is the caller's
         return failure(error)

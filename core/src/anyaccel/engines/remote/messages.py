@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from anyaccel.errors import RemoteError
-from anyaccel.launcher.time_limit import EarlySignal
 from anyaccel.model import Allocation, Request, Value
 from anyaccel.pool.channel import Message
-from anyaccel.pool.launching import Preparation
+from anyaccel.pool.engine import Setting
 from anyaccel.pool.payload import dumps_whole, loads
 
 FAILED = 0
@@ -16,16 +15,17 @@ FAILED = 0
 
 
 class Spec(Value):
-    """What the calls of a pool have in common; see :class:`~anyaccel.pool.engine.Setting`."""
+    """What the calls of a pool have in common.
+
+    Attributes:
+        pool: Its name.
+        path: Where its process finds modules.
+        setting: What its workers on each node are to do.
+    """
 
     pool: str
     path: tuple[str, ...]
-    preparation: Preparation
-    preload: tuple[str, ...]
-    grace: float
-    early: EarlySignal | None
-    idle: float
-    shared: bool
+    setting: Setting
 
 
 class Order(Value):

@@ -2,9 +2,7 @@ from anyaccel.exports.ray.labels import MIXED as MIXED
 from anyaccel.exports.ray.labels import PREDEFINED as PREDEFINED
 from anyaccel.exports.ray.labels import PREFIX as PREFIX
 from anyaccel.exports.ray.labels import TYPE_PREFIX as TYPE_PREFIX
-from anyaccel.exports.ray.labels import TYPE_SHARE as TYPE_SHARE
 from anyaccel.exports.ray.labels import UNIT_VARIABLE as UNIT_VARIABLE
-from anyaccel.exports.ray.labels import among as among
 from anyaccel.exports.ray.labels import by_resource as by_resource
 from anyaccel.exports.ray.labels import label_name as label_name
 from anyaccel.exports.ray.labels import label_value as label_value
@@ -12,13 +10,12 @@ from anyaccel.exports.ray.labels import mask_switch as mask_switch
 from anyaccel.exports.ray.labels import node_labels as node_labels
 from anyaccel.exports.ray.labels import node_resources as node_resources
 from anyaccel.exports.ray.labels import own_unit_instances as own_unit_instances
-from anyaccel.exports.ray.labels import satisfies as satisfies
 from anyaccel.exports.ray.labels import slice_label as slice_label
 from anyaccel.exports.ray.labels import slice_labels as slice_labels
 from anyaccel.exports.ray.labels import slice_resources as slice_resources
 from anyaccel.exports.ray.labels import type_label as type_label
 from anyaccel.exports.ray.labels import unit_instances as unit_instances
-from anyaccel.exports.ray.node import Node as Node
+from anyaccel.exports.ray.node import RayNode as RayNode
 from anyaccel.exports.ray.node import countable as countable
 from anyaccel.exports.ray.node import describe as describe
 from anyaccel.exports.ray.node import unit_variables as unit_variables

@@ -23,8 +23,6 @@ PREFIX = "anyaccel/"
 MIXED = "mixed"
 """Value of the label where a resource has devices of several types."""
 TYPE_PREFIX = "accelerator_type:"
-TYPE_SHARE = 0.001
-"""How much of ``accelerator_type:TYPE`` a call asks for, of the 1 that a node has: what Ray itself asks for."""
 UNIT_VARIABLE = "RAY_custom_unit_instance_resources"
 PREDEFINED = "GPU"
 """The resource that has an option of its own and is always counted device by device."""
@@ -73,27 +71,13 @@ def node_labels(inventory: Inventory) -> dict[str, str]:
 
 def label_name(resource: str, filter_name: str = "") -> str:
     """The label that says of which type the devices of a resource are, or what they all have that a filter asks for."""
-    return PREFIX + label_value(resource) + (f".{filter_name}" if filter_name else "")
+    suffix = f".{filter_name}" if filter_name else ""
+    return PREFIX + label_value(resource, _LONGEST - len(suffix)) + suffix
 
 
-def label_value(text: str) -> str:
-    """Text as the value of a label: letters, digits and ``. _ -``, at most 63, the first and last no sign."""
-    return _UNFIT.sub("-", text).strip("-_.")[:_LONGEST].rstrip("-_.") or "x"
-
-
-def among(values: Iterable[str]) -> str:
-    """What a selector says of a label that must have one of some values."""
-    (*others, last) = values
-    return f"in({','.join((*others, last))})" if others else last
-
-
-def satisfies(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
-    """Whether a node has the labels that a selector of ours asks for."""
-    for name, wanted in selector.items():
-        values = wanted.removeprefix("!").removeprefix("in(").removesuffix(")").split(",")
-        if (labels.get(name) in values) == wanted.startswith("!"):
-            return False
-    return True
+def label_value(text: str, most: int = _LONGEST) -> str:
+    """Text as the value of a label: so many letters, digits and ``. _ -`` at most, the first and last no sign."""
+    return _UNFIT.sub("-", text).strip("-_.")[:most].rstrip("-_.") or "x"
 
 
 def type_label(devices: Iterable[Device]) -> str:

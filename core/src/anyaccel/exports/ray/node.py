@@ -10,13 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 
 from anyaccel.exports.ray import labels
+from anyaccel.exports.shell import shell_join
 from anyaccel.model import Device, Inventory, Value
-from anyaccel.text import shell_join
 
 TYPE_LABEL = "ray.io/accelerator-type"
 
 
-class Node(Value):
+class RayNode(Value):
     """What Ray is told about a machine.
 
     Attributes:
@@ -54,7 +54,7 @@ def describe(
     *,
     resources: Mapping[str, float] | None = None,
     node_labels: Mapping[str, str] | None = None,
-) -> Node:
+) -> RayNode:
     """Say what Ray should be told about a machine.
 
     Args:
@@ -73,7 +73,7 @@ def describe(
     own = {TYPE_LABEL: labels.label_value(types.pop())} if len(types) == 1 else {}
     variables = unit_variables(inventory)
     kept, notes = _kept_from_ray(inventory, devices)
-    return Node(
+    return RayNode(
         gpus=gpus,
         resources=quantities,
         labels={**labels.node_labels(inventory), **own, **labels.slice_labels(devices), **(node_labels or {})},

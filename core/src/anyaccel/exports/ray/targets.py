@@ -10,17 +10,17 @@ import json
 
 from anyaccel.exports.ray import labels
 from anyaccel.exports.ray.node import describe, unit_variables
-from anyaccel.exports.source import Export, Source
+from anyaccel.exports.source import Export, ExportSource
 from anyaccel.exports.text import slug, to_yaml
 
 
-def command(source: Source) -> Export:
+def command(source: ExportSource) -> Export:
     """Write the command ``ray start``, on one line; ``--head`` or ``--address`` comes behind it."""
     node = describe(source.inventory)
     return Export(text=f"{node.command()}\n", notes=node.notes)
 
 
-def kuberay(source: Source) -> Export:
+def kuberay(source: ExportSource) -> Export:
     """Write what a group of a RayCluster needs: labels, start parameters, and variables of its container."""
     resources = labels.node_resources(source.devices)
     parameters = {"num-gpus": str(resources.pop(labels.PREDEFINED, 0))}
@@ -38,7 +38,7 @@ def kuberay(source: Source) -> Export:
     return Export(text=to_yaml([group]), notes=("Add the image and the replicas to the group.",))
 
 
-def node_type(source: Source) -> Export:
+def node_type(source: ExportSource) -> Export:
     """Write a node type of the cluster launcher's configuration."""
     entry: dict[str, object] = {"resources": labels.node_resources(source.devices)}
     if found := labels.node_labels(source.inventory):

@@ -50,7 +50,7 @@ class Shuffled(RecordedFacts):
 
 
 def absent(subject: Subject) -> None:
-    """C06: on a machine without a trace of the vendor, the answer is None and nothing is loaded."""
+    """C06: On a machine without a trace of the vendor, the answer is None and nothing is loaded."""
     plugin, facts, machine = subject.plugin, EmptyMachine(), TestedMachine(subject)
     before = set(sys.modules)
     try:
@@ -71,7 +71,7 @@ def absent(subject: Subject) -> None:
 
 
 def expected(subject: Subject, machine: TestedMachine) -> None:
-    """C07: a recorded machine gives the inventory that lies beside it."""
+    """C07: A recorded machine gives the inventory that lies beside it."""
     if subject.live:
         with open(os.path.join(machine.path, LIVE), encoding="utf-8") as file:
             _compare_ids(json.load(file), _described(subject, machine))
@@ -156,7 +156,7 @@ def differences(wanted: Any, found: Any, where: str) -> Iterator[str]:
 
 
 def repeatable(subject: Subject, machine: TestedMachine) -> None:
-    """C08: detecting twice gives the same."""
+    """C08: Detecting twice gives the same."""
     try:
         first = subject.plugin.detect(machine.context())
     except PluginError as error:
@@ -176,7 +176,7 @@ def _stable(detected: Detected | None) -> Detected | None:
 
 
 def identity(subject: Subject, machine: TestedMachine) -> None:
-    """C09: devices have ids that are unique, no indexes, and the same whatever the order of directories."""
+    """C09: Devices have ids that are unique, no indexes, and the same whatever the order of directories."""
     try:
         detected = subject.plugin.detect(machine.replay())
     except PluginError as error:

@@ -116,7 +116,7 @@ def applied(edits: EnvEdits, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def total(subject: Subject, machine: TestedMachine) -> None:
-    """C16: there is an environment for every set of devices that validate accepts, and for shares."""
+    """C16: There is an environment for each accepted set of usable devices and for shares, others for other slots."""
     demand(_failures(subject, machine))
 
 
@@ -137,7 +137,7 @@ def _failures(subject: Subject, machine: TestedMachine) -> Iterator[str]:
 
 
 def hides(subject: Subject, machine: TestedMachine) -> None:
-    """C17: the empty set hides every device."""
+    """C17: The environment for no device hides every one."""
     plugin, devices = subject.plugin, machine.devices
     if not plugin.info.maskable:
         raise NotApplicable("PluginInfo.maskable is False: its devices are open to all workers, and launches say so")
@@ -186,7 +186,7 @@ def _nothing_left(subject: Subject, devices: Devices, before: Mapping[str, str],
 
 
 def owned(subject: Subject, machine: TestedMachine) -> None:
-    """C18: only the plug-in's own variables are touched."""
+    """C18: The environment touches only variables that the plug-in owns."""
     demand(_foreign(subject, machine))
 
 
@@ -201,7 +201,7 @@ def _foreign(subject: Subject, machine: TestedMachine) -> Iterator[str]:
 
 
 def round_trip(subject: Subject, machine: TestedMachine) -> None:
-    """C19: visible reads what env wrote."""
+    """C19: What env wrote, visible reads: the same devices and slots, also over an outer launcher's variables."""
     if not subject.plugin.info.env_vars:
         raise NotApplicable("the vendor's runtime cannot be masked: PluginInfo.env_vars is empty")
     demand(_misread(subject, machine))
@@ -238,7 +238,7 @@ def _visible(subject: Subject, environ: Mapping[str, str], devices: Devices) -> 
 
 
 def odd_values(subject: Subject, machine: TestedMachine) -> None:
-    """C20: visible answers any value with ids, or with a ValueError that says what is wrong."""
+    """C20: Any value of a variable gives ids, or a ValueError that names the variable."""
     demand(_unexpected(subject, machine))
 
 

@@ -25,7 +25,7 @@ Recording = dict[str, Any]
 
 
 def unreadable(subject: Subject, machine: TestedMachine) -> None:
-    """C10: a file or node that cannot be opened makes the answer partial, failed or a device unhealthy."""
+    """C10: What cannot be opened makes the answer partial, failed, or a device unhealthy: none vanishes silently."""
     demand(_losses(subject, machine, list(_unreadable(machine.recording))))
 
 
@@ -47,7 +47,7 @@ def _spread(paths: Sequence[str]) -> list[str]:
 
 
 def missing(subject: Subject, machine: TestedMachine) -> None:
-    """C11: without its tool or library, or when either fails, a vendor is not silently without devices."""
+    """C11: Without its tool or library, or when either fails, a vendor is not silently without devices."""
     recording, devices = machine.recording, machine.devices
     if not devices:
         return
@@ -130,7 +130,7 @@ class VirtualTime(ProbeContext):
 
 
 def hanging(subject: Subject, machine: TestedMachine) -> None:
-    """C12: a tool that hangs is asked once, and its devices do not vanish without a word."""
+    """C12: A tool that hangs is asked once, and its devices do not vanish silently."""
     facts = HangingTools(machine.recording)
     try:
         losses = list(_losses(subject, machine, [("when the vendor's tools hang", facts)]))

@@ -38,7 +38,7 @@ print(json.dumps([sorted(set(sys.modules) - before), libraries]))
 
 
 def entry_point(subject: Subject) -> None:
-    """C01: the entry point leads to the plug-in, and the plug-in's vendor has its name."""
+    """C01: The entry point leads to the plug-in, and the plug-in's vendor has its name."""
     if not isinstance(subject.loaded, PluginError):
         return
     problem = subject.loaded.problem
@@ -50,7 +50,7 @@ def entry_point(subject: Subject) -> None:
 
 
 def cheap_import(subject: Subject) -> None:
-    """C02: importing the plug-in loads no vendor library and little else."""
+    """C02: Importing the plug-in loads no vendor library and little else."""
     _needs_module(subject)
     argv = [sys.executable, "-I", "-c", WHAT_AN_IMPORT_LOADS, json.dumps(sys.path), subject.source.target]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=IMPORT_SECONDS, check=False)
@@ -75,7 +75,7 @@ def _import_faults(subject: Subject, modules: list[str], libraries: list[str]) -
 
 
 def hooks(subject: Subject) -> None:
-    """C03: every function that looks like a hook is one, and the required ones are there."""
+    """C03: Every function that looks like a hook is one, and the required ones are there."""
     if isinstance(subject.loaded, PluginError):
         problem = subject.loaded.problem
         if problem.kind is ProblemKind.CONTRACT and not problem.hook:
@@ -84,7 +84,7 @@ def hooks(subject: Subject) -> None:
 
 
 def annotated(subject: Subject) -> None:
-    """C04: annotations of the hooks, where there are any, agree with the contract's."""
+    """C04: Annotations of the hooks, where there are any, agree with the contract's."""
     demand(_annotation_faults(subject))
 
 
@@ -136,7 +136,7 @@ def _shown(annotation: Any) -> str:
 
 
 def pure_info(subject: Subject) -> None:
-    """C05: the plug-in says who it is, the same each time, from nothing but its own code."""
+    """C05: The plug-in says who it is, the same each time, from nothing but its own code."""
     _needs_module(subject)
     if isinstance(subject.loaded, PluginError):
         problem = subject.loaded.problem

@@ -20,7 +20,7 @@ STATS, DIAGNOSE = "anyaccel_stats", "anyaccel_diagnose"
 
 
 def answering(subject: Subject) -> None:
-    """C26: stats and diagnose answer on some recorded machine that has devices."""
+    """C26: Stats and diagnose answer where there are devices: neither fails on every such machine."""
     hooks = [hook for hook in (STATS, DIAGNOSE) if subject.plugin.implements(hook)]
     if not hooks:
         raise NotApplicable(f"the plug-in has neither {STATS} nor {DIAGNOSE}, which are optional")
@@ -63,7 +63,7 @@ class _TooSlowError(BaseException):
 
 
 def in_time(subject: Subject, machine: TestedMachine) -> None:
-    """C27: each hook that touches the machine is done before its deadline. A replay itself takes no time."""
+    """C27: Detection, stats and diagnose are done before their deadline."""
     if subject.too_slow:
         raise NotApplicable(f"a hook takes too long on {subject.too_slow} already")
     for hook, call in _calls(machine).items():
@@ -95,7 +95,7 @@ def _limited(subject: Subject, machine: TestedMachine, hook: str) -> Iterator[No
 
 
 def present(subject: Subject) -> None:
-    """C28: presence.json is understood, names the resource, and counts every machine on which the vendor is found."""
+    """C28: The data beside the plug-in is understood, names its resource, and rules out no machine that has it."""
     source, info = subject.source, subject.plugin.info
     try:
         said = presence.presence(source)

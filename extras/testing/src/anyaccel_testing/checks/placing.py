@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from anyaccel.errors import EnvConflictError, PluginError
 from anyaccel.inventory import Names, contest
@@ -31,7 +29,7 @@ from anyaccel.vendors import Source, VendorPlugin, installed, presence, tasks
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
 from anyaccel_testing.checks.environment import Devices, accepted, subsets
-from anyaccel_testing.subject import SECONDS, Subject, TestedMachine
+from anyaccel_testing.subject import Subject, TestedMachine, payload
 
 SENTENCE = re.compile(r"[^\n]*\S \S+ \S[^\n]*")
 """Three words or more in one line."""
@@ -39,7 +37,7 @@ LONGEST = 500
 
 
 def named(subject: Subject, machine: TestedMachine) -> None:  # noqa: ARG001 - all checks are called alike
-    """C15: every device and every product has tags, and says whether it may be shared."""
+    """C15: Every device and every product has tags, the product's name first, and says whether it may be shared."""
     if machine.problem is not None:
         if machine.problem.hook in ("anyaccel_tags", "anyaccel_fractional", "anyaccel_products"):
             raise CheckFailed(f"{machine.problem.hook}: {machine.problem.reason}")
@@ -54,7 +52,7 @@ def named(subject: Subject, machine: TestedMachine) -> None:  # noqa: ARG001 - a
 
 
 def refusals(subject: Subject, machine: TestedMachine) -> None:
-    """C21: validate answers with a sentence or None, and it and the counts accept some set of the devices."""
+    """C21: Refusals are sentences, and some set of devices is accepted."""
     devices = tuple(device for device in machine.devices if device.usable)
     demand(_bad_reasons(subject, devices))
     if devices and next(accepted(subject, devices), None) is None:
@@ -88,7 +86,7 @@ def _bad_reasons(subject: Subject, devices: Devices) -> Iterator[str]:
 
 
 def together(subject: Subject) -> None:
-    """C24: beside every other installed vendor, no variable, name or device is claimed by both."""
+    """C24: Beside every other installed vendor, neither a device nor a name nor a variable is claimed by both."""
     vendor = subject.source.vendor
     subject.plugin  # noqa: B018 - raises where it cannot be loaded
     sources = installed()[0]
@@ -113,7 +111,7 @@ def _names_of_others(subject: Subject, others: Sequence[Source]) -> Iterator[str
 
 
 def _product_names(source: Source) -> list[str]:
-    listed = tasks.products(_payload(source)).get("value") or []
+    listed = tasks.products(payload(source, {})).get("value") or []
     return [name for product in listed for name in (product["name"], *product.get("aliases", ()))]
 
 
@@ -159,7 +157,7 @@ Simulation = tuple[VendorReport, Devices]
 
 def _report(source: Source) -> Simulation | None:
     """A vendor's own largest machine; None when its plug-in cannot say."""
-    shared = _payload(source)
+    shared = payload(source, {})
     listed = tasks.products(shared).get("value")
     if not listed:
         return None
@@ -180,10 +178,6 @@ def _report(source: Source) -> Simulation | None:
         cleared=info.cleared,
     )
     return report, detected.devices
-
-
-def _payload(source: Source) -> dict[str, Any]:
-    return {"load": {"source": encode(source), "path": sys.path}, "environ": {}, "seconds": SECONDS}
 
 
 def _conflicts(own: Simulation, others: list[Simulation]) -> Iterator[str]:

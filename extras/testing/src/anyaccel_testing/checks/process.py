@@ -86,7 +86,7 @@ def _answer(call: Callable[[], Any]) -> Any:
 
 
 def unchanged(subject: Subject, machine: TestedMachine) -> None:
-    """C13: the process is left as it was."""
+    """C13: Hooks leave the process as it was: environment, directory, signals, files, threads, children, output."""
     before = process_state()
     exercise(subject, machine, replay=False)
     demand(
@@ -96,7 +96,7 @@ def unchanged(subject: Subject, machine: TestedMachine) -> None:
 
 
 def forked(subject: Subject, machine: TestedMachine) -> None:
-    """C14: after detection the process may fork, and the hooks work in the child."""
+    """C14: After detection the process may fork, and the hooks work in the child."""
     before = exercise(subject, machine, replay=False)
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -151,7 +151,7 @@ def _hear(pipe: int) -> bytes | None:
 
 
 def only_through_context(subject: Subject) -> None:
-    """C22: hooks open, start, connect to and load nothing by themselves, and do not read ``os.environ``."""
+    """C22: Hooks touch the machine through ctx alone; those without ctx are pure, and none reads os.environ."""
     machines = subject.machines or tuple(subject.simulated())
     for machine in machines:  # what we load ourselves does not count
         _ = machine.known_devices, machine.recording
@@ -192,7 +192,7 @@ def _environ(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def observed(subject: Subject, machine: TestedMachine) -> None:
-    """C25: what products, stats, diagnose and container say keeps the contract."""
+    """C25: What products, stats, diagnose and container say keeps the contract."""
     demand(_observation_faults(subject, machine))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from anyaccel.model import Request, Term, Value
+from anyaccel.model._value import Value
+from anyaccel.model.request import Request, Term
 
 
 class ReasonCode(Enum):
