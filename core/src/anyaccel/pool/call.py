@@ -121,7 +121,7 @@ class Runner:
         """Whether it runs the call by now, as far as is known."""
         return True
 
-    def attend(self, pending: Callable[[], bool], seconds: float | None = None) -> None:
+    def attend(self, pending: Callable[[], bool], seconds: float | None) -> None:
         """Take its next answer in this thread, where that saves time and the call still waits for it."""
 
 
@@ -130,6 +130,19 @@ class _Condition(_thread.RLock, threading.Condition):  # type: ignore[misc]  # f
 
     def __init__(self) -> None:
         self._waiters: deque[Any] = deque()
+
+    def await_end(self, pending: Callable[[], bool], seconds: float | None) -> None:
+        """Wait until something has ended, without the lock.
+
+        An interrupt in :meth:`wait` may come between the release of the lock and the statement that takes it again, and
+        its caller releases it twice, which is a RuntimeError. Here, an interrupt leaves a waiter that harms nothing.
+        """
+        waiter = _thread.allocate_lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
+        if pending() and not waiter.acquire(timeout=-1 if seconds is None else seconds):
+            with contextlib.suppress(ValueError):
+                self._waiters.remove(waiter)
 
     def notify_all(self) -> None:
         """Wake all who wait, who mostly are none."""
@@ -162,7 +175,7 @@ class CallFuture(AwaitableFuture[Any]):
 
     def __init__(self, call: Call) -> None:
         # As the base class has it, but for the condition, which is most of what a future costs.
-        self._condition = _Condition()
+        self._condition: _Condition = _Condition()
         self._state = PENDING
         self._result = None
         self._exception = None
@@ -203,19 +216,18 @@ class CallFuture(AwaitableFuture[Any]):
         return super().exception(self._attend(timeout))
 
     def _attend(self, timeout: float | None) -> float | None:
-        """Take the answer in this thread if it is the next to come; returns what is left of the time."""
+        """Wait for the answer, which may be taken in this thread; returns what is left of the time."""
         call = self._call
-        worker = None if call is None else call.worker
         if call is not None and call.foreign:
             raise RuntimeError(f"the answer to {call.name} goes to the process that this one was forked from")
-        if call is None or worker is None:
+        if call is None:
             return timeout
-        if timeout is None:
-            worker.attend(call.undecided)
-            return None
-        end = time.monotonic() + timeout
-        worker.attend(call.undecided, timeout)
-        return max(0.0, end - time.monotonic())
+        end = None if timeout is None else time.monotonic() + timeout
+        if (worker := call.worker) is not None:
+            worker.attend(call.undecided, timeout)
+        left = None if end is None else max(0.0, end - time.monotonic())
+        self._condition.await_end(call.undecided, left)
+        return None if end is None else max(0.0, end - time.monotonic())
 
     def running(self) -> bool:
         """Whether a worker is at it."""

@@ -263,7 +263,7 @@ class Awaited(Runner):
         else:
             self.follow_answer()
 
-    def attend(self, pending: Callable[[], bool], seconds: float | None = None) -> None:
+    def attend(self, pending: Callable[[], bool], seconds: float | None) -> None:
         """Take its answer in this thread, where that saves the way through others."""
         if not pending() or (ref := self._ref) is None:
             return
