@@ -175,7 +175,7 @@ class CallFuture(AwaitableFuture[Any]):
 
     def __init__(self, call: Call) -> None:
         # As the base class has it, but for the condition, which is most of what a future costs.
-        self._condition: _Condition = _Condition()
+        self._condition: _Condition = _Condition()  # pyright: ignore[reportIncompatibleVariableOverride]
         self._state = PENDING
         self._result = None
         self._exception = None
