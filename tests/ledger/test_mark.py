@@ -10,6 +10,7 @@ import pytest
 from anyaccel.errors import LeasePermissionError, LedgerError
 from anyaccel.ledger import Want, names
 from anyaccel.linux import mark, process
+from anyaccel.linux.users import user_name
 from anyaccel.model import Extent
 from claimant import ClaimantError, eventually
 from hypothesis import given
@@ -97,8 +98,8 @@ def test_a_lease_gets_no_mark_that_a_living_process_carries(claim):
 
 def test_a_number_that_is_given_out_again_is_another_process_to_a_look(claim, monkeypatch):
     """A carrier that got the number of a process that the look had seen before is found all the same."""
-    carrier, looked = claim(), []
-    carrier.do(IMPORT + "mark.put((5, 7))")
+    carrier, looked, wanted = claim(), [], mark.draw()
+    carrier.do(IMPORT + f"mark.put({wanted})")
     old = mark._listed
     real = mark.hard_limit
 
@@ -109,7 +110,7 @@ def test_a_number_that_is_given_out_again_is_another_process_to_a_look(claim, mo
 
     monkeypatch.setattr(mark, "_listed", listed)
     monkeypatch.setattr(mark, "hard_limit", lambda pid: -1 if pid == carrier.pid and len(looked) == 1 else real(pid))
-    assert mark.carriers([(5, 7)]) == {(5, 7): (carrier.pid,)}
+    assert mark.carriers([wanted]) == {wanted: (carrier.pid,)}
 
 
 def test_a_process_with_a_mark_passes_it_on_and_cannot_lose_it(claim):
@@ -146,7 +147,7 @@ def test_who_was_started_with_a_device_keeps_it(claim, ledger):
     holder.kill()
     (record,) = ledger.leases()
     assert (record.state, record.carriers) == ("kept", (child,))
-    assert record.reason == f"kept: process {child} (root, sleep) of the ended lease still runs"
+    assert record.reason == f"kept: process {child} ({user_name(os.geteuid())}, sleep) of the ended lease still runs"
     assert f"anyaccel release {record.id}" in record.hint
     with pytest.raises(ClaimantError, match=f"kept: process {child}"):
         rival.do("take('a')")

@@ -479,5 +479,6 @@ def test_a_read_only_file_system(tmp_path):
 
 def test_nothing_of_it_is_needed_to_import(tmp_path):
     code = "import sys, anyaccel.ledger; print(sorted({'ctypes', 'asyncio', 'subprocess', 'pwd'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    environ = {"HOME": str(tmp_path)}  # without it, Python itself looks it up
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True, env=environ)
     assert done.stdout.strip() == "[]"

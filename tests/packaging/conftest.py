@@ -9,12 +9,13 @@ BUILD = """
 import os, sys, tarfile, tempfile
 from hatchling.build import build_sdist, build_wheel
 out, *folders = sys.argv[1:]
+safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # which Python 3.11.2 lacks
 for folder in folders:
     os.chdir(folder)
     sdist = build_sdist(out)
     with tempfile.TemporaryDirectory() as unpacked:
         with tarfile.open(os.path.join(out, sdist)) as archive:
-            archive.extractall(unpacked, filter="data")
+            archive.extractall(unpacked, **safely)
         os.chdir(os.path.join(unpacked, sdist.removesuffix(".tar.gz")))
         build_wheel(out)
         os.chdir(out)

@@ -77,7 +77,7 @@ class StateDirectory:
         others: Finds the directories of users in whose place the first one comes: paths.
 
     Attributes:
-        path: Where it is, or would be made first.
+        path: Where it is, or would be made first by this user.
         shared: Whether other users can take part.
 
     Raises:
@@ -85,8 +85,9 @@ class StateDirectory:
     """
 
     def __init__(self, places: Sequence[Location], others: Callable[[], Iterable[str]] = tuple) -> None:
-        self.path = places[0].path
-        self.shared = places[0].mode == MODE_SHARED
+        ours = next(place for place in places if place.mode is not None)
+        self.path = ours.path
+        self.shared = ours.mode == MODE_SHARED
         self._places = tuple(places)
         self._others = others
         self._modes: dict[str, int] = {}
