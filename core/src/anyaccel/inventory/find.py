@@ -9,7 +9,6 @@ from functools import partial
 from anyaccel import configuration
 from anyaccel.errors import MachineError, UsageError
 from anyaccel.inventory.current import narrow
-from anyaccel.inventory.memory import limited
 from anyaccel.model import Device, Inventory, Problem, Request, VendorReport, VendorState, replace
 from anyaccel.probe import HOST
 from anyaccel.probe.machine import Machine, parse_machine
@@ -48,6 +47,8 @@ def find(
         raise MachineError(f"no plug-in is installed that could simulate {where.text!r}")
     reports.sort(key=lambda report: report.vendor)
     if not where.simulated:
+        from anyaccel.inventory.memory import limited
+
         found = limited(found, facts)
     devices = narrow(found, where, environ)
     inventory = Inventory(machine=where.text, devices=tuple(devices), vendors=tuple(reports))

@@ -13,7 +13,6 @@ from typing import Literal
 from anyaccel.errors import EnvConflictError, PluginError
 from anyaccel.inventory.current import ALLOCATION_VARIABLE, LEASE_VARIABLE
 from anyaccel.launcher import caps
-from anyaccel.launcher.bind import Bind, near
 from anyaccel.model import (
     AGREEMENT,
     Allocation,
@@ -35,6 +34,7 @@ from anyaccel.vendors.discovery import DENY_VARIABLE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from anyaccel.launcher.bind import Bind
     from anyaccel.vendors.process import VendorProcess
 
 DEVICES_VARIABLE = "ANYACCEL_DEVICES"
@@ -132,7 +132,11 @@ def worker_environment(
     if not all(share.whole for share in allocation.shares):
         allocation = _name_enforcement(allocation, edits, cap=bool(cap and fraction))
     changes, unset, more = _merge(_courteous(edits, inventory), {share.device.vendor for share in held.values()})
-    processors = near(allocation, inventory, bind)
+    processors: tuple[int, ...] = ()
+    if bind is not False:
+        from anyaccel.launcher.bind import near
+
+        processors = near(allocation, inventory, bind)
     if gaps or more or processors:
         allocation = replace(allocation, gaps=(*allocation.gaps, *gaps, *more), processors=processors)
     changes |= _own_variables(allocation, inventory, lease)
