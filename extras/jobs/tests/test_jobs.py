@@ -5,12 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import anyaccel as aa
 import pytest
 from anyaccel.errors import JobNotFoundError, JobStateError, LeaseCancelledError, UsageError
 from anyaccel.ledger import Ledger
+from anyaccel.linux import process
+from anyaccel.model import replace
 from anyaccel_jobs import jobs as jobs_
 from holders import COPIER, copied, mark_of
 from terminals import assert_plain, run_on_terminal
@@ -121,6 +124,18 @@ def test_a_job_is_waited_for_as_long_as_one_likes(run, timeout):
     """The kernel waits 24 days at most in one call."""
     job = jobs_.find(submit(run, "sleep", "0.3"))
     assert jobs_.wait(job, timeout=timeout).state == "done"
+
+
+def test_a_job_is_waited_for_until_its_devices_have_gone_with_its_supervisor(run):
+    submit(run, "sleep", "1000")
+    job, gone = jobs_.find("1"), []
+    jobs_.write(replace(job, state="done"))  # as the supervisor does, right before it ends
+    waiter = threading.Thread(target=lambda: gone.append((jobs_.wait(job), process.gone(job.pid, job.start))[1]))
+    waiter.start()
+    waiter.join(1.0)
+    os.kill(job.pid, signal.SIGTERM)
+    waiter.join(PATIENCE)
+    assert gone == [True]
 
 
 def test_a_job_outlives_its_terminal(run):

@@ -159,7 +159,7 @@ def is_id(text: str) -> bool:
 
 
 def wait(job: Job, *, timeout: float | None = None) -> Job:
-    """Wait until a job has ended.
+    """Wait until a job has ended, and the process that supervises it: the devices go with that.
 
     Args:
         job: The job.
@@ -174,7 +174,7 @@ def wait(job: Job, *, timeout: float | None = None) -> Job:
     _must_be_here(job)
     until = math.inf if timeout is None else time.monotonic() + timeout
     job = _again(job)
-    while job.live and (left := until - time.monotonic()) > 0:
+    while (job.live or not process.gone(job.pid, job.start)) and (left := until - time.monotonic()) > 0:
         process.wait_for_end([job.pid], min(left, _LOOK_SECONDS))
         job = _again(job)
     return job
