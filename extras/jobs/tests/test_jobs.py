@@ -138,6 +138,20 @@ def test_a_job_is_waited_for_until_its_devices_have_gone_with_its_supervisor(run
     assert gone == [True]
 
 
+def test_a_last_word_that_comes_during_a_look_is_heard(run, monkeypatch):
+    submit(run, "true")
+    job = jobs_.wait(jobs_.find("1"))
+    real = process.gone
+
+    def gone(pid, start):
+        jobs_.write(job)
+        return real(pid, start)
+
+    jobs_.write(replace(job, state="running"))
+    monkeypatch.setattr(process, "gone", gone)
+    assert state("1") == "done"
+
+
 def test_a_job_outlives_its_terminal(run):
     """The terminal's end sends SIGHUP to its session, and whatever reads or writes there fails.
 

@@ -254,6 +254,15 @@ def remove(job: Job) -> None:
 
 
 def _read(path: str) -> Job | None:
+    """Read a job of our own, which is lost where its supervisor has ended without a last word; None as of a record."""
+    job = _read_record(path)
+    if job is None or not (job.here and job.live) or _supervised(job):
+        return job
+    job = _read_record(path)  # the last word may have come right before the end
+    return replace(job, state="lost") if job is not None and job.live else job
+
+
+def _read_record(path: str) -> Job | None:
     """Read a record of our own; None where there is none, or it is damaged or another user's."""
     try:
         descriptor = os.open(f"{path}/{_RECORD}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -273,7 +282,7 @@ def _read(path: str) -> Job | None:
         return None
     if (job.host, job.namespace) != (os.uname().nodename, pid_namespace()):
         return replace(job, here=False)
-    return replace(job, state="lost") if job.live and not _supervised(job) else job
+    return job
 
 
 def _again(job: Job) -> Job:
