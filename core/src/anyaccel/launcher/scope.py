@@ -152,7 +152,7 @@ class Scope(Value):
     def taken(self, taken: Mapping[str, Extent]) -> dict[str, Extent]:
         """What others hold of our devices, by device id, given what the ledger counts: of the part most taken.
 
-        A device is taken as well where somebody who sees other devices than we do holds a part of it, or all of which
+        A device is taken as well where a holder that sees other devices than we do has a part of it, or all of which
         it is a part.
         """
         found: dict[str, Extent] = {}

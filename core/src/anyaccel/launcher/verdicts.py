@@ -105,7 +105,7 @@ def leases(inventory: Inventory, environ: Mapping[str, str] | None = None) -> tu
 
 
 def over_limits(request: Request, *, time: float | None, priority: int, inventory: Inventory) -> tuple[OverLimit, ...]:
-    """Return the limits of this user that are in the way of a request, whoever holds the devices.
+    """Return the limits of this user that are in the way of a request, whatever is held now.
 
     Args:
         request: The request; it fits the machine.
@@ -172,7 +172,7 @@ def verdict_of(
 
 
 def fits_beside(held: ActiveLeases, inventory: Inventory, request: Request) -> Verdict:
-    """Say whether a request fits a machine beside what is held of it, whoever asks and waits."""
+    """Say whether a request fits a machine beside what is held of it, without a look at who asks and waits."""
     scheduler = local_scheduler(inventory)
     for lease, devices in held.devices.items():
         scheduler.occupy(devices, holder=lease, note=held.holders[lease])

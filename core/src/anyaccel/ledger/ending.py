@@ -64,7 +64,7 @@ def forget(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
             )
         holders: set[int] = set()
         _find_holders(directory, files, lambda pid, _: holders.add(pid))
-        running = [pid for pid in holders if process.exists(pid)]
+        running = [pid for pid in sorted(holders) if process.exists(pid)]
         locks = _device_locks(directory, files)
         for lease in files:
             os.unlink(lease.name, dir_fd=directory)
@@ -78,7 +78,7 @@ def forget(state: StateDirectory, lease_id: str) -> tuple[int, ...]:
             f" {', '.join(map(str, stuck))}, whose descriptors this process may not copy (ptrace_scope)",
             hint=f"the device is given out again once the process has ended: kill {' '.join(map(str, stuck))}",
         )
-    return tuple(sorted(running))
+    return tuple(running)
 
 
 def _files(state: StateDirectory, directory: int, lease_id: str) -> tuple[list[LeaseName], int]:

@@ -175,7 +175,7 @@ def read_words(body: bytes) -> dict[str, Any]:
 
 
 def read_number(value: object) -> float | None:
-    """Read a number of seconds, or the like, that somebody has written; None where it is none, or makes no sense."""
+    """Read a number of seconds, or the like, as another process wrote it; None where it is none, or makes no sense."""
     return float(value) if type(value) in (int, float) and 0 <= value < 1 << 40 else None  # type: ignore[operator, arg-type] # pyright: ignore[reportOperatorIssue, reportArgumentType]
 
 

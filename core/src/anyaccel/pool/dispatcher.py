@@ -613,7 +613,7 @@ class Worker(Runner):
     def ended(self, gone: Gone) -> None:
         """Hand over what it said last, and that it has gone."""
         self.ending = True
-        self._shut(socket.SHUT_RDWR)  # nothing is sent any more, since nobody would take it out
+        self._shut(socket.SHUT_RDWR)  # nothing is sent any more, since the process would not take it out
         while self._open:
             message = self._receive(last=True)
             if message is not None:
@@ -1172,7 +1172,7 @@ class Core(Engine):
             death = member.death(gone, name)
             if state.closing and gone.status == 0:
                 death = BrokenWorkerError("it was closed", exit_status=0)
-            state.die(death)  # before anybody hears of it and calls again
+            state.die(death)  # before a caller hears of it and calls again
         held, member.held = member.held, None
         if again and not begun and not member.proven:  # it was not used, and another one takes its place
             fresh, held = self.join(again[0], held), None

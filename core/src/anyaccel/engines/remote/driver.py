@@ -572,7 +572,7 @@ class RemoteActor(Member):
             self._host.kill()
 
     def recall(self) -> None:
-        """Cancel its making, if nobody is at that."""
+        """Cancel its making, unless a thread is at that."""
         if self.started is None and self.call is not None:
             self.call.future.cancel()
 
@@ -667,7 +667,7 @@ class RemoteActor(Member):
                 method.forget()
             self._methods.clear()
         if not buried:
-            self._state.die(death)  # before anybody hears of it and calls again
+            self._state.die(death)  # before a caller hears of it and calls again
         for call in again:
             call.retry()
         self._state.put_back(again)
