@@ -58,7 +58,6 @@ ROOMS = {
     "launcher": "model errors configuration policy probe vendors inventory scheduler ledger linux",
     "pool": "model errors extras policy forkserver probe vendors inventory scheduler ledger launcher linux",
     "engines": "model errors extras policy probe vendors inventory scheduler ledger launcher pool accelerators",
-    "integrations": "model errors probe inventory scheduler launcher pool",
     "exports": "model errors probe vendors inventory scheduler",
 }
 """What each room may import, for types too, besides itself, ``text`` and what begins with ``_``; the rest, all."""

@@ -1,4 +1,4 @@
-"""Trials of a study that run elsewhere: the process of the study answers what the objective asks."""
+"""Trials that run in workers: a server in the process of the study answers their questions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Any, Self
 
 import optuna  # type: ignore[import-not-found, unused-ignore]
 
-from anyaccel.integrations.remote_trial import QUESTIONS, run_trial
+from anyaccel_integrations.remote_trial import QUESTIONS, run_trial
 
 _log = logging.getLogger("optuna.anyaccel")  # below Optuna's own, so that its verbosity counts
 
 
 class Trials:
-    """The trials of a study that run in workers, by the order in which they were submitted.
+    """Server for the trials of a study that run in workers; calls are numbered in the order of submission.
 
     Attributes:
         study: The study.
@@ -33,13 +33,13 @@ class Trials:
         self._objective = objective
         self._key = os.urandom(32)
         self._begun: dict[int, Any] = {}
-        self._lock = threading.Lock()  # samplers are not made for threads
+        self._lock = threading.Lock()  # samplers are not thread-safe
         self._over: set[int] = set()
         self._closing = False
         self._directory = ""
 
     def __enter__(self) -> Self:
-        # What Optuna does in its own loop, so that study.stop() works in callbacks.
+        # study.stop() refuses to work in a callback unless Optuna's own loop has set this.
         if self.study._thread_local.in_optimize_loop:  # noqa: SLF001
             raise RuntimeError("a study cannot be optimized from within its own optimization")
         self._directory = tempfile.mkdtemp(prefix="anyaccel-")
@@ -56,25 +56,26 @@ class Trials:
         self.study._thread_local.in_optimize_loop = False  # noqa: SLF001
         self._closing = True
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as caller:
-            caller.connect(str(self._listener.address))  # which wakes the thread that accepts
+            caller.connect(str(self._listener.address))  # accept() has no time-out: a connection wakes its thread
         self._accepting.join()
         self._listener.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody has called ``study.stop()``."""
+        """True once ``study.stop()`` was called."""
         return bool(self.study._stop_flag)  # noqa: SLF001
 
-    def call(self, number: int) -> tuple[Any, ...]:
-        """What a worker is to call, and with what."""
+    def make_call(self, number: int) -> tuple[Any, ...]:
+        """Return the function that a worker calls for a trial, and its arguments."""
         return run_trial, self._listener.address, self._key, number, self._objective
 
-    def settle(self, number: int, future: Future[Any]) -> tuple[Any, BaseException | None]:
-        """Tell the study how a trial ended.
+    def finish(self, number: int, future: Future[Any]) -> tuple[Any, BaseException | None]:
+        """Record the end of a trial in the study.
 
         Returns:
-            The trial as the study knows it, or None when it never began; and what was raised, unless it was pruned.
+            The finished trial, or None if it never began; and the exception of the objective, unless that pruned the
+            trial.
         """
         with self._lock:
             trial = self._begun.pop(number, None)
@@ -93,23 +94,23 @@ class Trials:
                 self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
             else:
                 self.study.tell(trial, future.result())
-            frozen = self.study._storage.get_trial(trial._trial_id)  # noqa: SLF001 - a study reads all of them instead
-        _tell_people(frozen, error)
+            frozen = self.study._storage.get_trial(trial._trial_id)  # noqa: SLF001 - the public way reads all trials
+        _log_end(frozen, error)
         return frozen, None if pruned else error
 
     def _accept(self) -> None:
         while True:
             try:
                 connection = self._listener.accept()
-            except Exception as error:  # noqa: BLE001 - somebody left, or does not know the key; others still come
+            except Exception as error:  # noqa: BLE001 - a client that left, or has no key: others still come
                 if self._closing:
                     return
-                _log.debug("somebody who is no trial: %r", error)
+                _log.debug("a client that is no trial: %r", error)
                 continue
             threading.Thread(target=self._serve, args=(connection,), name="anyaccel trial", daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
-        """Answer the questions of one trial, until its worker has no more."""
+        """Answer the questions of one trial until its worker closes the connection."""
         with connection, contextlib.suppress(EOFError, OSError):
             number = connection.recv()
             _send(connection, self._answer(self._begin, number))
@@ -121,18 +122,17 @@ class Trials:
         with self._lock:
             try:
                 return True, function(*arguments)
-            except Exception as error:  # noqa: BLE001 - the objective is to see it
+            except Exception as error:  # noqa: BLE001 - raised again in the objective
                 return False, error
 
     def _begin(self, number: int) -> int:
         if number in self._over:
             raise CancelledError("the optimization has ended")
         before = self._begun.pop(number, None)
-        if before is not None:  # its worker died, and it is run again
+        if before is not None:  # its worker died, and the pool retries the call
             self.study.tell(before, state=optuna.trial.TrialState.FAIL)
         trial = self._begun[number] = self.study.ask()
-        asked: int = trial.number
-        return asked
+        return int(trial.number)
 
     def _ask(self, number: int, name: str, args: Any, kwargs: Any) -> Any:
         if name not in QUESTIONS:
@@ -146,12 +146,12 @@ def _send(connection: Connection, answer: tuple[bool, Any]) -> None:
         connection.send(answer)
     except OSError:
         raise
-    except Exception as error:  # noqa: BLE001 - it cannot be pickled, and the objective is to know
+    except Exception as error:  # noqa: BLE001 - pickle raises anything; the objective gets the reason
         connection.send((False, RuntimeError(f"the answer cannot be sent: {error!r}; it was {answer[1]!r:.200}")))
 
 
-def _tell_people(trial: Any, error: BaseException | None) -> None:
-    """Say how a trial ended, as Optuna does."""
+def _log_end(trial: Any, error: BaseException | None) -> None:
+    """Log the end of a trial in Optuna's own words."""
     if trial.state == optuna.trial.TrialState.COMPLETE:
         value = trial.value if len(trial.values) == 1 else trial.values
         _log.info("Trial %d finished with value: %s and parameters: %s.", trial.number, value, trial.params)

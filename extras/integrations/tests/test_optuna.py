@@ -11,7 +11,7 @@ import pytest
 
 optuna = pytest.importorskip("optuna", reason="Optuna is not installed")
 
-from anyaccel.integrations.optuna import optimize  # noqa: E402
+from anyaccel_integrations.optuna import optimize  # noqa: E402
 from optuna.trial import TrialState  # noqa: E402
 
 MACHINE = "sim:A1:3"

@@ -1,4 +1,4 @@
-"""Optuna on devices: trials run in the workers of a pool, each with devices of its own."""
+"""Trials of Optuna in the workers of a pool, each with devices of its own."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, wait
 from typing import Any
 
+from anyaccel import Pool
 from anyaccel.errors import UsageError
-from anyaccel.integrations.capacity import count_jobs
-from anyaccel.pool.pool import Pool
 from anyaccel.scheduler import RequestLike
+
+from anyaccel_integrations.n_jobs import count_jobs
 
 Objective = Callable[[Any], Any]
 
@@ -30,41 +31,42 @@ def optimize(
 ) -> None:
     """Optimize an objective like ``study.optimize``, with trials that run at the same time on devices of their own.
 
-    The objective runs in a worker, with a trial that asks this process: parameters are suggested, values reported and
-    pruning decided here, by the study's own sampler, pruner and storage, whatever these are. A trial begins when its
-    devices are there. In the worker there is no ``trial.study``, and a storage's heartbeat is not sent.
+    The objective runs in a worker. Its trial sends every question to this process, where the study's own sampler,
+    pruner and storage answer. A trial begins when its devices are free. The worker has no ``trial.study``, and the
+    storage gets no heartbeat.
 
     Args:
         study: The study, an ``optuna.Study``.
         objective: Called with the trial; returns its value or values.
-        n_trials: How many trials to run; None for as many as there is time for.
-        timeout: Seconds after which no trial is started any more; those that run are waited for.
-        needs: What each trial holds while it runs; None for the CPU alone.
-        n_jobs: Trials at the same time; None or -1 for as many as the devices allow.
-        catch: Exceptions of the objective that do not end the study: their trial has failed, and that is all. Add
-            ``anyaccel.WorkerError`` to go on when a worker dies.
-        callbacks: Called here after each trial, with the study and the trial; ``study.stop()`` works in them.
+        n_trials: The number of trials to run; None for as many as fit in ``timeout``.
+        timeout: Seconds after which no trial starts; trials that run are waited for.
+        needs: The request of each trial; None for the CPU alone.
+        n_jobs: The number of trials at the same time; None or -1 for as many as the devices allow.
+        catch: Exceptions of the objective that fail their trial and do not end the study. With
+            ``anyaccel.WorkerError``, the study goes on when a worker dies.
+        callbacks: Functions that this process calls after each trial, with the study and the trial;
+            ``study.stop()`` works in them.
         trial_timeout: Seconds that a trial may run; None for no limit.
         options: Further options of :class:`anyaccel.Pool`.
 
     Raises:
-        UsageError: When Optuna is not installed, or an argument makes no sense.
-        NeverFitsError: When the machine can never serve ``needs``.
-        Exception: What the objective raised, unless it is caught. Other trials are ended then, and have failed.
+        UsageError: If Optuna is not installed, or an argument is invalid.
+        NeverFitsError: If the machine can never serve ``needs``.
+        Exception: The exception of the objective, unless ``catch`` has it. The trials that run are cancelled and fail.
     """
     try:
         import optuna  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:
-        raise UsageError("this needs Optuna, which is not installed: pip install 'anyaccel[optuna]'") from error
+        raise UsageError("Optuna is not installed", hint="pip install 'anyaccel[optuna]'") from error
     if not isinstance(study, optuna.Study):
         raise UsageError(f"study must be an optuna.Study (got {study!r:.60})")
     if options.get("engine", "local") != "local":
-        raise UsageError("trials ask this process, which other machines cannot reach: leave engine out")
-    from anyaccel.integrations.trials import Trials
+        raise UsageError("trials ask this process, which other machines cannot reach", hint="leave engine out")
+    from anyaccel_integrations.trials import Trials
 
     count = count_jobs(n_jobs, needs, options)
-    setting: dict[str, Any] = {"max_workers": count, "timeout": trial_timeout, **options}
-    with Pool(needs, **setting) as pool, Trials(study, objective) as trials:
+    pool_options: dict[str, Any] = {"max_workers": count, "timeout": trial_timeout, **options}
+    with Pool(needs, **pool_options) as pool, Trials(study, objective) as trials:
         _run(pool, trials, count, n_trials=n_trials, timeout=timeout, catch=catch, callbacks=tuple(callbacks))
 
 
@@ -89,13 +91,13 @@ def _run(
                 and (end is None or time.monotonic() < end)
                 and not trials.stopped
             ):
-                running[pool.submit(*trials.call(started))] = started
+                running[pool.submit(*trials.make_call(started))] = started
                 started += 1
             if not running:
                 return
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in sorted(done, key=running.__getitem__):
-                trial, error = trials.settle(running.pop(future), future)
+                trial, error = trials.finish(running.pop(future), future)
                 if error is not None and not isinstance(error, catch):
                     raise error
                 for callback in callbacks if trial is not None else ():
@@ -104,4 +106,4 @@ def _run(
         for future in running:
             future.cancel()
         for future, number in running.items():
-            trials.settle(number, future)
+            trials.finish(number, future)
