@@ -552,7 +552,7 @@ class Broker:
             ids = self.scope.ids
             keys: frozenset[str] = frozenset()
             with contextlib.suppress(AnyaccelError):  # whoever asks for devices is told
-                keys = self.ledger.wanted(frozenset(ids))
+                keys = self.ledger.find_wanted(frozenset(ids))
             self._elsewhere = self.scope.excluded_by(ids[key] for key in keys) if keys else frozenset()
         return not member.ids.isdisjoint(self._elsewhere)
 
