@@ -10,9 +10,10 @@ from functools import cached_property
 from typing import Any
 
 from anyaccel.errors import PluginError
-from anyaccel.model import Detected, Device, Problem, decode, encode
+from anyaccel.inventory import interpret
+from anyaccel.model import Detected, Device, Problem, VendorReport, VendorState, encode
 from anyaccel.probe import FILE_NAME, SCHEMA, Facts, HostFacts, Machine, ProbeContext, RecordedFacts, Simulated, load
-from anyaccel.vendors import Source, VendorPlugin, tasks
+from anyaccel.vendors import Outcome, Source, VendorPlugin, tasks
 
 from anyaccel_testing.check import NotApplicable
 
@@ -89,6 +90,12 @@ def payload(source: Source, environ: Mapping[str, str]) -> dict[str, Any]:
     return {"load": {"source": encode(source), "path": sys.path}, "environ": dict(environ), "seconds": SECONDS}
 
 
+def interpret_here(source: Source, machine: Machine, environ: Mapping[str, str]) -> tuple[VendorReport, list[Device]]:
+    """Detect a machine in this process; return the vendor's report and its devices, as users get them."""
+    answer = tasks.detect({**payload(source, environ), "machine": encode(machine)})
+    return interpret(source, Outcome(value=answer))
+
+
 class TimelessContext(ProbeContext):
     """A context on which no time passes, so that no answer depends on how busy the testing machine is."""
 
@@ -156,15 +163,14 @@ class TestedMachine:
         return lambda: getattr(plugin, hook)(*(told[each]() for each in plugin.arguments(hook)))
 
     @cached_property
-    def _answer(self) -> dict[str, Any]:
-        environ = os.environ if self.subject.live else {}
-        return tasks.detect({**payload(self.subject.source, environ), "machine": encode(self.machine)})
+    def interpreted(self) -> tuple[VendorReport, list[Device]]:
+        """The vendor's report and its devices, as users get them."""
+        return interpret_here(self.subject.source, self.machine, os.environ if self.subject.live else {})
 
     @property
     def problem(self) -> Problem | None:
         """Why nothing can be said about the devices: a hook's fault between detection and the inventory."""
-        data = self._answer.get("problem")
-        problem = decode(Problem, data) if data else None
+        problem = self.interpreted[0].problem
         return None if problem is not None and problem.hook == "anyaccel_env" else problem  # C16 to C18 say it better
 
     @property
@@ -178,8 +184,8 @@ class TestedMachine:
             raise NotApplicable("the plug-in cannot be loaded; see C01, C03 and C05")
         if self.problem is not None:
             raise NotApplicable("detection fails here; see C07, C09 and C15")
-        data = self._answer["detected"]
-        return decode(Detected, data) if data is not None else None
+        report, devices = self.interpreted
+        return Detected(devices=tuple(devices), partial=report.partial) if report.state is VendorState.OK else None
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:

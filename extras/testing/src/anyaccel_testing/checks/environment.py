@@ -18,6 +18,7 @@ from anyaccel.model import (
     Share,
     Term,
     format_slots,
+    slots_by_id,
 )
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
@@ -172,7 +173,7 @@ def _nothing_left(subject: Subject, devices: Devices, before: Mapping[str, str],
             raise CheckFailed("anyaccel_env for no device must set a variable that hides all (got no edit)")
         return
     try:
-        ids, _ = subject.plugin.visible(after, devices)
+        ids = slots_by_id(subject.plugin.visible(after, devices)[0])
     except PluginError as error:
         raise CheckFailed(
             f"anyaccel_visible refuses what anyaccel_env hides all with: {error.problem.reason}"
@@ -229,7 +230,7 @@ def _named(device_id: str, slots: tuple[int, ...]) -> str:
 
 def _visible(subject: Subject, environ: Mapping[str, str], devices: Devices) -> Sequence[str]:
     try:
-        ids, _ = subject.plugin.visible(environ, devices)
+        ids = slots_by_id(subject.plugin.visible(environ, devices)[0])
     except PluginError as error:
         return error.problem.reason
     if ids is None:
