@@ -37,7 +37,6 @@ from anyaccel.vendors.guarded import ANSWER_LIMIT, NO_ANSWER, GuardedProcess, Ou
 SIMULATION_LIMIT = 256 << 20
 """Bytes of an answer of which the core makes up most itself."""
 MOST_DEATHS = 2
-_MOST_EDITS = 64
 
 Answers = dict[str, tuple[Source, Outcome]]
 
@@ -71,7 +70,6 @@ class VendorProcess(GuardedProcess):
         self._known: dict[str, Device] = {}
         self._said: dict[str, Any] = {}
         self._info: tuple[Any, PluginInfo] | None = None
-        self._edits: dict[object, tuple[object, EnvEdits]] = {}
         self._reasons: dict[tuple[Term, tuple[str, ...]], tuple[tuple[Device, ...], str | None]] = {}
 
     @property
@@ -87,19 +85,10 @@ class VendorProcess(GuardedProcess):
         return hook in self._hello()["hooks"]
 
     def env(self, devices: Sequence[Device], ctx: EnvContext, *, seconds: float | None = None) -> EnvEdits:
-        """Edits that make a worker see exactly these devices. Answers are kept."""
-        key = tuple(device.id for device in devices), ctx.mask
-        asked = tuple(devices), ctx.devices, ctx.shares, dict(ctx.environ)
-        kept = self._edits.get(key)
-        if kept is not None and kept[0] == asked:
-            return kept[1]
+        """Return the edits that make a worker see exactly these devices."""
         shares = [_encode_share(share) for share in ctx.shares.values()]
-        payload = {"shares": shares, "environ": asked[3], "mask": ctx.mask}
-        with self:
-            edits: EnvEdits = self.ask("env", devices, seconds=seconds, everything=ctx.devices, **payload)
-        if len(self._edits) >= _MOST_EDITS:
-            self._edits.clear()
-        self._edits[key] = asked, edits
+        payload = {"shares": shares, "environ": dict(ctx.environ), "mask": ctx.mask}
+        edits: EnvEdits = self.ask("env", devices, seconds=seconds, everything=ctx.devices, **payload)
         return edits
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
@@ -176,7 +165,6 @@ class VendorProcess(GuardedProcess):
             self._said = {name: outcome.value[name] for name in ("info", "hooks")}
         if task == "detect":
             self._reasons.clear()
-            self._edits.clear()
             self._known.clear()
         if outcome.fault not in {"died", "timeout"}:
             self.deaths.pop(task, None)
