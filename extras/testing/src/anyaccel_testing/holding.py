@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from anyaccel import detect
 from anyaccel.errors import AnyaccelError
-from anyaccel.launcher import Hold, acquire, refuse_if_loaded
+from anyaccel.launcher import DeviceLease, acquire, refuse_if_loaded
 from anyaccel.model import Device, Inventory, Request, Term
 from anyaccel.scheduler import parse_request
 
 
-def hold_devices(wanted: str | None) -> Hold:
+def hold_devices(wanted: str | None) -> DeviceLease:
     """Hold the devices of one test worker, if they are free now.
 
     Args:
