@@ -114,4 +114,5 @@ def put(processors: Collection[int]) -> None:
     """
     if processors:
         with contextlib.suppress(OSError):
+            # No set_mempolicy: the kernel takes pages from the node of the processor that touches them first.
             os.sched_setaffinity(0, processors)

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 PRIVATE = "anyaccel-private-"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - what is made there has mode 0700
 
-ChoiceOf = Callable[[Request], Choice]
+ChoiceFactory = Callable[[Request], Choice]
 
 
-def choice_among(inventory: Inventory) -> ChoiceOf:
+def choice_among(inventory: Inventory) -> ChoiceFactory:
     """What chooses any devices of a machine that serve a request."""
     return lambda request: Choice(inventory, request, validate, KnownNames())
 
@@ -45,7 +45,7 @@ def check_request(inventory: Inventory, request: Request) -> None:
         raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
 
 
-class Asked:
+class LocalRequest:
     """What a request means on this machine.
 
     Args:
@@ -90,7 +90,7 @@ class Asked:
         return grants
 
 
-class Held(OpenLease):
+class WorkerLease(OpenLease):
     """Devices that are held for a worker until they are given back.
 
     Args:
