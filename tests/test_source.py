@@ -58,7 +58,6 @@ ROOMS = {
     "launcher": "model errors configuration policy probe vendors inventory scheduler ledger linux",
     "pool": "model errors extras policy forkserver probe vendors inventory scheduler ledger launcher linux",
     "engines": "model errors extras policy probe vendors inventory scheduler ledger launcher pool accelerators",
-    "integrations": "model errors probe inventory scheduler launcher pool",
     "exports": "model errors probe vendors inventory scheduler",
 }
 """What each room may import, for types too, besides itself, ``text`` and what begins with ``_``; the rest, all."""
@@ -216,7 +215,7 @@ def test_modules_of_the_launcher_import_each_other_in_no_function_either():
 
 
 def test_values_are_made_in_one_way():
-    """Dataclasses take 8 ms to import and one more for each class: see docs/decisions/0028."""
+    """Dataclasses take 8 ms to import and one more for each class: see docs/decisions/start-up-time.md."""
     users = [
         name_of(path) for path in MODULES if re.search(r"^(from|import) dataclasses", path.read_text(), re.MULTILINE)
     ]
