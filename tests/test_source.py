@@ -215,7 +215,7 @@ def test_modules_of_the_launcher_import_each_other_in_no_function_either():
 
 
 def test_values_are_made_in_one_way():
-    """Dataclasses take 8 ms to import and one more for each class: see docs/decisions/0028."""
+    """Dataclasses take 8 ms to import and one more for each class: see docs/decisions/start-up-time.md."""
     users = [
         name_of(path) for path in MODULES if re.search(r"^(from|import) dataclasses", path.read_text(), re.MULTILINE)
     ]

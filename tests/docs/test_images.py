@@ -1,4 +1,4 @@
-"""The pictures of the README are there, and the script that draws them runs."""
+"""The pictures of a shared machine are there, and the script that draws them runs."""
 
 import os
 import re
@@ -12,11 +12,15 @@ ROOT = Path(__file__).parents[2]
 IMAGE = re.compile(r"!\[[^\]]+\]\(([^)]+)\)")
 
 
-def test_the_images_of_the_readme_exist():
-    images = IMAGE.findall((ROOT / "README.md").read_text())
-    assert {"docs/images/status-80.svg", "docs/images/top-160.svg"} <= set(images)
+def test_the_pictures_of_a_machine_are_on_pages():
+    readme, page = ROOT / "README.md", ROOT / "docs" / "how-to" / "shared-machine.md"
+    images = {(each.parent / name).resolve() for each in (readme, page) for name in IMAGE.findall(each.read_text())}
+    assert IMAGE.search("\n".join(readme.read_text().splitlines()[:30])), "the README begins with a picture"
+    assert images >= {
+        ROOT / "docs" / "images" / f"{name}-{width}.svg" for name in ("status", "top") for width in (80, 160)
+    }
     for image in images:
-        assert (ROOT / image).read_text().startswith("<svg"), image
+        assert image.read_text().startswith("<svg"), image
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""What importing the kit costs a vendor's process, which starts for every detection."""
+"""Cost of importing the kit in a vendor's process, which starts for every detection."""
 
 from __future__ import annotations
 

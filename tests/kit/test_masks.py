@@ -1,4 +1,4 @@
-"""Variables that hold lists of devices, read by the rules that runtimes have."""
+"""Variables with lists of devices, read by the rules of runtimes."""
 
 from __future__ import annotations
 

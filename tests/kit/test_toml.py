@@ -1,4 +1,4 @@
-"""The quick reader of catalogs says what :mod:`tomllib` says, of what is right and of what is wrong."""
+"""The fast reader of catalogs agrees with :mod:`tomllib`, on valid and invalid documents."""
 
 from __future__ import annotations
 

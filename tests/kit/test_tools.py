@@ -1,4 +1,4 @@
-"""A vendor's command: what it prints, and how it fails."""
+"""Tools of a vendor: answers, and failures."""
 
 from __future__ import annotations
 

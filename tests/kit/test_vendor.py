@@ -1,4 +1,4 @@
-"""A vendor that is nothing but attributes, and what its cards, holders and findings come to."""
+"""A vendor made of attributes alone: its cards, holders and findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from anyaccel.kit import (
     Mask,
     Tool,
     Vendor,
-    asked,
     board_links,
     condition,
     in_container,
@@ -28,6 +27,7 @@ from anyaccel.kit import (
     physical_function,
     text,
     total,
+    try_query,
 )
 from anyaccel.kit.processes import scan
 from anyaccel.plugin import (
@@ -79,7 +79,7 @@ def vendor(tmp_path):
         state_file = "state"
         tool = Tool("acme-tool", package="acme-utils")
 
-        def look(self, card: Card) -> None:
+        def read_card(self, card: Card) -> None:
             card.number = number(card.ctx, f"{card.folders[0]}/slot")
             card.nodes = (f"/dev/acme{card.number}", f"/dev/acme_ctl{card.number}")
 
@@ -207,7 +207,7 @@ def test_a_fault_costs_its_own_device_alone(vendor, machine, files, fault):
         ),
     ],
 )
-def test_where_nobody_publishes_the_name_of_the_driver_any_that_is_bound_will_do(vendor, machine, bound, fault):
+def test_without_a_published_driver_name_any_bound_driver_counts(vendor, machine, bound, fault):
     vendor.driver = ""
     detected = vendor.anyaccel_detect(machine(pci("0000:01:00.0", driver=bound)))
 
@@ -467,7 +467,7 @@ def test_numbered_paths_are_listed_in_the_order_of_their_numbers(machine):
 def test_a_question_that_fails_has_no_answer(machine):
     ctx = machine(queries={"acme/load": {"value": [1]}, "acme/heat": {"error": {"kind": "OSError", "message": "x"}}})
 
-    assert [asked(ctx, f"acme/{name}", list) for name in ("load", "heat", "never recorded")] == [[1], None, None]
+    assert [try_query(ctx, f"acme/{name}", list) for name in ("load", "heat", "never recorded")] == [[1], None, None]
 
 
 def test_an_inventory_says_when_facts_of_a_card_are_missing(machine):
@@ -568,7 +568,7 @@ def test_a_scan_finds_who_has_a_node_open(tmp_path):
     assert answer == {"holders": {"/dev/acme12": [7, 100]}, "complete": True}
 
 
-def test_a_scan_inside_a_container_knows_that_it_does_not_see_everybody(tmp_path):
+def test_a_scan_inside_a_container_is_not_complete(tmp_path):
     assert scan(frozenset(), proc(tmp_path, namespace="4026532999"))["complete"] is False
 
 
@@ -579,18 +579,18 @@ def test_a_scan_of_this_machine_finds_this_process():
     assert len(found["holders"]["/dev/full"]) >= 1
 
 
-def test_nobody_is_said_to_hold_a_device_only_where_everybody_was_seen(machine):
+def test_a_device_has_no_holder_only_after_a_complete_scan(machine):
     def holders(**answer):
         return Holders(machine(queries={"proc/holders": {"value": answer}}), ["/dev/a"])
 
-    assert holders(holders={}, complete=True).of(["/dev/a"]) == ()
-    assert holders(holders={}, complete=False).of(["/dev/a"]) is None
-    assert holders(holders={"/dev/a": [3, 4]}, complete=False).of(["/dev/a"]) == (
+    assert holders(holders={}, complete=True).find(["/dev/a"]) == ()
+    assert holders(holders={}, complete=False).find(["/dev/a"]) is None
+    assert holders(holders={"/dev/a": [3, 4]}, complete=False).find(["/dev/a"]) == (
         DeviceProcess(pid=3),
         DeviceProcess(pid=4),
     )
-    assert holders(holders={}, complete=True).of([]) is None
-    assert Holders(machine(), ["/dev/a"]).of(["/dev/a"]) is None
+    assert holders(holders={}, complete=True).find([]) is None
+    assert Holders(machine(), ["/dev/a"]).find(["/dev/a"]) is None
 
 
 def test_the_best_linked_groups_of_a_board_are_pairs_and_fours(machine):
@@ -657,14 +657,14 @@ def test_virtual_functions_are_left_to_whom_the_host_gives_them(vendor, machine)
 )
 def test_a_tool_numbers_several_devices_and_is_not_asked_for_one(vendor, machine, count, printed, reasons):
     def complete(self, ctx, cards):
-        if self.settled(cards):
+        if self.is_complete(cards):
             return
-        for card, row in self.shown(cards, self.tool.rows(ctx, ("pci", "number"), separator=" ")):
+        for card, row in self.match_rows(cards, self.tool.rows(ctx, ("pci", "number"), separator=" ")):
             card.number = row.count("number")
         yield "the tool was asked"
 
     type(vendor).complete = complete
-    type(vendor).look = lambda _, card: setattr(card, "nodes", ("/dev/acme0",))
+    type(vendor).read_card = lambda _, card: setattr(card, "nodes", ("/dev/acme0",))
     paths = {key: value for n in range(count) for key, value in pci(f"0000:0{n + 1}:00.0").items()}
     commands = [{"argv": ["acme-tool"], "returncode": 0, "stdout": printed}] if printed else []
 
@@ -679,12 +679,12 @@ def test_what_a_tool_measured_is_told_by_device(vendor, machine):
     devices = [Device(id=f"acme-{n}", index=n, model="Acme One", pci_bus_id=f"0000:0{n}:00.0") for n in (1, 2)]
     rows = vendor.tool.rows(ctx, ("pci", "busy", "celsius"))
 
-    found = vendor.measured(rows, devices, "", "busy", "celsius")
+    found = vendor.measures_by_device(rows, devices, "", "busy", "celsius")
 
     assert {name: (each["utilization"], each["temperature_celsius"]) for name, each in found.items()} == {
         "acme-1": (0.4, None)
     }
-    assert vendor.measured(None, devices, "busy") is None
+    assert vendor.measures_by_device(None, devices, "busy") is None
 
 
 def test_cards_of_a_board_are_linked_to_each_other(vendor, machine):

@@ -273,7 +273,7 @@ def test_without_a_watch_there_is_the_poll(claim, in_line):
         "from anyaccel.linux import inotify\n"
         "def refuse(*_, **__): raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))\n"
         "inotify.system.call = refuse\n"
-        "try: inotify.Watch()\n"
+        "try: inotify.FileEvents()\n"
         "except OSError as error: result = error.strerror"
     )
     assert refused == "Too many open files"
@@ -361,7 +361,7 @@ def test_a_watch_tells_what_it_is_for(tmp_path):
 
     def try_to_watch():
         with contextlib.suppress(OSError):  # another test, or program, may have all that a user can have
-            return inotify.Watch()
+            return inotify.FileEvents()
         return None
 
     watch = eventually(try_to_watch)

@@ -83,8 +83,12 @@ def test_every_distribution_has_its_tox_environment():
 
 
 def test_every_plugin_is_in_the_table_of_support():
-    rows = re.findall(r"^\| \[[^]]+\]\(plugins/(\w+)/README\.md\) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert sorted(rows) == VENDORS
+    page = (ROOT / "docs" / "reference" / "vendors.md").read_text()
+    rows = re.findall(r"^\| \[([^]]+)\]\(\.\./\.\./plugins/(\w+)/README\.md\) \|", page, re.MULTILINE)
+    assert sorted(vendor for _, vendor in rows) == VENDORS
+    short = (ROOT / "README.md").read_text().partition("| state | vendors |")[2].partition("\n\n")[0]
+    named = [name.strip() for line in short.splitlines()[3:] for name in line.split("|")[2].split(",")]
+    assert sorted(named) == sorted(name for name, _ in rows)
 
 
 def test_every_plugin_is_in_the_list_of_pages():

@@ -1,4 +1,4 @@
-"""Plug-ins that break one demand each: small changes to the well-behaved vendor."""
+"""Plug-ins with one fault each, as small changes to the correct plug-in of ``tests/vendors/acme.py``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ PRESENCE = '{"resource": "APU", "paths": ["/sys/class/acme"]}'
 
 @dataclass(frozen=True)
 class Broken:
-    """A change to the source of the well-behaved plug-in.
+    """A change to the source of the correct plug-in.
 
     Attributes:
-        check: The check that must fail, and no other.
-        edits: What to replace, and with what; an empty first part puts the second in front.
-        message: Part of what the check must say.
-        inventory: Whether it is the inventories that differ, so that its author would have expected others.
-        seconds: Time for each check.
-        timeout: Time for each hook that touches the machine.
-        presence: What the data beside the plug-in says.
+        check: Id of the only check that must fail.
+        edits: Pairs of old and new text; an empty old text puts the new text in front.
+        message: Part of the check's message.
+        inventory: True if the recordings' inventories are written with the fault in place.
+        seconds: Time limit of each check.
+        timeout: Time limit of each hook that touches the machine.
+        presence: Content of ``presence.json``.
     """
 
     check: str
@@ -34,6 +34,7 @@ class Broken:
             if not old:
                 acme = new + acme
                 continue
+            # An edit that matches nothing would test the correct plug-in.
             assert acme.count(old) == 1, f"the well-behaved plug-in must hold {old!r} once"
             acme = acme.replace(old, new)
         return acme
@@ -85,6 +86,7 @@ BROKEN = {
         "C01", (("", "import no_such_library\n"),), "ModuleNotFoundError: No module named 'no_such_library'"
     ),
     "has another key": Broken("C01", (('vendor="acme"', 'vendor="other"'),), "must equal the name of the entry point"),
+    # os._exit skips exception handlers, as a crash of a library would.
     "dies when imported": Broken("C01", (("", "import os; os._exit(3)\n"),), "ended with exit status 3"),
     "imports a library": Broken("C02", (("", "import psutil\n"),), "loads psutil; import it inside the function"),
     "imports too much": Broken(
@@ -132,6 +134,7 @@ BROKEN = {
         "the inventory.devices[0].model must be 'Acme One' (got 'ACME ONE')",
     ),
     "cannot detect": Broken("C07", (detecting("raise OSError('no bus')"),), "it raised OSError: no bus"),
+    # A real segmentation fault: the guarded process must name the signal.
     "crashes": Broken(
         "C07", (detecting("import ctypes; ctypes.string_at(0)"),), "was killed by SIGSEGV before it answered"
     ),
@@ -157,6 +160,7 @@ BROKEN = {
         "ids must not be indexes (got acme-0, acme-1",
         inventory=True,
     ),
+    # Letters, not digits: an id of digits is already refused as an index.
     "takes the order of a directory for the identity": Broken(
         "C09",
         ((IDENTITY, "id=f'acme-{chr(97 + index)}', pci_bus_id=f'0000:0{facts[\"serial\"][1:]}:00.0',"),),
@@ -199,6 +203,7 @@ BROKEN = {
         (detecting("for _ in range(3):", f"    try: ctx.run({TOOL})", "    except Exception: continue", "    break"),),
         "runs 'acme-smi -L' again after it has hung",
     ),
+    # 'except Exception' in an endless loop: only a BaseException of the context gets out of it.
     "asks a hanging tool for ever": Broken(
         "C12",
         (detecting("while True:", f"    try: ctx.run({TOOL})", "    except Exception: continue", "    break"),),
@@ -208,6 +213,7 @@ BROKEN = {
         "C13", (detecting("import os; os.environ['ACME_INIT'] = '1'"),), "the environment (os.environ): ACME_INIT='1'"
     ),
     "leaves a file open": Broken("C13", (detecting("import os; os.pipe()"),), "open file descriptors: "),
+    # A daemon thread: any other would keep the process of the check alive.
     "leaves a thread": Broken(
         "C13",
         (detecting("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"),),
@@ -315,7 +321,7 @@ BROKEN = {
     ),
     "refuses everything": Broken(
         "C21",
-        (body("validate", "return 'an Acme device is never given to anybody'"),),
+        (body("validate", "return 'an Acme device is never given out'"),),
         "accept none of the sets",
     ),
     "opens a file in a pure hook": Broken(
@@ -369,6 +375,7 @@ BROKEN = {
         "anyaccel_detect takes longer than its deadline of 0.1 s (it was at ",
         timeout=0.1,
     ),
+    # C27 interrupts the hook by a signal; every other check is killed by the parent and skipped.
     "hangs longer than the suite waits": Broken(
         "C27",
         (detecting("while True: pass"),),
@@ -376,6 +383,7 @@ BROKEN = {
         seconds=3,
         timeout=0.3,
     ),
+    # The plug-in itself is correct; the fault is in the file beside it.
     "says junk of its presence": Broken("C28", (), "it must not have 'path'", presence='{"path": ["/dev/acme"]}'),
     "is present by another resource": Broken(
         "C28",
@@ -390,4 +398,4 @@ BROKEN = {
         presence='{"paths": ["/dev/acme*"]}',
     ),
 }
-"""By what is wrong with them."""
+"""Broken plug-ins by their fault."""

@@ -1,4 +1,4 @@
-"""Recorded machines of the well-behaved vendor, with the inventories that its plug-in gives."""
+"""Recorded machines of the vendor acme, with the inventories of its correct plug-in."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from anyaccel_testing import context, describe
 sys.path.append(str(Path(__file__).parent))
 
 TOOL = {"argv": ["acme-smi", "-L"], "returncode": 0, "stdout": "s0\ns1\ns2\ns3\n", "stderr": ""}
+# The serials of "quad" are out of order, so that an index is not mistaken for an identity.
 MACHINES = {"pair": ("s0", "s1"), "quad": ("s3", "s1", "s2", "s0"), "driver-only": ()}
 
 Recordings = Callable[[str], Path]
@@ -21,9 +22,10 @@ Recordings = Callable[[str], Path]
 
 @pytest.fixture
 def recordings(tmp_path: Path) -> Recordings:
-    """Write recordings, with the inventories that a plug-in of this source gives, and return their directory."""
+    """Write recordings with the inventories of a plug-in's source, and return their directory."""
 
     def write(source: str) -> Path:
+        # Not imported: several sources of one test would share an entry in sys.modules.
         plugin = ModuleType("acme_described")
         exec(compile(source, "acme.py", "exec"), vars(plugin))
         for name, serials in MACHINES.items():

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from anyaccel.plugin import Detected, Device
-from anyaccel_testing.checks.loading import narrower
+from anyaccel_testing.checks.loading import is_narrower
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from anyaccel_testing.checks.loading import narrower
     ],
 )
 def test_agrees(given, wanted):
-    assert narrower(given, wanted)
+    assert is_narrower(given, wanted)
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_agrees(given, wanted):
     ],
 )
 def test_disagrees(given, wanted):
-    assert not narrower(given, wanted)
+    assert not is_narrower(given, wanted)

@@ -1,4 +1,4 @@
-"""The suite is tested by plug-ins that break one demand each: exactly that check fails, and says what to change."""
+"""A plug-in with one fault fails exactly the check of the fault, with a remedy in the message."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from lengths import length
 
 ACME = (Path(__file__).parents[3] / "tests" / "vendors" / "acme.py").read_text()
 WHOLE = length([], [*BROKEN][::3])
-"""Faults that all checks look for, since exactly one must find each: that takes a process for each check."""
+"""Faults on which every check runs, to see that exactly one fails; a sample, since each takes a process per check."""
 NOT_BY_A_PLUGIN = {"C23", "C24"}
-"""Checks that one plug-in alone cannot break: they are about a test class, and about several vendors."""
+"""Checks of a test class and of several vendors, which a single plug-in cannot break."""
 
 
 def ends(results, state):
@@ -26,6 +26,7 @@ def test_a_broken_plugin_fails_exactly_its_check(fault, install, recordings):
     source = broken.source(ACME)
     install("acme", source).with_suffix(".presence.json").write_text(broken.presence)
     directory = recordings(source if broken.inventory else ACME)
+    # A fault of detection changes inventories: the author would have written them with the fault.
     only = [] if fault in WHOLE else [broken.check]
     results = run_checks("acme", directory, only=only, seconds=broken.seconds, timeout=broken.timeout)
     failures = {result.check: result.message for result in results if result.state is State.FAILED}

@@ -60,7 +60,7 @@ def test_one_recording_alone(anyaccel, install, recordings):
 def test_the_projects_recordings_win_over_the_copy_of_an_editable_install(
     anyaccel, install, recordings, tmp_path, monkeypatch
 ):
-    """An editable install puts the recordings of that day into site-packages, and a path to the source beside them."""
+    """An editable install copies the recordings to site-packages, beside a path to the source."""
     install("acme", ACME, entry="anyaccel_acme_editable")
     project = recordings(ACME).parent
     package = project / "src" / "anyaccel_acme_editable"
@@ -83,6 +83,7 @@ def test_this_host(anyaccel, install):
 
     def unused(ctx: ProbeContext) -> Detected | None:
     """.replace("\n    ", "\n")
+    # /dev/null is a device node that every host has.
     source = ACME.replace(
         "@hookimpl\ndef anyaccel_detect(ctx: ProbeContext) -> Detected | None:\n", here.rstrip() + "\n"
     )
@@ -99,6 +100,7 @@ def test_this_host(anyaccel, install):
 def test_this_host_where_a_replay_differs(anyaccel, install):
     source = ACME.replace(
         '    if not ctx.exists("/sys/class/acme"):\n        return None\n',
+        # ctx.root is empty on the host alone: a fact that no recording holds.
         '    import os\n    if os.path.exists("/dev/null"):\n        ctx.read("/proc/self/stat")\n'
         '    return Detected(devices=(Device(id=f"acme-{ctx.root or 7}", index=0, model="Acme One"),))\n',
     )
@@ -120,7 +122,7 @@ def test_this_host_where_detection_dies(anyaccel, install):
     ("arguments", "said"),
     [
         (("other",), "no plug-in for 'other' is installed (installed: acme)"),
-        (("acme", "--real", "--recordings", "/"), "--real checks on this host, --recordings on recorded machines"),
+        (("acme", "--real", "--recordings", "/"), "--real checks on this host and --recordings on recorded machines"),
         (("acme", "--recordings", "/dev"), "/dev must hold recordings, one directory with a machine.json each"),
         (("acme", "--force"), "--force goes with --write-expected"),
         (("acme", "--real", "--write-expected"), "--write-expected is for recordings; record this host"),
@@ -159,6 +161,7 @@ def test_an_inventory_is_replaced_by_force_and_keeps_its_form_and_other_vendors(
     directory = recordings(ACME)
     pair, quad = (directory / name / "expected.json" for name in ("pair", "quad"))
     right = json.loads(pair.read_text())
+    # Two forms exist: of describe() for one vendor, and of anyaccel record for all vendors.
     pair.write_text("null")
     quad.write_text(
         json.dumps(

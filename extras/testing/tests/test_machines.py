@@ -9,7 +9,7 @@ from anyaccel_testing import context, describe, load_recording
 
 
 class Plain:
-    """Hooks that leave out every argument that they do not need."""
+    """Hooks with only the arguments of interest in their signatures."""
 
     @hookimpl
     def anyaccel_detect(self):

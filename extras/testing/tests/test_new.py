@@ -1,4 +1,4 @@
-"""'anyaccel new' writes a project that installs, passes the suite and type-checks, and says what stands in its way."""
+"""``anyaccel new`` writes a project; the project installs, passes the suite and type-checks."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ FILES = [
     "tests/test_plugin.py",
 ]
 
+# One of each template and the example of the documentation, installed together.
 PROJECTS = ("anyaccel-my-npu", "anyaccel-other", "anyaccel-lumen")
 
 
@@ -42,10 +43,10 @@ def new(anyaccel, *arguments, **options):
 
 @pytest.mark.timeout(300)
 def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp_path):
-    """As a new vendor would: nothing but Python, anyaccel, and the projects with what they ask for.
+    """Install the projects and run their tests, as a new vendor does.
 
-    Only at full length is the environment one of their own, and are types checked: otherwise what the projects build is
-    installed into a directory beside that of the tests, of which no other plug-in is seen.
+    At full length, in a clean environment with a type check. Otherwise the projects are installed into a directory
+    beside the packages of the tests, with all other plug-ins hidden.
     """
     clean = length(False, True)
     status, out, err = new(anyaccel, "my_npu", "--resource", "NPU", cwd=tmp_path)
@@ -54,10 +55,11 @@ def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp
     assert (status, out) == (0, "anyaccel-other\n"), err
     copy_project(EXAMPLE, tmp_path / "anyaccel-lumen")
     python = str(tmp_path / "venv" / "bin" / "python") if clean else sys.executable
+    # pytest of the inner run must not inherit options or plug-ins of this one.
     environ = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "PYTEST", "ANYACCEL"))}
 
     environ["ANYACCEL_STATE_DIR"] = str(tmp_path / "state")  # what others hold on this machine does not matter
-    (tmp_path / "state").mkdir(mode=0o700)
+    (tmp_path / "state").mkdir(mode=0o700)  # a directory open to other users is refused
 
     def run(*command, **options):
         done = subprocess.run(
@@ -78,7 +80,7 @@ def test_a_new_project_and_the_example_work_in_a_clean_environment(anyaccel, tmp
         # Both new projects have the made-up PCI id of the template: beside each other they would claim the same cards.
         alone = environ | {"ANYACCEL_DISABLE": rival}
         tests = run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", cwd=tmp_path / project, env=alone)
-        # What is skipped is the check of a hook that it need not have.
+        # The checks of optional hooks are skipped.
         assert re.search(r"^\d+ passed(, \d+ skipped)? in", tests, re.MULTILINE), tests
         assert not clean or "Success" in run(python, "-m", "mypy", "src", "tests", cwd=tmp_path / project)
     cli = (python, "-m", "anyaccel")
@@ -104,6 +106,7 @@ def test_no_word_of_the_template_is_left(anyaccel, tmp_path):
     assert written == sorted(file.format("zeta9") for file in FILES)
     assert sorted(answer["files"]) == [str(tmp_path / "p" / path) for path in written]
     text = "".join((tmp_path / "p" / path).read_text() for path in written)
+    # A word of the template in capitals, or a suffix, would show in the first file that an author opens.
     assert re.findall(r"(?i)acme|\bAPU\b|\.in\b", text) == []
     assert 'key, resource, kind, brand = "zeta9", "ZETA9", "dpu", "Zeta9"' in text
     assert 'Mask("ZETA9_VISIBLE_DEVICES"' in text

@@ -1,4 +1,4 @@
-"""The pytest class: six lines for an author, one test per check and recording, and no way to make it say less."""
+"""The pytest class: six lines for an author, a test per check and recording, and no silent overrides."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ AUTHORS = """
 
 @pytest.fixture
 def run(tmp_path):
-    """Run pytest on an author's file, in a process of its own."""
+    """Run pytest on an author's file in a child process."""
 
     def run(*lines, source=AUTHORS, options=()):
         text = textwrap.dedent(source) + "".join(f"    {line}\n" for line in lines)
         (tmp_path / "test_conformance.py").write_text(text)
+        # -v: the names of tests are part of what is tested.
         argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rsfExX", "-v", *options, str(tmp_path)]
         return subprocess.run(argv, env=dict(os.environ), capture_output=True, text=True, timeout=90, check=False)
 
@@ -110,6 +111,7 @@ def test_a_known_failure_that_is_gone_is_to_be_taken_out(run, install, recording
 )
 def test_a_subclass_that_makes_the_suite_say_less_is_refused(line, message):
     source = textwrap.dedent(AUTHORS) + f"    {line}\n"
+    # The class statement itself raises, so no inner run of pytest is needed.
     with pytest.raises(TypeError, match=re.escape(message)):
         exec(source, {"__file__": __file__, "__name__": "test_conformance"})
 

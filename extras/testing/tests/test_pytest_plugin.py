@@ -15,6 +15,7 @@ import pytest
 pytestmark = pytest.mark.timeout(300)  # a run with several workers takes its time on a busy machine
 
 PLUGIN = "anyaccel_testing.pytest_plugin"
+# In a source tree that is not installed there is no entry point: then the plug-in is named by -p.
 REGISTERED = any(point.value == PLUGIN for point in entry_points(group="pytest11"))
 
 SEES = """
@@ -42,7 +43,7 @@ SEES = """
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, acme):
-    """Run pytest on a file, in a process of its own."""
+    """Run pytest on a file in a child process."""
     monkeypatch.chdir(tmp_path)
 
     def run(source, *options, machine="sim:Acme-One:4", **variables):
@@ -72,12 +73,13 @@ def test_a_test_sees_exactly_one_device(run, tmp_path):
 def test_every_worker_has_a_device_of_its_own(run, tmp_path):
     done = run(SEES, "-n", "3")
     assert done.returncode == 0, done.stdout
-    by_worker = {}
+    by_worker = {}  # xdist gives no guarantee how tests are spread
     for worker, device, mask in seen(tmp_path):
         assert mask == device
         by_worker.setdefault(worker, set()).add(device)
     assert len(by_worker) > 1
     assert all(len(devices) == 1 for devices in by_worker.values())
+    # No device twice: workers overlap in time, which the fixture "together" enforces.
     assert len(set.union(*by_worker.values())) == len(by_worker)
 
 
@@ -125,6 +127,7 @@ def test_a_hidden_device_is_no_device_and_says_so(run):
 def test_a_runtime_that_is_loaded_already_would_see_all_devices(run, acme, tmp_path):
     if shutil.which("cc") is None:
         pytest.skip("no C compiler is installed here")
+    # A real shared library with the name of a runtime: the kernel's list of mappings is what is read.
     acme.write_text(acme.read_text().replace('kind="apu",', 'kind="apu", runtimes=("libacmert.so",),', 1))
     (tmp_path / "runtime.c").write_text("int acme_start(void) { return 0; }\n")
     subprocess.run(["cc", "-shared", "-fPIC", "-o", "libacmert.so.1", "runtime.c"], check=True, cwd=tmp_path)
@@ -188,6 +191,7 @@ def test_other_runs_load_nothing(run):
         import sys
 
         def test_it():
+            # Every pytest run of a user pays for imports of this plug-in.
             ours = {name for name in sys.modules if name.startswith(("anyaccel", "rich", "psutil"))}
             assert ours == {"anyaccel_testing", "anyaccel_testing.pytest_plugin"}
         """

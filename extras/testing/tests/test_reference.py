@@ -1,4 +1,4 @@
-"""The page on the suite lists every check with the title that the suite itself prints."""
+"""The page on the suite lists every check with the same title as the suite."""
 
 import re
 from pathlib import Path
@@ -11,6 +11,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "conformance.md"
 def test_every_check_is_on_the_page_with_its_title_and_a_reason():
     rows = re.findall(r"^\| (C\d\d) \| (.+?) \| (.+?) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert [row[:2] for row in rows] == [(check.id, check.title) for check in CHECKS]
+    # The page gives a full sentence as the reason of each check.
     assert all(reason.endswith(".") for _, _, reason in rows)
 
 

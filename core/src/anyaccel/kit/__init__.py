@@ -1,17 +1,16 @@
-"""What plug-ins share: a vendor declared as a class, and the parts that most vendors need.
+"""Building blocks of plug-ins: a vendor declared as a class, and the parts that most vendors need.
 
-A plug-in of the kit is an instance of a subclass of :class:`Vendor`. Its attributes describe the vendor; a method is
-overridden where the vendor is odd, and only there. Everything here works on what :mod:`anyaccel.plugin` offers: a
-plug-in may use single parts of the kit, or none.
+A plug-in of the kit is an instance of a subclass of :class:`Vendor`. Attributes describe the vendor; a plug-in
+overrides a method only where the vendor differs from the default. The kit uses nothing but :mod:`anyaccel.plugin`: a
+plug-in may also use single parts of the kit, or none.
 """
 
-from anyaccel.kit.caps import Cap, capped
+from anyaccel.kit.caps import Cap, cap_frameworks
 from anyaccel.kit.card import Card, board_links
 from anyaccel.kit.catalog import Catalog, Entry, pci_name, tag
 from anyaccel.kit.fault import Condition, Fault, FaultError, condition, fail, warn
 from anyaccel.kit.files import (
     PCI_DEVICES,
-    asked,
     in_container,
     kernel_log,
     number,
@@ -19,6 +18,7 @@ from anyaccel.kit.files import (
     physical_function,
     text,
     total,
+    try_query,
 )
 from anyaccel.kit.masks import Ids, Mask, Numbers, c_integer
 from anyaccel.kit.processes import Holders
@@ -42,10 +42,9 @@ __all__ = [
     "Row",
     "Tool",
     "Vendor",
-    "asked",
     "board_links",
     "c_integer",
-    "capped",
+    "cap_frameworks",
     "condition",
     "fail",
     "in_container",
@@ -59,5 +58,6 @@ __all__ = [
     "tag",
     "text",
     "total",
+    "try_query",
     "warn",
 ]

@@ -1,4 +1,4 @@
-"""Caps that frameworks put on their own memory, told to them by variables."""
+"""Memory limits of frameworks, set by variables."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from typing import Literal, NamedTuple
 from anyaccel.plugin import Device, EnvEdits, Share
 
 Unit = Literal["fraction", "bytes", "MiB"]
-"""What the value of a variable counts; a fraction is one of the device's memory, between 0 and 1."""
+"""Unit of a variable's value; ``fraction`` is a fraction of the device's memory, between 0 and 1."""
 
 
 class Cap(NamedTuple):
-    """A variable by which a framework takes at most so much memory of each device that it sees.
+    """A variable that limits how much memory a framework takes of each visible device.
 
-    It binds that framework only: what else runs in the process is free. So it is no enforcement.
+    The limit binds that framework only; other software in the process is free to take more. So a cap is not
+    enforcement.
 
     Attributes:
-        framework: Name of the framework for people.
+        framework: Name of the framework, for messages.
         variable: The variable.
-        unit: What its value counts.
-        rival: Another name of the variable, which must not stand beside it; empty when there is none.
-        void: A variable and its values, in lower case, with which the framework ignores the cap; empty when there is
-            none.
+        unit: Unit of the value.
+        rival: Second name of the same setting, which must not be set beside ``variable``; empty if there is none.
+        void: A variable, then its values in lower case with which the framework ignores the cap; empty if the framework
+            always obeys.
     """
 
     framework: str
@@ -34,39 +35,41 @@ class Cap(NamedTuple):
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The variables that :func:`capped` may touch."""
+        """The variables for :func:`cap_frameworks` to set or unset."""
         return (self.variable, self.rival) if self.rival else (self.variable,)
 
 
-def capped(caps: Iterable[Cap], device: Device, share: Share, environ: Mapping[str, str]) -> EnvEdits:
-    """Cap frameworks at a share of a device, the only one that they will see. A tighter cap of the user's stays.
+def cap_frameworks(caps: Iterable[Cap], device: Device, share: Share, environ: Mapping[str, str]) -> EnvEdits:
+    """Limit frameworks to a share of a device, the only visible one. A tighter cap of the user stays.
 
     Args:
-        caps: What to set.
+        caps: The caps of the vendor's frameworks.
         device: The device.
         share: The share; a cap in bytes needs its memory.
         environ: The environment of the user.
 
     Returns:
-        The variables, those that must not stand beside them, and the frameworks that obey them in this environment.
+        The variables to set, the rival names to unset, and the frameworks that obey the caps in this environment.
     """
     values: dict[str, str] = {}
     limited: list[str] = []
     unset: set[str] = set()
     for cap in caps:
-        most = _most(cap.unit, device, share)
-        if most is None:
+        limit = _share_in_unit(cap.unit, device, share)
+        if limit is None:
             continue
-        value = min([most, *_given(cap, device, environ)])
+        value = min([limit, *_user_caps(cap, device, environ)])
+        # Cut off after four digits, never rounded up: two rounded halves would be more than the device.
         values[cap.variable] = f"{int(value * 10_000) / 10_000:g}" if cap.unit == "fraction" else str(int(value))
+        # A framework with both names set takes one of them or fails; only one is left.
         unset |= {cap.rival} - {""}
         if not cap.void or environ.get(cap.void[0], "").lower() not in cap.void[1:]:
             limited.append(cap.framework)
     return EnvEdits(set=values, unset=frozenset(unset), limited_by=tuple(limited))
 
 
-def _most(unit: Unit, device: Device, share: Share) -> float | None:
-    """The share in a unit; None where it cannot be told, or would be 0, which means no cap."""
+def _share_in_unit(unit: Unit, device: Device, share: Share) -> float | None:
+    """Convert a share to a unit; None if unknown, or if the result is 0, which frameworks read as no cap."""
     memory, total = share.memory_bytes, device.memory_bytes
     if unit == "fraction":
         return memory / total if memory and total else share.units / 10_000
@@ -75,8 +78,8 @@ def _most(unit: Unit, device: Device, share: Share) -> float | None:
     return memory if unit == "bytes" else memory >> 20 or None
 
 
-def _given(cap: Cap, device: Device, environ: Mapping[str, str]) -> Iterator[float]:
-    """What the user's variables allow, in the unit of the cap; nothing where they hold no cap."""
+def _user_caps(cap: Cap, device: Device, environ: Mapping[str, str]) -> Iterator[float]:
+    """Yield the caps that the user's variables set, in the unit of ``cap``."""
     for name in cap.variables:
         match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+|[0-9]+\.)\s*(%?)\s*", environ.get(name, ""))
         value = float(match[1]) if match else 0.0

@@ -1,4 +1,4 @@
-"""A device while it is looked at: what cannot be read becomes its own fault and costs no other device."""
+"""A device during detection: an unreadable fact becomes a fault of this device alone."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ Attribute = str | int | float | bool
 
 
 class Card:
-    """One device of a vendor on its way into the inventory: a PCI function, or whatever a vendor's driver lists.
+    """A device during detection: a PCI function, or anything else in the driver's lists.
 
-    Everything but ``id`` may be filled in step by step; :meth:`device` makes the value for the inventory.
+    Everything but ``id`` may be filled in step by step. :meth:`device` builds the device of the inventory.
 
     Attributes:
         ctx: The machine.
         id: Stable identity of the device.
-        function: Its PCI function; None where it is not on PCI, or nothing tells.
-        entry: What the catalog says about it, or None.
+        function: The PCI function; None for a device that is not on PCI, or whose address is unknown.
+        entry: The product in the catalog, or None.
         folders: Directories in which :meth:`read` looks for a file, in this order.
-        number: Number that the vendor's runtime gives it; None while it is unknown.
+        number: Number that the vendor's runtime gives the device; None while unknown.
         index: Position among the vendor's devices; set by :meth:`anyaccel.kit.Vendor.arrange`.
         model: Product name; the catalog's when empty.
         memory_bytes: Memory, or None.
-        nodes: Paths of its device nodes, the one that a holder opens first.
-        parent: Id of the device that it is a part of, or None.
-        slots: Number of equal parts that shares of it consist of; see :class:`~anyaccel.plugin.Device`.
-        links: Strength of the connections to other devices by id.
-        occupies: Directories of the physical parts that it consists of.
-        attributes: Further facts; those that are None are left out of the inventory.
-        fault: Why it cannot be used: the first fault that was met.
-        sound: Whether something said that it works. Without that, and without a fault, its health is unknown.
-        partial: Whether some of its facts could not be read.
+        nodes: Paths of the device nodes. The node that a holder opens comes first.
+        parent: Id of the device of which this device is a part, or None.
+        slots: Number of equal parts from which shares are built; see :class:`~anyaccel.plugin.Device`.
+        links: Strength of the connections to other devices, by id of the other device.
+        occupies: Directories in sysfs of the physical parts of the device.
+        attributes: Further facts. Facts that are None are left out of the inventory.
+        fault: Why the device cannot be used: the first fault that was found.
+        sound: Whether driver or tool confirmed that the device works. With neither confirmation nor fault, the health
+            is unknown.
+        partial: Whether facts of the device are missing because a file could not be read.
     """
 
     def __init__(
@@ -48,14 +49,14 @@ class Card:
         entry: Entry | None = None,
         unreadable: str = "",
     ) -> None:
-        """Begin to look at a device.
+        """Start with a device of which only the id, and perhaps the PCI function, is known.
 
         Args:
             ctx: The machine.
             id: Stable identity of the device.
-            function: Its PCI function.
-            entry: What the catalog says about it.
-            unreadable: What to do when one of its files is there and cannot be read.
+            function: The PCI function.
+            entry: The product in the catalog.
+            unreadable: Remedy for a file of the device that exists and cannot be read.
         """
         self.ctx = ctx
         self.id = id
@@ -79,14 +80,14 @@ class Card:
 
     @property
     def address(self) -> str | None:
-        """Its PCI address, or None."""
+        """PCI address of the device, or None."""
         return self.function.address if self.function else None
 
     def read(self, name: str) -> str | None:
-        """Read a file of the device from the first of its folders that has it, stripped.
+        """Read a file of the device, stripped, from the first folder that has the file.
 
         Returns:
-            The text; None when there is no such file, it is empty, or it cannot be read, which is a fault.
+            The text. None if the file is missing, empty or unreadable; an unreadable file is a fault of the device.
         """
         try:
             for folder in self.folders:
@@ -98,51 +99,56 @@ class Card:
         return None
 
     def glob(self, pattern: str) -> list[str]:
-        """List the paths that match a shell pattern below the first of its folders."""
+        """List the paths that match a shell pattern below the first folder."""
         return self.ctx.glob(f"{self.folders[0]}/{pattern}") if self.folders else []
 
     def drm_nodes(self) -> tuple[str, ...]:
-        """The nodes that the kernel's graphics subsystem made for it, in ``/dev/dri``: the render node first."""
+        """List the device's nodes in ``/dev/dri``, the render node first."""
         names = (path.rpartition("/")[2] for path in self.glob("drm/*"))
         own = [name for name in names if re.fullmatch(r"(renderD|card)\d+", name)]
+        # Reverse order puts "renderD128" before "card0".
         return tuple(f"/dev/dri/{name}" for name in sorted(own, reverse=True))
 
     def blame(self, reason: str, remedy: str = "", *, partial: bool = False) -> None:
-        """Say why the device cannot be used. The first reason stays.
+        """Record why the device cannot be used. Only the first reason is kept.
 
         Args:
             reason: What is wrong, in a clause about the device.
             remedy: What to do about it.
             partial: Whether facts of the device are missing because of it.
         """
+        # The first fault is the cause in most cases; faults found later follow from it.
         self.partial |= partial
         if self.fault is None:
             self.fault = Fault(reason, remedy)
 
     def check_node(self, path: str, *, missing: str = "", closed: str = "", partial: bool = False) -> None:
-        """Blame the device when this user cannot open one of its nodes, as far as that shows without opening it.
+        """Blame the device if this user cannot open a device node. The node itself is not opened.
+
+        Opening a node would take a device that has one holder only.
 
         Args:
             path: Where the node should be.
-            missing: What to do beside passing it to a container, when it is not there.
-            closed: What to do when it may not be opened, where the vendor has a group or a rule for it.
-            partial: Whether facts of the device are missing because of it.
+            missing: Remedy for a missing node, beside passing the node to a container.
+            closed: Remedy for missing permission, if the vendor has a group or rule for it.
+            partial: Whether facts of the device are missing because of the fault.
         """
         node = self.ctx.node(path)
         if node is None:
             remedy = f"pass it to this container{', or ' if missing else ''}{missing}"
             self.blame(f"its device node {path} is missing", remedy, partial=partial)
+        # Runtimes open nodes for reading and writing; one of the two is as good as none.
         elif not (node.readable and node.writable):
             remedy = closed or "ask the administrator for read and write permission on it"
             self.blame(f"you may not open {path}", remedy, partial=partial)
 
     @property
     def health(self) -> Health:
-        """Whether the device can be used, as far as was seen."""
+        """Health of the device as far as detection saw."""
         return condition(self.fault, sound=self.sound)["health"]
 
     def device(self) -> Device:
-        """Make the value for the inventory."""
+        """Build the device of the inventory."""
         return Device(
             id=self.id,
             index=self.index,
@@ -161,11 +167,7 @@ class Card:
 
 
 def board_links(cards: Mapping[int, Card]) -> None:
-    """Link the cards of a board that joins all of them to each other, by their positions on it.
-
-    The strengths make placement prefer pairs (0,1 / 2,3 ...) and groups of four (0-3 / 4-7 ...), which vendors
-    recommend for jobs that share a board: 3 within a pair, 2 within a group of four, else 1.
-    """
+    """Link the cards of a board that connects each card with each other, by positions on the board."""
     for one, card in cards.items():
         card.links = {
             other.id: 3 if one // 2 == place // 2 else 2 if one // 4 == place // 4 else 1

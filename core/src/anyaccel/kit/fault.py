@@ -1,4 +1,4 @@
-"""What is wrong, and what to do about it: two fields wherever they go."""
+"""Faults: a reason and a remedy, as two fields from plug-in to terminal."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from anyaccel.plugin import Finding, Health, Severity
 
 
 class Fault(NamedTuple):
-    """Why something cannot be used or known.
+    """Why a device, tool, file or variable cannot be used.
 
     Attributes:
         reason: What is wrong, in a clause without a full stop: ``no driver is bound to it``.
-        remedy: What to do about it, as a command or a clause; empty when nobody knows.
+        remedy: What the user should do, as a command or a clause; empty if no remedy is known.
     """
 
     reason: str
@@ -23,12 +23,13 @@ class Fault(NamedTuple):
 
 
 class FaultError(ValueError):
-    """Raised when a tool, a file or a variable cannot be understood.
+    """Raised if a tool, file or variable cannot be understood, or a mask cannot name a device.
 
-    It is a ``ValueError``, which is what ``anyaccel_visible`` raises for a variable that the runtime would refuse.
+    A hook that raises this error reports ``reason`` and ``remedy`` to the user. It is a ``ValueError``, since
+    ``anyaccel_visible`` raises that for a variable that the runtime would refuse.
 
     Attributes:
-        fault: What is wrong, and what to do about it.
+        fault: Reason and remedy.
     """
 
     def __init__(self, reason: str, remedy: str = "") -> None:
@@ -37,7 +38,7 @@ class FaultError(ValueError):
 
 
 class Condition(TypedDict):
-    """How a device is, as fields of :class:`~anyaccel.plugin.Device` and :class:`~anyaccel.plugin.Stats`."""
+    """The health of a device, as fields of :class:`~anyaccel.plugin.Device` and :class:`~anyaccel.plugin.Stats`."""
 
     health: Health
     health_reason: str
@@ -45,11 +46,12 @@ class Condition(TypedDict):
 
 
 def condition(fault: Fault | None, *, sound: bool = True) -> Condition:
-    """Say how a device is: ``Stats(**measures, **condition(fault))``.
+    """Return the health of a device as keyword arguments: ``Stats(**measures, **condition(fault))``.
 
     Args:
-        fault: Why it cannot be used, or None.
-        sound: Whether something said that it works. Without that, and without a fault, its health is unknown.
+        fault: Why the device cannot be used, or None.
+        sound: Whether driver or tool confirmed that the device works. With neither confirmation nor fault, the health
+            is unknown.
     """
     if fault is not None:
         return {"health": Health.UNHEALTHY, "health_reason": fault.reason, "health_remedy": fault.remedy}
@@ -57,10 +59,10 @@ def condition(fault: Fault | None, *, sound: bool = True) -> Condition:
 
 
 def fail(reason: str, remedy: str) -> Finding:
-    """Make a finding of something that keeps devices from being used."""
+    """Make a finding about a fault that keeps devices from being used."""
     return Finding(severity=Severity.FAIL, reason=reason, remedy=remedy)
 
 
 def warn(reason: str, remedy: str) -> Finding:
-    """Make a finding of something that should be known or changed, while devices work."""
+    """Make a finding about a setting or state that should change although the devices work."""
     return Finding(severity=Severity.WARN, reason=reason, remedy=remedy)

@@ -1,4 +1,4 @@
-"""Reading what a machine shows when some of it may be absent, closed to this user, or not what was expected."""
+"""Read facts of a machine that may be absent, unreadable or malformed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONTAINER_VARIABLES = ("container", "KUBERNETES_SERVICE_HOST")
 
 
 def text(ctx: ProbeContext, path: str) -> str:
-    """Read a file that detection can do without: its text, stripped; empty when it is absent or cannot be read."""
+    """Read an optional file, stripped; empty if the file is absent or cannot be read."""
     try:
         return (ctx.read(path) or "").strip()
     except OSError:
@@ -25,7 +25,7 @@ def text(ctx: ProbeContext, path: str) -> str:
 
 
 def number(ctx: ProbeContext, path: str) -> int | None:
-    """Read a number, decimal or ``0x`` hexadecimal; None when the file is absent, cannot be read or holds another."""
+    """Read a number, decimal or ``0x`` hexadecimal; None if the file is absent, unreadable or not a number."""
     try:
         return ctx.read_int(path)
     except OSError:
@@ -33,27 +33,24 @@ def number(ctx: ProbeContext, path: str) -> int | None:
 
 
 def total(ctx: ProbeContext, paths: Iterable[str]) -> int | None:
-    """Add up the numbers in some files; None where there are no files, or one of them holds none."""
+    """Add up the numbers in files; None without files, or if any file holds no number."""
     found = [number(ctx, path) for path in paths]
     return sum(filter(None, found)) if found and None not in found else None
 
 
 def numbered(ctx: ProbeContext, start: str) -> dict[int, str]:
-    """List the paths that consist of a beginning and a number, by that number, ascending.
-
-    ``/dev/acme`` lists ``/dev/acme0`` and ``/dev/acme10``, and leaves out ``/dev/acme0_control``.
-    """
+    """List the paths made of ``start`` and a number, in ascending order of the number."""
     found = ((path.removeprefix(start), path) for path in ctx.glob(f"{start}[0-9]*"))
     return dict(sorted((int(end), path) for end, path in found if re.fullmatch("[0-9]+", end)))
 
 
-def asked(ctx: ProbeContext, name: str, fn: Callable[[], Any]) -> Any | None:
-    """Ask what detection can do without; None where the question fails, or the machine is not this one.
+def try_query(ctx: ProbeContext, name: str, fn: Callable[[], Any]) -> Any | None:
+    """Run an optional query; None if the query fails, or if this machine is a recording without the answer.
 
     Args:
         ctx: The machine.
         name: Name of the question in recordings.
-        fn: What asks it on this machine; answers in plain JSON data.
+        fn: Answers the question on this machine, in plain JSON data.
     """
     try:
         return ctx.query(name, fn)
@@ -62,18 +59,18 @@ def asked(ctx: ProbeContext, name: str, fn: Callable[[], Any]) -> Any | None:
 
 
 def in_container(ctx: ProbeContext) -> bool:
-    """Whether we run in a container, where PCI and sysfs show devices that belong to others."""
+    """Return True inside a container, where PCI and sysfs also show devices of other containers."""
     return any(map(ctx.exists, _CONTAINER_FILES)) or any(map(ctx.environ.get, _CONTAINER_VARIABLES))
 
 
 def physical_function(ctx: ProbeContext, address: str) -> str | None:
-    """PCI address of the card of which a PCI function is a virtual one; None when it is none."""
+    """Return the PCI address of the card to which a virtual function belongs; None for any other function."""
     link = ctx.readlink(f"{PCI_DEVICES}/{address}/physfn")
     return link.rpartition("/")[2].lower() if link else None
 
 
 def kernel_log(ctx: ProbeContext, pattern: str = "") -> str:
-    """Read the kernel's log; empty where this user may not, or where there is no ``dmesg``.
+    """Read the lines of the kernel log that match a pattern; empty if ``dmesg`` is missing or not permitted.
 
     Args:
         ctx: The machine.
@@ -95,10 +92,11 @@ def kernel_log(ctx: ProbeContext, pattern: str = "") -> str:
 
 
 def _matching(pattern: str, path: str, seconds: float) -> str:
-    """Ask ``dmesg`` for the lines that a pattern matches; empty when it does not answer."""
+    """Run ``dmesg`` and keep the lines that match a pattern; empty if ``dmesg`` fails."""
     import shutil  # loaded on a host alone: a replay runs nothing
     import subprocess
 
+    # The PATH of the probed machine's environment, not of this process.
     program = shutil.which("dmesg", path=path)
     if program is None:
         return ""

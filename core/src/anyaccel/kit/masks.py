@@ -1,4 +1,4 @@
-"""Variables that hold a comma list of devices, written and read as a vendor's runtime does."""
+"""Variables with a comma list of devices, written and read as a vendor's runtime does."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from anyaccel.kit.fault import FaultError
 from anyaccel.plugin import Device
 
 Rule = Literal["error", "skip", "stop", "void"]
-"""What an entry does that is not as it should be: the value is refused, the entry is skipped, it ends the list, or it
-voids the whole list."""
+"""Effect of a wrong entry: the runtime refuses the value, skips the entry, ends the list at the entry, or takes the
+whole list as empty."""
 Empty = Literal["nothing", "everything", "error"]
-"""What an empty value shows."""
+"""Effect of an empty value: the runtime sees nothing or everything, or refuses the value."""
 
 
 def c_integer(text: str) -> int:
     """Read a whole number as C's ``strtol`` does with base 0: hexadecimal behind ``0x``, octal behind ``0``.
 
     Raises:
-        ValueError: When anything else is in the text.
+        ValueError: The text holds anything but one number.
     """
     digits = text.strip().lstrip("+-").lower()
     return int(text, 16 if digits.startswith("0x") else 8 if digits.startswith("0") else 10)
 
 
 class Form(Protocol):
-    """A way in which the entries of a mask name devices."""
+    """A form of entries: how a mask names devices."""
 
     def name(self, device: Device) -> str:
-        """What a device is called."""
+        """Return the entry for a device."""
         ...
 
     def fits(self, entry: str) -> bool:
-        """Whether an entry has this form, whether or not there is such a device."""
+        """Return True if an entry has this form, even if no device has that name."""
         ...
 
     def find(self, entry: str, devices: Sequence[Device]) -> Sequence[Device]:
-        """The devices that an entry of this form names: one mostly; none where there is no such device."""
+        """Return the devices of an entry of this form: mostly one; none if no device has such a name."""
         ...
 
 
 class Numbers:
-    """Devices by number."""
+    """Entries that name devices by number, such as ``0`` or, with ``ranges``, ``0-3``."""
 
     def __init__(
         self,
@@ -53,32 +53,33 @@ class Numbers:
         value: Callable[[str], int] = int,
         ranges: bool = False,
     ) -> None:
-        """Say what numbers look like.
+        """Describe the numbers of a runtime.
 
         Args:
-            number: The number of a device; its index unless said otherwise.
+            number: Returns the number of a device; by default its index.
             pattern: Regular expression that a whole entry must match.
-            value: What number an entry is.
-            ranges: Whether an entry may be a range such as ``0-3``, whose ends count. One that runs backwards, or
-                that holds a number of no device, names nothing.
+            value: Converts an entry to a number.
+            ranges: Whether an entry may be a range such as ``0-3``, both ends included. A backward range, or a range
+                with a number of no device, names nothing.
         """
         self._number = number
         self._pattern = f"({pattern})-({pattern})|{pattern}" if ranges else pattern
         self._value = value
 
     def name(self, device: Device) -> str:
-        """The number of a device."""
+        """Return the number of a device."""
         return str(self._number(device))
 
     def fits(self, entry: str) -> bool:
-        """Whether an entry is a number."""
+        """Return True if an entry is a number, or a range where ranges are allowed."""
         return re.fullmatch(self._pattern, entry, re.ASCII) is not None
 
     def find(self, entry: str, devices: Sequence[Device]) -> Sequence[Device]:
-        """The devices with a number, or with the numbers of a range."""
+        """Return the devices with a number, or with the numbers of a range."""
         match = re.fullmatch(self._pattern, entry, re.ASCII)
         ends = [end for end in (match.groups() if match else ()) if end is not None] or [entry]
         first, last = self._value(ends[0]), self._value(ends[-1])
+        # A hostile range such as 0-999999999999 is not walked through.
         if last - first >= len(devices):
             return ()
         numbered = {self._number(device): device for device in devices}
@@ -87,7 +88,7 @@ class Numbers:
 
 
 class Ids:
-    """Devices by id, or by the beginning of an id where it fits one device only."""
+    """Entries that name devices by id, or by the unique beginning of an id."""
 
     def __init__(
         self,
@@ -98,14 +99,14 @@ class Ids:
         case: bool = True,
         part: bool = False,
     ) -> None:
-        """Say what ids look like.
+        """Describe the ids of a runtime.
 
         Args:
-            id: What the runtime calls a device; its id unless said otherwise.
+            id: Returns the name of a device in the runtime; by default its id.
             pattern: Regular expression that a whole entry must match.
             shortest: Least number of characters of a beginning; 0 where ids must be complete.
-            case: Whether upper and lower case differ.
-            part: Whether any part of an id will do, and means the first device that has it.
+            case: Whether case matters.
+            part: Whether any part of an id is accepted; the entry then means the first device that matches.
         """
         self._id = id if case else lambda device: id(device).lower()
         self._pattern = re.compile(pattern, re.ASCII | (0 if case else re.IGNORECASE))
@@ -114,29 +115,30 @@ class Ids:
         self._fold: Callable[[str], str] = str if case else str.lower
 
     def name(self, device: Device) -> str:
-        """The id of a device."""
+        """Return the id of a device."""
         return self._id(device)
 
     def fits(self, entry: str) -> bool:
-        """Whether an entry looks like an id."""
+        """Return True if an entry looks like an id."""
         return self._pattern.fullmatch(entry) is not None
 
     def find(self, entry: str, devices: Sequence[Device]) -> Sequence[Device]:
-        """The one device with an id, or whose id begins so; none where there are several."""
+        """Return the device with an id, or with an id that begins so; none if several match."""
         wanted = self._fold(entry)
         if self._part:
             return [device for device in devices if wanted in self._id(device)][:1]
         alike = [device for device in devices if self._id(device).startswith(wanted)]
+        # A complete id wins over a longer id that begins with it.
         same = [device for device in alike if self._id(device) == wanted]
         found = same or (alike if 0 < self._shortest <= len(entry) else [])
         return found if len(found) == 1 else ()
 
 
 class Mask:
-    """A variable that holds a comma list of devices.
+    """A variable with a comma list of devices, written and read as a vendor's runtime does.
 
     Attributes:
-        variable: Its name.
+        variable: Name of the variable.
         nothing: The value that hides every device.
     """
 
@@ -156,26 +158,26 @@ class Mask:
         blanks: bool = True,
         ordered: bool = True,
     ) -> None:
-        """Say how the runtime reads the variable.
+        """Describe how the runtime reads the variable.
 
         Args:
-            variable: Its name.
-            forms: How entries name devices; the first is written, and each is tried on what is read. Numbers of
-                devices' indexes when there is none.
+            variable: Name of the variable.
+            forms: How entries name devices. The first form is written; each is tried on entries that are read. Without
+                a form: ``Numbers()``.
             nothing: The value that hides every device, written for an empty list.
-            empty: What an empty value shows, where it is not ``nothing`` itself.
-            strict: Whether only a list is taken that leaves no doubt, of devices that are here, each once, in the order
-                of their indexes: for a closed runtime, of which nobody knows what it makes of another one. It means
+            empty: Effect of an empty value, unless ``nothing`` is the empty value.
+            strict: Whether only an unambiguous list is accepted: devices of this machine, each once, in the order of
+                their indexes. For a closed runtime, whose reading of other lists is unknown. The same as
                 ``unknown="error", repeated="error", ordered=False``.
-            malformed: What an entry of another form does.
-            blank: What an entry with nothing in it does, where that is not what another malformed one does.
-            unknown: What an entry does that names no device of this machine.
-            repeated: What an entry does that names a device a second time.
-            entries: What the variable must hold, for messages.
-            remedy: What to do about a value that is refused; ``unset VARIABLE`` when empty.
-            blanks: Whether blanks around an entry do not count.
-            ordered: Whether the order of the list is that of the devices in the process. Where the runtime keeps its
-                own, the list is written, and read, in the order of the devices' indexes.
+            malformed: Effect of an entry that has none of the forms.
+            blank: Effect of a blank entry, if it differs from ``malformed``.
+            unknown: Effect of an entry that names no device of this machine.
+            repeated: Effect of an entry that names a device again.
+            entries: Description of a valid value, for messages.
+            remedy: Remedy for a value that is refused; ``unset VARIABLE`` if empty.
+            blanks: Whether blanks around an entry are ignored.
+            ordered: Whether the process sees the devices in the order of the list. If the runtime keeps its own order,
+                the list is written and read in the order of the devices' indexes.
         """
         self.variable = variable
         self.nothing = nothing
@@ -193,10 +195,10 @@ class Mask:
         self._ordered = ordered and not strict
 
     def write(self, devices: Sequence[Device]) -> str:
-        """Write the value that shows exactly these devices.
+        """Return the value for exactly these devices.
 
         Raises:
-            FaultError: When a device is given twice.
+            FaultError: A device is listed twice.
         """
         names = [self._forms[0].name(device) for device in self._in_order(devices)]
         if len(set(names)) < len(names):
@@ -206,22 +208,23 @@ class Mask:
         return ",".join(names) or self.nothing
 
     def read(self, environ: Mapping[str, str], devices: Sequence[Device]) -> list[Device] | None:
-        """Say which devices the variable leaves visible, in the runtime's order.
+        """Return the devices that the variable leaves visible, in the runtime's order.
 
         Args:
             environ: The environment.
             devices: The devices that the runtime can see without the variable.
 
         Returns:
-            The devices; None when the variable hides nothing.
+            The devices; None if the variable hides nothing.
 
         Raises:
-            FaultError: When the runtime would refuse the value.
+            FaultError: The runtime would refuse the value.
         """
         value = environ.get(self.variable)
         if value is None:
             return None
         stripped = value.strip() if self._blanks else value
+        # Comes before the rules for entries: "nothing" may itself be an entry that the runtime would refuse.
         if stripped == self.nothing:
             return []
         if not stripped:
@@ -232,8 +235,9 @@ class Mask:
         known: dict[str, Sequence[Device] | None] = {}
         for part in value.split(","):
             entry = part.strip() if self._blanks else part
+            # Untrusted values may repeat an entry ten thousand times, and ids are compared with every device.
             if entry not in known:  # a mask may repeat one ten thousand times
-                known[entry] = self._named(entry, devices)
+                known[entry] = self._find_devices(entry, devices)
             rule = self._enter(entry, known[entry], found)
             if rule == "error":
                 raise self.refusal(value)
@@ -247,20 +251,21 @@ class Mask:
         return list(devices) if self._ordered else sorted(devices, key=lambda device: device.index)
 
     def refusal(self, value: str) -> FaultError:
-        """The error for a value that the runtime refuses."""
+        """Build the error for a value that the runtime refuses."""
         return FaultError(f"{self.variable} must be {self._entries} (got {value!r})", self._remedy)
 
-    def _named(self, entry: str, devices: Sequence[Device]) -> Sequence[Device] | None:
-        """The devices that an entry names; None when it has no form that is known."""
+    def _find_devices(self, entry: str, devices: Sequence[Device]) -> Sequence[Device] | None:
+        """Return the devices that an entry names; None if the entry has no known form."""
         form = next((form for form in self._forms if form.fits(entry)), None)
         return None if form is None else form.find(entry, devices)
 
     def _enter(self, entry: str, named: Sequence[Device] | None, found: dict[str, Device]) -> Rule | None:
-        """Add what an entry names, by id; what to do when it names nothing new."""
+        """Add the devices of an entry to ``found``; return the rule for an entry that adds nothing new."""
         if named is None:
             return self._rules["malformed" if entry.strip() else "blank"]
         if not named:
             return self._rules["unknown"]
         before = len(found)
         found.update((device.id, device) for device in named)
+        # A range that overlaps an earlier entry counts as a repetition, as a whole.
         return None if len(found) - before == len(named) else self._rules["repeated"]

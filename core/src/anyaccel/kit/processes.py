@@ -1,4 +1,4 @@
-"""Who holds a device: the processes that have one of its nodes open, as ``/proc`` shows them."""
+"""Find the holders of a device: the processes with a device node open, by ``/proc``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from anyaccel.kit.files import asked
+from anyaccel.kit.files import try_query
 from anyaccel.plugin import DeviceProcess, ProbeContext
 
 QUESTION = "proc/holders"
@@ -15,45 +15,48 @@ FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
 
 class Holders:
-    """Which processes hold which device nodes, asked once for all of them.
+    """Processes with device nodes open, found by one scan of ``/proc`` for every node.
 
-    Opening a node would tell too, and take the device; a vendor's tool often tells root alone.
+    Opening a node would show a holder too, and take the device; a vendor's tool often shows holders to root alone.
     """
 
     def __init__(self, ctx: ProbeContext, nodes: Iterable[str]) -> None:
-        """Look at every process.
+        """Scan every process.
 
         Args:
             ctx: The machine.
-            nodes: Paths of the nodes that count.
+            nodes: Paths of the device nodes to look for.
         """
         wanted = frozenset(nodes)
-        answer: Mapping[str, Any] = asked(ctx, QUESTION, lambda: scan(wanted)) or {}
+        answer: Mapping[str, Any] = try_query(ctx, QUESTION, lambda: scan(wanted)) or {}
         self._pids: Mapping[str, list[int]] = answer.get("holders", {})
         self.complete: bool = answer.get("complete") is True
-        """Whether every process of the machine could be looked at."""
+        """Whether the open files of every process on the machine were readable."""
 
-    def of(self, nodes: Iterable[str]) -> tuple[DeviceProcess, ...] | None:
-        """The processes that hold one of some nodes; None, not nobody, where some processes could not be seen."""
+    def find(self, nodes: Iterable[str]) -> tuple[DeviceProcess, ...] | None:
+        """Return the processes with any of ``nodes`` open; None if there may be further, invisible holders."""
         paths = tuple(nodes)
+        # A process may have several of the nodes open.
         pids = sorted({pid for path in paths for pid in self._pids.get(path, ())})
+        # No holder among visible processes does not mean a free device.
         if not paths or not (pids or self.complete):
             return None
         return tuple(DeviceProcess(pid=pid) for pid in pids)
 
 
 def scan(nodes: frozenset[str], proc: str = "/proc") -> dict[str, Any]:
-    """Look for processes that have a node open.
+    """Find the processes with a device node open.
 
     Args:
         nodes: Paths of device nodes.
         proc: Where the process file system is mounted.
 
     Returns:
-        ``holders``: process ids by node. ``complete``: whether every process of the machine was seen.
+        ``holders``: process ids by node. ``complete``: whether the scan saw every process of the machine.
     """
     holders: dict[str, list[int]] = {}
     try:
+        # In another pid namespace, processes of the host are invisible, however readable /proc is.
         complete = os.readlink(f"{proc}/self/ns/pid") == FIRST_PID_NAMESPACE
     except OSError:
         complete = False
@@ -69,7 +72,7 @@ def scan(nodes: frozenset[str], proc: str = "/proc") -> dict[str, Any]:
 
 
 def _targets(directory: str) -> Iterator[str]:
-    """What the open files of a process are; a file or a process that ends while we look is none."""
+    """Yield the targets of a process's open files; nothing for a file or process that ends during the scan."""
     try:
         numbers = os.listdir(directory)
     except (FileNotFoundError, ProcessLookupError):

@@ -26,22 +26,22 @@ _REST = re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")
 _SPACE = re.compile(r"(?:[ \t\n]+|#[^\n]*)*")
 _PAIR = re.compile(rf"[ \t]*({_KEY})[ \t]*=[ \t]*")
 _PLAIN = re.compile(r"""\[(?:"[^"\\\n]*"|[0-9, ])*\]""")
-"""A list that most likely means the same in JSON, which is read faster."""
+"""A list that means the same in JSON, whose reader is faster."""
 _VALUE = re.compile(r"""("[^"\\\n]*"|'[^'\n]*'(?!'))|(true|false)\b|(0x[0-9A-Fa-f]+|0|[1-9][0-9]*)(?![\w.:+-])""")
 _LINES = "'''"
-"""What several lines of text stand between."""
+"""Quotes around a text of several lines."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
 class _OnlyTomllibError(Exception):
-    """Raised at what only :mod:`tomllib` understands."""
+    """Raised at a construct left to :mod:`tomllib`."""
 
 
 def loads(text: str) -> dict[str, Any]:
-    """Read a document.
+    """Read a TOML document.
 
     Raises:
-        ValueError: When it is not TOML; says where.
+        ValueError: The text is not TOML; the message says where.
     """
     try:
         return _read(text)
@@ -52,6 +52,7 @@ def loads(text: str) -> dict[str, Any]:
 
 
 def _read(text: str) -> dict[str, Any]:
+    # TOML forbids control characters; tomllib words the error.
     if _CONTROL.search(text):
         raise _OnlyTomllibError
     document: dict[str, Any] = {}
@@ -71,6 +72,8 @@ def _read(text: str) -> dict[str, Any]:
             lists[listed].append(table)
         elif named:
             parent, _, name = named.rpartition(".")
+            # [parent.name] without [parent] makes the parent. A parent that is written later is a table that is
+            # extended: left to tomllib, by the error of _put.
             if parent not in above:
                 _put(document, parent, above.setdefault(parent, {}))
             table = {}
@@ -94,14 +97,14 @@ def _put(table: dict[str, Any], key: str, value: object) -> None:
 
 
 def _pair(table: dict[str, Any], key: str, text: str, at: int) -> int:
-    """Put the value behind a key into a table; where it ends."""
+    """Read a value into a table under a key; return the position behind the value."""
     value, at = _value(text, at)
     _put(table, key.strip('"'), value)
     return at
 
 
 def _value(text: str, at: int) -> tuple[Any, int]:
-    """A value, and where it ends."""
+    """Read a value; return the value and the position behind it."""
     if text[at : at + 1] == "[":
         if plain := _PLAIN.match(text, at):
             with contextlib.suppress(ValueError):
@@ -120,7 +123,8 @@ def _value(text: str, at: int) -> tuple[Any, int]:
 
 def _lines(text: str, at: int) -> tuple[str, int]:
     end = text.find(_LINES, at)
-    # The line behind the quotes is no part of it, but a quote before the last ones is.
+    # TOML drops the line break behind the opening quotes, and keeps a quote before the closing ones; the latter is left
+    # to tomllib.
     if end < 0 or text[at] != "\n" or text.startswith("'", end + len(_LINES)):
         raise _OnlyTomllibError
     return text[at + 1 : end], end + len(_LINES)

@@ -1,4 +1,4 @@
-"""A vendor's command: asked with a part of the time that is left, and believed only where it keeps to its form."""
+"""A vendor's command-line tool: run with a part of the time that is left, and parsed strictly."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from anyaccel.kit.fault import FaultError
 from anyaccel.plugin import CommandResult, CommandTimeoutError, ProbeContext
 
 UNKNOWN = frozenset({"", "n/a", "[n/a]", "na", "-", "unknown", "not supported", "[not supported]"})
-"""What tools print for what they do not know, in lower case."""
+"""Words that tools print for an unknown value, in lower case."""
 MIB = 1 << 20
 NOT_FOUND = "env: "
-"""How the message of ``env`` begins where the command is not installed. A missing library has the same exit status."""
+"""Beginning of the message of ``env`` for a command that is not installed. A missing library has the same exit status.
+"""
 _NUMBER = r"([+-]?\d+(?:\.\d+)?)\s*(?:[A-Za-z%/°℃]+)?"
 
 
 class Measures(TypedDict, total=False):
-    """What was measured of one device: fields of :class:`~anyaccel.plugin.Stats`; what is unknown is None or absent."""
+    """Measurements of one device, as fields of :class:`~anyaccel.plugin.Stats`; unknown ones are None or absent."""
 
     memory_used_bytes: int | None
     utilization: float | None
@@ -27,62 +28,62 @@ class Measures(TypedDict, total=False):
 
 
 class Row:
-    """What a tool says about one device: texts by name, None for what it does not know."""
+    """The answer of a tool about one device: texts by name, None for a value that the tool reports as unknown."""
 
     def __init__(self, tool: str, key: str, texts: Mapping[str, str | None]) -> None:
-        """Keep the texts.
+        """Wrap the texts of a device.
 
         Args:
             tool: Name of the tool, for messages.
-            key: What the row is about, for messages.
-            texts: What it says, by name.
+            key: The device, for messages.
+            texts: The values, by name.
         """
         self._tool = tool
         self._key = key
         self._texts = texts
 
     def text(self, name: str) -> str | None:
-        """What stands under a name; None when the tool does not know, or says nothing of that name."""
+        """Return the text of a name; None if the tool does not know the value or the name."""
         return self._texts.get(name)
 
     def number(self, name: str) -> float | None:
-        """The number under a name, with or without its unit; None when the tool does not know it.
+        """Return the number of a name, with or without a unit; None if the tool does not know the value.
 
         Raises:
-            FaultError: When something else stands there.
+            FaultError: The value is not a number.
         """
         text = self.text(name)
         if text is None:
             return None
         match = re.fullmatch(_NUMBER, text)
         if match is None:
-            raise self._wrong(f"a number for {name}", text)
+            raise self._unexpected_value(f"a number for {name}", text)
         return float(match[1])
 
     def count(self, name: str) -> int | None:
-        """The whole number that is not negative under a name; None when the tool does not know it.
+        """Return the non-negative whole number of a name; None if the tool does not know the value.
 
         Raises:
-            FaultError: When something else stands there.
+            FaultError: The value is negative, not whole, or not a number.
         """
         value = self.number(name)
         if value is None:
             return None
         if value < 0 or value != int(value):
-            raise self._wrong(f"a count for {name}", f"{value:g}")
+            raise self._unexpected_value(f"a count for {name}", f"{value:g}")
         return int(value)
 
     def measures(self, memory: str = "", busy: str = "", celsius: str = "", watts: str = "") -> Measures:
-        """What the tool measured of the device.
+        """Return the measurements of the device. An empty name means that the tool has no such value.
 
         Args:
-            memory: Name under which the memory in use stands, in MiB, as all names empty where the tool has none.
-            busy: Name of the share of time that it was busy, in percent.
+            memory: Name of the memory in use, in MiB.
+            busy: Name of the utilization, in percent.
             celsius: Name of the temperature, in degrees Celsius.
             watts: Name of the power, in watts.
 
         Raises:
-            FaultError: When something else than a number stands under one of them.
+            FaultError: One of the values is not a number.
         """
         mebibytes, percent = self.number(memory), self.number(busy)
         return {
@@ -92,16 +93,16 @@ class Row:
             "power_watts": self.number(watts),
         }
 
-    def _wrong(self, what: str, text: str) -> FaultError:
+    def _unexpected_value(self, what: str, text: str) -> FaultError:
         return FaultError(f"{self._tool} must answer {what} of {self._key} (got {text[:80]!r})", "run it by hand")
 
 
 class Tool:
-    """A command of the vendor's.
+    """A command-line tool of the vendor.
 
     Attributes:
-        name: Its name.
-        package: The package that installs it, for people.
+        name: Name of the command.
+        package: The package that installs the command, for messages.
     """
 
     def __init__(
@@ -114,16 +115,16 @@ class Tool:
         failed: str = "",
         libraries: str = "",
     ) -> None:
-        """Say where it is and what to do about it.
+        """Describe how to find the command, and remedies for its failures.
 
         Args:
             name: Name, looked up in the ``PATH``, or path.
-            others: Further names and paths, tried in turn where the one before is not there.
-            seconds: Time that one call may take; never more than half of what is left.
-            package: The package that installs it, for people.
-            hung: What to do when it hangs, beside running it by hand.
-            failed: What to do when it says that it failed.
-            libraries: Directory of the shared libraries that it needs and does not find itself.
+            others: Further names and paths, tried in turn until one is installed.
+            seconds: Time limit of one call; a call never gets more than half of the time that is left.
+            package: The package that installs the command, for messages.
+            hung: Remedy for a command that hangs, beside running it by hand.
+            failed: Remedy for a command that fails.
+            libraries: Directory of shared libraries that the command needs and does not find itself.
         """
         self.name = name.rpartition("/")[2]
         self.package = package
@@ -134,15 +135,15 @@ class Tool:
         self._before = ("env", f"LD_LIBRARY_PATH={libraries}") if libraries else ()
 
     def run(self, ctx: ProbeContext, *arguments: str) -> CommandResult | None:
-        """Run it.
+        """Run the command.
 
-        Half of the time that is left at most: a tool that hangs must not take the time in which we report the rest.
+        The command gets at most half of the time that is left: if it hangs, the rest must still be reported.
 
         Returns:
-            What it left behind, whatever its exit status; None when it is not installed.
+            Output and exit status, which may be other than 0; None if the command is not installed.
 
         Raises:
-            FaultError: When it hangs or cannot be run.
+            FaultError: The command hangs or cannot be run.
         """
         for name in self._names:
             try:
@@ -153,18 +154,19 @@ class Tool:
                 raise FaultError(reason, remedy) from error
             except OSError as error:
                 raise FaultError(f"{self.name} cannot be run ({error})", f"reinstall {self.package or 'it'}") from error
+            # "env" exists although the command does not: its message tells the two apart.
             if result is not None and not (self._before and result.stderr.startswith(NOT_FOUND)):
                 return result
         return None
 
     def ask(self, ctx: ProbeContext, *arguments: str) -> str | None:
-        """Run it and take what it prints.
+        """Run the command; return its standard output.
 
         Returns:
-            Its standard output; None when it is not installed.
+            The standard output; None if the command is not installed.
 
         Raises:
-            FaultError: When it hangs, cannot be run, or ends with a status other than 0.
+            FaultError: The command hangs, cannot be run, or fails.
         """
         result = self.run(ctx, *arguments)
         if result is None:
@@ -177,42 +179,43 @@ class Tool:
         return result.stdout
 
     def json(self, ctx: ProbeContext, *arguments: str) -> Any | None:
-        """Run it and read what it prints as JSON, with or without lines of another kind before and after it.
+        """Run the command and parse its output as JSON, ignoring text before and after.
 
         Returns:
-            The data; None when it is not installed.
+            The data; None if the command is not installed.
 
         Raises:
-            FaultError: When it hangs, fails, or prints something else.
+            FaultError: The command hangs, fails, or prints no JSON.
         """
         text = self.ask(ctx, *arguments)
         if text is None:
             return None
         import json
 
+        # Drivers and loaders print warnings around the JSON, on the same stream.
         start = re.search(r"^\s*[\[{]", text, re.MULTILINE)
         try:
             return json.JSONDecoder().raw_decode(text[start.start() :].lstrip() if start else text)[0]
         except (ValueError, RecursionError) as error:
-            raise self._other("JSON", text.strip(), arguments) from error
+            raise self._unexpected("JSON", text.strip(), arguments) from error
 
     def rows(
         self, ctx: ProbeContext, fields: Sequence[str], *arguments: str, key: str = r".+", separator: str = ","
     ) -> dict[str, Row] | None:
-        """Run it and read one line of values per device, in any order, with or without a header.
+        """Run the command and parse one line of values per device, in any order, with or without a header.
 
         Args:
             ctx: The machine.
-            fields: Names of the columns, the one that tells devices apart first.
-            arguments: Arguments of the tool; ``{fields}`` in one becomes the names with commas between them.
-            key: Regular expression of what tells devices apart, in lower case.
-            separator: What stands between the values.
+            fields: Names of the columns. The first column identifies the device.
+            arguments: Arguments of the command; ``{fields}`` is replaced by the names, joined by commas.
+            key: Regular expression that the first column must match, in lower case.
+            separator: Text between the values.
 
         Returns:
-            Rows by their key in lower case; None when the tool is not installed.
+            Rows by first column, in lower case; None if the command is not installed.
 
         Raises:
-            FaultError: When it hangs, fails, prints a line of another form, or names a device twice.
+            FaultError: The command hangs, fails, prints a line of another form, or names a device twice.
         """
         arguments = tuple(argument.format(fields=",".join(fields)) for argument in arguments)
         text = self.ask(ctx, *arguments)
@@ -221,28 +224,31 @@ class Tool:
         rows: dict[str, Row] = {}
         for line in filter(None, map(str.strip, text.splitlines())):
             cells = [cell.strip() for cell in line.split(separator)]
+            # A header repeats the names of the columns, with units behind them in some versions.
             if [cell.lower().partition(" ")[0] for cell in cells] == list(fields):
                 continue
             name = cells[0].lower()
             if len(cells) != len(fields) or not re.fullmatch(key, name):
-                raise self._other(f"one line of {len(fields)} values ({', '.join(fields)}) per device", line, arguments)
+                raise self._unexpected(
+                    f"one line of {len(fields)} values ({', '.join(fields)}) per device", line, arguments
+                )
             self._add(rows, name, dict(zip(fields, map(_known, cells), strict=True)))
         return rows
 
     def scan(self, ctx: ProbeContext, pattern: str, *arguments: str) -> dict[str, Row] | None:
-        """Run it and read a table that is drawn for people, by a regular expression.
+        """Run the command and parse a table that is drawn for people, by a regular expression.
 
         Args:
             ctx: The machine.
-            pattern: What stands there for one device; lines are told apart, case is not. The group ``key`` tells
-                devices apart, each other group is a value under its name, None where it matched nothing.
-            arguments: Arguments of the tool.
+            pattern: Regular expression of one device's part of the table, multi-line, ignoring case. The group ``key``
+                identifies the device; each other named group is a value, None if the group matched nothing.
+            arguments: Arguments of the command.
 
         Returns:
-            Rows by their key in lower case; None when the tool is not installed.
+            Rows by ``key``, in lower case; None if the command is not installed.
 
         Raises:
-            FaultError: When it hangs, fails, shows no device, or names one twice.
+            FaultError: The command hangs, fails, shows no device, or names a device twice.
         """
         text = self.ask(ctx, *arguments)
         if text is None:
@@ -253,23 +259,23 @@ class Tool:
             name = groups.pop("key").lower()
             self._add(found, name, {key: value and _known(value) for key, value in groups.items()})
         if not found:
-            raise self._other("a table of devices", text.strip(), arguments)
+            raise self._unexpected("a table of devices", text.strip(), arguments)
         return found
 
     def sections(self, ctx: ProbeContext, begin: str, *arguments: str) -> dict[str, Row] | None:
-        """Run it and read lines ``name : value``, in one section per device.
+        """Run the command and parse lines ``name : value``, in one section per device.
 
         Args:
             ctx: The machine.
             begin: Regular expression of the line that begins a section; its first group names the device.
-            arguments: Arguments of the tool.
+            arguments: Arguments of the command.
 
         Returns:
-            Rows by name of the device; of a name that comes twice in a section the first value counts. None when the
-            tool is not installed.
+            Rows by name of the device; None if the command is not installed. If a section has a name twice, the first
+            value counts.
 
         Raises:
-            FaultError: When it hangs, fails, or names a device twice.
+            FaultError: The command hangs, fails, or names a device twice.
         """
         text = self.ask(ctx, *arguments)
         if text is None:
@@ -284,13 +290,16 @@ class Tool:
             raise FaultError(f"{self.name} must name each device once (got {name} twice)", "run it again by hand")
         rows[name] = Row(self.name, name, texts)
 
-    def _other(self, what: str, got: str, arguments: Sequence[str]) -> FaultError:
+    def _unexpected(self, what: str, got: str, arguments: Sequence[str]) -> FaultError:
         command = " ".join((self.name, *arguments))
         return FaultError(f"{self.name} must answer {what} (got {got[:80]!r})", f"run '{command}' by hand")
 
 
 def pairs(lines: Sequence[str] | str) -> dict[str, str | None]:
-    """Read lines ``name : value``; the first value of a name counts, None for what the tool does not know."""
+    """Parse lines ``name : value``.
+
+    The first value of a name counts; None for a value that the tool reports as unknown.
+    """
     found: dict[str, str | None] = {}
     for line in lines.splitlines() if isinstance(lines, str) else lines:
         name, colon, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""A vendor, declared as a class: its attributes say what it is, its methods what it does, with the usual as default."""
+"""The base class of vendors: attributes describe a vendor, methods have the usual behavior as default."""
 
 from __future__ import annotations
 
@@ -39,59 +39,59 @@ if TYPE_CHECKING:
     from typing import Any
 
 OTHER_USES = ("vfio", "pci-stub", "uio_pci_generic")
-"""What stands in the names of drivers that keep a PCI function for a virtual machine or a program of its own."""
+"""Parts of the names of drivers that reserve a PCI function for a virtual machine or a user-space driver."""
 
 
 class Vendor:
-    """A plug-in. An instance of a subclass is what the entry point names: ``acme = "anyaccel_acme:plugin"``.
+    """A plug-in. The entry point names an instance of a subclass: ``acme = "anyaccel_acme:plugin"``.
 
-    A subclass sets attributes, and overrides the methods below where its vendor does something else. The hooks
-    themselves, ``anyaccel_*``, are never overridden: each calls the method of its name.
+    A subclass sets attributes and overrides methods that differ for the vendor. The hooks, ``anyaccel_*``, are never
+    overridden: each calls the method of the same name.
 
     Attributes:
         key: Key of the vendor, equal to the name of the entry point.
-        resource: Name under which schedulers count its devices: ``GPU``, ``NPU`` ...
-        kind: Kind of accelerator in lower case.
-        brand: Name of the vendor or product line for people, as in ``no Acme device is on the PCI bus``.
-        url: Where people find the vendor's documentation on choosing devices.
-        runtimes: How the file names of its runtime libraries begin; see :class:`anyaccel.plugin.PluginInfo`.
-        driver: Name of the kernel driver, as module and as PCI driver. Empty where nobody publishes what the latter is:
-            then every driver counts but those that keep a function for another use.
-        modules: Names of the kernel modules, where it is not the driver's alone; a PCI driver may have one of them.
+        resource: Resource name of the devices in requests: ``GPU``, ``NPU`` ...
+        kind: Kind of accelerator, in lower case: ``gpu``, ``npu`` ...
+        brand: Name of the vendor or product line in messages, as in ``no Acme device is on the PCI bus``.
+        url: The vendor's documentation on choosing devices.
+        runtimes: Beginnings of the file names of the runtime libraries; see :class:`anyaccel.plugin.PluginInfo`.
+        driver: Name of the kernel driver, as module and as PCI driver. Empty if the name of the PCI driver is not
+            published: then any driver counts, except drivers that reserve a function for another use.
+        modules: Names of the kernel modules, if they differ from ``driver``. A PCI driver may have one of these names.
         pci_vendors: PCI vendor ids, the usual one first.
         pci_classes: Base class and subclass (16 bits) of its functions; empty for any.
-        pci_known: Whether only PCI device ids that the catalog knows count, since other things have the vendor's id.
-        virtual_functions: Whether virtual functions count where the host shows whose they are. Inside a virtual machine
-            they are cards.
-        catalog: Its products.
+        pci_known: Whether only PCI device ids in the catalog count, because unrelated devices have the vendor's id.
+        virtual_functions: Whether virtual functions count on a host that shows their physical function. Inside a
+            virtual machine they always count.
+        catalog: The vendor's products.
         entry_attribute: Attribute of a device that holds the key of its entry in the catalog.
-        mask: The variable by which a process sees certain devices; None where the vendor's software has none. Then
-            each launch names the vendor, whose devices are open to all workers that are not confined.
-        alike: Variables that are always set to what the mask is, since some software looks at them instead.
+        mask: The variable by which a process sees certain devices; None if the vendor's software has no such variable.
+            Then each launch names the vendor, whose devices are open to every worker that is not confined.
+        alike: Further variables that are set to the value of the mask, because some software reads them instead.
         variables: Further variables that the plug-in sets or unsets.
-        borrowed: Those of all its variables that are another vendor's and that the runtime obeys; no worker gets
-            devices of both.
-        cleared: Those that are another vendor's, that the runtime does not obey and the plug-in only unsets.
+        borrowed: Variables among all of these that belong to another vendor and that the runtime obeys. No worker gets
+            devices of both vendors.
+        cleared: Other vendors' variables that the runtime ignores and the plug-in only unsets.
         sharing: Whether several holders may share a device.
-        exclusive: Why a device has one holder only, in a clause, where ``sharing`` is ``Fractional.NO``.
-        counts: Numbers of devices that one job may use; empty for any.
-        ray_switch: What keeps Ray from writing the mask, where Ray calls it otherwise than the mask; see
+        exclusive: A clause that says why a device can have only one holder, if ``sharing`` is ``Fractional.NO``.
+        counts: Numbers of devices that one job may use; empty for any number.
+        ray_switch: The switch that keeps Ray from writing the mask, if its name does not follow from the mask; see
             :class:`~anyaccel.plugin.PluginInfo`.
-        number_name: What the mask takes where that is no position but a number that the machine must tell: ``module
-            id``. A device without it, or that shares it, is listed and cannot be given out.
-        number_remedy: What to do when that number is unknown.
-        nameless: Attribute that marks a device which no mask can name; such a card is to be blamed, too.
-        state_file: File of a card in which the driver says how it is; empty where there is none. The catalog's
-            ``[states]`` have every state that the driver knows.
-        unreadable: What to do when a file of a card is there and cannot be read; :attr:`log_hint` when empty.
-        registered: Whether a card whose driver made no device node is at fault.
-        node_missing: What to do, beside passing it to a container, when a device node is not there.
-        node_closed: What to do when a device node may not be opened.
-        held: Which of its nodes only the holder of a device has open: the ``first``, where others are for monitors,
-            ``every`` one, or ``none`` that is known.
-        control_nodes: Device nodes that every user of a device needs beside its own.
-        host_paths: Directories and files of the host that a container needs, each behind the attribute of a device that
-            holds it where it exists.
+        number_name: Name of the number that the mask takes, if it is a fact of the machine and not a position:
+            ``module id``. A device whose number is unknown or not unique is listed and cannot be given out.
+        number_remedy: Remedy if that number is unknown.
+        nameless: Attribute that marks a device without a name in the mask; such a card must also be blamed.
+        state_file: File of a card in which the driver reports the card's state; empty if there is no such file. The
+            catalog's table ``[states]`` lists every state of the driver.
+        unreadable: Remedy for a file of a card that exists and cannot be read; :attr:`log_hint` if empty.
+        registered: Whether a card is at fault if its driver made no device node.
+        node_missing: Remedy for a missing device node, beside passing the node to a container.
+        node_closed: Remedy for a device node that this user may not open.
+        held: Which device nodes only the holder keeps open: ``first`` (the rest are for monitoring), ``every``, or
+            ``none`` if unknown.
+        control_nodes: Device nodes that every user of a device needs beside the device's own nodes.
+        host_paths: Directories and files of the host that a container needs, each behind the attribute of a device in
+            which detection stores the path if it exists.
         tool: The vendor's command that :meth:`measure` asks, or None.
     """
 
@@ -132,20 +132,22 @@ class Vendor:
     tool: Tool | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Leave the hook out whose default says nothing that the core does not know of a usable device."""
+        """Remove the hook ``anyaccel_validate`` unless the class overrides :meth:`validate` or :meth:`maskable`."""
         super().__init_subclass__(**options)
-        asked = cls.validate is not Vendor.validate or cls.maskable is not Vendor.maskable
-        cls.anyaccel_validate = Vendor.anyaccel_validate if asked else None  # type: ignore[method-assign,assignment]
+        overridden = cls.validate is not Vendor.validate or cls.maskable is not Vendor.maskable
+        # The core checks counts and exclusive devices itself. A hook that is not there saves a call into the vendor's
+        # process.
+        cls.anyaccel_validate = Vendor.anyaccel_validate if overridden else None  # type: ignore[method-assign,assignment]
 
     # Who the vendor is.
 
     def info(self) -> PluginInfo:
-        """Say who we are."""
+        """Return the plug-in's identity."""
         return PluginInfo(
             vendor=self.key,
             resource=self.resource,
             kind=self.kind,
-            env_vars=(*self._written, *self.variables),
+            env_vars=(*self._mask_variables, *self.variables),
             borrowed=tuple(self.borrowed),
             cleared=tuple(self.cleared),
             url=self.url,
@@ -158,34 +160,35 @@ class Vendor:
         )
 
     def products(self) -> Sequence[Product]:
-        """List the products that are known without hardware."""
+        """Return the products for simulation, as the catalog lists them."""
         return self.catalog.products()
 
     def entry(self, device: Device) -> Entry | None:
-        """Find the product that a detected or simulated device is."""
+        """Return the product of a detected or simulated device, or None."""
         key = device.attributes.get(self.entry_attribute)
         return (self.catalog.get(key) if key is not None else None) or self.catalog.by_name(device.model)
 
     def tags(self, device: Device) -> Sequence[str]:
-        """Name the accelerator types of a device: those of its product, then its model."""
+        """Return the accelerator types of a device: the tags of its product, then the model."""
         entry = self.entry(device)
         return tuple(dict.fromkeys((*(entry.tags if entry else ()), tag(device.model) or self.resource)))
 
     def fractional(self, device: Device) -> Fractional:
-        """Say whether several holders may share a device."""
+        """Return how several holders may share a device."""
         return self.sharing
 
     # What is on the machine.
 
     @property
     def log_hint(self) -> str:
-        """Where people look for what the driver has to say."""
+        """A remedy: where to look for the driver's messages."""
         name = self.driver or next(iter(self.modules), "")
         return f"look for {name} in 'dmesg'" if name else "look in 'dmesg'"
 
     def functions(self, ctx: ProbeContext) -> list[PciFunction]:
-        """List the PCI functions that may be devices of this vendor."""
-        # One look at the bus, whose every function is read; where classes tell nothing, only ours are read whole.
+        """Return the PCI functions that may be devices of this vendor."""
+        # With several vendor ids and a class, one pass over the bus filters by class; without a class, reading every
+        # function in full costs more than one pass per vendor.
         vendors = [None] if len(self.pci_vendors) > 1 and self.pci_classes else self.pci_vendors
         found = [function for vendor in vendors for function in ctx.pci(vendor, self.pci_classes)]
         return [
@@ -197,11 +200,11 @@ class Vendor:
         ]
 
     def present(self, ctx: ProbeContext) -> bool:
-        """Whether the vendor's driver is on a machine that shows none of its devices."""
+        """Return True if the vendor's driver is loaded, on a machine without any of its devices."""
         return any(ctx.exists(f"/sys/module/{module}") for module in self._loaded_as())
 
     def driver_version(self, ctx: ProbeContext) -> str:
-        """Version of the kernel driver; empty when unknown."""
+        """Return the version of the kernel driver; empty if unknown."""
         versions = (text(ctx, f"/sys/module/{module}/version") for module in self._loaded_as())
         return next(filter(None, versions), "")
 
@@ -209,12 +212,13 @@ class Vendor:
         return self.modules or ((self.driver,) if self.driver else ())
 
     def detect(self, ctx: ProbeContext) -> Detected | None:
-        """Find the devices of a machine; None when this vendor is not on it."""
+        """Return the devices of a machine; None if the vendor is not on the machine."""
         cards = self.survey(ctx)
         notes = list(self.notes(ctx))
         if not cards and not notes:
             return Detected(driver_version=self.driver_version(ctx)) if self.present(ctx) else None
         try:
+            # complete() comes before identify(): a tool may report the product or the memory that identifies a card.
             notes.extend(self.complete(ctx, cards))
         except FaultError as error:
             notes.append(str(error))
@@ -225,7 +229,7 @@ class Vendor:
         return inventory(cards, self.driver_version(ctx), notes)
 
     def notes(self, ctx: ProbeContext) -> Iterable[str]:
-        """Say what people should know beside the devices: by default, which functions are no devices of ours."""
+        """Yield notes for the user beside the devices; by default, the PCI functions that are ignored."""
         ignored = self.catalog.ignored if self.pci_vendors else {}
         functions = self.functions(ctx) if ignored else []
         return [
@@ -235,13 +239,13 @@ class Vendor:
         ]
 
     def survey(self, ctx: ProbeContext) -> list[Card]:
-        """Look at every device by files alone: in :meth:`detect`, and again in :meth:`stats`."""
+        """Read the files of every device. Runs in :meth:`detect`, and again in :meth:`stats`."""
         functions = self.functions(ctx)
         ignored: Collection[int] = self.catalog.ignored if functions else ()
         return [self.card(ctx, function) for function in functions if function.device not in ignored]
 
     def card(self, ctx: ProbeContext, function: PciFunction) -> Card:
-        """Look at one PCI function."""
+        """Build the card of one PCI function."""
         card = Card(
             ctx,
             f"{self.key}-{function.address}",
@@ -251,13 +255,13 @@ class Vendor:
         )
         if self.bound(card):
             card.attributes |= {name: path for name, path in self.host_paths if ctx.exists(path)}
-            self.look(card)
+            self.read_card(card)
             self.check_state(card)
             self.check_nodes(card)
         return card
 
     def bound(self, card: Card) -> bool:
-        """Whether the vendor's driver has a card; where it does not, that is its fault."""
+        """Return True if the vendor's driver is bound to a card; otherwise blame the card."""
         driver = card.function.driver if card.function else None
         if self._drives(driver):
             return True
@@ -270,7 +274,7 @@ class Vendor:
         return False
 
     def _drives(self, driver: str | None) -> bool:
-        """Whether a driver is the vendor's, as far as its name is known."""
+        """Return True if a driver is the vendor's, as far as the driver's name is published."""
         if self.driver:
             return driver in (self.driver, *self.modules)
         return driver is not None and not any(use in driver for use in OTHER_USES)
@@ -279,11 +283,11 @@ class Vendor:
     def _driver_name(self) -> str:
         return self.driver or self.brand
 
-    def look(self, card: Card) -> None:
-        """Look at what the driver shows of a card that it has: nodes, number, folders, what is the vendor's own."""
+    def read_card(self, card: Card) -> None:
+        """Read the driver's files of a bound card: nodes, number, folders, and facts of this vendor."""
 
     def check_state(self, card: Card) -> None:
-        """Read the state that the driver tells, and blame a card that is in another one than a good one."""
+        """Blame a card in a bad state, by the driver's own report; a good state makes the card sound."""
         state = card.read(self.state_file) if self.state_file else None
         if state is None:
             return
@@ -294,36 +298,37 @@ class Vendor:
         card.sound = True
 
     def check_nodes(self, card: Card) -> None:
-        """Blame a card whose first device node is not there or may not be opened; list the others that exist."""
+        """Blame a card whose first device node is missing or may not be opened; keep the further nodes that exist."""
         if not card.nodes:
             if self.registered:
                 card.blame("the driver has not registered it", f"{self.log_hint}, then reload the driver")
             return
         card.check_node(card.nodes[0], missing=self.node_missing, closed=self.node_closed)
+        # Drivers of other versions make other further nodes, so a missing one is not a fault.
         card.nodes = (card.nodes[0], *filter(card.ctx.exists, card.nodes[1:]))
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterable[str]:
-        """Fill in what files left open, with the vendor's tool or library.
+        """Add facts that the files lack, with the vendor's tool or library.
 
         Returns:
-            Notes on what went wrong.
+            Notes on failures.
 
         Raises:
-            FaultError: When the tool cannot be understood. It becomes a note, and what was filled in stays.
+            FaultError: The tool cannot be understood. The error becomes a note, and facts that were added stay.
         """
         return ()
 
-    def settled(self, cards: Sequence[Card]) -> bool:
-        """Whether nothing is left to ask a tool that numbers the devices: each has a fault, or a number and a product.
+    def is_complete(self, cards: Sequence[Card]) -> bool:
+        """Return True if the vendor's tool has nothing to add: each card has a fault, or a number and a product.
 
-        A card that is alone gets the number 0.
+        A card without siblings gets the number 0.
         """
         if len(cards) == 1:
             cards[0].number = 0
         return all(card.fault or (card.entry and card.number is not None) for card in cards)
 
-    def shown(self, cards: Iterable[Card], rows: Mapping[str, Row]) -> Iterator[tuple[Card, Row]]:
-        """The cards that the tool shows, each with its row, by PCI address. The others are blamed."""
+    def match_rows(self, cards: Iterable[Card], rows: Mapping[str, Row]) -> Iterator[tuple[Card, Row]]:
+        """Yield the cards that the tool shows, with their rows, by PCI address; blame the other cards."""
         for card in cards:
             if (row := rows.get(card.address or "")) is not None:
                 yield card, row
@@ -331,8 +336,9 @@ class Vendor:
                 card.blame(f"{self.tool.name} does not show it", f"{self.log_hint}, then restart the machine")
 
     def identify(self, card: Card) -> None:
-        """Settle which product a card is, by PCI id, name or memory, and take over what the catalog knows of it."""
+        """Find the product of a card, by PCI id, name or memory, and copy the facts of the catalog."""
         card.model = card.model or (card.entry.model if card.entry else self.unknown_model(card))
+        # A name that the driver or tool reports is more exact than memory, which several products may have.
         entry = card.entry or self.catalog.by_name(card.model) or self.catalog.by_memory(card.memory_bytes)
         card.entry = entry
         if entry is not None:
@@ -340,14 +346,17 @@ class Vendor:
             card.attributes = {**entry.attributes, **card.attributes}
 
     def unknown_model(self, card: Card) -> str:
-        """Name a card that no product's PCI id fits: by the catalog's names, the machine's list, or the id itself."""
+        """Return a name for a card of unknown PCI id.
+
+        The catalog's ``pci_names`` come first, then the machine's ``pci.ids``, then brand and id.
+        """
         if card.function is None:
             return self.brand
         vendor, device = card.function.vendor, card.function.device
         return self.catalog.pci_name(device) or pci_name(card.ctx, vendor, device) or f"{self.brand}-{device:04x}"
 
     def arrange(self, cards: list[Card]) -> None:
-        """Put the cards into the runtime's order and number them: by what the mask takes, else as they are."""
+        """Sort the cards into the runtime's order and number them: by the number in the mask, else by position."""
         if not self.number_name:
             for index, card in enumerate(cards):
                 card.index = index
@@ -358,6 +367,7 @@ class Vendor:
                 self._without_number(card, holders[card.number])
         cards.sort(key=lambda card: (card.number is None, card.number or 0, card.id))
         free = max([0, *self.counts, *(card.number + 1 for card in cards if card.number is not None)])
+        # Cards without a number get free indexes as labels, above every number that the machine could have.
         nameless = (card for card in cards if card.number is None)
         for index, card in enumerate(nameless, free):  # a mere label, that no other device has
             card.index = index
@@ -365,36 +375,39 @@ class Vendor:
             card.index = card.index if card.number is None else card.number
 
     def _without_number(self, card: Card, holders: int) -> None:
+        """Blame a card whose number is unknown or not unique, and mark the card as nameless."""
         fact = f"its {self.number_name} is unknown"
         if card.number is not None:
             fact = f"its {self.number_name} {card.number} is that of {holders} devices"
+        # Without a driver the number is not missing: nothing could have reported it.
         bound = card.function is None or self._drives(card.function.driver)
         card.blame(f"{fact}, so no process can be confined to it", self.number_remedy, partial=bound)
         card.number = None
         card.attributes[self.nameless] = True
 
     def connect(self, ctx: ProbeContext, cards: Sequence[Card]) -> None:
-        """Fill in the links of the cards: by default those that share a :meth:`board` are linked to each other."""
+        """Add links between the cards; by default, cards that share a :meth:`board` are linked to each other."""
         for card in cards:
             own = self.board(card)
             if own is not None:
                 card.links = {other.id: 1 for other in cards if other is not card and self.board(other) == own}
 
     def board(self, card: Card) -> object:
-        """What the cards of a board have alike, such as its serial number; None where nothing is known of links."""
+        """Return a value shared by the cards of a board alone, such as a serial number; None if links are unknown."""
         return None
 
     # What a process is told.
 
     def maskable(self, device: Device) -> bool:
-        """Whether a mask can name a device."""
+        """Return True if a mask can name a device."""
         return not device.attributes.get(self.nameless)
 
     def validate(self, term: Term, devices: Sequence[Device]) -> str | None:
-        """Say why one job cannot use exactly these devices; None when it can.
+        """Return the reason why one job cannot use exactly these devices, or None.
 
-        The default is what :attr:`counts` and :attr:`exclusive` say, which the core knows already, and that a device
-        must have a name. So there is no hook, and no call, unless a subclass overrides this method or :meth:`maskable`.
+        By default, the rules of :attr:`counts` and :attr:`exclusive`, which the core knows already, and that each
+        device must have a name in the mask. So there is no hook, and no call, unless a subclass overrides this method
+        or :meth:`maskable`.
         """
         reason = self.info().refusal(term, devices)
         nameless = next((device for device in devices if not self.maskable(device)), None)
@@ -405,24 +418,26 @@ class Vendor:
         return Fault(f"{device.id} cannot be given to a process: {why}", device.health_remedy or self.number_remedy)
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
-        """Make a worker see exactly these devices: the mask and what is :attr:`alike`, without what is :attr:`cleared`.
+        """Set variables so that a worker sees exactly these devices.
+
+        The mask and the variables that are :attr:`alike` get the value; the ones that are :attr:`cleared` are unset.
 
         Raises:
-            FaultError: When the mask cannot name a device, or one is given twice.
+            FaultError: The mask cannot name a device, or a device is listed twice.
         """
-        values = dict.fromkeys(self._written, self.written(devices)) if self._written else {}
+        values = dict.fromkeys(self._mask_variables, self.write_mask(devices)) if self._mask_variables else {}
         return EnvEdits(set=values, unset=frozenset(self.cleared))
 
     @property
-    def _written(self) -> tuple[str, ...]:
-        """The variables that hold the mask's value."""
+    def _mask_variables(self) -> tuple[str, ...]:
+        """The variables to set to the mask's value."""
         return (self.mask.variable, *self.alike) if self.mask else ()
 
-    def written(self, devices: Sequence[Device], mask: Mask | None = None) -> str:
-        """Write a value of the mask, or of another one.
+    def write_mask(self, devices: Sequence[Device], mask: Mask | None = None) -> str:
+        """Return the value of the mask, or of another mask, for some devices.
 
         Raises:
-            FaultError: When it cannot name a device, or one is given twice.
+            FaultError: The mask cannot name a device, or a device is listed twice.
         """
         nameless = next((device for device in devices if not self.maskable(device)), None)
         if nameless is not None:
@@ -431,27 +446,27 @@ class Vendor:
         return mask.write(devices) if mask else ""
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str | VisiblePart] | None:
-        """Say which devices an environment leaves visible, or which slots of them; None when it hides none.
+        """Return the devices, or slots of devices, visible in an environment; None if nothing is hidden.
 
         Raises:
-            FaultError: When the runtime would refuse the value.
+            FaultError: The runtime would refuse the value.
         """
-        return self.masked(environ, devices)
+        return self.read_mask(environ, devices)
 
-    def masked(
+    def read_mask(
         self, environ: Mapping[str, str], devices: Sequence[Device], mask: Mask | None = None
     ) -> list[str] | None:
-        """Ids of the devices that the mask, or another one, leaves visible; None when it hides none.
+        """Return the ids of the devices visible through the mask, or another mask; None if nothing is hidden.
 
         Raises:
-            FaultError: When the runtime would refuse the value.
+            FaultError: The runtime would refuse the value.
         """
         mask = mask or self.mask
         seen = mask.read(environ, [device for device in devices if self.maskable(device)]) if mask else None
         return None if seen is None else [device.id for device in seen]
 
     def container(self, devices: Sequence[Device]) -> ContainerEdits:
-        """Say what a container needs so that exactly these devices work inside."""
+        """Return the nodes, mounts and variables of a container for exactly these devices."""
         return ContainerEdits(
             nodes=tuple(dict.fromkeys((*self.shared_nodes(devices), *(n for d in devices for n in d.nodes)))),
             mounts=tuple(self.mounts(devices)),
@@ -459,44 +474,44 @@ class Vendor:
         )
 
     def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
-        """Device nodes that a container needs beside those of the devices: the control nodes, for any device."""
+        """Return device nodes that a container needs beside the devices' own; by default, the control nodes."""
         return self.control_nodes if devices else ()
 
     def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
-        """Files and directories of the host that a container needs: those that are there of :attr:`host_paths`."""
+        """Return files and directories of the host for a container; by default, the existing :attr:`host_paths`."""
         there = {path for name, path in self.host_paths for device in devices if device.attributes.get(name)}
         return [Mount(source=path, target=path) for path in sorted(there)]
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
-        """Variables of a container, its runtime's among them."""
+        """Return variables of a container, for the program or the container runtime."""
         return {}
 
     # How it is now.
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
-        """Measure memory, load, temperature and power, with the vendor's tool or library.
+        """Measure memory, utilization, temperature and power, with the vendor's tool or library.
 
         Returns:
-            What was measured by device id; None when there is nobody to ask. A device that is left out is one that the
-            tool should have shown.
+            Measurements by device id; None if the tool or library is not installed. The tool should have shown a device
+            that has no entry.
 
         Raises:
-            FaultError: When the tool hangs, fails, or cannot be understood.
+            FaultError: The tool hangs, fails, or cannot be understood.
         """
         return None
 
-    def measured(
+    def measures_by_device(
         self, rows: Mapping[str, Row] | None, devices: Sequence[Device], *names: str
     ) -> dict[str, Measures] | None:
-        """What :meth:`measure` returns, of a tool's rows by PCI address; None where they are None.
+        """Convert a tool's rows by PCI address to the result of :meth:`measure`; None if the rows are None.
 
         Args:
-            rows: What the tool said; None where it is not installed.
+            rows: The answer of the tool; None if the tool is not installed.
             devices: The devices.
-            names: As of :meth:`Row.measures`.
+            names: Arguments of :meth:`Row.measures`.
 
         Raises:
-            FaultError: As :meth:`Row.measures` does.
+            FaultError: See :meth:`Row.measures`.
         """
         if rows is None:
             return None
@@ -504,16 +519,17 @@ class Vendor:
         return {name: row.measures(*names) for name, row in own.items() if row is not None}
 
     def stats(self, devices: Sequence[Device], ctx: ProbeContext) -> Mapping[str, Stats]:
-        """Observe devices now: what is measured, the health that a new look tells, and who holds them.
+        """Observe devices now: measurements, the health that a new survey shows, and the holders.
 
         Raises:
-            FaultError: As :meth:`measure` does.
+            FaultError: See :meth:`measure`.
         """
         measured = self.measure(ctx, devices) or {}
         processes = self.processes(ctx, devices)
         cards = {card.id: card for card in self.survey(ctx)}
         found = {}
         for device in devices:
+            # The measurements above may take seconds; the survey is the newest fact and decides about health.
             health, fault = self.judge(device, cards.get(device.id))
             found[device.id] = Stats(
                 **measured.get(device.id, {}),
@@ -525,31 +541,32 @@ class Vendor:
         return found
 
     def judge(self, device: Device, card: Card | None) -> tuple[Health, Fault]:
-        """Say how a device is, by what was seen of it just now; ``card`` is None when it is gone."""
+        """Return the current health of a device; ``card`` is the device in a new survey, None if the device is gone."""
         if card is None:
             fault = Fault("it is gone from the PCI bus", f"{self.log_hint}, then restart the machine")
             return Health.UNHEALTHY, fault
+        # arrange() did not run on the new survey, so a missing number is known from the detected device alone.
         if card.fault is None and not self.maskable(device):
             return Health.UNHEALTHY, Fault(device.health_reason, device.health_remedy)
         return card.health, card.fault or Fault("")
 
     def processes(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, tuple[DeviceProcess, ...] | None]:
-        """Say who holds devices: by default, the processes that have one of :meth:`held_nodes` open.
+        """Return the processes with devices in use; by default, processes with one of :meth:`held_nodes` open.
 
         Returns:
-            Processes by device id; None, or no entry, where some processes could not be seen.
+            Processes by device id; None, or no entry, if there may be holders that cannot be seen.
         """
         holders = Holders(ctx, (node for device in devices for node in self.held_nodes(device)))
-        return {device.id: holders.of(self.held_nodes(device)) for device in devices}
+        return {device.id: holders.find(self.held_nodes(device)) for device in devices}
 
     def held_nodes(self, device: Device) -> Sequence[str]:
-        """The nodes of a device that only its holder has open, as :attr:`held` says."""
+        """Return the nodes that only the holder of a device has open, as :attr:`held` says."""
         return {"first": device.nodes[:1], "every": device.nodes, "none": ()}[self.held]
 
     def diagnose(self, ctx: ProbeContext) -> Sequence[Finding]:
-        """Look for what is wrong with this vendor here.
+        """Return findings about this vendor on this machine.
 
-        The core itself says which devices are unhealthy and why, what ``notes`` tells, and which masks hide all.
+        The core itself reports unhealthy devices, notes, and masks that hide every device.
         """
         detected = self.detect(ctx)
         if detected is None:
@@ -561,12 +578,13 @@ class Vendor:
         return (*self.measuring_faults(ctx, detected.devices), *self.findings(ctx, detected))
 
     def measuring_faults(self, ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]:
-        """Say what keeps :meth:`measure` from telling how the devices are."""
+        """Yield findings on failures of :meth:`measure`."""
         if self.tool is None or not devices:
             return
         try:
             measured = self.measure(ctx, devices)
         except FaultError as error:
+            # The tool's own error says more than a list of devices without measurements.
             yield fail(*error.fault)
             return
         if measured is None:
@@ -579,7 +597,7 @@ class Vendor:
             yield fail(reason, f"match the versions of driver and tools, then {self.log_hint}")
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterable[Finding]:
-        """Say what else is wrong: rival variables, settings of the machine, what the kernel log tells."""
+        """Return further findings: conflicting variables, settings of the machine, errors in the kernel log."""
         return ()
 
     # The hooks: each calls the method of its name.
@@ -643,13 +661,13 @@ class Vendor:
 
 
 def inventory(cards: Sequence[Card], version: str, notes: Iterable[str] = (), *, partial: bool = False) -> Detected:
-    """Make the inventory of cards.
+    """Build the inventory of a vendor from cards.
 
     Args:
         cards: The cards, in their order.
-        version: Version of the driver; empty when unknown.
-        notes: What people should know beside the devices.
-        partial: Whether something is missing that no card says itself.
+        version: Version of the driver; empty if unknown.
+        notes: Notes for the user beside the devices.
+        partial: Whether devices or facts are missing that no card reports as missing.
     """
     return Detected(
         devices=tuple(card.device() for card in cards),

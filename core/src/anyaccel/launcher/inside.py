@@ -23,7 +23,7 @@ T = TypeVar("T")
 NO_VARIABLES: Mapping[str, str] = {}
 
 
-class Inside(NamedTuple):
+class ProcessSetup(NamedTuple):
     """The part of a plan that a process carries out on itself; see :class:`anyaccel.launcher.launch.Launch`.
 
     An option of a start that has a field here by its name is carried out by it.
@@ -114,4 +114,5 @@ def put(processors: Collection[int]) -> None:
     """
     if processors:
         with contextlib.suppress(OSError):
+            # No set_mempolicy: the kernel takes pages from the node of the processor that touches them first.
             os.sched_setaffinity(0, processors)

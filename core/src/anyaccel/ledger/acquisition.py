@@ -45,7 +45,7 @@ from anyaccel.ledger.tickets import TicketFile
 from anyaccel.ledger.turns import current_policy, list_holdings, own_user, read_ticket
 from anyaccel.linux import mark as marks
 from anyaccel.linux import process
-from anyaccel.linux.inotify import Watch
+from anyaccel.linux.inotify import FileEvents
 from anyaccel.model import replace
 from anyaccel.model.device import MOST_SLOTS, UNITS_PER_DEVICE
 from anyaccel.model.extent import ANY_SLOTS, Extent
@@ -133,7 +133,7 @@ class Acquisition:
         self._passed: Collection[str] = ()
         self._ended: Collection[str] = ()
         self._passes = False
-        self._watch: Watch | None = None
+        self._watch: FileEvents | None = None
         self._leaving: list[int] = []
         self._look_soon = self._refused = False
         self._busy_since: float | None = None
@@ -689,7 +689,7 @@ class Acquisition:
             return False
         path = f"{self._state.path}/{before}" if before else self._state.path
         try:
-            self._watch = self._watch or Watch()
+            self._watch = self._watch or FileEvents()
             if self._watch.path == path:
                 return False
             self._watch.follow(path)

@@ -1,7 +1,7 @@
 """What every value is made of: frozen, with slots, made by keyword, without code that is generated at start-up.
 
 A frozen dataclass takes about a millisecond to make, and the command line had twenty-five of them to make whenever it
-started. See docs/decisions/0028-values-without-generated-code.md.
+started. See docs/decisions/start-up-time.md.
 """
 
 from __future__ import annotations

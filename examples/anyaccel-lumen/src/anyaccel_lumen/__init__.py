@@ -39,7 +39,7 @@ class Lumen(Vendor):
         entries="PCI addresses or indexes of devices",
     )
 
-    def look(self, card: Card) -> None:
+    def read_card(self, card: Card) -> None:
         for path in card.glob("lumen/lumen!*"):
             node = f"/dev/lumen/{path.rpartition('!')[2]}"
             if card.ctx.node(node):

@@ -1,7 +1,7 @@
-"""What the author of a plug-in, or of a scheduler, needs to test without hardware. Never imported by the rest.
+"""Tools to test plug-ins and schedulers without hardware. No other part of anyaccel imports this package.
 
-Nothing is imported before it is used: pytest loads this package in every run, also in those that have nothing to do
-with accelerators.
+Its modules are imported on first use: pytest loads this package in every run, also in runs that have nothing to do with
+accelerators.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name when it is first used."""
+    """Import a public name on first use."""
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
     value: object = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-    globals()[name] = value
+    globals()[name] = value  # Python calls __getattr__ only for names that the module lacks, so once for each
     return value
 
 

@@ -1,4 +1,4 @@
-"""What a check is, and how it ends."""
+"""The types of checks and of their results."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from enum import Enum
 from anyaccel.model import Value
 
 SHOWN = 3
-"""Faults of one kind that a message repeats."""
+"""Number of faults that a message lists; the rest are only counted."""
 
 
 class CheckFailed(Exception):  # noqa: N818 - it reads as what happened
-    """Raised by a check that a plug-in does not pass; the message says what to change."""
+    """Raised by a check when the plug-in breaks the rule; the message names the remedy."""
 
 
 class NotApplicable(Exception):  # noqa: N818 - it is no error
-    """Raised by a check that has nothing to say about a plug-in, or cannot; the message says why."""
+    """Raised by a check when its rule does not apply to the plug-in or cannot be tested, with the reason."""
 
 
 class State(Enum):
@@ -24,21 +24,21 @@ class State(Enum):
 
     OK = "ok"
     FAILED = "failed"
-    EXPECTED = "expected"  # it failed, as the author has declared, with the reason
+    EXPECTED = "expected"  # failed, and the author has declared the failure with a reason
     SKIPPED = "skipped"
 
 
 class Check(Value):
-    """One demand on plug-ins.
+    """A rule of the contract, with the function testing a plug-in against the rule.
 
     Attributes:
         id: ``C01`` and so on; never reused.
-        name: The demand in two or three words, for the ids of tests.
-        hook: Optional hook without which the check does not apply; empty when it always does.
-        per_machine: Whether it is made on every recorded machine, and reported for each.
-        simulated: Whether it is made on machines simulated from the plug-in's products too.
-        function: The check itself: takes a subject, or a subject and a machine; returns nothing, or raises. Its
-            docstring is the id and the demand in one sentence.
+        name: The rule in one or two words, for the ids of tests.
+        hook: Optional hook without which the check does not apply; empty when the check always applies.
+        per_machine: Whether the check runs on every recorded machine and reports a result for each.
+        simulated: Whether the check also runs on machines simulated from the plug-in's products.
+        function: Takes a subject, or a subject and a machine; returns None, or raises CheckFailed or NotApplicable. Its
+            docstring is the id and the rule in one sentence.
     """
 
     id: str
@@ -50,24 +50,24 @@ class Check(Value):
 
     @property
     def title(self) -> str:
-        """The demand in one sentence."""
+        """The rule in one sentence."""
         return " ".join(str(self.function.__doc__).partition(": ")[2].partition("\n\n")[0].split())
 
     @property
     def label(self) -> str:
-        """Id and name, as tests are called."""
+        """Id and name, for the ids of tests."""
         return f"{self.id}-{self.name}"
 
 
 class Result(Value):
-    """How a check ended on one machine.
+    """The result of a check on one machine.
 
     Attributes:
         check: Id of the check.
-        state: How it ended.
+        state: Passed, failed, failed as declared, or skipped.
         machine: Name of the recording, ``products`` for all simulated machines, or empty for the plug-in as such.
-        message: Why it failed, was expected to, or was skipped; empty when it passed.
-        details: Traceback or captured output, where there is any.
+        message: Reason of the failure or of the skip; empty when the check passed.
+        details: Traceback or captured output; empty when there is none.
     """
 
     check: str
@@ -78,12 +78,12 @@ class Result(Value):
 
 
 def demand(faults: Iterable[str]) -> None:
-    """Fail when there are faults, with the first few of them.
+    """Fail the check if there are faults, and list the first :data:`SHOWN`.
 
     Raises:
-        CheckFailed: When there is any.
+        CheckFailed: When there is at least one fault.
     """
-    found = list(dict.fromkeys(faults))
+    found = list(dict.fromkeys(faults))  # one cause often shows in many sets of devices, with the same words
     if found:
         rest = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         raise CheckFailed("; ".join(found[:SHOWN]) + rest)

@@ -1,7 +1,7 @@
-"""Check that a plug-in keeps the contract, on recorded machines or on this host, without pytest.
+"""Check a plug-in against the contract, on recorded machines or on this host, without pytest.
 
-With --write-expected nothing is checked: recordings without expected.json, such as those that were written by hand, get
-one that says what they replay to now. Compare it with what the vendor's own tool says of that machine.
+With --write-expected, run no check: write the expected.json of each recording without one, from the current detection.
+Compare the file with the output of the vendor's own tool on that machine.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
 
 
 EXAMPLES = (
-    ("anyaccel check acme", "on the recordings that it was installed with"),
+    ("anyaccel check acme", "on the plug-in's own recordings"),
     ("anyaccel check acme --real", "on this host"),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("vendor", metavar="VENDOR", help="vendor whose plug-in is checked")
+    parser.add_argument("vendor", metavar="VENDOR", help="vendor whose plug-in to check")
     parser.add_argument(
         "--recordings",
         type=Path,
         metavar="DIR",
-        help="directory of recorded machines, or one of them (default: those that the plug-in was installed with)",
+        help="directory of recordings, or one recording (default: the plug-in's own)",
     )
     parser.add_argument("--real", action="store_true", help="check on this host instead of recordings")
     parser.add_argument(
         "--write-expected",
         action="store_true",
-        help="check nothing; write the expected.json of recordings that have none, and say what it says",
+        help="run no check; write the expected.json of recordings without one, and print a summary",
     )
-    parser.add_argument("--force", action="store_true", help="with --write-expected: also of those that have one")
+    parser.add_argument("--force", action="store_true", help="with --write-expected: replace existing files too")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     from anyaccel_testing.table import CHECKS
 
     if args.real and args.recordings:
-        raise UsageError("--real checks on this host, --recordings on recorded machines: choose one")
+        raise UsageError("--real checks on this host and --recordings on recorded machines: choose one")
     if args.real and args.write_expected:
         raise UsageError("--write-expected is for recordings; record this host: anyaccel record DIR")
     if args.force and not args.write_expected:
@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
     source, reason = find(args.vendor)
     if source is None:
         raise UsageError(reason)
-    directory = args.recordings or _beside_source(source.target)
+    directory = args.recordings or _find_recordings(source.target)
     if args.recordings and not list_recordings(directory):
         raise UsageError(f"{args.recordings} must hold recordings, one directory with a machine.json each")
     if args.write_expected:
@@ -73,13 +73,15 @@ def main(args: argparse.Namespace) -> int:
         told = [output.take_fields(result, "check", "state", "machine", "message", "details") for result in results]
         output.print_json("check/1", {"vendor": args.vendor, "passed": not failed, "results": told})
         return int(failed)
-    output.print_lines(_line(check, [result for result in results if result.check == check.id]) for check in CHECKS)
-    output.say(_summary(results))
+    output.print_lines(
+        _format_check(check, [result for result in results if result.check == check.id]) for check in CHECKS
+    )
+    output.say(_summarize(results))
     return int(failed)
 
 
 def _write_expected(args: argparse.Namespace, recordings: Mapping[str, str]) -> int:
-    """Write the files that are missing, and say what they say."""
+    """Write the missing ``expected.json`` files (with ``--force``: the existing too), and print a summary."""
     from anyaccel.inventory import EXPECTED, write_expected
 
     if not recordings:
@@ -91,7 +93,9 @@ def _write_expected(args: argparse.Namespace, recordings: Mapping[str, str]) -> 
         if os.path.lexists(path) and not args.force:
             kept.append(path)
             continue
-        written[path] = _told(write_expected(directory, args.vendor, timeout=args.probe_timeout), args.vendor)
+        written[path] = _summarize_inventory(
+            write_expected(directory, args.vendor, timeout=args.probe_timeout), args.vendor
+        )
     if args.json:
         output.print_json("check/1", {"vendor": args.vendor, "written": written, "kept": kept})
         return 0
@@ -99,12 +103,12 @@ def _write_expected(args: argparse.Namespace, recordings: Mapping[str, str]) -> 
     if kept:
         output.say(f"{len(kept)} of {len(recordings)} have one already, which --force replaces")
     if written:
-        output.say("compare what was written with what the vendor's own tool says of these machines")
+        output.say("compare the written files with the output of the vendor's own tool on these machines")
     return 0
 
 
-def _told(expected: Mapping[str, Any], vendor: str) -> str:
-    """What an inventory says, in a line."""
+def _summarize_inventory(expected: Mapping[str, Any], vendor: str) -> str:
+    """Summarize an expected inventory in a line."""
     if vendor in expected["failed"]:
         return f"detection fails: {expected['failed'][vendor]}"
     found = expected["vendors"][vendor]
@@ -117,28 +121,28 @@ def _told(expected: Mapping[str, Any], vendor: str) -> str:
     return said + f", {unhealthy} of them unhealthy" * bool(unhealthy)
 
 
-def _line(check: Check, results: list[Result]) -> str:
-    """One line for a check: how it ended, and the first reason."""
+def _format_check(check: Check, results: list[Result]) -> str:
+    """Format the line of a check: state, and first reason or title."""
     failed = [result for result in results if result.state.value == "failed"]
     skipped = [result for result in results if result.state.value == "skipped"]
     expected = [result for result in results if result.state.value == "expected"]
     if failed:
         others = len(failed) - 1
         more = f" (and on {others} more machine{'s' * (others > 1)}, see --json)" if others else ""
-        return f"{check.id}  failed   {_said(failed[0])}{more}"
+        return f"{check.id}  failed   {_format_reason(failed[0])}{more}"
     if expected:
-        return f"{check.id}  expected {_said(expected[0])}"
+        return f"{check.id}  expected {_format_reason(expected[0])}"
     if skipped and len(skipped) == len(results):
         return f"{check.id}  skipped  {skipped[0].message}"
     return f"{check.id}  ok       {check.title}"
 
 
-def _said(result: Result) -> str:
+def _format_reason(result: Result) -> str:
     text = " ".join(result.message.split())
     return f"{result.machine}: {text}" if result.machine else text
 
 
-def _summary(results: Iterable[Result]) -> str:
+def _summarize(results: Iterable[Result]) -> str:
     ends: dict[str, set[str]] = {}
     for result in results:
         ends.setdefault(result.check, set()).add(result.state.value)
@@ -149,11 +153,12 @@ def _summary(results: Iterable[Result]) -> str:
     return told + f", {expected} failed as expected" * bool(expected) + f", {skipped} skipped"
 
 
-def _beside_source(target: str) -> Path | None:
-    """The recordings that a plug-in was installed with, or those of the project that it is developed in, if any."""
+def _find_recordings(target: str) -> Path | None:
+    """Find the ``recordings`` directory beside a plug-in's package, or of its project; None when there is neither."""
     from importlib.util import find_spec
 
-    spec = find_spec(target.partition(":")[0].partition(".")[0])  # finds, and imports nothing
+    # Only the top-level name: for 'a.b', find_spec would import 'a', and with it code of the plug-in.
+    spec = find_spec(target.partition(":")[0].partition(".")[0])
     if spec is None or spec.origin is None:
         return None
     places = [parent / "recordings" for parent in Path(spec.origin).parents[:4]]

@@ -15,10 +15,10 @@ from anyaccel.probe import FILE_NAME, ProbeContext, RecordedFacts, load
 
 
 def load_recording(directory: str | Path) -> dict[str, Any]:
-    """Read the ``machine.json`` of a recording; it may be changed.
+    """Read the ``machine.json`` of a recording, as a copy that the caller may change.
 
     Raises:
-        MachineError: When there is none, or it is damaged.
+        MachineError: When the file is missing or damaged.
     """
     return deepcopy(load(os.path.join(directory, FILE_NAME)))
 
@@ -26,7 +26,7 @@ def load_recording(directory: str | Path) -> dict[str, Any]:
 def context(
     recording: Mapping[str, object], *, environ: Mapping[str, str] | None = None, seconds: float = 10.0
 ) -> ProbeContext:
-    """Show a plug-in the machine of a recording.
+    """Return a context that replays a recording.
 
     Args:
         recording: The content of a recording's ``machine.json``.
@@ -37,7 +37,7 @@ def context(
 
 
 def describe(plugin: Any, ctx: ProbeContext) -> dict[str, Any] | None:
-    """Say what a plug-in's pure functions make of a machine, as the data of a recording's ``expected.json``.
+    """Detect the devices of a machine, and return the data of an ``expected.json``.
 
     Args:
         plugin: A module or object with hooks, which may leave out arguments as they may when anyaccel calls them.
@@ -63,5 +63,5 @@ def describe(plugin: Any, ctx: ProbeContext) -> dict[str, Any] | None:
 
 
 def _call(hook: Callable[..., Any], **arguments: Any) -> Any:
-    """Call a hook with those of the arguments that it takes."""
+    """Call a hook with the arguments named in its signature."""
     return hook(**{name: arguments[name] for name in inspect.signature(hook).parameters})

@@ -1,4 +1,4 @@
-"""The child side of the suite: one check, on the plug-in or on one machine after the other."""
+"""The child process of the suite: runs a check on the plug-in, or on each machine in turn."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Answer = dict[str, str]
 
 
 def perform(payload: Mapping[str, Any]) -> list[Answer]:
-    """Make one check; what it says of each machine, as the fields of :class:`~anyaccel_testing.Result`."""
-    sys.path[:] = payload["path"]  # the process was forked from one that may have looked for modules elsewhere
+    """Run a check; return the fields of a :class:`~anyaccel_testing.Result` for each machine."""
+    sys.path[:] = payload["path"]  # the parent of this fork may have another module path
     os.environ.clear()
     os.environ.update(payload["environ"])
     check = next(check for check in CHECKS if check.id == payload["check"])
@@ -34,15 +34,16 @@ def perform(payload: Mapping[str, Any]) -> list[Answer]:
         live=payload["live"],
         timeout=payload["timeout"],
     )
-    with _output_in_a_file():
-        return list(_answers(check, subject))
+    with _redirect_output():
+        return list(_run_check(check, subject))
 
 
 @contextlib.contextmanager
-def _output_in_a_file() -> Iterator[None]:
-    """Let what is printed go to a file, whose size a check can see, and from there to the pipe in the end.
+def _redirect_output() -> Iterator[None]:
+    """Redirect stdout and stderr to a memory file, and copy its end to the pipe on exit.
 
-    Where the process is when it crashes or hangs is written to the pipe at once.
+    C13 reads the size of the file to see whether a hook printed. faulthandler writes to the pipe, since a crash or a
+    kill skips the copy.
     """
     pipe = os.dup(2)
     faulthandler.enable(pipe)
@@ -55,26 +56,27 @@ def _output_in_a_file() -> Iterator[None]:
         sys.stdout.flush()
         sys.stderr.flush()
         size = os.fstat(output).st_size
+        # The parent reads the pipe after the answer: more than a pipe's buffer would block this process for ever.
         os.write(pipe, os.pread(output, PRINTED_LIMIT, max(0, size - PRINTED_LIMIT)))
 
 
-def _answers(check: Check, subject: Subject) -> Iterator[Answer]:
+def _run_check(check: Check, subject: Subject) -> Iterator[Answer]:
     names = [machine.name for machine in subject.machines] if check.per_machine else [""]
     names += [PRODUCTS] if check.simulated and not subject.live else []
-    reason = _obstacle(check, subject) if names else "there is no recorded machine to check on"
+    reason = _find_obstacle(check, subject) if names else "there is no recorded machine to check on"
     if reason:
-        yield from (_answer(State.SKIPPED, name, reason) for name in names or [""])
+        yield from (_make_answer(State.SKIPPED, name, reason) for name in names or [""])
     elif not check.per_machine:
         yield _attempt("", lambda: check.function(subject))
     else:
         for machine in subject.machines:
             yield _attempt(machine.name, partial(check.function, subject, machine))
         if PRODUCTS in names:
-            yield _attempt(PRODUCTS, lambda: demand(_faults_of_products(check, subject)))
+            yield _attempt(PRODUCTS, lambda: demand(_check_products(check, subject)))
 
 
-def _obstacle(check: Check, subject: Subject) -> str:
-    """Why the check does not apply to this plug-in, or an empty string."""
+def _find_obstacle(check: Check, subject: Subject) -> str:
+    """Return the reason why a check does not apply to the plug-in, or an empty string."""
     try:
         missing = bool(check.hook) and not subject.plugin.implements(check.hook)
     except NotApplicable as reason:
@@ -82,8 +84,8 @@ def _obstacle(check: Check, subject: Subject) -> str:
     return f"the plug-in has no {check.hook}, which is optional" if missing else ""
 
 
-def _faults_of_products(check: Check, subject: Subject) -> Iterable[str]:
-    machines = list(_simulated(subject))
+def _check_products(check: Check, subject: Subject) -> Iterable[str]:
+    machines = list(_simulate(subject))
     reasons = []
     for machine in machines:
         try:
@@ -98,7 +100,7 @@ def _faults_of_products(check: Check, subject: Subject) -> Iterable[str]:
         raise NotApplicable("the plug-in lists no product, so nothing can be simulated")
 
 
-def _simulated(subject: Subject) -> Iterator[TestedMachine]:
+def _simulate(subject: Subject) -> Iterator[TestedMachine]:
     try:
         yield from subject.simulated()
     except PluginError as error:
@@ -109,14 +111,15 @@ def _attempt(name: str, call: Callable[[], None]) -> Answer:
     try:
         call()
     except CheckFailed as failure:
-        return _answer(State.FAILED, name, str(failure))
+        return _make_answer(State.FAILED, name, str(failure))
     except NotApplicable as reason:
-        return _answer(State.SKIPPED, name, str(reason))
-    except Exception as error:  # noqa: BLE001 - whatever a plug-in raises where nobody expects it is its fault
+        return _make_answer(State.SKIPPED, name, str(reason))
+    # Not BaseException: SystemExit ends this process, which the parent reports.
+    except Exception as error:  # noqa: BLE001 - any exception of a plug-in is a finding, not an error of the suite
         what = error.problem.reason if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
-        return _answer(State.FAILED, name, f"it raised where it should not: {what}", traceback.format_exc())
-    return _answer(State.OK, name)
+        return _make_answer(State.FAILED, name, f"unexpected exception: {what}", traceback.format_exc())
+    return _make_answer(State.OK, name)
 
 
-def _answer(state: State, name: str, message: str = "", details: str = "") -> Answer:
+def _make_answer(state: State, name: str, message: str = "", details: str = "") -> Answer:
     return {"state": state.value, "machine": name, "message": message, "details": details}

@@ -1,4 +1,4 @@
-"""The suite as a pytest class, of which the author of a plug-in makes a subclass of a few lines.
+"""The suite as a pytest class; an author writes a subclass of a few lines.
 
 from pathlib import Path
 from anyaccel_testing import AcceleratorPluginTests
@@ -17,7 +17,13 @@ from typing import Any, ClassVar
 import pytest
 
 from anyaccel_testing.check import Check, Result, State
-from anyaccel_testing.suite import declaration_faults, declared_failures, list_recordings, machines_of, run_checks
+from anyaccel_testing.suite import (
+    find_declaration_faults,
+    list_machines,
+    list_recordings,
+    read_declared_failures,
+    run_checks,
+)
 from anyaccel_testing.table import CHECKS
 
 SETTINGS = ("vendor", "recordings", "expected_failures")
@@ -26,16 +32,16 @@ OVERRIDES = "C23"
 
 
 class AcceleratorPluginTests:
-    """All checks on one plug-in, as tests of its author.
+    """The checks of a plug-in as pytest tests.
 
-    A subclass names the plug-in and its recordings, and may add tests of its own. It must not override anything else
-    of this class; a check that the plug-in cannot pass is declared, with the reason, and then has to fail.
+    A subclass names the plug-in and its recordings, and may add tests. It must not override any other attribute of this
+    class. A check that the plug-in cannot pass is declared with the reason; the declared check must then fail.
 
     Attributes:
         vendor: Key of the vendor, whose plug-in must be installed (``pip install -e .``).
         recordings: Directory whose sub-directories are recorded machines, each with the expected inventory.
-        expected_failures: Why a check fails, by its id: ``{"C12": "the tool has no time-out, acme/tool#7"}``. What
-            ``expected_failures.json`` in the directory of recordings says counts too, also for ``anyaccel check``.
+        expected_failures: Reasons by ids of checks: ``{"C12": "the tool has no time-out, acme/tool#7"}``. Entries of
+            ``expected_failures.json`` in the directory of recordings count too, also for ``anyaccel check``.
     """
 
     vendor: ClassVar[str] = ""
@@ -43,9 +49,10 @@ class AcceleratorPluginTests:
     expected_failures: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse a subclass that makes the suite say less than it does: this is check C23."""
+        """Refuse a subclass that overrides a check without a reason (check C23)."""
         super().__init_subclass__(**options)
         ours = {name for name in vars(AcceleratorPluginTests) if not name.startswith("__") and name not in SETTINGS}
+        # vars(), not getattr(): inherited attributes are no overrides.
         for name in [*sorted(ours & vars(cls).keys()), *(["__init_subclass__"] * ("__init_subclass__" in vars(cls)))]:
             if not _has_reason(vars(cls)[name]):
                 raise TypeError(
@@ -53,11 +60,11 @@ class AcceleratorPluginTests:
                     " Remove it; a check that the plug-in cannot pass is declared with its reason:"
                     ' expected_failures = {"C12": "why"}'
                 )
-        for fault in declaration_faults(cls.expected_failures):
+        for fault in find_declaration_faults(cls.expected_failures):
             raise TypeError(f"{OVERRIDES}: {cls.__name__}: {fault}")
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Make one test per check, and per recording where a check is about a machine."""
+        """Parametrize ``test_check`` with checks and, for checks of a machine, with recordings."""
         if metafunc.function is not AcceleratorPluginTests.test_check:
             return
         owner = metafunc.cls
@@ -66,18 +73,18 @@ class AcceleratorPluginTests:
         cases = [
             pytest.param(check, machine, id=f"{check.label}-{machine}" if machine else check.label)
             for check in CHECKS
-            for machine in machines_of(check, recordings)
+            for machine in list_machines(check, recordings)
         ]
         metafunc.parametrize(("check", "machine"), cases)
 
     def test_check(self, check: Check, machine: str) -> None:
-        """The plug-in does what the check demands."""
+        """Report the result of a check as a test."""
         cls = type(self)
         if check.id == OVERRIDES:
-            return  # the class could be made, so it overrides nothing
-        result = _results(cls)[check.id, machine]
+            return  # __init_subclass__ has refused every override by now
+        result = _get_results(cls)[check.id, machine]
         if check.id == NEEDS_RECORDINGS and not machine:
-            pytest.fail(_without_recordings(cls), pytrace=False)
+            pytest.fail(_explain_recordings(cls), pytrace=False)
         if result.state is State.EXPECTED:
             pytest.xfail(result.message)
         if result.state is State.FAILED:
@@ -87,27 +94,27 @@ class AcceleratorPluginTests:
             pytest.skip(result.message)
 
 
-def _results(cls: type[AcceleratorPluginTests]) -> dict[tuple[str, str], Result]:
-    """How every check ends, by id and machine; all of them run at once, when the first is asked for."""
+def _get_results(cls: type[AcceleratorPluginTests]) -> dict[tuple[str, str], Result]:
+    """Run the checks in parallel on the first call, and return the results by check id and machine."""
     known: dict[tuple[str, str], Result] | None = cls.__dict__.get("_known_results")
     if known is None:
         recordings = list_recordings(cls.recordings)
-        known = {(result.check, result.machine): result for result in _run(cls)}
+        known = {(result.check, result.machine): result for result in _run_suite(cls)}
         for check in CHECKS:
-            anywhere = known.get((check.id, ""))  # what is said of the plug-in as such is said of every machine
-            for machine in machines_of(check, recordings):
+            anywhere = known.get((check.id, ""))  # a result without a machine, such as a skip, holds for each machine
+            for machine in list_machines(check, recordings):
                 if anywhere is not None:
                     known.setdefault((check.id, machine), anywhere)
-        cls._known_results = known  # type: ignore[attr-defined] # it is no setting of the author's
+        cls._known_results = known  # type: ignore[attr-defined] # on the class: pytest makes an instance per test
     return known
 
 
-def _run(cls: type[AcceleratorPluginTests]) -> list[Result]:
-    declared = {**declared_failures(cls.recordings), **cls.expected_failures}
+def _run_suite(cls: type[AcceleratorPluginTests]) -> list[Result]:
+    declared = {**read_declared_failures(cls.recordings), **cls.expected_failures}
     return run_checks(cls.vendor, cls.recordings, expected_failures=declared)
 
 
-def _without_recordings(cls: type[AcceleratorPluginTests]) -> str:
+def _explain_recordings(cls: type[AcceleratorPluginTests]) -> str:
     return (
         f"{cls.__name__}.recordings must be a directory with recorded machines (got {cls.recordings!r}), one"
         " sub-directory each: make one with 'anyaccel record DIR', or write its machine.json by hand"
@@ -115,6 +122,6 @@ def _without_recordings(cls: type[AcceleratorPluginTests]) -> str:
 
 
 def _has_reason(override: object) -> bool:
-    """Whether an override is marked as an expected failure, with the reason."""
+    """Return True if an override is marked as an expected failure with a reason."""
     marks = getattr(override, "pytestmark", [])
     return any(mark.name == "xfail" and mark.kwargs.get("reason") for mark in marks)

@@ -1,7 +1,7 @@
-"""Fixtures for the tests of programs that use accelerators; pytest loads this module wherever anyaccel is installed.
+"""Fixtures for tests of programs on accelerators. pytest loads this module wherever anyaccel-testing is installed.
 
-``accel`` gives each test worker devices of its own and makes its process see exactly those. ``accel_machine`` makes a
-test see a simulated or recorded machine. Nothing else of anyaccel is imported before a test asks for one of them.
+``accel`` leases devices for each test worker and masks all other devices in its process. ``accel_machine`` replaces the
+machine by a simulated or recorded one for a test. The rest of anyaccel is imported when a test requests a fixture.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from anyaccel.model import Allocation, Inventory
 
 GIVEN = ("ANYACCEL_ALLOCATION", "ANYACCEL_DEVICES", "ANYACCEL_LEASE", "ANYACCEL_MEMORY_LIMIT")
-"""What a launcher tells a worker of its devices: nothing about another machine."""
+"""Variables that a launcher sets for a worker; they do not apply to another machine."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,23 +24,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--accel",
         metavar="REQUEST",
-        help="what the fixture 'accel' gives each test worker: GPU:2, GPU:0.5 ... (default: 1 device of any kind)",
+        help="request of each test worker for the fixture 'accel': GPU:2, GPU:0.5 ... (default: 1 device of any kind)",
     )
     group.addoption(
         "--accel-required",
         action="store_true",
-        help="fail the tests for which there is no accelerator, instead of skipping them",
+        help="fail tests instead of skipping them when no accelerator is free",
     )
 
 
 @pytest.fixture(scope="session")
 def accel(request: pytest.FixtureRequest) -> Iterator[Allocation]:
-    """Devices of this test worker alone: the process and what it starts see exactly these, until the session ends.
+    """Lease devices for this test worker until the session ends; the process and its children see only these devices.
 
-    They are held as by ``anyaccel run``: with pytest-xdist every worker gets others, and nobody else on the machine
-    gets them. A test that uses the fixture is skipped where none are free, with the reason, or fails with
-    ``--accel-required``. Masks only count until a vendor's runtime starts: use the fixture, or one that uses it, before
-    the first call into such a runtime. A runtime that is loaded by then is a reason to skip, too.
+    The lease is one as of ``anyaccel run``: workers of pytest-xdist, and other processes on the machine, get other
+    devices. If no device is free, the test is skipped with the reason, or fails with ``--accel-required``. A vendor's
+    runtime reads its mask when it starts, so use the fixture before the first call into the runtime. If a runtime is
+    loaded already, the test is skipped as well.
     """
     from anyaccel.errors import AnyaccelError, UsageError
 
@@ -65,10 +65,10 @@ def accel(request: pytest.FixtureRequest) -> Iterator[Allocation]:
 
 @pytest.fixture
 def accel_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Inventory]:
-    """Make the test, and what it starts, see another machine: ``accel_machine("sim:H100:8")``, or a recording's path.
+    """Replace the machine for one test and its child processes: ``accel_machine("sim:H100:8")``, or a recording's path.
 
-    The fixture is a function that takes what ``--machine`` takes and returns the machine's inventory. Masks that this
-    process was started with do not count on it.
+    The fixture is a function: its argument is a value of ``--machine``, its result the machine's inventory. It removes
+    masks from the environment, since they name devices of the real machine.
     """
     from anyaccel import detect
     from anyaccel.probe import MACHINE_VARIABLE
@@ -77,6 +77,7 @@ def accel_machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Inventory]
         for name in GIVEN:
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv(MACHINE_VARIABLE, str(machine))
+        # A mask of the real machine would hide simulated devices; only detection tells the names of the masks.
         for report in detect().vendors:
             for name in report.env_vars:
                 monkeypatch.delenv(name, raising=False)

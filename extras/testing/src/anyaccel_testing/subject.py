@@ -1,4 +1,4 @@
-"""A plug-in under test, in the process that tests it, and the machines that it is tested on."""
+"""The plug-in under test and its machines, inside the process of a check."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from functools import cached_property
 from typing import Any
 
 from anyaccel.errors import PluginError
-from anyaccel.model import Detected, Device, Problem, decode, encode
+from anyaccel.inventory import interpret
+from anyaccel.model import Detected, Device, Problem, VendorReport, VendorState, encode
 from anyaccel.probe import FILE_NAME, SCHEMA, Facts, HostFacts, Machine, ProbeContext, RecordedFacts, Simulated, load
-from anyaccel.vendors import Source, VendorPlugin, tasks
+from anyaccel.vendors import Outcome, Source, VendorPlugin, tasks
 
 from anyaccel_testing.check import NotApplicable
 
 SECONDS = 10.0
-"""Time for one detection, as users give it."""
+"""Time limit of a detection in seconds, as for users."""
 PRODUCTS = "products"
 """Name under which the simulated machines are reported."""
 LIVE = "live.json"
@@ -27,17 +28,17 @@ HOST = "host"
 
 
 class Subject:
-    """A plug-in under test.
+    """The plug-in under test.
 
     Args:
-        source: Where it comes from.
+        source: Entry point and distribution of the plug-in.
         recordings: Directories of recorded machines.
-        live: Whether the recordings are of this host, just made, so that detection may be tried on it as well.
-        timeout: Seconds that a hook may take that touches the machine.
+        live: True if the recordings were just made of this host, so that detection may run on the host too.
+        timeout: Time limit in seconds of each hook that touches the machine.
 
     Attributes:
-        too_slow: The machine on which a hook has taken longer; empty while none has.
-        tried_sizes: Numbers of devices of the simulated machines on which every odd value was tried.
+        too_slow: Name of the machine on which a hook exceeded the limit; empty if none did.
+        tried_sizes: Device counts of simulated machines on which every odd value was tried.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Subject:
 
     @cached_property
     def loaded(self) -> VendorPlugin | PluginError:
-        """The plug-in, or why it cannot be loaded."""
+        """The loaded plug-in, or the error from loading."""
         try:
             return VendorPlugin(self.source)
         except PluginError as error:
@@ -75,7 +76,7 @@ class Subject:
         return tuple(TestedMachine(self, path) for path in self._recordings)
 
     def simulated(self) -> Iterator[TestedMachine]:
-        """One machine for each product that the plug-in knows, as large as they come."""
+        """Yield a machine for each product of the plug-in, with the largest count of devices."""
         for product in self.plugin.products():
             count = max(product.counts, default=1)
             machine = Machine(
@@ -85,20 +86,26 @@ class Subject:
 
 
 def payload(source: Source, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a task of a vendor's process is told in any case."""
+    """Return the arguments common to all tasks of a vendor's process."""
     return {"load": {"source": encode(source), "path": sys.path}, "environ": dict(environ), "seconds": SECONDS}
 
 
+def interpret_here(source: Source, machine: Machine, environ: Mapping[str, str]) -> tuple[VendorReport, list[Device]]:
+    """Detect a machine in this process, with all checks and steps of the core; return the report and the devices."""
+    answer = tasks.detect({**payload(source, environ), "machine": encode(machine)})
+    return interpret(source, Outcome(value=answer))
+
+
 class TimelessContext(ProbeContext):
-    """A context on which no time passes, so that no answer depends on how busy the testing machine is."""
+    """A context with a constant time left, so that a busy machine does not change answers."""
 
     def remaining(self) -> float:
-        """Seconds left: always the same."""
+        """Return the full time limit."""
         return SECONDS
 
 
 class TestedMachine:
-    """A machine that a plug-in is tested on.
+    """A recorded, simulated or real machine for the plug-in under test.
 
     Args:
         subject: The plug-in.
@@ -106,11 +113,11 @@ class TestedMachine:
         machine: A simulated machine instead.
 
     Attributes:
-        machine: Where its facts come from.
-        name: What reports call it.
+        machine: Source of the facts, as for a detection task.
+        name: Name of the machine in reports.
     """
 
-    __test__ = False
+    __test__ = False  # the name begins with 'Test': pytest would collect it
 
     def __init__(self, subject: Subject, path: str = "", machine: Machine | None = None) -> None:
         self.subject = subject
@@ -120,12 +127,12 @@ class TestedMachine:
 
     @property
     def product(self) -> str | None:
-        """Name of the product that the machine simulates; None when it is recorded."""
+        """Name of the simulated product; None for a recorded machine."""
         return self.machine.products[0].product if self.machine.products else None
 
     @property
     def facts(self) -> Facts:
-        """What shows the machine, as users see it: this host itself when it is the one, or the recording."""
+        """The facts of the machine and environment variables: of this host if live, otherwise of the recording."""
         return HostFacts(os.environ) if self.subject.live else RecordedFacts(self.recording)
 
     @cached_property
@@ -136,40 +143,40 @@ class TestedMachine:
         return load(os.path.join(self.path, FILE_NAME))
 
     def context(self, facts: Facts | None = None) -> ProbeContext:
-        """Show the machine to a hook: this host itself when it is the one, a replay otherwise, or other facts."""
+        """Return a context for a hook: on `facts` if given, on this host if live, otherwise on the recording."""
         if facts is None and self.subject.live:
             return ProbeContext(HostFacts(os.environ), time.monotonic() + SECONDS)
         return TimelessContext(facts or RecordedFacts(self.recording), time.monotonic() + SECONDS)
 
     def replay(self, environ: Mapping[str, str] | None = None) -> ProbeContext:
-        """Show the recording to a hook."""
+        """Return a context that replays the recording, also if live."""
         return self.context(RecordedFacts(self.recording, environ))
 
-    def call(self, hook: str, **told: Callable[[], Any]) -> Callable[[], Any]:
-        """What calls a hook.
+    def call(self, hook: str, **makers: Callable[[], Any]) -> Callable[[], Any]:
+        """Return a function calling a hook with fresh arguments.
 
         Args:
-            hook: Its name, without ``anyaccel_``.
-            told: By the names of arguments, what makes them at each call.
+            hook: Name of the hook without ``anyaccel_``.
+            makers: By name of the argument, a function that makes the argument for each call.
         """
         plugin = self.subject.plugin
-        return lambda: getattr(plugin, hook)(*(told[each]() for each in plugin.arguments(hook)))
+        return lambda: getattr(plugin, hook)(*(makers[each]() for each in plugin.arguments(hook)))
 
     @cached_property
-    def _answer(self) -> dict[str, Any]:
-        environ = os.environ if self.subject.live else {}
-        return tasks.detect({**payload(self.subject.source, environ), "machine": encode(self.machine)})
+    def interpreted(self) -> tuple[VendorReport, list[Device]]:
+        """The vendor's report and the devices, after all checks and steps of the core."""
+        # A recording brings its own environment; a mask of the author's shell must not hide its devices.
+        return interpret_here(self.subject.source, self.machine, os.environ if self.subject.live else {})
 
     @property
     def problem(self) -> Problem | None:
-        """Why nothing can be said about the devices: a hook's fault between detection and the inventory."""
-        data = self._answer.get("problem")
-        problem = decode(Problem, data) if data else None
-        return None if problem is not None and problem.hook == "anyaccel_env" else problem  # C16 to C18 say it better
+        """The problem of a hook between detection and the inventory; None if there is none."""
+        problem = self.interpreted[0].problem
+        return None if problem is not None and problem.hook == "anyaccel_env" else problem  # see C16 to C18
 
     @property
     def detected(self) -> Detected | None:
-        """What is found on the machine, completed as for users; None when the vendor is absent.
+        """The detected devices after all steps of the core; None when the vendor is absent.
 
         Raises:
             NotApplicable: When detection fails, which other checks report.
@@ -178,18 +185,18 @@ class TestedMachine:
             raise NotApplicable("the plug-in cannot be loaded; see C01, C03 and C05")
         if self.problem is not None:
             raise NotApplicable("detection fails here; see C07, C09 and C15")
-        data = self._answer["detected"]
-        return decode(Detected, data) if data is not None else None
+        report, devices = self.interpreted
+        return Detected(devices=tuple(devices), partial=report.partial) if report.state is VendorState.OK else None
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
-        """The devices, in the order of their indexes; empty when there are none."""
+        """The devices by index; empty when there are none."""
         found = self.detected
         return tuple(sorted(found.devices, key=lambda device: device.index)) if found else ()
 
     @property
     def known_devices(self) -> tuple[Device, ...]:
-        """The devices; nothing where detection fails, too, which other checks report."""
+        """The devices; empty also when detection fails, which other checks report."""
         try:
             return self.devices
         except NotApplicable:

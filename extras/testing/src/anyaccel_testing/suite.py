@@ -1,4 +1,4 @@
-"""Run the checks, each in a guarded process of its own, and collect how they end."""
+"""Run the checks, each in a guarded process, and collect the results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from anyaccel_testing.table import CHECKS
 
 PERFORM = "anyaccel_testing.perform"
 NEEDED = (PERFORM, *PRELOAD)
-"""What the processes of the checks import, once for all of them."""
+"""Modules that the template process imports before it forks the processes of the checks."""
 SECONDS = 100.0
 SECONDS_TO_RECORD = 30.0
 LOADS = "C01"
@@ -57,39 +57,39 @@ def run_checks(
     Args:
         vendor: Key of the vendor.
         recordings: Directory whose sub-directories are recordings, or a recording.
-        real: Whether this host is the machine, instead of recordings.
+        real: Check on this host instead of recordings.
         only: Ids of checks; all when empty.
-        expected_failures: Why a check fails, by its id; what ``expected_failures.json`` in the directory of recordings
-            says when None. One that fails on no recording is reported as failed, so that its entry is taken out.
-        seconds: Time that each check may take.
-        timeout: Seconds that a hook may take that touches the machine.
+        expected_failures: Reasons by ids of checks; read from ``expected_failures.json`` in the directory of recordings
+            when None. A declared check that fails on no recording is reported as failed, so that its entry is removed.
+        seconds: Time limit of each check.
+        timeout: Time limit in seconds of each hook that touches the machine.
 
     Returns:
         One result per check and machine, in the order of the table.
 
     Raises:
-        MachineError: When a recording is damaged: that is no fault of the plug-in.
+        MachineError: When a recording is damaged.
         UsageError: When the expected failures are not ids of checks with reasons.
     """
-    declared = dict(declared_failures(recordings) if expected_failures is None else expected_failures)
-    for fault in declaration_faults(declared):
+    declared = dict(read_declared_failures(recordings) if expected_failures is None else expected_failures)
+    for fault in find_declaration_faults(declared):
         raise UsageError(fault)
     chosen = [check for check in CHECKS if not only or check.id in set(only)]
     source, reason = find(vendor)
     if source is None:
         first = Result(check=LOADS, state=State.FAILED, message=reason)
-        return [first, *(_skipped(check, "the plug-in is not installed") for check in chosen if check.id != LOADS)]
+        return [first, *(_skip(check, "the plug-in is not installed") for check in chosen if check.id != LOADS)]
     if real:
-        return list(_as_declared(_run_real(source, chosen, seconds, timeout), declared))
+        return list(_mark_declared(_run_real(source, chosen, seconds, timeout), declared))
     machines = list_recordings(recordings)
-    for path in machines.values():
+    for path in machines.values():  # a damaged recording is no fault of the plug-in: report it before any check runs
         load(os.path.join(path, FILE_NAME))
-    results = list(_as_declared(_run(source, machines, chosen, seconds, timeout, live=False), declared))
-    return [_no_longer(result, declared, results) for result in results]
+    results = list(_mark_declared(_run(source, machines, chosen, seconds, timeout, live=False), declared))
+    return [_fail_stale_declaration(result, declared, results) for result in results]
 
 
-def declared_failures(recordings: str | Path | None) -> dict[str, str]:
-    """What ``expected_failures.json`` in a directory of recordings says; nothing where there is no such file.
+def read_declared_failures(recordings: str | Path | None) -> dict[str, str]:
+    """Read ``expected_failures.json`` of a directory of recordings; empty when there is no such file.
 
     Raises:
         MachineError: When the file cannot be read.
@@ -99,13 +99,13 @@ def declared_failures(recordings: str | Path | None) -> dict[str, str]:
     if recordings is None or not os.path.lexists(path):
         return {}
     declared = read_json(path, WAY_OUT)
-    for fault in declaration_faults(declared):
+    for fault in find_declaration_faults(declared):
         raise UsageError(f"{path}: {fault}")
     return dict(declared)
 
 
-def declaration_faults(declared: object) -> Iterator[str]:
-    """What is wrong with expected failures."""
+def find_declaration_faults(declared: object) -> Iterator[str]:
+    """Yield the faults of declared failures."""
     if not isinstance(declared, Mapping):
         yield f"{WAY_OUT} (got a {type(declared).__name__})"
         return
@@ -115,7 +115,7 @@ def declaration_faults(declared: object) -> Iterator[str]:
 
 
 def find(vendor: str) -> tuple[Source | None, str]:
-    """Find the plug-in of a vendor, or say why there is none."""
+    """Find the plug-in of a vendor, or return the reason why there is none."""
     sources, problems = installed()
     source = next((source for source in sources if source.vendor == vendor), None)
     if source is not None:
@@ -132,7 +132,7 @@ def find(vendor: str) -> tuple[Source | None, str]:
 
 
 def list_recordings(directory: str | Path | None) -> dict[str, str]:
-    """The recordings in a directory by name: its sub-directories that hold a ``machine.json``, or itself if it does."""
+    """List recordings by name: each sub-directory with a ``machine.json``, or the directory itself."""
     if directory is None or not os.path.isdir(directory):
         return {}
     path = os.path.abspath(directory)
@@ -142,15 +142,15 @@ def list_recordings(directory: str | Path | None) -> dict[str, str]:
     return {name: path for name, path in paths.items() if os.path.lexists(os.path.join(path, FILE_NAME))}
 
 
-def machines_of(check: Check, recordings: Iterable[str]) -> list[str]:
-    """Names of the machines for which a check reports a result each; an empty one for the plug-in as such."""
+def list_machines(check: Check, recordings: Iterable[str]) -> list[str]:
+    """List the names of the machines for which a check reports results; ``""`` for the plug-in as a whole."""
     if not check.per_machine:
         return [""]
     return [*recordings, *([PRODUCTS] if check.simulated else [])] or [""]
 
 
-def _as_declared(results: Iterable[Result], declared: Mapping[str, str]) -> Iterator[Result]:
-    """Results of which failures that were expected say so, with the reason."""
+def _mark_declared(results: Iterable[Result], declared: Mapping[str, str]) -> Iterator[Result]:
+    """Mark declared failures as expected, with the declared reason."""
     for result in results:
         if result.state is State.FAILED and result.check in declared:
             message = f"{declared[result.check]} ({result.message})"
@@ -159,8 +159,9 @@ def _as_declared(results: Iterable[Result], declared: Mapping[str, str]) -> Iter
             yield result
 
 
-def _no_longer(result: Result, declared: Mapping[str, str], results: list[Result]) -> Result:
-    """A result, failed when its check was declared to fail and passes. One that is skipped everywhere says why."""
+def _fail_stale_declaration(result: Result, declared: Mapping[str, str], results: list[Result]) -> Result:
+    """Turn the result of a check that was declared to fail and passes into a failure."""
+    # A check that is skipped everywhere may still fail elsewhere, such as on a newer kernel: its entry stays.
     ends = {each.state for each in results if each.check == result.check}
     if result.check not in declared or State.EXPECTED in ends or ends == {State.SKIPPED}:
         return result
@@ -183,31 +184,33 @@ def _run(
         "recordings": list(recordings.values()),
         "live": live,
         "timeout": timeout,
-        "path": [str(entry) for entry in sys.path],
+        "path": [str(entry) for entry in sys.path],  # pytest and authors change it at run time
         "environ": dict(os.environ),
     }
     processes = {GuardedProcess(*NEEDED): key for key in performed}
+    # A process for each check: a crash or a leak of one check must not change the next.
     calls = {process: (f"{PERFORM}:perform", {**shared, "check": key}) for process, key in processes.items()}
     outcomes = {processes[process]: outcome for process, outcome in call_all(calls, seconds).items()}
     for process in processes:
         process.close()
+    # One cause, one failure: checks that time out or die behind the first one are skipped with a reference to it.
     slow = SLOW in outcomes and any(answer["state"] == "failed" for answer in outcomes[SLOW].value or ())
     deadly = next((key for key in (LOADS, DETECTS) if key in outcomes and outcomes[key].fault), None)
     results: list[Result] = []
     for check in chosen:
-        names = machines_of(check, recordings)
+        names = list_machines(check, recordings)
         if check.id not in performed:
-            results.append(_skipped(check, "it is about test classes; see anyaccel_testing.AcceleratorPluginTests"))
+            results.append(_skip(check, "it is about test classes; see anyaccel_testing.AcceleratorPluginTests"))
         elif slow and outcomes[check.id].fault == "timeout":
-            results.append(_skipped(check, f"the plug-in is too slow; see {SLOW}"))
+            results.append(_skip(check, f"the plug-in is too slow; see {SLOW}"))
         elif deadly and check.id != deadly and outcomes[check.id].fault:
-            results.append(_skipped(check, f"the plug-in does not survive; see {deadly}"))
+            results.append(_skip(check, f"the plug-in does not survive; see {deadly}"))
         else:
-            results += _collect(check, names, outcomes[check.id])
+            results += _collect_results(check, names, outcomes[check.id])
     return results
 
 
-def _collect(check: Check, names: list[str], outcome: Outcome) -> Iterator[Result]:
+def _collect_results(check: Check, names: list[str], outcome: Outcome) -> Iterator[Result]:
     if outcome.fault:
         message = f"the plug-in did not survive the check: {outcome.reason}"
         yield from (
@@ -220,7 +223,7 @@ def _collect(check: Check, names: list[str], outcome: Outcome) -> Iterator[Resul
 
 
 def _run_real(source: Source, chosen: list[Check], seconds: float, timeout: float) -> list[Result]:
-    """Record this host once, in a guarded process, and check the plug-in on the recording and on the host."""
+    """Record this host once in a guarded process, then check the plug-in on the recording and on the host."""
     import json
     import tempfile
 
@@ -240,5 +243,5 @@ def _run_real(source: Source, chosen: list[Check], seconds: float, timeout: floa
     return [failure if result.check == DETECTS else result for result in results]
 
 
-def _skipped(check: Check, reason: str) -> Result:
+def _skip(check: Check, reason: str) -> Result:
     return Result(check=check.id, state=State.SKIPPED, message=reason)

@@ -1,4 +1,4 @@
-"""The checks: what anyaccel demands of a plug-in, in one table. ``docs/reference/conformance.md`` says why."""
+"""The table of checks. ``docs/reference/conformance.md`` gives the reason for each."""
 
 from __future__ import annotations
 
@@ -10,38 +10,52 @@ VISIBLE = "anyaccel_visible"
 VALIDATE = "anyaccel_validate"
 
 
-def test_classes_only(subject: Subject) -> None:  # noqa: ARG001 - it is about the author's test class
+def check_overrides(subject: Subject) -> None:  # noqa: ARG001 - AcceleratorPluginTests reports it
     """C23: No test class overrides a check without a reason."""
     raise NotApplicable("it is about test classes; see anyaccel_testing.AcceleratorPluginTests")
 
 
 CHECKS: tuple[Check, ...] = (
-    Check(id="C01", name="entry-point", function=loading.entry_point),
-    Check(id="C02", name="import", function=loading.cheap_import),
-    Check(id="C03", name="hooks", function=loading.hooks),
-    Check(id="C04", name="annotations", function=loading.annotated),
-    Check(id="C05", name="info", function=loading.pure_info),
-    Check(id="C06", name="absent", function=detection.absent),
-    Check(id="C07", name="expected", function=detection.expected, per_machine=True),
-    Check(id="C08", name="repeatable", function=detection.repeatable, per_machine=True),
-    Check(id="C09", name="identity", function=detection.identity, per_machine=True),
-    Check(id="C10", name="unreadable", function=faults.unreadable, per_machine=True),
-    Check(id="C11", name="missing", function=faults.missing, per_machine=True),
-    Check(id="C12", name="hanging", function=faults.hanging, per_machine=True),
-    Check(id="C13", name="unchanged", function=process.unchanged, per_machine=True),
-    Check(id="C14", name="fork", function=process.forked, per_machine=True),
-    Check(id="C15", name="tags", function=placing.named, per_machine=True, simulated=True),
-    Check(id="C16", name="env", function=environment.total, per_machine=True, simulated=True),
-    Check(id="C17", name="hide", function=environment.hides, per_machine=True, simulated=True),
-    Check(id="C18", name="owned", function=environment.owned, per_machine=True, simulated=True),
-    Check(id="C19", name="round-trip", function=environment.round_trip, hook=VISIBLE, per_machine=True, simulated=True),
-    Check(id="C20", name="odd-values", function=environment.odd_values, hook=VISIBLE, per_machine=True, simulated=True),
-    Check(id="C21", name="validate", function=placing.refusals, hook=VALIDATE, per_machine=True, simulated=True),
-    Check(id="C22", name="context-only", function=process.only_through_context),
-    Check(id="C23", name="no-override", function=test_classes_only),
-    Check(id="C24", name="together", function=placing.together),
-    Check(id="C25", name="others", function=process.observed, per_machine=True),
-    Check(id="C26", name="answers", function=observation.answering),
-    Check(id="C27", name="deadline", function=observation.in_time, per_machine=True),
-    Check(id="C28", name="presence", function=observation.present),
+    Check(id="C01", name="entry-point", function=loading.check_entry_point),
+    Check(id="C02", name="import", function=loading.check_import),
+    Check(id="C03", name="hooks", function=loading.check_hooks),
+    Check(id="C04", name="annotations", function=loading.check_annotations),
+    Check(id="C05", name="info", function=loading.check_info),
+    Check(id="C06", name="absent", function=detection.check_absent),
+    Check(id="C07", name="expected", function=detection.check_expected, per_machine=True),
+    Check(id="C08", name="repeatable", function=detection.check_repeatable, per_machine=True),
+    Check(id="C09", name="identity", function=detection.check_identity, per_machine=True),
+    Check(id="C10", name="unreadable", function=faults.check_unreadable, per_machine=True),
+    Check(id="C11", name="missing", function=faults.check_missing, per_machine=True),
+    Check(id="C12", name="hanging", function=faults.check_hanging, per_machine=True),
+    Check(id="C13", name="unchanged", function=process.check_unchanged, per_machine=True),
+    Check(id="C14", name="fork", function=process.check_fork, per_machine=True),
+    Check(id="C15", name="tags", function=placing.check_tags, per_machine=True, simulated=True),
+    Check(id="C16", name="env", function=environment.check_env, per_machine=True, simulated=True),
+    Check(id="C17", name="hide", function=environment.check_hiding, per_machine=True, simulated=True),
+    Check(id="C18", name="owned", function=environment.check_ownership, per_machine=True, simulated=True),
+    Check(
+        id="C19",
+        name="round-trip",
+        function=environment.check_round_trip,
+        hook=VISIBLE,
+        per_machine=True,
+        simulated=True,
+    ),
+    Check(
+        id="C20",
+        name="odd-values",
+        function=environment.check_odd_values,
+        hook=VISIBLE,
+        per_machine=True,
+        simulated=True,
+    ),
+    Check(id="C21", name="validate", function=placing.check_refusals, hook=VALIDATE, per_machine=True, simulated=True),
+    Check(id="C22", name="context-only", function=process.check_context_only),
+    Check(id="C23", name="no-override", function=check_overrides),
+    Check(id="C24", name="together", function=placing.check_together),
+    Check(id="C25", name="others", function=process.check_observations, per_machine=True),
+    Check(id="C26", name="answers", function=observation.check_answers),
+    Check(id="C27", name="deadline", function=observation.check_deadlines, per_machine=True),
+    Check(id="C28", name="presence", function=observation.check_presence),
 )

@@ -1,4 +1,4 @@
-"""See what a hook does beside its work: files opened, processes started, libraries loaded, state changed."""
+"""Detection of a hook's side effects: opened files, started processes, loaded libraries, changed state."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ EVENTS = (
     "time.sleep",
     "urllib.",
 )
-"""Audit events, or the beginnings of their names, that tell of the machine being touched."""
+"""Names or prefixes of audit events that mean access to the machine."""
 SEEN_ELSEWHERE = ("os.putenv", "os.unsetenv", "os.chdir")
-"""Events that change the process rather than touch the machine: :func:`process_state` tells of them."""
+"""Events that change the process, not the machine: :func:`process_state` covers these."""
 OURS = ("anyaccel", "pluggy")
 
 
 class Watch:
-    """What happens in this process while the watch is on, beside imports of the standard library and of the plug-in.
+    """Context that records side effects in this process, except imports of the standard library and the plug-in.
 
-    Files in the plug-in's own package, such as its catalog, may be read at any time.
+    A plug-in may read files of its own package, such as its catalog, at any time.
 
-    Audit hooks stay for good, so a process that had a watch should end soon.
+    Python cannot remove an audit hook, so a process with a watch should end soon.
 
     Attributes:
-        events: What happened, each once, in words that continue a sentence.
+        events: Distinct side effects, each as a verb phrase for a message.
     """
 
     def __init__(self, source: Source) -> None:
         self.events: list[str] = []
         self._source = source
         self._on = False
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._receive)
 
     def __enter__(self) -> Self:
         self._on = True
@@ -57,10 +57,10 @@ class Watch:
     def __exit__(self, *exception: object) -> None:
         self._on = False
 
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self._on:
+    def _receive(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self._on:  # an audit hook hears every event of the process from now on
             return
-        self._on = False  # what we do ourselves does not count
+        self._on = False  # the judgement itself opens files and imports modules
         try:
             self._judge(event, arguments)
         finally:
@@ -68,11 +68,11 @@ class Watch:
 
     def _judge(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "import":
-            found = foreign_modules([str(arguments[0])], self._source)
+            found = list_foreign_modules([str(arguments[0])], self._source)
             text = f"imports {found[0]}" if found else ""
         elif event == "open" and self._is_own(arguments[0]):
             return
-        elif event.startswith(EVENTS) and event not in SEEN_ELSEWHERE and not _importing(sys._getframe()):  # noqa: SLF001
+        elif event.startswith(EVENTS) and event not in SEEN_ELSEWHERE and not _is_importing(sys._getframe()):  # noqa: SLF001
             text = f"causes {event}({', '.join(f'{argument!r:.60}' for argument in arguments[:2])})"
         else:
             return
@@ -80,14 +80,14 @@ class Watch:
             self.events.append(text)
 
     def _is_own(self, path: object) -> bool:
-        """Whether a file lies in the plug-in's package."""
+        """Return True if a file lies in the plug-in's package."""
         package = sys.modules.get(self._source.target.partition(":")[0].partition(".")[0])
         folders = [os.path.join(os.path.abspath(folder), "") for folder in getattr(package, "__path__", ())]
         return isinstance(path, str) and os.path.abspath(path).startswith(tuple(folders))
 
 
-def _importing(frame: FrameType | None) -> bool:
-    """Whether the interpreter's own import machinery is at work: a lazy import inside a hook reads its file."""
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return True inside the import machinery: a lazy import in a hook opens and lists files too."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -95,8 +95,8 @@ def _importing(frame: FrameType | None) -> bool:
     return False
 
 
-def foreign_modules(names: Iterable[str], source: Source) -> list[str]:
-    """Top-level modules that belong neither to Python, nor to anyaccel, nor to the plug-in's own distribution."""
+def list_foreign_modules(names: Iterable[str], source: Source) -> list[str]:
+    """Return the top-level modules of third parties: not of Python, anyaccel or the plug-in's distribution."""
     own = {*OURS, source.target.partition(":")[0].partition(".")[0]}
     tops = sorted({name.partition(".")[0] for name in names} - own - sys.stdlib_module_names)
     tops = [name for name in tops if not name.startswith("_")]
@@ -108,8 +108,8 @@ def foreign_modules(names: Iterable[str], source: Source) -> list[str]:
     return [name for name in tops if source.distribution not in shipped_by.get(name, [])]
 
 
-def process_state() -> dict[str, Any]:
-    """What a hook must leave as it found it, by name, in forms that can be compared and shown."""
+def read_process_state() -> dict[str, Any]:
+    """Return the process-wide state that a hook must not change, by name, in comparable form."""
     import locale
     import logging
     import signal
@@ -120,9 +120,10 @@ def process_state() -> dict[str, Any]:
     return {
         "the environment (os.environ)": dict(os.environ),
         "the working directory": os.getcwd(),
-        "the umask": _umask(),
+        "the umask": _read_umask(),
         "signal handlers": {int(number): signal.getsignal(number) for number in signal.valid_signals()},
-        "open file descriptors": dict(_descriptors()),
+        "open file descriptors": dict(_list_descriptors()),
+        # A library may start threads that Python does not know, so the kernel is asked as well.
         "threads": sorted(thread.name for thread in threading.enumerate()),
         "kernel threads": len(os.listdir("/proc/self/task")),
         "child processes": sorted(process.children(os.getpid())),
@@ -130,40 +131,40 @@ def process_state() -> dict[str, Any]:
         "the locale": locale.setlocale(locale.LC_ALL),
         "the handlers of the root logger": list(logging.getLogger().handlers),
         "the exception hook": sys.excepthook,
-        "what was printed": [_printed(number) for number in (1, 2)],
+        "what was printed": [_count_printed(number) for number in (1, 2)],
     }
 
 
-def changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
-    """Say what differs between two states of the process."""
+def find_changes(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
+    """Yield the differences between two process states."""
     for name, value in before.items():
         if value != after[name]:
-            yield f"{name}: {_difference(value, after[name])}"
+            yield f"{name}: {_format_difference(value, after[name])}"
 
 
-def _difference(before: Any, after: Any) -> str:
+def _format_difference(before: Any, after: Any) -> str:
     if isinstance(before, dict):
         names = [key for key in {**before, **after} if before.get(key) != after.get(key)]
         return ", ".join(f"{key}={after.get(key, 'gone')!r:.60}" for key in names[:3])
     return f"{before!r:.60} became {after!r:.60}"
 
 
-def _umask() -> int:
-    mask = os.umask(0o22)
+def _read_umask() -> int:
+    mask = os.umask(0o22)  # the only way to read it is to set it
     os.umask(mask)
     return mask
 
 
-def _descriptors() -> Iterator[tuple[int, str]]:
+def _list_descriptors() -> Iterator[tuple[int, str]]:
     for number in list_descriptors():
         try:
             yield number, os.readlink(f"/proc/self/fd/{number}")
-        except FileNotFoundError:  # the one that lists the directory
+        except FileNotFoundError:  # the descriptor that listed the directory is closed by now
             continue
 
 
-def _printed(descriptor: int) -> int:
-    """Bytes written to a file so far; what is no file cannot tell."""
+def _count_printed(descriptor: int) -> int:
+    """Return the bytes written to a descriptor so far; 0 if not a regular file."""
     import stat
 
     status = os.fstat(descriptor)

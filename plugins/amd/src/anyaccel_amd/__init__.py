@@ -14,7 +14,7 @@ from anyaccel.kit import (
     Entry,
     Fault,
     Vendor,
-    capped,
+    cap_frameworks,
     number,
     pci_name,
     physical_function,
@@ -171,7 +171,7 @@ class AMD(Vendor):
             cards += [self.card(ctx, function) for function in rest]
         return cards
 
-    def look(self, card: Card) -> None:
+    def read_card(self, card: Card) -> None:
         """A GPU that the driver has and KFD does not: ROCm gives it no number."""
         card.blame(
             "the driver does not offer it for computing: ROCm does not support it, or its start or reset failed",
@@ -303,7 +303,7 @@ class AMD(Vendor):
         Frameworks are capped at a share of the only GPU that they see, and the kernel is told of all shares what it
         calls their memory: an integrated GPU has most of its own in the host's, which the kernel counts elsewhere.
         """
-        edits = masks.edits(self.written(devices), devices, ctx)
+        edits = masks.edits(self.write_mask(devices), devices, ctx)
         if any(not share.whole for share in ctx.shares.values()):
             cards = [device for device in devices if device.pci_bus_id and not device.attributes.get("integrated")]
             regions = {device.id: f"drm/{device.pci_bus_id}/vram" for device in cards}
@@ -314,7 +314,7 @@ class AMD(Vendor):
         share = ctx.shares.get(devices[0].id) if len(devices) == 1 else None
         if share is None or share.whole:
             return edits
-        caps = capped(CAPS, devices[0], share, ctx.environ)
+        caps = cap_frameworks(CAPS, devices[0], share, ctx.environ)
         return replace(
             edits,
             set={**edits.set, **caps.set, TENSORFLOW_MEMORY: "true"},

@@ -152,7 +152,7 @@ class Ascend(Vendor):
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
         """Make a worker see exactly these devices: the mask, and for vNPUs what a container is started with."""
         partitions = [device for device in devices if _vnpu(device) is not None]
-        wanted = {MASK.variable: self.written([device for device in devices if device not in partitions])}
+        wanted = {MASK.variable: self.write_mask([device for device in devices if device not in partitions])}
         if partitions:
             return EnvEdits(set={**wanted, **self.container_env(partitions)}, unset=frozenset({SINGLE}))
         split = any(_vnpu(device) is not None for device in ctx.devices)
@@ -160,7 +160,7 @@ class Ascend(Vendor):
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """Read the mask, and where there are vNPUs the list of a container."""
-        seen = self.masked(environ, devices)
+        seen = self.read_mask(environ, devices)
         partitions = [device for device in devices if _vnpu(device) is not None]
         virtual = "VIRTUAL" in re.split(r"\s*,\s*", environ.get(CONTAINER_OPTIONS, "").strip())
         if not (partitions and virtual):

@@ -54,7 +54,7 @@ class Cambricon(Vendor):
         """A card of which the driver shows a file is its own, whatever the driver is called on the bus."""
         return card.ctx.exists(f"{PROC}/{card.address}/information") or super().bound(card)
 
-    def look(self, card: Card) -> None:
+    def read_card(self, card: Card) -> None:
         """Read what the driver says: name, node and serial number, which the dies of a board share."""
         card.folders.append(f"{PROC}/{card.address}")
         told = pairs(card.read("information") or "")
@@ -94,7 +94,7 @@ class Cambricon(Vendor):
         if rows is None:
             yield "cnmon is not on the PATH, so memory and compute mode are unknown where the product does not tell"
             return
-        for card, row in self.shown(whole, rows):
+        for card, row in self.match_rows(whole, rows):
             card.sound = True
             card.model = card.model or row.text("name") or ""
             card.memory_bytes = (row.count("total") or 0) << 20 or None
@@ -106,7 +106,7 @@ class Cambricon(Vendor):
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
         """The runtime looks at the mask only where the first variable is not there at all."""
-        return EnvEdits(set={OWN.variable: self.written(devices)}, unset=frozenset({FIRST.variable}))
+        return EnvEdits(set={OWN.variable: self.write_mask(devices)}, unset=frozenset({FIRST.variable}))
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """Read the variable that wins. UUIDs mean cards that no file tells, so they are refused."""
@@ -114,7 +114,7 @@ class Cambricon(Vendor):
         value = environ.get(mask.variable, "")
         if "-" in value and len(value) >= UUIDS:
             raise mask.refusal(value)
-        return self.masked(environ, devices, mask)
+        return self.read_mask(environ, devices, mask)
 
     def container_env(self, devices: Sequence[Device]) -> Mapping[str, str]:
         """Card numbers for Cambricon's container runtime; no value for none is known, so none is written."""
@@ -122,7 +122,7 @@ class Cambricon(Vendor):
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
         """Ask cnmon."""
-        return self.measured(self.rows(ctx), devices, "used", "busy", "celsius", "watts")
+        return self.measures_by_device(self.rows(ctx), devices, "used", "busy", "celsius", "watts")
 
 
 plugin = Cambricon()

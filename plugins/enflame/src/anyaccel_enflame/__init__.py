@@ -63,7 +63,7 @@ class Enflame(Vendor):
             )
         return False
 
-    def look(self, card: Card) -> None:
+    def read_card(self, card: Card) -> None:
         """Find the node: its number stands behind the major one in a file of the driver's folder."""
         for path in (each for folder in FOLDERS for each in card.glob(f"{folder}/gcu*")):
             match = re.fullmatch(r"\d+:(\d+)", card.read(f"{path.removeprefix(f'{card.folders[0]}/')}/dev") or "")

@@ -55,7 +55,7 @@ class Furiosa(Vendor):
         """The version that the first device's directory shows."""
         return next(filter(None, (text(ctx, f"{path}/version") for path, _, _ in _managed(ctx))), "")
 
-    def look(self, card: Card) -> None:
+    def read_card(self, card: Card) -> None:
         """Find the directory of the class by the PCI address in it, and with it the number and the nodes."""
         for path, number, node in _managed(card.ctx):
             if text(card.ctx, f"{path}/busname").lower() == card.address:
@@ -83,7 +83,7 @@ class Furiosa(Vendor):
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
         """Name cards, and the cores of shares. No software for RNGD reads the variable by itself: see the README."""
-        self.written(devices)
+        self.write_mask(devices)
         return EnvEdits(set={MASK.variable: MASK.write_shares(devices, ctx.shares)})
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str | VisiblePart] | None:

@@ -99,7 +99,7 @@ class Gaudi(Vendor):
         failed="check that the habanalabs driver is loaded",
     )
 
-    def look(self, card: Card) -> None:
+    def read_card(self, card: Card) -> None:
         """Find the node and the module id: the driver has shown them in three layouts."""
         for path in [*card.glob("accel/accel*"), *(path for pattern in PATTERNS for path in card.ctx.glob(pattern))]:
             name = path.rpartition("/")[2]
@@ -161,15 +161,15 @@ class Gaudi(Vendor):
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
         """One device: both variables. Several: each rank sets its own, and an inherited one would put all on one."""
-        modules = self.written(devices)
+        modules = self.write_mask(devices)
         if len(devices) < 2:  # noqa: PLR2004 - one, or none
             return EnvEdits(set={MODULES.variable: modules, OWN.variable: modules})
         return EnvEdits(set={MODULES.variable: modules}, unset=frozenset({OWN.variable}))
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """A module id of the process itself narrows the list to that module."""
-        listed = self.masked(environ, devices)
-        own = self.masked(environ, devices, OWN)
+        listed = self.read_mask(environ, devices)
+        own = self.read_mask(environ, devices, OWN)
         if own is None:
             return listed
         text = environ[OWN.variable]
@@ -189,12 +189,12 @@ class Gaudi(Vendor):
         below the number of devices that they see (vllm-project/vllm-gaudi#946, lifted by #1096).
         """
         numbers = ",".join(str(device.attributes.get("accel", device.index)) for device in devices)
-        inside = {MODULES.variable: self.written(devices)} if len(devices) > 1 else {}
+        inside = {MODULES.variable: self.write_mask(devices)} if len(devices) > 1 else {}
         return {CONTAINER_DEVICES: numbers or "none", **inside}
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
         """Ask hl-smi. An idle device still uses 512 to 768 MiB, which its firmware and the driver hold."""
-        return self.measured(self.tool.rows(ctx, STATE, *QUERY, key=ADDRESS), devices, *STATE[1:])
+        return self.measures_by_device(self.tool.rows(ctx, STATE, *QUERY, key=ADDRESS), devices, *STATE[1:])
 
     def findings(self, ctx: ProbeContext, detected: Detected) -> Iterator[Finding]:
         """A board with a device missing, and variables that do not do what people think."""

@@ -49,7 +49,7 @@ class Hygon(Vendor):
     host_paths = (("hyhal", HYHAL),)  # the driver's libraries and tools
     tool = Tool(f"{HYHAL}/bin/hy-smi", "hy-smi", package="the DCU driver package")
 
-    def look(self, card: Card) -> None:
+    def read_card(self, card: Card) -> None:
         """Find nodes and memory. A card that hangs or fell off the bus fails to tell how much memory is in use."""
         own = card.drm_nodes()
         card.nodes = (*own, KFD, MKFD) if own else ()
@@ -92,7 +92,7 @@ class Hygon(Vendor):
 
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
         """Write HIP's variable, and for vLLM the other one that HIP would take, alike; two layers would count twice."""
-        listed = self.written(devices)
+        listed = self.write_mask(devices)
         if not devices:
             return EnvEdits(set={HIP.variable: listed, ROCR: ""})
         return EnvEdits(set={HIP.variable: listed, CUDA.variable: listed}, unset=frozenset({ROCR}))
@@ -102,7 +102,7 @@ class Hygon(Vendor):
         rocr = environ.get(ROCR)
         if rocr:
             raise FaultError(f"what {ROCR}={rocr!r} leaves is unconfirmed", f"unset it and set {HIP.variable}")
-        return [] if rocr == "" else self.masked(environ, devices, HIP if HIP.variable in environ else CUDA)
+        return [] if rocr == "" else self.read_mask(environ, devices, HIP if HIP.variable in environ else CUDA)
 
     def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
         """Name none: a device lists the control nodes itself, where its own is known."""

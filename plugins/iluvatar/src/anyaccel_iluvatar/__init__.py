@@ -46,7 +46,7 @@ class Iluvatar(Vendor):
     # It is in no PATH, and does not find its own library.
     tool = Tool(f"{COREX}/bin/ixsmi", "ixsmi", package="the CoreX toolkit", libraries=f"{COREX}/lib64")
 
-    def look(self, card: Card) -> None:
+    def read_card(self, card: Card) -> None:
         """Find the node, where the driver shows which one it is."""
         found = card.glob("iluvatar*/iluvatar[0-9]*")
         nodes = [f"/dev/{found[0].rpartition('/')[2]}"] if found else self._only(card.ctx)
@@ -67,13 +67,13 @@ class Iluvatar(Vendor):
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
         """Ask ixsmi for the order of several GPUs, and for a product that no PCI id tells."""
-        if self.settled(cards):
+        if self.is_complete(cards):
             return
         rows = self._rows(ctx, IDENTITY)
         if rows is None:
             yield "the order or the product of the GPUs is open, and ixsmi is not here to tell"
             return
-        for card, row in self.shown(cards, rows):
+        for card, row in self.match_rows(cards, rows):
             mebibytes = row.count("memory.total")
             card.number, card.model = row.count("index"), row.text("name") or ""
             card.memory_bytes = mebibytes << 20 if mebibytes else None
@@ -98,7 +98,7 @@ class Iluvatar(Vendor):
         """Ask ixsmi; the name of the power depends on the release, and a name that is not known fails all."""
         for power in POWER:
             try:
-                return self.measured(self._rows(ctx, (*LOAD, power)), devices, *LOAD[1:], power)
+                return self.measures_by_device(self._rows(ctx, (*LOAD, power)), devices, *LOAD[1:], power)
             except FaultError:
                 if not power:
                     raise

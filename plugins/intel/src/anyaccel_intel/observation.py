@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from glob import glob
 
-from anyaccel.kit import PCI_DEVICES, Measures, asked, number, total
+from anyaccel.kit import PCI_DEVICES, Measures, number, total, try_query
 from anyaccel.plugin import Device, DeviceProcess, ProbeContext
 
 DRIVERS = ("i915", "xe")
@@ -19,7 +19,7 @@ UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 def measure(ctx: ProbeContext, devices: Sequence[Device]) -> dict[str, Measures]:
     """Measure devices. Tiles of one card share its temperature and power."""
     addresses = sorted({device.pci_bus_id for device in devices if device.pci_bus_id})
-    rates = asked(ctx, "sysfs/rates", lambda: sample(addresses)) or {}
+    rates = try_query(ctx, "sysfs/rates", lambda: sample(addresses)) or {}
     return {
         device.id: {
             "memory_used_bytes": _memory_used(device, ctx),
@@ -36,7 +36,7 @@ def processes(
 ) -> dict[str, tuple[DeviceProcess, ...] | None]:
     """Add to the processes that hold devices the memory that each takes, where the kernel's accounting tells."""
     pids = sorted({process.pid for each in holding.values() for process in each or ()})
-    sizes = (asked(ctx, "proc/fdinfo", lambda: resident(pids)) if pids else None) or {}
+    sizes = (try_query(ctx, "proc/fdinfo", lambda: resident(pids)) if pids else None) or {}
     found = dict(holding)
     for device in devices:
         own, held = sizes.get(device.pci_bus_id, {}), holding.get(device.id)

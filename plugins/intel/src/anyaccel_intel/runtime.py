@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from anyaccel.kit import Card, Catalog, FaultError, Tool, asked
+from anyaccel.kit import Card, Catalog, FaultError, Tool, try_query
 from anyaccel.plugin import ProbeContext
 
 from anyaccel_intel import level_zero, selector
@@ -43,7 +43,7 @@ def seen(ctx: ProbeContext) -> tuple[str, list[str]] | None:
     Raises:
         FaultError: When a line of sycl-ls has another form than we know.
     """
-    told = asked(ctx, QUESTION, ask_dpctl)
+    told = try_query(ctx, QUESTION, ask_dpctl)
     if told is not None:
         return "dpctl", [str(device["name"]) for device in told]
     try:
@@ -87,7 +87,7 @@ def complete(ctx: ProbeContext, cards: Sequence[Card], catalog: Catalog) -> Iter
     lacking = any(not card.model or _lacks_memory(card) for card in counted)
     if not lacking or level_zero.masked(ctx.environ) or selector.SELECTOR in ctx.environ:
         return
-    told = asked(ctx, QUESTION, ask_dpctl)
+    told = try_query(ctx, QUESTION, ask_dpctl)
     if told is None:
         return  # an extra that is not installed, or a runtime that is broken: see the findings
     pairs = list(zip(counted, told, strict=False))

@@ -76,7 +76,7 @@ class Kunlunxin(Vendor):
             yield "xpu-smi is not on the PATH, so indexes, nodes and memory of the devices are unknown"
             return
         indexes = self.indexes(ctx) if bound else {}
-        for card, row in self.shown(bound, rows):
+        for card, row in self.match_rows(bound, rows):
             self.place(card, indexes.get(card.address or ""), row.count("Minor Number"))
             card.sound = card.fault is None
             card.model, card.memory_bytes = row.text("Product Name") or "", (row.count("Total") or 0) << 20 or None
@@ -104,7 +104,7 @@ class Kunlunxin(Vendor):
         """Both variables must say the same; one that hides everything does, whatever the other says."""
         seen: list[str] | None = None
         for mask in (XPU, CUDA):
-            ids = self.masked(environ, devices, mask) if seen != [] else None
+            ids = self.read_mask(environ, devices, mask) if seen != [] else None
             if seen and ids and seen != ids:
                 own, other = environ[XPU.variable], environ[CUDA.variable]
                 reason = f"{XPU.variable} and {CUDA.variable} must say the same (got {own!r} and {other!r})"
@@ -118,7 +118,7 @@ class Kunlunxin(Vendor):
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
         """Ask xpu-smi."""
-        return self.measured(self.rows(ctx), devices, "Used", "Xpu", "XPU Current Temp", "Power Draw")
+        return self.measures_by_device(self.rows(ctx), devices, "Used", "Xpu", "XPU Current Temp", "Power Draw")
 
 
 plugin = Kunlunxin()

@@ -61,7 +61,7 @@ class MetaX(Vendor):
         found = super().functions(ctx)
         return [each for each in found if each.driver == self.driver or self.catalog.knows(each.device)]
 
-    def look(self, card: Card) -> None:
+    def read_card(self, card: Card) -> None:
         """Find the nodes: those of DRM are the GPU's own."""
         own = card.drm_nodes()
         card.nodes = (*own, COMPUTE) if own else ()
@@ -73,7 +73,7 @@ class MetaX(Vendor):
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
         """Ask mx-smi, which takes seconds, for the order of several GPUs, and for a product that no PCI id tells."""
-        if self.settled(cards):
+        if self.is_complete(cards):
             return
         rows = self.tool.scan(ctx, LISTED, "-L")
         if rows is None:
@@ -119,13 +119,13 @@ class MetaX(Vendor):
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """What both variables leave visible; one that hides all needs no other."""
-        own = self.masked(environ, devices, MACA)
-        other = None if own == [] else self.masked(environ, devices, CUDA)
+        own = self.read_mask(environ, devices, MACA)
+        other = None if own == [] else self.read_mask(environ, devices, CUDA)
         return own if other is None else other if own is None else [each for each in own if each in other]
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
         """Ask mx-smi. An idle GPU uses 666 to 858 MiB."""
-        return self.measured(self.tool.scan(ctx, TABLE), devices, "memory", "busy", "celsius", "watts")
+        return self.measures_by_device(self.tool.scan(ctx, TABLE), devices, "memory", "busy", "celsius", "watts")
 
 
 plugin = MetaX()

@@ -44,7 +44,7 @@ class MooreThreads(Vendor):
     held = "none"  # nobody has shown which node a process keeps open
     tool = Tool("mthreads-gmi", package="the MUSA driver package", hung="look for mtgpu in 'dmesg'")
 
-    def look(self, card: Card) -> None:
+    def read_card(self, card: Card) -> None:
         """Find the nodes, whose number is in the directory of the PCI function, and the size of the memory."""
         found = [path.rpartition("/")[2] for path in card.glob("misc/mtgpu*")]
         names = [name for name in found if re.fullmatch(r"mtgpu\.?\d+", name)]
@@ -61,7 +61,7 @@ class MooreThreads(Vendor):
 
     def complete(self, ctx: ProbeContext, cards: Sequence[Card]) -> Iterator[str]:
         """Ask mthreads-gmi for the order of several GPUs, and for a product that no PCI id tells."""
-        if self.settled(cards):
+        if self.is_complete(cards):
             return
         rows = self.tool.scan(ctx, TABLE)
         if rows is None:
@@ -71,7 +71,7 @@ class MooreThreads(Vendor):
                     card.number = number
             yield "mthreads-gmi is not here to tell the order or the product of the GPUs"
             return
-        for card, row in self.shown(cards, rows):
+        for card, row in self.match_rows(cards, rows):
             mebibytes = row.count("total")
             card.number, card.model = row.count("index"), row.text("name") or ""
             card.memory_bytes = card.memory_bytes or (mebibytes << 20 if mebibytes else None)
@@ -81,13 +81,13 @@ class MooreThreads(Vendor):
         if not devices:
             return {}
         inside = ",".join(str(number) for number in range(len(devices)))
-        return {CONTAINER_DEVICES: self.written(devices), MUSA.variable: inside}
+        return {CONTAINER_DEVICES: self.write_mask(devices), MUSA.variable: inside}
 
     def measure(self, ctx: ProbeContext, devices: Sequence[Device]) -> Mapping[str, Measures] | None:
         """Ask mthreads-gmi, or where it is missing the driver, which knows the memory in use alone."""
         rows = self.tool.scan(ctx, TABLE)
         if rows is not None:
-            return self.measured(rows, devices, "memory", "busy", "celsius")
+            return self.measures_by_device(rows, devices, "memory", "busy", "celsius")
         nodes = {device.id: device.nodes[0].rpartition("/")[2] for device in devices if device.nodes}
         return {id_: {"memory_used_bytes": _memory(ctx, node)[1]} for id_, node in nodes.items()} or None
 

@@ -121,7 +121,7 @@ class Neuron(Vendor):
         Raises:
             FaultError: When the cores are not one contiguous run, which the runtime refuses.
         """
-        values, unset = {VISIBLE_CORES: self.written(devices)}, {NUM_CORES}
+        values, unset = {VISIBLE_CORES: self.write_mask(devices)}, {NUM_CORES}
         if devices and self.sized(devices[0]):
             values[LNC_CONFIG] = str(devices[0].attributes["lnc"])
             unset.add(LNC_CONFIG_OLD)

@@ -14,7 +14,6 @@ from anyaccel.kit import (
     Fault,
     FaultError,
     Vendor,
-    asked,
     condition,
     fail,
     inventory,
@@ -22,6 +21,7 @@ from anyaccel.kit import (
     pci_name,
     tag,
     text,
+    try_query,
     warn,
 )
 from anyaccel.plugin import (
@@ -230,7 +230,7 @@ class Nvidia(Vendor):
             return EnvEdits(set={masks.VARIABLE: masks.GPUS.nothing})
         by_id = ctx.mask == "id" or any(is_mig(device) or "mps_pipe" in device.attributes for device in devices)
         mask = masks.GPUS if by_id and _have_uuids(devices) else masks.NUMBERS
-        values = {masks.VARIABLE: self.written(devices, mask), masks.ORDER: masks.PCI_ORDER}
+        values = {masks.VARIABLE: self.write_mask(devices, mask), masks.ORDER: masks.PCI_ORDER}
         share = ctx.shares.get(devices[0].id)
         if share is None or share.whole or len(devices) > 1:  # caps count for every GPU that a program sees
             return EnvEdits(set=values)
@@ -305,7 +305,7 @@ class Nvidia(Vendor):
             remedy = "start one of your own ('anyaccel mps start'), or remove what an ended one has left"
             yield warn(f"{reason}: shares are by agreement", remedy)
         pipes = {str(device.attributes["mps_pipe"]) for device in served if device not in silent}
-        answers = [asked(ctx, f"mps/{pipe}", partial(mps.look, pipe)) for pipe in pipes]
+        answers = [try_query(ctx, f"mps/{pipe}", partial(mps.look, pipe)) for pipe in pipes]
         known = {pid for answer in answers if answer for pid in (*answer["servers"], *answer["clients"])}
         for device in served if pipes and all(answers) else ():
             seen = self.stats([device], ctx).get(device.id)
@@ -403,7 +403,7 @@ def _settings(ctx: ProbeContext, devices: Sequence[Device]) -> Iterator[Finding]
 
 
 def _binding(ctx: ProbeContext) -> Iterator[Finding]:
-    if "pynvml" in (asked(ctx, "nvml/binding", nvml.binding) or ()):
+    if "pynvml" in (try_query(ctx, "nvml/binding", nvml.binding) or ()):
         reason = "the package pynvml is installed, which is not NVIDIA's and claims the module of nvidia-ml-py"
         yield warn(reason, "pip uninstall pynvml && pip install --force-reinstall nvidia-ml-py")
 

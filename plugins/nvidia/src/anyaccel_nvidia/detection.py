@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from anyaccel.kit import Card, asked, pairs, text
+from anyaccel.kit import Card, pairs, text, try_query
 from anyaccel.plugin import PciFunction, ProbeContext
 
 from . import faults, mps, nvml
@@ -71,7 +71,7 @@ def mps_daemon(ctx: ProbeContext) -> dict[str, str | int | None]:
     """
     pipes = mps.listening(ctx.environ, ctx.exists)
     for pipe in pipes:
-        if answer := asked(ctx, f"mps/{pipe}", partial(mps.look, pipe)):
+        if answer := try_query(ctx, f"mps/{pipe}", partial(mps.look, pipe)):
             return {"mps_pipe": pipe, "mps_protocol": answer["protocol"]}
     return {"mps_pipe": pipes[0] if pipes else None, "mps_protocol": None}
 
@@ -179,7 +179,7 @@ def links(ctx: ProbeContext, found: Sequence[Facts]) -> dict[str, dict[str, int]
     whole = [facts for facts in found if facts["uuid"] and not has_mig(facts)]
     if len(whole) < 2:  # noqa: PLR2004 - a pair
         return {}
-    answer = asked(ctx, "nvml/topology", partial(nvml.topology, [facts["index"] for facts in whole]))
+    answer = try_query(ctx, "nvml/topology", partial(nvml.topology, [facts["index"] for facts in whole]))
     if answer is None:  # unknown is no fault (NVIDIA/go-gpuallocator#17)
         return {}
     paths = {(one, other): LINK_BY_ANCESTOR.get(level, 0) for one, other, level in answer["ancestors"]}

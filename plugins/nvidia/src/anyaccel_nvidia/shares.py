@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from anyaccel.kit import Cap, Fault, capped
+from anyaccel.kit import Cap, Fault, cap_frameworks
 from anyaccel.plugin import Device, EnvEdits, Share, replace
 
 from .masks import VARIABLE, nvml_index
@@ -61,7 +61,7 @@ def edits(device: Device, share: Share, environ: Mapping[str, str], mask: Mappin
     takes what it needs. Where an MPS daemon listens, it is asked to hold the worker to its part of threads and
     memory; that it does is said only where it has answered us. A tighter value of the user's stays.
     """
-    caps = capped(CAPS, device, share, environ)
+    caps = cap_frameworks(CAPS, device, share, environ)
     values = {**mask, **caps.set, TENSORFLOW_MEMORY: "true"}
     pipe = device.attributes.get("mps_pipe")
     if pipe:

@@ -45,7 +45,7 @@ class Qualcomm(Vendor):
         "/opt/qti-aic/tools/qaic-util", "qaic-util", package="the Cloud AI Platform SDK", failed=f"{RIGHTS}, and run it"
     )
 
-    def look(self, card: Card) -> None:
+    def read_card(self, card: Card) -> None:
         """Find the node; drivers from before the kernel's accel class have none that can be told."""
         for path in card.glob("accel/accel*"):
             if re.fullmatch(r"accel\d+", name := path.rpartition("/")[2]):

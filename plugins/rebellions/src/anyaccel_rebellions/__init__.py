@@ -75,7 +75,7 @@ class Rebellions(Vendor):
         version = next((str(told["kmd_version"]) for told in known if "kmd_version" in told), "")
         return detected and replace(detected, driver_version=version)
 
-    def look(self, card: Card) -> None:
+    def read_card(self, card: Card) -> None:
         """Find the chip's directory in the driver's class, which shows every chip of the host also in a container."""
         for path in card.ctx.glob(f"{CLASS}*"):
             links = f"{card.ctx.readlink(path)}/{card.ctx.readlink(f'{path}/device')}"
@@ -122,7 +122,7 @@ class Rebellions(Vendor):
 
     def visible(self, environ: Mapping[str, str], devices: Sequence[Device]) -> Sequence[str] | None:
         """Read the first variable that is not empty."""
-        return self.masked(environ, devices, DEVICES if environ.get(DEVICES.variable) else VISIBLE)
+        return self.read_mask(environ, devices, DEVICES if environ.get(DEVICES.variable) else VISIBLE)
 
     def shared_nodes(self, devices: Sequence[Device]) -> Iterable[str]:
         """The node of the group, which must be called rsd0 inside: so that of group 0 alone can be passed as it is."""

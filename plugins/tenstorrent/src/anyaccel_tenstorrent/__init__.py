@@ -59,7 +59,7 @@ class Tenstorrent(Vendor):
     number_name, number_remedy = "position among the chips that may be opened here", "look for tenstorrent in 'dmesg'"
     unreadable = "the processor that manages the chip does not answer: reset it with 'tt-smi -r' and its PCI address"
 
-    def look(self, card: Card) -> None:
+    def read_card(self, card: Card) -> None:
         """Find the node, and what the firmware says of the card."""
         for path in card.glob("tenstorrent/tenstorrent!*"):
             if (node := path.rpartition("!")[2]).isdecimal():
@@ -104,7 +104,7 @@ class Tenstorrent(Vendor):
     def env(self, devices: Sequence[Device], ctx: EnvContext) -> EnvEdits:
         """Write PCI addresses; positions only for whoever asks for indexes."""
         mask = POSITIONS if ctx.mask == "index" else ADDRESSES
-        return EnvEdits(set={VARIABLE: self.written(devices, mask)})
+        return EnvEdits(set={VARIABLE: self.write_mask(devices, mask)})
 
     def mounts(self, devices: Sequence[Device]) -> Iterable[Mount]:
         """Huge pages, where the machine has them: without an IOMMU the driver transfers data through these."""

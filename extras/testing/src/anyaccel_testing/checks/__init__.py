@@ -1,1 +1,1 @@
-"""The checks, as plain functions: each takes a subject (and a machine), and returns nothing or raises CheckFailed."""
+"""The checks as plain functions: each takes a subject (and a machine), and returns None or raises CheckFailed."""

@@ -1,4 +1,4 @@
-"""C06 to C09: detection says what is there, the same each time, by names that stay."""
+"""C06 to C09: detection finds the devices of a machine, repeatably, with stable ids."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from anyaccel.probe import SCHEMA, Json, RecordedFacts, read_json
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
 from anyaccel_testing.subject import LIVE, Subject, TestedMachine
-from anyaccel_testing.watch import foreign_modules
+from anyaccel_testing.watch import list_foreign_modules
 
 EXPECTED = "expected.json"
 SHUFFLES = 3
@@ -23,36 +23,36 @@ DETECT = "anyaccel_detect"
 
 
 class EmptyMachine(RecordedFacts):
-    """A machine without anything on it, that remembers which questions it was asked."""
+    """An empty machine; records the queries of a plug-in."""
 
     def __init__(self) -> None:
         super().__init__({"schema": SCHEMA})
         self.asked: list[str] = []
 
     def query(self, name: str, fn: Callable[[], Json]) -> Json:
-        """Remember the question; there is no answer."""
+        """Record the query and fail."""
         self.asked.append(name)
         return super().query(name, fn)
 
 
 class Shuffled(RecordedFacts):
-    """A recorded machine whose directories list their entries in any order."""
+    """A recorded machine with shuffled directory entries."""
 
     def __init__(self, recording: dict[str, Any], seed: int) -> None:
         super().__init__(recording)
         self._random = random.Random(seed)  # noqa: S311 - the same order each time
 
     def glob(self, pattern: str) -> list[str]:
-        """List in any order."""
+        """Return the matching paths in a random order."""
         found = super().glob(pattern)
         self._random.shuffle(found)
         return found
 
 
-def absent(subject: Subject) -> None:
-    """C06: On a machine without a trace of the vendor, the answer is None and nothing is loaded."""
+def check_absent(subject: Subject) -> None:
+    """C06: On a machine without a trace of the vendor, detection returns None and loads no library."""
     plugin, facts, machine = subject.plugin, EmptyMachine(), TestedMachine(subject)
-    before = set(sys.modules)
+    before = set(sys.modules)  # the plug-in itself is imported by now, so a difference is the hook's work
     try:
         found = plugin.detect(machine.context(facts))
     except PluginError as error:
@@ -61,7 +61,7 @@ def absent(subject: Subject) -> None:
         ) from error
     if found is not None:
         raise CheckFailed(f"{DETECT} must return None on an empty machine (got {found!r:.120})")
-    loaded = foreign_modules(set(sys.modules) - before, subject.source)
+    loaded = list_foreign_modules(set(sys.modules) - before, subject.source)
     demand(
         [
             *(f"{DETECT} asks {name!r} on an empty machine; look for files or PCI ids first" for name in facts.asked),
@@ -70,26 +70,27 @@ def absent(subject: Subject) -> None:
     )
 
 
-def expected(subject: Subject, machine: TestedMachine) -> None:
-    """C07: A recorded machine gives the inventory that lies beside it."""
+def check_expected(subject: Subject, machine: TestedMachine) -> None:
+    """C07: Detection on a recorded machine returns the inventory of its expected.json."""
     if subject.live:
         with open(os.path.join(machine.path, LIVE), encoding="utf-8") as file:
-            _compare_ids(json.load(file), _described(subject, machine))
+            _compare_ids(json.load(file), _describe(subject, machine))
         return
-    wanted, fails = _wanted(subject, machine)
+    wanted, fails = _read_expected(subject, machine)
     try:
-        found = _described(subject, machine)
+        found = _describe(subject, machine)
     except CheckFailed:
+        # The reason is not compared: its text belongs to the core and may improve.
         if fails:
             return
         raise
     if fails:
         raise CheckFailed(f"{EXPECTED} says that detection fails here (got {found!r:.120}); correct one of the two")
-    demand(differences(_sorted(wanted), _sorted(found), "the inventory"))
+    demand(find_differences(_sort_described(wanted), _sort_described(found), "the inventory"))
 
 
-def _wanted(subject: Subject, machine: TestedMachine) -> tuple[Any, bool]:
-    """What a recording's ``expected.json`` says of the vendor, and whether it says that detection fails.
+def _read_expected(subject: Subject, machine: TestedMachine) -> tuple[Any, bool]:
+    """Read the vendor's entry in ``expected.json``, and True if detection is expected to fail.
 
     The file holds what ``anyaccel_testing.describe`` returns, or what ``anyaccel record`` writes for all vendors.
     """
@@ -107,14 +108,15 @@ def _wanted(subject: Subject, machine: TestedMachine) -> tuple[Any, bool]:
     return wanted["vendors"].get(vendor), vendor in wanted.get("failed", {})
 
 
-def _sorted(described: Any) -> Any:
-    """Put the devices in the order of their indexes: detection may return them in any."""
+def _sort_described(described: Any) -> Any:
+    """Sort the devices by index, since detection may return any order."""
+    # An expected.json written by hand may hold anything: the comparison reports it.
     if not isinstance(described, dict) or not isinstance(described.get("devices"), list):
         return described
     return {**described, "devices": sorted(described["devices"], key=lambda device: str(device.get("index")))}
 
 
-def _described(subject: Subject, machine: TestedMachine) -> Any:
+def _describe(subject: Subject, machine: TestedMachine) -> Any:
     plugin = subject.plugin
     try:
         detected = plugin.detect(machine.replay())
@@ -143,20 +145,21 @@ def _compare_ids(live: Any, replayed: Any) -> None:
         )
 
 
-def differences(wanted: Any, found: Any, where: str) -> Iterator[str]:
-    """Name the places where JSON data differs from what it should be."""
+def find_differences(wanted: Any, found: Any, where: str) -> Iterator[str]:
+    """Yield the places where JSON data differs from the wanted data."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         for key in sorted({*wanted, *found}):
-            yield from differences(wanted.get(key, "nothing"), found.get(key, "nothing"), f"{where}.{key}")
+            yield from find_differences(wanted.get(key, "nothing"), found.get(key, "nothing"), f"{where}.{key}")
+    # Lists of different lengths are shown as a whole: by position, one missing device would make all later ones differ.
     elif isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
         for position, pair in enumerate(zip(wanted, found, strict=True)):
-            yield from differences(*pair, f"{where}[{position}]")
+            yield from find_differences(*pair, f"{where}[{position}]")
     elif wanted != found:
         yield f"{where} must be {wanted!r:.100} (got {found!r:.100})"
 
 
-def repeatable(subject: Subject, machine: TestedMachine) -> None:
-    """C08: Detecting twice gives the same."""
+def check_repeatable(subject: Subject, machine: TestedMachine) -> None:
+    """C08: A second detection returns the same inventory."""
     try:
         first = subject.plugin.detect(machine.context())
     except PluginError as error:
@@ -165,18 +168,18 @@ def repeatable(subject: Subject, machine: TestedMachine) -> None:
         second = subject.plugin.detect(machine.context())
     except PluginError as error:
         raise CheckFailed(f"{DETECT} works once and then not: {error.problem.reason}") from error
-    demand(differences(encode(_stable(first)), encode(_stable(second)), "the second answer"))
+    demand(find_differences(encode(_sort_devices(first)), encode(_sort_devices(second)), "the second answer"))
 
 
-def _stable(detected: Detected | None) -> Detected | None:
-    """Leave out the order of the devices, which does not count."""
+def _sort_devices(detected: Detected | None) -> Detected | None:
+    """Sort the devices by id, since detection may return any order."""
     if detected is None:
         return None
     return replace(detected, devices=tuple(sorted(detected.devices, key=lambda device: device.id)))
 
 
-def identity(subject: Subject, machine: TestedMachine) -> None:
-    """C09: Devices have ids that are unique, no indexes, and the same whatever the order of directories."""
+def check_identity(subject: Subject, machine: TestedMachine) -> None:
+    """C09: Ids of devices are unique, are not indexes, and do not depend on the order of directories."""
     try:
         detected = subject.plugin.detect(machine.replay())
     except PluginError as error:
@@ -191,13 +194,13 @@ def identity(subject: Subject, machine: TestedMachine) -> None:
             f"ids must not be indexes (got {', '.join(device.id for device in numbered[:3])}): a device that fails"
             " would give its id to the next one; use a serial number, a UUID or the PCI address"
         )
-    wanted = _addresses(detected)
+    wanted = _map_addresses(detected)
     for seed in range(SHUFFLES):
         try:
             found = subject.plugin.detect(machine.context(Shuffled(machine.recording, seed)))
         except PluginError as error:
             raise CheckFailed(f"with its directories in another order: {error.problem.reason}") from error
-        demand(differences(wanted, _addresses(found), "with its directories in another order, the id"))
+        demand(find_differences(wanted, _map_addresses(found), "with its directories in another order, the id"))
 
 
 def _is_index(device: Device) -> bool:
@@ -206,5 +209,5 @@ def _is_index(device: Device) -> bool:
     return device.pci_bus_id is not None and words != device.id and not any(letter.isdigit() for letter in words)
 
 
-def _addresses(detected: Detected | None) -> dict[str, str | None]:
+def _map_addresses(detected: Detected | None) -> dict[str, str | None]:
     return {device.id: device.pci_bus_id for device in detected.devices} if detected else {}

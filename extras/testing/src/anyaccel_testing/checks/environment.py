@@ -1,4 +1,4 @@
-"""C16 to C20: the environment of a worker shows exactly its devices, and can be read back."""
+"""C16 to C20: the environment of a worker shows exactly the worker's devices, and can be read back."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from anyaccel.model import (
     Share,
     Term,
     format_slots,
+    slots_by_id,
 )
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
 from anyaccel_testing.subject import Subject, TestedMachine
 
 ALL_SUBSETS = 4
-"""Up to so many devices, every subset is tried."""
+"""Largest number of devices of which every subset is tried."""
 RANDOM_SUBSETS = 24
 HALF = UNITS_PER_DEVICE // 2
 MASKS: tuple[Literal["id", "index"], ...] = ("id", "index")
 STALE = "anyaccel-conformance"
-"""A value that no runtime understands: what an outer launcher may have left, or a hook must not read."""
+"""A value without meaning to any runtime, as left by an outer launcher; a hook must not read it."""
 
 Devices = tuple[Device, ...]
 
 
-def subsets(devices: Devices) -> list[Devices]:
-    """Sets of devices to try, in the order of their indexes: all of a few, a spread of many, the same each time."""
+def choose_subsets(devices: Devices) -> list[Devices]:
+    """Choose sets of devices to try: every subset of a few devices, a fixed sample of many."""
     count = len(devices)
     if count <= ALL_SUBSETS:
         return [each for size in range(1, count + 1) for each in combinations(devices, size)]
@@ -45,35 +46,37 @@ def subsets(devices: Devices) -> list[Devices]:
     while size < count:  # neighbors: what torus and bus machines accept
         chosen += [devices[start : start + size] for start in (0, size, count - size)]
         size *= 2
-    draw = random.Random(count)  # noqa: S311 - the same each time
+    # Seeded by the count: a failure must come again in the next run.
+    draw = random.Random(count)  # noqa: S311 - no secret
     for _ in range(RANDOM_SUBSETS):
         positions = sorted(draw.sample(range(count), draw.randint(1, count)))
         chosen.append(tuple(devices[position] for position in positions))
     return list({tuple(device.id for device in each): each for each in (*chosen, devices)}.values())
 
 
-def accepted(subject: Subject, devices: Devices) -> Iterator[Devices]:
-    """Sets of the usable devices that the plug-in's counts and its validate let be given out."""
-    for chosen in subsets(tuple(device for device in devices if device.usable)):
+def list_accepted(subject: Subject, devices: Devices) -> Iterator[Devices]:
+    """Yield sets of usable devices accepted by the plug-in's counts and its ``validate``."""
+    for chosen in choose_subsets(tuple(device for device in devices if device.usable)):
         term = Term(names=(subject.plugin.info.resource,), units=len(chosen) * UNITS_PER_DEVICE)
-        if _refusal(subject, term, chosen) is None:
+        if _get_refusal(subject, term, chosen) is None:
             yield chosen
 
 
-def launches(subject: Subject, machine: TestedMachine) -> Iterator[tuple[str, Devices, EnvContext]]:
-    """Every way to give devices that is tried: what is given in words, the devices, and the context of the hook."""
+def list_launches(subject: Subject, machine: TestedMachine) -> Iterator[tuple[str, Devices, EnvContext]]:
+    """Yield launches to try: a description, the devices, and the context for ``anyaccel_env``."""
     devices = machine.devices
-    for chosen in accepted(subject, devices):
+    for chosen in list_accepted(subject, devices):
         shares = {device.id: Share(device=device, memory_bytes=device.memory_bytes) for device in chosen}
         for mask in MASKS:
-            for environ in ({}, _stale(subject)):
+            # An outer launcher may have set the variables: a hook that only adds to them would keep its mask.
+            for environ in ({}, _make_stale(subject)):
                 ctx = EnvContext(devices=devices, shares=shares, environ=environ, mask=mask)
-                yield _said(chosen, mask, environ), chosen, ctx
+                yield _format_launch(chosen, mask, environ), chosen, ctx
     for device in devices:
         term = Term(names=(subject.plugin.info.resource,), units=HALF)
-        if device.usable and device.fractional and _refusal(subject, term, (device,)) is None:
+        if device.usable and device.fractional and _get_refusal(subject, term, (device,)) is None:
             memory = device.memory_bytes // 2 if device.memory_bytes else None
-            for slots in _halves(device):
+            for slots in _list_halves(device):
                 share = Share(
                     device=device,
                     units=HALF,
@@ -86,45 +89,46 @@ def launches(subject: Subject, machine: TestedMachine) -> Iterator[tuple[str, De
                 yield f"half of {device.id}{where}", (device,), EnvContext(devices=devices, shares={device.id: share})
 
 
-def _halves(device: Device) -> list[tuple[int, ...]]:
-    """The slots of different halves of a device; nothing, once, where shares have no position."""
+def _list_halves(device: Device) -> list[tuple[int, ...]]:
+    """List the slots of the first and the last half of a device; one empty tuple if shares have no position."""
     count = device.slots // 2
     return [tuple(range(start, start + count)) for start in sorted({0, device.slots - count})] if count else [()]
 
 
-def _refusal(subject: Subject, term: Term, devices: Devices) -> str | None:
+def _get_refusal(subject: Subject, term: Term, devices: Devices) -> str | None:
     try:
         return subject.plugin.validate(term, devices)
     except PluginError:
         return "see C21"
 
 
-def _stale(subject: Subject) -> dict[str, str]:
+def _make_stale(subject: Subject) -> dict[str, str]:
     return dict.fromkeys(subject.plugin.info.env_vars, STALE)
 
 
-def _said(devices: Devices, mask: str, environ: Mapping[str, str]) -> str:
+def _format_launch(devices: Devices, mask: str, environ: Mapping[str, str]) -> str:
     ids = ", ".join(device.id for device in devices[:4]) + (", ..." if len(devices) > 4 else "")  # noqa: PLR2004
     over = " over an outer launcher's variables" if environ else ""
     return f"{ids} by {mask}{over}"
 
 
-def applied(edits: EnvEdits, environ: Mapping[str, str]) -> dict[str, str]:
-    """An environment with edits applied, as the launcher does it."""
+def apply_edits(edits: EnvEdits, environ: Mapping[str, str]) -> dict[str, str]:
+    """Apply edits to an environment, like the launcher."""
     kept = {name: value for name, value in environ.items() if name not in edits.unset}
     return kept | dict(edits.set)
 
 
-def total(subject: Subject, machine: TestedMachine) -> None:
-    """C16: There is an environment for each accepted set of usable devices and for shares, others for other slots."""
-    demand(_failures(subject, machine))
+def check_env(subject: Subject, machine: TestedMachine) -> None:
+    """C16: Each accepted set of usable devices and each share has an environment; other slots have another."""
+    demand(_find_failures(subject, machine))
 
 
-def _failures(subject: Subject, machine: TestedMachine) -> Iterator[str]:
+def _find_failures(subject: Subject, machine: TestedMachine) -> Iterator[str]:
     given: dict[tuple[str, str], str] = {}
-    for said, devices, ctx in launches(subject, machine):
+    for said, devices, ctx in list_launches(subject, machine):
         try:
             first = subject.plugin.env(devices, ctx)
+            # The same arguments twice: leases are compared with what env writes, also after a restart.
             if subject.plugin.env(devices, ctx) != first:
                 yield f"anyaccel_env for {said} must be the same each time"
         except PluginError as error:
@@ -136,8 +140,8 @@ def _failures(subject: Subject, machine: TestedMachine) -> Iterator[str]:
                 yield f"anyaccel_env for {said} must differ from that for {other}; name Share.slots in the mask"
 
 
-def hides(subject: Subject, machine: TestedMachine) -> None:
-    """C17: The environment for no device hides every one."""
+def check_hiding(subject: Subject, machine: TestedMachine) -> None:
+    """C17: The environment for no device hides every device."""
     plugin, devices = subject.plugin, machine.devices
     if not plugin.info.maskable:
         raise NotApplicable("PluginInfo.maskable is False: its devices are open to all workers, and launches say so")
@@ -146,33 +150,33 @@ def hides(subject: Subject, machine: TestedMachine) -> None:
             "PluginInfo.env_vars must name the variable that hides the devices (got none); where the vendor's runtime"
             " has no such variable, say maskable=False (in the kit: mask = None)"
         )
-    for environ in ({}, _stale(subject), _shown(subject, devices)):
+    for environ in ({}, _make_stale(subject), _show_all(subject, devices)):
         for mask in MASKS:
             ctx = EnvContext(devices=devices, environ=environ, mask=mask)
             try:
-                after = applied(plugin.env((), ctx), environ)
+                after = apply_edits(plugin.env((), ctx), environ)
             except PluginError as error:
                 if error.problem.kind is ProblemKind.CONTRACT:
                     raise NotApplicable("what anyaccel_env returns breaks the contract; see C18") from error
                 raise CheckFailed(f"anyaccel_env for no device: {error.problem.reason}") from error
-            _nothing_left(subject, devices, environ, after)
+            _demand_hidden(subject, devices, environ, after)
 
 
-def _shown(subject: Subject, devices: Devices) -> dict[str, str]:
-    """An environment that shows all devices."""
+def _show_all(subject: Subject, devices: Devices) -> dict[str, str]:
+    """Return an environment with every device visible."""
     try:
-        return applied(subject.plugin.env(devices, EnvContext(devices=devices)), {})
+        return apply_edits(subject.plugin.env(devices, EnvContext(devices=devices)), {})
     except PluginError:
         return {}
 
 
-def _nothing_left(subject: Subject, devices: Devices, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+def _demand_hidden(subject: Subject, devices: Devices, before: Mapping[str, str], after: Mapping[str, str]) -> None:
     if not subject.plugin.implements("anyaccel_visible"):
         if devices and not before and not after:
             raise CheckFailed("anyaccel_env for no device must set a variable that hides all (got no edit)")
         return
     try:
-        ids, _ = subject.plugin.visible(after, devices)
+        ids = slots_by_id(subject.plugin.visible(after, devices)[0])
     except PluginError as error:
         raise CheckFailed(
             f"anyaccel_visible refuses what anyaccel_env hides all with: {error.problem.reason}"
@@ -185,14 +189,14 @@ def _nothing_left(subject: Subject, devices: Devices, before: Mapping[str, str],
         )
 
 
-def owned(subject: Subject, machine: TestedMachine) -> None:
-    """C18: The environment touches only variables that the plug-in owns."""
-    demand(_foreign(subject, machine))
+def check_ownership(subject: Subject, machine: TestedMachine) -> None:
+    """C18: The environment changes only variables of the plug-in."""
+    demand(_find_foreign(subject, machine))
 
 
-def _foreign(subject: Subject, machine: TestedMachine) -> Iterator[str]:
+def _find_foreign(subject: Subject, machine: TestedMachine) -> Iterator[str]:
     nothing = ("no device", (), EnvContext(devices=machine.devices))
-    for said, devices, ctx in (nothing, *launches(subject, machine)):
+    for said, devices, ctx in (nothing, *list_launches(subject, machine)):
         try:
             subject.plugin.env(devices, ctx)
         except PluginError as error:
@@ -200,46 +204,46 @@ def _foreign(subject: Subject, machine: TestedMachine) -> Iterator[str]:
                 yield f"anyaccel_env for {said}: {error.problem.reason}"
 
 
-def round_trip(subject: Subject, machine: TestedMachine) -> None:
-    """C19: What env wrote, visible reads: the same devices and slots, also over an outer launcher's variables."""
+def check_round_trip(subject: Subject, machine: TestedMachine) -> None:
+    """C19: Visible reads back the devices and slots that env wrote, also over an outer launcher's variables."""
     if not subject.plugin.info.env_vars:
         raise NotApplicable("the vendor's runtime cannot be masked: PluginInfo.env_vars is empty")
-    demand(_misread(subject, machine))
+    demand(_find_misread(subject, machine))
 
 
-def _misread(subject: Subject, machine: TestedMachine) -> Iterator[str]:
-    for said, devices, ctx in launches(subject, machine):
-        wanted = [_named(device.id, ctx.shares[device.id].slots) for device in devices]
+def _find_misread(subject: Subject, machine: TestedMachine) -> Iterator[str]:
+    for said, devices, ctx in list_launches(subject, machine):
+        wanted = [_format_part(device.id, ctx.shares[device.id].slots) for device in devices]
         for order in (devices, devices[::-1])[: len(devices)]:
             try:
-                environ = applied(subject.plugin.env(order, ctx), ctx.environ)
+                environ = apply_edits(subject.plugin.env(order, ctx), ctx.environ)
             except PluginError:
-                continue  # see C16 and C18
-            ids = _visible(subject, environ, machine.devices)
+                continue  # C16 and C18 report it
+            ids = _read_visible(subject, environ, machine.devices)
             # A runtime may number its devices in an order of its own; then the order asked for makes no difference.
-            if ids not in (wanted, [_named(device.id, ctx.shares[device.id].slots) for device in order]):
+            if ids not in (wanted, [_format_part(device.id, ctx.shares[device.id].slots) for device in order]):
                 values = {name: value for name, value in environ.items() if value != STALE}
                 yield f"anyaccel_visible of {values!r:.120} must be {said} (got {ids})"
 
 
-def _named(device_id: str, slots: tuple[int, ...]) -> str:
-    """A device, with the slots of a share that has a position."""
+def _format_part(device_id: str, slots: tuple[int, ...]) -> str:
+    """Format a device id, with the slots of a share if the share has a position."""
     return f"{device_id} slots {format_slots(slots)}" if slots else device_id
 
 
-def _visible(subject: Subject, environ: Mapping[str, str], devices: Devices) -> Sequence[str]:
+def _read_visible(subject: Subject, environ: Mapping[str, str], devices: Devices) -> Sequence[str]:
     try:
-        ids, _ = subject.plugin.visible(environ, devices)
+        ids = slots_by_id(subject.plugin.visible(environ, devices)[0])
     except PluginError as error:
         return error.problem.reason
-    if ids is None:
+    if ids is None:  # no mask is set, so the runtime sees every device
         return [device.id for device in devices]
-    return [_named(*part) for part in ids.items()]
+    return [_format_part(*part) for part in ids.items()]
 
 
-def odd_values(subject: Subject, machine: TestedMachine) -> None:
-    """C20: Any value of a variable gives ids, or a ValueError that names the variable."""
-    demand(_unexpected(subject, machine))
+def check_odd_values(subject: Subject, machine: TestedMachine) -> None:
+    """C20: For any value of a variable, visible returns ids or raises a ValueError with the variable's name."""
+    demand(_find_unexpected(subject, machine))
 
 
 WORDS = (
@@ -248,11 +252,11 @@ WORDS = (
     *("é", "٣", "\uff10", "²", "\U0001f600", "\x7f", "0\n1", "\t0", "%s", "a" * 10_000, "0," * 4_000, "," * 10_000),
     *("0,junk", "junk,0", "0,,1", "0,0", "0, 1", " 0 ,1 "),
 )
-"""Values that a mask has had on some machine."""
+"""Values of masks seen on real machines, and values to break a parser."""
 
 
-def odd(devices: Devices) -> list[str]:
-    """Return values that a mask has had on a machine, with the names of these devices."""
+def list_odd_values(devices: Devices) -> list[str]:
+    """List values of a mask with the ids and indexes of `devices`: valid, cut, repeated and mixed."""
     ids = [device.id for device in devices]
     cut = [value[:-1] for value in ids[:2]]
     numbers = [str(device.index) for device in devices]
@@ -263,31 +267,32 @@ def odd(devices: Devices) -> list[str]:
     ]
 
 
-def _unexpected(subject: Subject, machine: TestedMachine) -> Iterator[str]:
+def _find_unexpected(subject: Subject, machine: TestedMachine) -> Iterator[str]:
     devices = machine.devices
     names = subject.plugin.info.env_vars
     # What a value means that names no device can depend on how many there are, and not on the product.
     words = WORDS if machine.product is None or len(devices) not in subject.tried_sizes else ()
     if machine.product is not None:
         subject.tried_sizes.add(len(devices))
-    values = dict.fromkeys((*words, *odd(devices)))
-    shown = _shown(subject, devices)
+    values = dict.fromkeys((*words, *list_odd_values(devices)))
+    shown = _show_all(subject, devices)
     for name in names:
         # Beside the vendor's other variables as well, where it has set any.
         for base in ({}, shown) if shown.keys() - {name} else ({},):
             for value in values:
-                reason = _fault(subject, {**base, name: value}, devices)
+                reason = _find_fault(subject, {**base, name: value}, devices)
                 if reason:
                     yield f"anyaccel_visible with {name}={value!r:.60}: {reason}"
 
 
-def _fault(subject: Subject, environ: Mapping[str, str], devices: Devices) -> str:
+def _find_fault(subject: Subject, environ: Mapping[str, str], devices: Devices) -> str:
     try:
         subject.plugin.visible(environ, devices)
     except PluginError as error:
-        cause = error.__cause__
+        cause = error.__cause__  # the exception of the hook itself
         if error.problem.kind is ProblemKind.CONTRACT:
             return error.problem.reason
+        # UnicodeError is a ValueError, but raised by a codec: its text says nothing about the variable.
         if not isinstance(cause, ValueError) or isinstance(cause, UnicodeError):
             return f"{error.problem.reason}; return ids, or raise ValueError with one sentence"
         if not any(name in str(cause) for name in environ):

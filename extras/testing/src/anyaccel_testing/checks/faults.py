@@ -1,4 +1,4 @@
-"""C10 to C12: what cannot be read, is missing or hangs never makes devices vanish without a word."""
+"""C10 to C12: unreadable files, missing tools and hanging tools never make devices vanish silently."""
 
 from __future__ import annotations
 
@@ -15,54 +15,56 @@ from anyaccel_testing.check import CheckFailed, demand
 from anyaccel_testing.subject import SECONDS, Subject, TestedMachine
 
 MOST_FAULTS = 40
-"""Faults tried one at a time on one machine."""
+"""Limit of faults tried on a machine, each alone."""
 EFFORT = 6_000
-"""Faults times recorded paths on one machine: on large ones fewer are tried."""
+"""Limit of faults times recorded paths on a machine: each fault copies and detects the whole machine."""
 MOST_COMMANDS = 200
 DETECT = "anyaccel_detect"
 
 Recording = dict[str, Any]
 
 
-def unreadable(subject: Subject, machine: TestedMachine) -> None:
-    """C10: What cannot be opened makes the answer partial, failed, or a device unhealthy: none vanishes silently."""
-    demand(_losses(subject, machine, list(_unreadable(machine.recording))))
+def check_unreadable(subject: Subject, machine: TestedMachine) -> None:
+    """C10: A file or node without permission makes detection partial or failed, or a device unhealthy."""
+    demand(_find_losses(subject, machine, list(_deny_paths(machine.recording))))
 
 
-def _unreadable(recording: Recording) -> Iterator[tuple[str, Recording]]:
+def _deny_paths(recording: Recording) -> Iterator[tuple[str, Recording]]:
     paths = recording.get("paths", {})
-    for path in _spread([path for path, entry in paths.items() if entry.keys() & {"text", "char", "block"}]):
+    for path in _sort_by_kind([path for path, entry in paths.items() if entry.keys() & {"text", "char", "block"}]):
         entry = paths[path]
         denied = {"errno": "EACCES"} if "text" in entry else {**entry, "access": ""}
         yield f"when {path} cannot be opened", {**recording, "paths": {**paths, path: denied}}
 
 
-def _spread(paths: Sequence[str]) -> list[str]:
-    """Paths of every kind first: those that differ in numbers alone are of one kind."""
+def _sort_by_kind(paths: Sequence[str]) -> list[str]:
+    """Sort paths so that each kind comes first; paths of a kind differ only in numbers."""
     kinds: dict[str, list[str]] = {}
     for path in paths:
         kinds.setdefault(re.sub(r"[0-9a-f]*\d[0-9a-f]*", "#", path), []).append(path)
+    # The first and the last of a kind: a loop that ends at the first fault treats them differently.
     ends = [kind[0] for kind in kinds.values()] + [kind[-1] for kind in kinds.values() if len(kind) > 1]
     return ends + [path for path in paths if path not in set(ends)]
 
 
-def missing(subject: Subject, machine: TestedMachine) -> None:
-    """C11: Without its tool or library, or when either fails, a vendor is not silently without devices."""
+def check_missing(subject: Subject, machine: TestedMachine) -> None:
+    """C11: Devices do not vanish silently when the vendor's tool or library is missing or fails."""
     recording, devices = machine.recording, machine.devices
     if not devices:
         return
+    # Unlike in _find_losses, fewer devices with a note are right here: PCI alone cannot tell partitions.
     silent = []
-    for what, changed in _without(recording):
-        found = _outcome(subject, machine, changed)
+    for what, changed in _remove_tools(recording):
+        found = _detect_changed(subject, machine, changed)
         if isinstance(found, Detected) and (found.devices or found.partial or found.notes):
             continue
         if not isinstance(found, str):
             answer = "None" if found is None else "no device"
             silent.append(f"{what}, {DETECT} returns {answer} for {len(devices)} devices; raise, or say so in notes")
-    demand([*silent, *_losses(subject, machine, list(_failing(recording)))])
+    demand([*silent, *_find_losses(subject, machine, list(_break_tools(recording)))])
 
 
-def _without(recording: Recording) -> Iterator[tuple[str, Recording]]:
+def _remove_tools(recording: Recording) -> Iterator[tuple[str, Recording]]:
     queries = recording.get("queries", {})
     yield "when the vendor's tools are not installed", {**recording, "commands": []}
     for kind, message in (
@@ -70,12 +72,13 @@ def _without(recording: Recording) -> Iterator[tuple[str, Recording]]:
         ("OSError", "libvendor.so.1: cannot open shared object file: No such file or directory"),
     ):
         error = {"error": {"kind": kind, "message": message}}
+        # Libraries fail in two ways: the Python package is missing, or its shared library is.
         changed = {**recording, "commands": [], "queries": dict.fromkeys(queries, error)}
         yield f"when the vendor's tools and library are missing ({kind})", changed
 
 
-def _failing(recording: Recording) -> Iterator[tuple[str, Recording]]:
-    """One tool or question after the other that fails."""
+def _break_tools(recording: Recording) -> Iterator[tuple[str, Recording]]:
+    """Yield recordings with one failing command or query each."""
     commands, queries = recording.get("commands", []), recording.get("queries", {})
     broken = {
         "fails": {"returncode": 1, "stdout": "", "stderr": "error: cannot talk to the driver\n"},
@@ -94,11 +97,11 @@ def _failing(recording: Recording) -> Iterator[tuple[str, Recording]]:
 
 
 class EndlessError(BaseException):
-    """Ends a hook that would go on for ever; no ``except Exception`` keeps it."""
+    """Raised to stop an endless hook; derives from BaseException to pass ``except Exception``."""
 
 
 class HangingTools(RecordedFacts):
-    """A recorded machine whose tools never end. Time passes only while one is waited for, so nobody has to wait."""
+    """A recorded machine with hanging tools and a virtual clock, which only a time-out advances."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__(recording)
@@ -107,7 +110,8 @@ class HangingTools(RecordedFacts):
         self.programs = {entry["argv"][0] for entry in recording.get("commands", [])}
 
     def run(self, argv: Sequence[str], timeout: float) -> CommandResult | None:
-        """Let the time-out pass, and raise."""
+        """Advance the clock by the time-out, and raise."""
+        # A program that the recording lacks is not installed there: it cannot hang.
         if argv[0] not in self.programs:
             return super().run(argv, timeout)
         if len(self.hung) >= MOST_COMMANDS:
@@ -118,22 +122,22 @@ class HangingTools(RecordedFacts):
 
 
 class VirtualTime(ProbeContext):
-    """A context whose clock is that of its machine with hanging tools."""
+    """A context on the virtual clock of a machine with hanging tools."""
 
     def __init__(self, facts: HangingTools) -> None:
         super().__init__(facts, time.monotonic() + SECONDS)
         self._machine = facts
 
     def remaining(self) -> float:
-        """Seconds left."""
+        """Return the seconds left on the virtual clock."""
         return max(0.0, SECONDS - self._machine.now)
 
 
-def hanging(subject: Subject, machine: TestedMachine) -> None:
-    """C12: A tool that hangs is asked once, and its devices do not vanish silently."""
+def check_hanging(subject: Subject, machine: TestedMachine) -> None:
+    """C12: A hanging tool is run once, and devices do not vanish silently."""
     facts = HangingTools(machine.recording)
     try:
-        losses = list(_losses(subject, machine, [("when the vendor's tools hang", facts)]))
+        losses = list(_find_losses(subject, machine, [("when the vendor's tools hang", facts)]))
     except EndlessError:
         raise CheckFailed(f"{DETECT} runs commands that hang for ever; stop after the first time-out") from None
     repeated = [" ".join(argv) for argv in dict.fromkeys(facts.hung) if facts.hung.count(argv) > 1]
@@ -141,38 +145,40 @@ def hanging(subject: Subject, machine: TestedMachine) -> None:
     demand([*losses, *again])
 
 
-def _losses(
+def _find_losses(
     subject: Subject, machine: TestedMachine, faults: Sequence[tuple[str, Recording | HangingTools]]
 ) -> Iterator[str]:
-    """Faults after which devices are gone and nothing says so."""
+    """Yield the faults after which devices vanish silently."""
     before = machine.detected
     if before is None or not before.devices:
         return
     paths = len(machine.recording.get("paths", {}))
     for what, changed in faults[: max(4, min(MOST_FAULTS, EFFORT // (paths + 1)))]:
-        found = _outcome(subject, machine, changed)
-        reason = _loss(before, found)
+        found = _detect_changed(subject, machine, changed)
+        reason = _describe_loss(before, found)
         if reason:
             yield f"{what}, {reason}; raise, set partial, or list the device as unhealthy"
 
 
-def _loss(before: Detected, found: Detected | str | None) -> str:
-    if isinstance(found, str):
+def _describe_loss(before: Detected, found: Detected | str | None) -> str:
+    if isinstance(found, str):  # detection failed, which is not silent
         return ""
     if found is None:
         return "the vendor counts as absent"
-    unhealthy = [_unhealthy(answer) for answer in (before, found)]
+    unhealthy = [_count_unhealthy(answer) for answer in (before, found)]
     if len(found.devices) >= len(before.devices) or found.partial or unhealthy[1] > unhealthy[0]:
         return ""
     return f"{len(found.devices)} of {len(before.devices)} devices are left"
 
 
-def _unhealthy(detected: Detected) -> int:
+def _count_unhealthy(detected: Detected) -> int:
     return sum(device.health is Health.UNHEALTHY for device in detected.devices)
 
 
-def _outcome(subject: Subject, machine: TestedMachine, changed: Recording | HangingTools) -> Detected | str | None:
-    """What detection makes of a changed machine; the reason when it fails loudly."""
+def _detect_changed(
+    subject: Subject, machine: TestedMachine, changed: Recording | HangingTools
+) -> Detected | str | None:
+    """Detect on a changed machine; return the reason if detection fails."""
     if isinstance(changed, HangingTools):
         context: ProbeContext = VirtualTime(changed)
     else:

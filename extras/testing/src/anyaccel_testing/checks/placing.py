@@ -1,4 +1,4 @@
-"""C15, C21 and C24: devices can be asked for, be given out, and stand beside those of other vendors."""
+"""C15, C21 and C24: devices can be requested and allocated, also beside devices of other vendors."""
 
 from __future__ import annotations
 
@@ -11,33 +11,29 @@ from anyaccel.launcher import worker_environment
 from anyaccel.model import (
     UNITS_PER_DEVICE,
     Allocation,
-    Detected,
     Device,
     Grant,
     Inventory,
-    PluginInfo,
     Request,
     Share,
     Term,
     VendorReport,
     VendorState,
-    decode,
-    encode,
 )
 from anyaccel.probe import Machine, Simulated
 from anyaccel.vendors import Source, VendorPlugin, installed, presence, tasks
 
 from anyaccel_testing.check import CheckFailed, NotApplicable, demand
-from anyaccel_testing.checks.environment import Devices, accepted, subsets
-from anyaccel_testing.subject import Subject, TestedMachine, payload
+from anyaccel_testing.checks.environment import Devices, choose_subsets, list_accepted
+from anyaccel_testing.subject import Subject, TestedMachine, interpret_here, payload
 
 SENTENCE = re.compile(r"[^\n]*\S \S+ \S[^\n]*")
-"""Three words or more in one line."""
+"""Three words or more, on one line."""
 LONGEST = 500
 
 
-def named(subject: Subject, machine: TestedMachine) -> None:  # noqa: ARG001 - all checks are called alike
-    """C15: Every device and every product has tags, the product's name first, and says whether it may be shared."""
+def check_tags(subject: Subject, machine: TestedMachine) -> None:  # noqa: ARG001 - all checks are called alike
+    """C15: Every device and product has tags, the product's name first, and a policy for sharing."""
     if machine.problem is not None:
         if machine.problem.hook in ("anyaccel_tags", "anyaccel_fractional", "anyaccel_products"):
             raise CheckFailed(f"{machine.problem.hook}: {machine.problem.reason}")
@@ -51,20 +47,20 @@ def named(subject: Subject, machine: TestedMachine) -> None:  # noqa: ARG001 - a
             )
 
 
-def refusals(subject: Subject, machine: TestedMachine) -> None:
-    """C21: Refusals are sentences, and some set of devices is accepted."""
+def check_refusals(subject: Subject, machine: TestedMachine) -> None:
+    """C21: Refusals are sentences, and at least one set of devices is accepted."""
     devices = tuple(device for device in machine.devices if device.usable)
-    demand(_bad_reasons(subject, devices))
-    if devices and next(accepted(subject, devices), None) is None:
+    demand(_find_bad_reasons(subject, devices))
+    if devices and next(list_accepted(subject, devices), None) is None:
         raise CheckFailed(
             f"PluginInfo.counts and anyaccel_validate accept none of the sets of the {len(devices)} usable devices that"
-            " were tried, so nobody ever gets one"
+            " were tried, so no request can ever get a device"
         )
 
 
-def _bad_reasons(subject: Subject, devices: Devices) -> Iterator[str]:
+def _find_bad_reasons(subject: Subject, devices: Devices) -> Iterator[str]:
     resource = subject.plugin.info.resource
-    for chosen in subsets(devices):
+    for chosen in choose_subsets(devices):
         for term in (
             Term(names=(resource,), units=len(chosen) * UNITS_PER_DEVICE),
             Term(
@@ -85,24 +81,24 @@ def _bad_reasons(subject: Subject, devices: Devices) -> Iterator[str]:
                 yield f"anyaccel_validate must give one sentence with the rule and what is allowed (got {reason!r:.80})"
 
 
-def together(subject: Subject) -> None:
+def check_together(subject: Subject) -> None:
     """C24: Beside every other installed vendor, neither a device nor a name nor a variable is claimed by both."""
     vendor = subject.source.vendor
-    subject.plugin  # noqa: B018 - raises where it cannot be loaded
+    subject.plugin  # noqa: B018 - raises NotApplicable if it cannot be loaded
     sources = installed()[0]
     others = [source for source in sources if source.vendor != vendor]
     if not others:
         raise NotApplicable("no other plug-in is installed")
-    own = _report(subject.source)
-    rivals = [report for source in others if (report := _report(source)) is not None] if own else []
-    faults = [*_conflicts(own, rivals)] if own else []
-    demand([*faults, *_names_of_others(subject, others), *_listed_twice(subject, others)])
+    own = _simulate_largest(subject.source)
+    rivals = [report for source in others if (report := _simulate_largest(source)) is not None] if own else []
+    faults = [*_find_conflicts(own, rivals)] if own else []
+    demand([*faults, *_find_foreign_names(subject, others), *_find_listed_twice(subject, others)])
 
 
-def _names_of_others(subject: Subject, others: Sequence[Source]) -> Iterator[str]:
-    """Tags, and names of products, that are another vendor's."""
+def _find_foreign_names(subject: Subject, others: Sequence[Source]) -> Iterator[str]:
+    """Yield tags and product names of another vendor."""
     sources = [subject.source, *others]
-    products = {source.vendor: _product_names(source) for source in sources}
+    products = {source.vendor: _list_product_names(source) for source in sources}
     names = VendorNames(sources, presence.declared(sources), products)
     tags = [tag for machine in subject.machines for device in machine.known_devices for tag in device.tags]
     for tag in dict.fromkeys((*tags, *products[subject.source.vendor])):
@@ -110,41 +106,41 @@ def _names_of_others(subject: Subject, others: Sequence[Source]) -> Iterator[str
             yield f"{tag!r} must be no tag and no product, since it is {owner}; choose another name"
 
 
-def _product_names(source: Source) -> list[str]:
+def _list_product_names(source: Source) -> list[str]:
     listed = tasks.products(payload(source, {})).get("value") or []
     return [name for product in listed for name in (product["name"], *product.get("aliases", ()))]
 
 
-def _listed_twice(subject: Subject, others: Sequence[Source]) -> Iterator[str]:
-    """Devices of recorded machines, and of one that has nothing, that another plug-in lists as well."""
+def _find_listed_twice(subject: Subject, others: Sequence[Source]) -> Iterator[str]:
+    """Yield devices that another plug-in lists as well, on recorded machines and on an empty machine."""
     own, said = subject.plugin, presence.declared(others)
-    rivals = [plugin for source in others if (plugin := _loaded(source)) is not None]
+    rivals = [plugin for source in others if (plugin := _load(source)) is not None]
     nothing = TestedMachine(subject, machine=Machine(text="a machine without devices"))
     for machine in (*subject.machines, nothing):
         facts = machine.facts
-        found = {own.info.vendor: _devices(own, machine)}
+        found = {own.info.vendor: _detect_devices(own, machine)}
         present = presence.possible(said, facts, facts.environ) if found[own.info.vendor] else {}
         seen = [own, *(rival for rival in rivals if rival.info.vendor in present)]
-        found |= {plugin.info.vendor: _devices(plugin, machine) for plugin in seen[1:]}
+        found |= {plugin.info.vendor: _detect_devices(plugin, machine) for plugin in seen[1:]}
         control_nodes = {plugin.info.vendor: plugin.info.control_nodes for plugin in seen}
         after = contest(found, control_nodes, host=subject.live)[own.info.vendor]
         for device, contested in zip(found[own.info.vendor], after, strict=True):
-            if device != contested:
+            if device != contested:  # the core marks a device that two plug-ins list as unhealthy
                 yield (
                     f"{machine.name}: {device.id} would be given to no request: {contested.health_reason}; detect only"
                     " devices that are certainly this vendor's, such as by the PCI vendor id"
                 )
-                break
+                break  # one device per machine is enough to find the cause
 
 
-def _loaded(source: Source) -> VendorPlugin | None:
+def _load(source: Source) -> VendorPlugin | None:
     try:
         return VendorPlugin(source)
-    except PluginError:  # its own check tells
+    except PluginError:  # its own check reports it
         return None
 
 
-def _devices(plugin: VendorPlugin, machine: TestedMachine) -> list[Device]:
+def _detect_devices(plugin: VendorPlugin, machine: TestedMachine) -> list[Device]:
     try:
         detected = plugin.detect(machine.context())
     except PluginError:  # see C07
@@ -155,53 +151,42 @@ def _devices(plugin: VendorPlugin, machine: TestedMachine) -> list[Device]:
 Simulation = tuple[VendorReport, Devices]
 
 
-def _report(source: Source) -> Simulation | None:
-    """A vendor's own largest machine; None when its plug-in cannot say."""
+def _simulate_largest(source: Source) -> Simulation | None:
+    """Simulate a vendor's largest machine; None if the plug-in has no product or fails."""
     shared = payload(source, {})
     listed = tasks.products(shared).get("value")
     if not listed:
         return None
+    # The first product with the most devices: conflicts are about variables, which products of a vendor share.
     machine = Machine(
         text="sim", products=(Simulated(product=listed[0]["name"], count=max(listed[0].get("counts", [1]))),)
     )
-    answer = tasks.detect({**shared, "machine": encode(machine)})
-    if not answer.get("detected"):
-        return None
-    info, detected = decode(PluginInfo, answer["info"]), decode(Detected, answer["detected"])
-    report = VendorReport(
-        vendor=source.vendor,
-        state=VendorState.OK,
-        resource=info.resource,
-        kind=info.kind,
-        env_vars=info.env_vars,
-        borrowed=info.borrowed,
-        cleared=info.cleared,
-    )
-    return report, detected.devices
+    report, devices = interpret_here(source, machine, {})
+    return (report, tuple(devices)) if report.state is VendorState.OK else None
 
 
-def _conflicts(own: Simulation, others: list[Simulation]) -> Iterator[str]:
+def _find_conflicts(own: Simulation, others: list[Simulation]) -> Iterator[str]:
     for other in others:
         inventory = Inventory(machine="sim", devices=(*own[1], *other[1]), vendors=(own[0], other[0]))
-        for given in _divisions(own[1], other[1]):
+        for given in _list_divisions(own[1], other[1]):
             if len({device.vendor for device in given}) > 1 and own[0].shared_with(other[0]):
-                continue  # placement never gives these to one worker
+                continue  # placement keeps vendors apart that share a variable
             try:
-                worker_environment(_allocation(given), inventory, environ={})
+                worker_environment(_make_allocation(given), inventory, environ={})
             except EnvConflictError as error:
                 yield f"{error} (given: {', '.join(device.id for device in given[:4]) or 'nothing'})"
             except PluginError:
-                continue  # see C16 and C18, of this plug-in or of the other
+                continue  # C16 and C18 report it, of this plug-in or of the other
 
 
-def _divisions(own: Devices, other: Devices) -> Iterator[Devices]:
-    """What one worker may be given of two vendors: nothing, one device or all of each."""
+def _list_divisions(own: Devices, other: Devices) -> Iterator[Devices]:
+    """Yield combinations of two vendors' devices for a worker: none, the first, or every device of each."""
     for mine in ((), own[:1], own):
         for theirs in ((), other[:1], other):
             yield (*mine, *theirs)
 
 
-def _allocation(devices: Devices) -> Allocation:
+def _make_allocation(devices: Devices) -> Allocation:
     term = Term(names=("any",), units=max(1, len(devices)) * UNITS_PER_DEVICE)
     shares = tuple(Share(device=device, memory_bytes=device.memory_bytes) for device in devices)
     return Allocation(id="1", request=Request(terms=(term,)), grants=(Grant(term=term, shares=shares),))

@@ -1,4 +1,4 @@
-"""C13, C14, C22 and C25: hooks leave the process as it was, survive a fork, and touch the machine only through ctx."""
+"""C13, C14, C22 and C25: hooks have no side effects, survive a fork, and read the machine only through ctx."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from anyaccel.model import AGREEMENT, Device, EnvContext, ProblemKind, Severity,
 from anyaccel.vendors import HOOKS
 
 from anyaccel_testing.check import CheckFailed, demand
-from anyaccel_testing.checks.environment import STALE, accepted
+from anyaccel_testing.checks.environment import STALE, list_accepted
 from anyaccel_testing.subject import Subject, TestedMachine
-from anyaccel_testing.watch import Watch, changes, process_state
+from anyaccel_testing.watch import Watch, find_changes, read_process_state
 
 FORK_SECONDS = 30.0
 END = b"\0"
@@ -28,32 +28,32 @@ POSSIBLE = {
     "temperature_celsius": (-100, 300, "degrees Celsius"),
     "power_watts": (0, 100_000, "watts"),
 }
-"""Statistics whose unit is easily mistaken, such as for percent or millidegrees, and what devices can have."""
+"""Possible ranges of statistics with a unit that is easily mistaken, such as percent or millidegrees."""
 
 Answers = dict[str, Any]
 
 
 def exercise(subject: Subject, machine: TestedMachine, *, replay: bool = True) -> Answers:
-    """Call every hook that touches the machine, then every pure one.
+    """Call every hook with access to the machine, then every pure hook.
 
     Returns:
-        By name of the call, what was answered as JSON data, or the reason why it failed.
+        By name of the call, the answer as JSON data, or the reason of the failure.
     """
     context = machine.replay if replay else machine.context
     devices = machine.known_devices
     of_machine = [name for name in HOOKS if name != "info" and not _is_pure(subject, name)]
     calls = {f"anyaccel_{name}": machine.call(name, devices=lambda: devices, ctx=context) for name in of_machine}
     for device in devices[:MOST_DEVICES]:
-        calls |= _pure_calls(subject, machine, device)
-    return {name: _answer(call) for name, call in calls.items()}
+        calls |= _make_pure_calls(subject, machine, device)
+    return {name: _get_answer(call) for name, call in calls.items()}
 
 
 def _is_pure(subject: Subject, hook: str) -> bool:
-    """Whether a hook answers from what it is told about devices."""
+    """Return True if a hook answers from its arguments about devices alone."""
     return HOOKS[hook].seconds is not None and bool(subject.plugin.arguments(hook))
 
 
-def _pure_calls(subject: Subject, machine: TestedMachine, device: Device) -> dict[str, Callable[[], Any]]:
+def _make_pure_calls(subject: Subject, machine: TestedMachine, device: Device) -> dict[str, Callable[[], Any]]:
     info, devices = subject.plugin.info, machine.known_devices
     share = Share(
         device=device,
@@ -78,24 +78,24 @@ def _pure_calls(subject: Subject, machine: TestedMachine, device: Device) -> dic
     return calls
 
 
-def _answer(call: Callable[[], Any]) -> Any:
+def _get_answer(call: Callable[[], Any]) -> Any:
     try:
         return encode(call())
     except PluginError as error:
         return error.problem.reason
 
 
-def unchanged(subject: Subject, machine: TestedMachine) -> None:
-    """C13: Hooks leave the process as it was: environment, directory, signals, files, threads, children, output."""
-    before = process_state()
+def check_unchanged(subject: Subject, machine: TestedMachine) -> None:
+    """C13: Hooks do not change the process: environment, directory, signals, files, threads, children, output."""
+    before = read_process_state()  # taken after the import, which C02 judges
     exercise(subject, machine, replay=False)
     demand(
         f"the hooks change {change}; undo it, or ask through ctx, which leaves nothing behind"
-        for change in changes(before, process_state())
+        for change in find_changes(before, read_process_state())
     )
 
 
-def forked(subject: Subject, machine: TestedMachine) -> None:
+def check_fork(subject: Subject, machine: TestedMachine) -> None:
     """C14: After detection the process may fork, and the hooks work in the child."""
     before = exercise(subject, machine, replay=False)
     read_end, write_end = os.pipe()
@@ -103,8 +103,9 @@ def forked(subject: Subject, machine: TestedMachine) -> None:
     if child == 0:
         _repeat_in_child(subject, machine, before, write_end)
     os.close(write_end)
-    heard = _hear(read_end)
+    heard = _read_message(read_end)
     os.close(read_end)
+    # Whether it answered or not: a child that holds a lock of a library may never exit by itself.
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if heard is None:
@@ -125,20 +126,20 @@ def forked(subject: Subject, machine: TestedMachine) -> None:
 def _repeat_in_child(subject: Subject, machine: TestedMachine, before: Answers, pipe: int) -> None:
     try:
         after = exercise(subject, machine, replay=False)
-        failed = [f"{name} fails: {after[name]}" for name in before if _newly_failed(before[name], after[name])]
+        failed = [f"{name} fails: {after[name]}" for name in before if _has_newly_failed(before[name], after[name])]
         message = "; ".join(failed[:3])
-    except BaseException:  # noqa: BLE001 - the parent tells
+    except BaseException:  # noqa: BLE001 - the parent reports it
         message = traceback.format_exc(limit=-1)
     os.write(pipe, message.encode(errors="replace")[:4000] + END)
-    os._exit(0)
+    os._exit(0)  # no exit handlers: they belong to the parent
 
 
-def _newly_failed(before: Any, after: Any) -> bool:
+def _has_newly_failed(before: Any, after: Any) -> bool:
     return isinstance(after, str) and not isinstance(before, str)
 
 
-def _hear(pipe: int) -> bytes | None:
-    """What the child says until it ends; None when it does not end in time."""
+def _read_message(pipe: int) -> bytes | None:
+    """Read the message of the child up to its end; None on a time-out."""
     heard = b""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
@@ -150,10 +151,10 @@ def _hear(pipe: int) -> bytes | None:
     return None
 
 
-def only_through_context(subject: Subject) -> None:
-    """C22: Hooks touch the machine through ctx alone; those without ctx are pure, and none reads os.environ."""
+def check_context_only(subject: Subject) -> None:
+    """C22: Hooks read the machine only through ctx, hooks without ctx are pure, and no hook reads os.environ."""
     machines = subject.machines or tuple(subject.simulated())
-    for machine in machines:  # what we load ourselves does not count
+    for machine in machines:  # the suite's own reads come first, outside of the watch
         _ = machine.known_devices, machine.recording
     watch = Watch(subject.source)
     for machine in machines:
@@ -164,12 +165,13 @@ def only_through_context(subject: Subject) -> None:
                 f"on {machine.name}, a hook {watch.events[0]} by itself: hooks that get a ctx see the machine through"
                 " it alone, and all others are pure functions of their arguments"
             )
+        # A hook with other answers each time is C08's; here the difference would be blamed on os.environ.
         if exercise(subject, machine) == first:
-            demand(_reads_environ(subject, machine, first))
+            demand(_find_environ_readers(subject, machine, first))
 
 
-def _reads_environ(subject: Subject, machine: TestedMachine, before: Answers) -> Iterator[str]:
-    with _environ(dict.fromkeys(subject.plugin.info.env_vars, STALE)):
+def _find_environ_readers(subject: Subject, machine: TestedMachine, before: Answers) -> Iterator[str]:
+    with _set_environ(dict.fromkeys(subject.plugin.info.env_vars, STALE)):
         after = exercise(subject, machine)
     for name, answer in after.items():
         if answer != before[name]:
@@ -180,23 +182,23 @@ def _reads_environ(subject: Subject, machine: TestedMachine, before: Answers) ->
 
 
 @contextlib.contextmanager
-def _environ(variables: Mapping[str, str]) -> Iterator[None]:
-    """Some variables in ``os.environ``, for a while."""
+def _set_environ(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables in ``os.environ`` within the context."""
     before = dict(os.environ)
     os.environ.update(variables)
     try:
         yield
     finally:
-        os.environ.clear()
+        os.environ.clear()  # a hook may have added variables of its own
         os.environ.update(before)
 
 
-def observed(subject: Subject, machine: TestedMachine) -> None:
-    """C25: What products, stats, diagnose and container say keeps the contract."""
-    demand(_observation_faults(subject, machine))
+def check_observations(subject: Subject, machine: TestedMachine) -> None:
+    """C25: The results of products, stats, diagnose and container keep the contract."""
+    demand(_find_observation_faults(subject, machine))
 
 
-def _unit_faults(stats: Mapping[str, Stats]) -> Iterator[str]:
+def _find_unit_faults(stats: Mapping[str, Stats]) -> Iterator[str]:
     for device_id, seen in stats.items():
         for name, (least, most, unit) in POSSIBLE.items():
             value = getattr(seen, name)
@@ -204,9 +206,10 @@ def _unit_faults(stats: Mapping[str, Stats]) -> Iterator[str]:
                 yield f"Stats.{name} must be {unit}, from {least} to {most} (got {value:g} for {device_id!r})"
 
 
-def _observing_calls(subject: Subject, machine: TestedMachine) -> dict[str, Callable[[], Any]]:
-    """Calls of the optional hooks that tell of devices, or of the vendor, as they are."""
-    given = max(accepted(subject, machine.devices), key=len, default=())
+def _make_observing_calls(subject: Subject, machine: TestedMachine) -> dict[str, Callable[[], Any]]:
+    """Return calls of the optional hooks on the state of devices or of the vendor, by name."""
+    # A pure hook is asked about devices that a launch can get; validate may refuse all of them together.
+    given = max(list_accepted(subject, machine.devices), key=len, default=())
     found: dict[str, Callable[[], Any]] = {}
     for name, hook in HOOKS.items():
         if not hook.required and {"environ", "request"}.isdisjoint(subject.plugin.arguments(name)):
@@ -215,10 +218,10 @@ def _observing_calls(subject: Subject, machine: TestedMachine) -> dict[str, Call
     return found
 
 
-def _observation_faults(subject: Subject, machine: TestedMachine) -> Iterator[str]:
+def _find_observation_faults(subject: Subject, machine: TestedMachine) -> Iterator[str]:
     devices = machine.devices
     answers: dict[str, Any] = {}
-    for name, call in _observing_calls(subject, machine).items():
+    for name, call in _make_observing_calls(subject, machine).items():
         try:
             answers[f"anyaccel_{name}"] = call()
         except PluginError as error:
@@ -227,7 +230,7 @@ def _observation_faults(subject: Subject, machine: TestedMachine) -> Iterator[st
     unknown = set(answers.get("anyaccel_stats", ())) - {device.id for device in devices}
     if unknown:
         yield f"anyaccel_stats tells of {', '.join(sorted(unknown))}, which it was not asked about; use Device.id"
-    yield from _unit_faults(answers.get("anyaccel_stats", {}))
+    yield from _find_unit_faults(answers.get("anyaccel_stats", {}))
     for finding in answers.get("anyaccel_diagnose", ()):
         if finding.severity is not Severity.OK and not finding.remedy.strip():
             yield f"anyaccel_diagnose finds {finding.reason!r} without a way out; put it into Finding.remedy"
