@@ -679,7 +679,7 @@ class Acquisition:
     # What wakes it
 
     def _aim(self, directory: int) -> bool:
-        """FileEvents the ticket ahead, or the directory; whether something may have happened before."""
+        """Watch the ticket ahead, or the directory; whether something may have happened before."""
         before = None if self._watches_all else self.before
         if self.place >= _WATCHING:
             return False

@@ -21,7 +21,7 @@ from anyaccel.ledger.names import LeaseName
 from anyaccel.ledger.record import read_locks
 from anyaccel.linux import process, system
 from anyaccel.linux.descriptors import has_lock, open_files
-from anyaccel.linux.teardown import KILL_SECONDS, Teardown, Tell, find_carriers
+from anyaccel.linux.teardown import KILL_SECONDS, Teardown, Visit, find_carriers
 from anyaccel.linux.users import user_name
 
 _LOOK_AGAIN = 0.05
@@ -112,7 +112,7 @@ def _in_force(directory: int, files: Iterable[LeaseName]) -> list[LeaseName]:
     return [lease for lease in files if found[lease.name].life is not Life.OVER]
 
 
-def _find_holders(directory: int, files: Iterable[LeaseName], tell: Tell) -> bool:
+def _find_holders(directory: int, files: Iterable[LeaseName], tell: Visit) -> bool:
     """Tell of the processes that the kernel confirms to hold files or to carry their marks: a ``Find``."""
     wanted = set()
     for lease in files:
