@@ -21,7 +21,7 @@ from anyaccel.ledger.names import LeaseName
 from anyaccel.ledger.record import read_locks
 from anyaccel.linux import process, system
 from anyaccel.linux.descriptors import has_lock, open_files
-from anyaccel.linux.teardown import KILL_SECONDS, Teardown, Tell, find_carriers
+from anyaccel.linux.teardown import KILL_SECONDS, Teardown, Visit, find_carriers
 from anyaccel.linux.users import user_name
 
 _LOOK_AGAIN = 0.05  # the carriers of a mark cannot be watched, only searched
@@ -113,16 +113,16 @@ def _select_active(directory: int, files: Iterable[LeaseName]) -> list[LeaseName
     return [lease for lease in files if found[lease.name].life is not Life.OVER]
 
 
-def _find_holders(directory: int, files: Iterable[LeaseName], tell: Tell) -> bool:
-    """Call ``tell`` for each process that the kernel confirms to hold the files or to carry their marks: a ``Find``."""
+def _find_holders(directory: int, files: Iterable[LeaseName], visit: Visit) -> bool:
+    """Call ``visit`` for each process that the kernel confirms to hold the files or to carry their marks: a ``Find``."""
     wanted = set()
     for lease in files:
         with contextlib.suppress(FileNotFoundError):
             found = os.stat(lease.name, dir_fd=directory, follow_symlinks=False)
             wanted.add((found.st_dev, found.st_ino))
     for pid in {pid for pid, _ in _locked(wanted)} - {os.getpid()}:
-        tell(pid, lambda _: True)
-    return find_carriers(lease.mark for lease in files)(tell)
+        visit(pid, lambda _: True)
+    return find_carriers(lease.mark for lease in files)(visit)
 
 
 def _locked(files: set[File]) -> Iterator[tuple[int, int]]:

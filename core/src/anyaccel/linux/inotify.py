@@ -54,7 +54,7 @@ class FileEvents:
         self.path = ""
 
     def follow(self, path: str) -> None:
-        """FileEvents a file, or the files of a directory, in place of the former target.
+        """Watch a file, or the files of a directory, in place of the former target.
 
         Raises:
             OSError: When the target cannot be watched, for example because it is gone. Nothing is watched then.

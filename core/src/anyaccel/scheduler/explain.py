@@ -113,7 +113,7 @@ def _rivals(books: Books, request: Request) -> Iterator[Reason]:
     placed = place(twin, Occupancy(twin), [want(twin, term) for term in request.terms], books.validate)
     devices = [layout.devices[spot.position] for spots in placed or () for spot in spots]
     for one, other in combinations(dict.fromkeys(device.vendor for device in devices), 2):
-        variable = layout.inventory.apart(one).get(other)
+        variable = layout.inventory.excluded_vendors(one).get(other)
         if variable:
             yield Reason(
                 code=ReasonCode.VARIABLE,

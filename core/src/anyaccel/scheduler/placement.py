@@ -85,7 +85,7 @@ class Layout:
 
     def _rivals(self, vendor: str) -> int:
         """Return the devices that a worker with devices of this vendor cannot have."""
-        others = self.inventory.apart(vendor) if len(self.vendors) > 1 else ()
+        others = self.inventory.excluded_vendors(vendor) if len(self.vendors) > 1 else ()
         return union(self.vendors.get(other, 0) for other in others)
 
     def without_rivals(self) -> Layout:
