@@ -114,7 +114,7 @@ def _select_active(directory: int, files: Iterable[LeaseName]) -> list[LeaseName
 
 
 def _find_holders(directory: int, files: Iterable[LeaseName], visit: Visit) -> bool:
-    """Call ``visit`` for each process that the kernel confirms to hold the files or to carry their marks: a ``Find``."""
+    """Call ``visit`` for each process with the lock of a file or with a mark, as the kernel confirms: a ``Find``."""
     wanted = set()
     for lease in files:
         with contextlib.suppress(FileNotFoundError):
