@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.errors import AnyaccelError
-from anyaccel.linux.system import call
+from anyaccel.linux import call
 from anyaccel.probe import FILE_NAME, load
 
 if TYPE_CHECKING:

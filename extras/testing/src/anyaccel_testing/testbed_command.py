@@ -10,7 +10,6 @@ import argparse
 import os
 
 from anyaccel.cli import output
-from anyaccel.cli.options import add_command
 from anyaccel.errors import UsageError
 
 EXAMPLES = (
@@ -22,12 +21,12 @@ EXAMPLES = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("recording", metavar="RECORDING", help="directory that 'anyaccel record' wrote")
-    add_command(parser, "the command to run, and its arguments")
+    parser.add_argument("cmd", nargs="*", default=[], metavar="-- CMD", help="the command to run, and its arguments")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command in place of this process."""
-    from anyaccel.launcher.start import become
+    from anyaccel.launcher import become
 
     from anyaccel_testing.machines import load_recording
     from anyaccel_testing.testbed import enter_testbed
