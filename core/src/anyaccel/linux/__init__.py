@@ -1,4 +1,4 @@
-"""The kernel: processes and their trees, marks, descriptors, users, inotify, Landlock, cgroups. Nothing of ours."""
+"""The kernel: processes and their trees, marks, descriptors, users, inotify, Landlock, cgroups."""
 
 from anyaccel._faces import face
 
@@ -11,12 +11,12 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.linux.teardown": (
             "GRACE_SECONDS",
             "Confirm",
-            "Tell",
+            "Visit",
             "Teardown",
-            "find_all",
+            "combine_finds",
             "find_carriers",
             "find_tree",
-            "tell_left",
+            "describe_left",
         ),
     },
 )
