@@ -225,7 +225,7 @@ class Policy(Value):
 
     def limits_of(self, user: int | None) -> Limits:
         """Return the limits of a user; root has none by default."""
-        if user == ROOT:
+        if user == ROOT:  # limits are for users; root may still have an entry of its own
             return self.users.get(ROOT, _NO_LIMITS)
         return self.limits if user is None else self.users.get(user, self.limits)
 
@@ -244,7 +244,7 @@ class Policy(Value):
         used = usage(held) if self.fair_shares else {}
 
         def turn(each: Waiting) -> tuple[bool, int, float, int]:
-            if self.patience is not None and now - each.since >= self.patience:
+            if self.patience is not None and now - each.since >= self.patience:  # so no request starves
                 return False, 0, 0.0, each.number
             share = used.get(each.user, 0) / self.limits_of(each.user).weight if used else 0.0
             return True, -self.priority(each), share, each.number

@@ -97,7 +97,7 @@ class TicketFile:
         if not listed_in_name(candidates):
             more["wanted"] = sorted(hashes(candidates))
         self._file.make(directory, write_body(want.request, note, **more))
-        self.stamp()
+        self.stamp()  # before the file has its name, so that no rival sees a ticket without a stamp
         if number is None:
             number = 1 + last_number(os.listdir(directory))
         self._file.rename(directory, ticket_name(priority, number, new_nonce(), candidates))

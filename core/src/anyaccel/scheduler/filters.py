@@ -19,7 +19,7 @@ from anyaccel.text import listed, shown, size
 
 T = TypeVar("T")
 
-_MOST_DIGITS = 6
+_MOST_DIGITS = 6  # of a NUMA node: longer numbers would only cost time to convert
 _ID = re.compile(r"[!-+\--~]{1,128}")  # no comma, which ends it
 _NUMBERS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,7}")
 _VERSIONS = re.compile(rf"({_NUMBERS.pattern})(?:(\+)|-({_NUMBERS.pattern}))?")
@@ -123,6 +123,7 @@ class _Memory(Filter[int]):
         return format_memory(wanted)
 
     def predicate(self, asked: AskedFilter[int]) -> Callable[[Device], bool]:
+        # Both sides times 10000: whole numbers compare exactly.
         units, least = min(asked.term.units, UNITS_PER_DEVICE), asked.wanted * UNITS_PER_DEVICE
         return lambda device: device.rounded(units) * (device.memory_bytes or 0) >= least
 

@@ -32,6 +32,7 @@ def nearest(layout: Layout, free: Occupancy, request: Request, validate: Validat
     for _ in range(_TRIES):
         if fits(*terms):
             return replace(request, terms=tuple(terms))
+        # The largest term shrinks first, and the last of several: people write the important one first.
         index = max(range(len(terms)), key=lambda index: (terms[index].units, index))
         if terms[index].count > 1:
             terms[index] = replace(terms[index], units=terms[index].units - UNITS_PER_DEVICE)
