@@ -16,10 +16,10 @@ THIRD = """
 from anyaccel.model import replace
 from anyaccel.engines.local import open_engine as open_local
 
-def open_engine(setting):
-    if setting.address != "nowhere":
-        raise ValueError(setting.address)
-    engine = open_local(replace(setting, address=None))
+def open_engine(settings):
+    if settings.address != "nowhere":
+        raise ValueError(settings.address)
+    engine = open_local(replace(settings, address=None))
     submit = engine.submit
     engine.submit = lambda options, function, args, kwargs: submit(options, name, (function, *args), kwargs)
     return engine

@@ -8,8 +8,8 @@ from anyaccel.engines.remote.driver import Driver, RemoteActor
 from anyaccel.engines.remote.messages import Answer, Started
 from anyaccel.pool.actor import ActorState
 from anyaccel.pool.call import Options
-from anyaccel.pool.channel import Kind
-from anyaccel.pool.engine import Setting
+from anyaccel.pool.channel import MessageKind
+from anyaccel.pool.engine import PoolSettings
 from anyaccel.pool.launching import Preparation
 from anyaccel.pool.payload import dumps
 from waiting import PATIENCE
@@ -25,7 +25,7 @@ class Host:
         return answered(Started("here", None))
 
     def call(self, method, log, data, *buffers):
-        return answered(Answer(Kind.RESULT, dumps(method).data))
+        return answered(Answer(MessageKind.RESULT, dumps(method).data))
 
     def ended(self):
         return Future()
@@ -59,8 +59,8 @@ def answered(value):
     return future
 
 
-def driver_on(cluster, **setting):
-    return Driver(cluster, Setting(preparation=Preparation(), **setting))
+def driver_on(cluster, **settings):
+    return Driver(cluster, PoolSettings(preparation=Preparation(), **settings))
 
 
 def test_calls_that_wait_fail_when_the_cluster_has_gone_however_many_they_are():

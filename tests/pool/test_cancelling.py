@@ -4,8 +4,8 @@ import threading
 import time
 
 from anyaccel.pool import spawning
-from anyaccel.pool.channel import Kind
-from anyaccel.pool.dispatcher import Worker
+from anyaccel.pool.channel import MessageKind
+from anyaccel.pool.dispatcher import WorkerProcess
 from waiting import PATIENCE, until
 
 
@@ -35,18 +35,18 @@ class Echo:
 def test_a_method_that_is_cancelled_while_it_is_handed_over_leaves_its_actor_alive(pool, monkeypatch):
     echo = pool().actor(Echo)
     echo.ready.result()
-    give = Worker.give
+    give = WorkerProcess.give
 
     def cancel_and_give(member, call, **options):
-        if call.kind == Kind.METHOD:
-            monkeypatch.setattr(Worker, "give", give)
+        if call.kind == MessageKind.METHOD:
+            monkeypatch.setattr(WorkerProcess, "give", give)
             other = threading.Thread(target=call.future.cancel)
             other.start()
             until(call.future.cancelled, "the cancellation")
             other.join()
         give(member, call, **options)
 
-    monkeypatch.setattr(Worker, "give", cancel_and_give)
+    monkeypatch.setattr(WorkerProcess, "give", cancel_and_give)
     first = echo.say("first")
     until(first.cancelled, "the cancellation")
     assert echo.say("second").result(PATIENCE) == "second"

@@ -8,12 +8,13 @@ import time
 import anyaccel as aa
 import pytest
 from anyaccel.pool import spawning
-from anyaccel.pool.channel import Kind
+from anyaccel.pool.channel import MessageKind
 from anyaccel.pool.payload import dumps, dumps_error
 from raw_messages import head, say
 from waiting import until
 
 UNREAD = "its answer could not be read"
+NOT_GIVEN = "it answered a call that it was not given"
 
 
 def sparse():
@@ -34,19 +35,19 @@ NONSENSE = {
     "nothing": (b"", None, f"{UNREAD}: an empty message"),
     "three bytes": (b"abc", None, UNREAD),
     "a kind that there is not": (head(77), None, "it sent what is no answer \\(a message of the kind 77\\)"),
-    "a kind for workers": (head(Kind.CALL), None, "it sent what is no answer"),
+    "a kind for workers": (head(MessageKind.CALL), None, "it sent what is no answer"),
     "a kind of the fork server's": (head(18), None, "it sent what is no answer"),
-    "ready twice": (head(Kind.READY), None, "it sent what is no answer"),
-    "an answer to another call": (head(Kind.RESULT, 0, 1 << 60), None, "it answered a call that it was not given"),
-    "memory that was not passed": (head(Kind.RESULT, 1), None, UNREAD),
-    "a form that there is not": (head(Kind.RESULT, 9), None, UNREAD),
-    "memory that is no memory": (head(Kind.RESULT, 1) + bytes(8), of_nothing, UNREAD),
-    "that it cannot be used, without a reason": (head(Kind.BROKEN), None, "it sent what is no answer"),
-    "memory of no length": (head(Kind.RESULT, 1) + b"abc", of_nothing, UNREAD),
+    "ready twice": (head(MessageKind.READY), None, "it sent what is no answer"),
+    "an answer to another call": (head(MessageKind.RESULT, 0, 1 << 60), None, NOT_GIVEN),
+    "memory that was not passed": (head(MessageKind.RESULT, 1), None, UNREAD),
+    "a form that there is not": (head(MessageKind.RESULT, 9), None, UNREAD),
+    "memory that is no memory": (head(MessageKind.RESULT, 1) + bytes(8), of_nothing, UNREAD),
+    "that it cannot be used, without a reason": (head(MessageKind.BROKEN), None, "it sent what is no answer"),
+    "memory of no length": (head(MessageKind.RESULT, 1) + b"abc", of_nothing, UNREAD),
     "memory that is not there": (
-        head(Kind.RESULT, 1) + struct.pack("=QQ", 8, 1 << 41), sparse, f"{UNREAD}: shared memory must be sealed",
+        head(MessageKind.RESULT, 1) + struct.pack("=QQ", 8, 1 << 41), sparse, f"{UNREAD}: shared memory must be sealed",
     ),
-    "a descriptor": (head(Kind.RESULT), of_nothing, f"{UNREAD}: it passes descriptors along"),
+    "a descriptor": (head(MessageKind.RESULT), of_nothing, f"{UNREAD}: it passes descriptors along"),
 }  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def test_a_worker_that_says_it_could_not_be_set_up_breaks_no_pool(pool, prepared
     one = pool(**options)
 
     def lie():
-        return say(head(Kind.BROKEN) + dumps_error(ValueError("a lie"), "").data)
+        return say(head(MessageKind.BROKEN) + dumps_error(ValueError("a lie"), "").data)
 
     with pytest.raises((aa.BrokenWorkerError, ValueError), match=r"it sent what is no answer|a lie") as caught:
         one.submit(lie).result(60)
@@ -93,7 +94,7 @@ def test_an_exception_that_is_none_is_an_error_of_its_call(pool, body):
     current.result()
 
     def lie(number):
-        return say(head(Kind.ERROR, 0, number) + body)
+        return say(head(MessageKind.ERROR, 0, number) + body)
 
     from anyaccel.pool import call
 
@@ -106,7 +107,7 @@ def test_an_exception_that_is_none_is_an_error_of_its_call(pool, body):
 def test_an_actor_that_says_nonsense_has_gone_and_says_why(pool):
     class Liar:
         def speak(self):
-            return say(head(Kind.RESULT, 0, 1 << 60))
+            return say(head(MessageKind.RESULT, 0, 1 << 60))
 
     one = pool("A1:1")
     actor = one.actor(Liar)
@@ -141,7 +142,7 @@ def test_an_initializer_that_writes_nonsense_costs_its_worker_and_not_the_pool(p
     def initialize(path):
         if not path.exists():
             path.touch()
-            say(head(Kind.BROKEN) + b"junk")
+            say(head(MessageKind.BROKEN) + b"junk")
 
     one = pool(max_workers=1, initializer=initialize, initargs=(tmp_path / "done",))
     with pytest.raises(aa.BrokenWorkerError, match="it sent what is no answer"):

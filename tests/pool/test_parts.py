@@ -18,10 +18,10 @@ import anyaccel as aa
 import pytest
 from anyaccel.linux.process import describe_end
 from anyaccel.pool import payload, progress
-from anyaccel.pool.channel import MOST_INLINE, Kind, receive, send
+from anyaccel.pool.channel import MOST_INLINE, MessageKind, receive, send
 from anyaccel.pool.logs import Logs
 from anyaccel.pool.payload import LARGE, Pickled, dumps, dumps_whole, loads
-from anyaccel.pool.progress import Line, Progress, shown
+from anyaccel.pool.progress import Progress, ProgressLine, shown
 from anyaccel.pool.reactor import Reactor
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,9 +47,9 @@ def test_messages_arrive_as_they_were_sent(data, sizes, descriptors):
     with ours, theirs:
         buffers = [memoryview(os.urandom(size)) for size in sizes]
         opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(descriptors)]
-        send(ours, Kind.CALL, Pickled(data, buffers), opened)
+        send(ours, MessageKind.CALL, Pickled(data, buffers), opened)
         message = receive(theirs)
-        assert (message.kind, bytes(message.data)) == (Kind.CALL, data)
+        assert (message.kind, bytes(message.data)) == (MessageKind.CALL, data)
         assert [bytes(buffer) for buffer in message.buffers] == [bytes(buffer) for buffer in buffers]
         assert len(message.descriptors) == descriptors
         assert all(not os.get_inheritable(fd) for fd in message.descriptors)
@@ -62,12 +62,12 @@ def test_messages_leave_no_descriptor_open():
     program = """
         import os, socket
         from anyaccel.pool.payload import Pickled
-        from anyaccel.pool.channel import MOST_INLINE, Kind, receive, send
+        from anyaccel.pool.channel import MOST_INLINE, MessageKind, receive, send
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         before = os.listdir("/proc/self/fd")
         for size in (0, MOST_INLINE, MOST_INLINE + 1):
             buffers = [memoryview(bytes(size))] * 2
-            send(ours, Kind.CALL, Pickled(b"", buffers), [0, 1])
+            send(ours, MessageKind.CALL, Pickled(b"", buffers), [0, 1])
             message = receive(theirs)
             assert [len(buffer) for buffer in message.buffers] == [size, size]
             for fd in message.descriptors:
@@ -81,13 +81,13 @@ def test_the_end_of_a_channel(pair):
     ours, theirs = pair
     with pytest.raises(BlockingIOError):
         receive(theirs, wait=False)
-    send(ours, Kind.RESULT, b"last words")
-    send(theirs, Kind.CALL, b"never read")
+    send(ours, MessageKind.RESULT, b"last words")
+    send(theirs, MessageKind.CALL, b"never read")
     ours.close()
     assert bytes(receive(theirs).data) == b"last words"  # although the end says that something was not read
     assert receive(theirs) is None
     with pytest.raises(BrokenPipeError):
-        send(theirs, Kind.CALL, b"x")
+        send(theirs, MessageKind.CALL, b"x")
 
 
 @pytest.mark.parametrize("packet", [b"\x02", b"\x02\x01", b"\x02\x01" + struct.pack("=Q", 5)])
@@ -223,7 +223,7 @@ def test_a_line_of_progress_is_redrawn(monkeypatch):
     terminal = Terminal()
     clock = [0.0]
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))  # the loop has its own
-    line = Line(terminal)
+    line = ProgressLine(terminal)
     for step in range(49):
         clock[0] = step / 20
         line(Progress(done=step, failed=0, total=48, seconds=step / 20))

@@ -17,8 +17,8 @@ import msgpack
 import numpy as np
 import pytest
 from anyaccel.pool import payload, plain
-from anyaccel.pool.channel import Kind
-from anyaccel.pool.plain import TYPES, Refused, dumps, loads
+from anyaccel.pool.channel import MessageKind
+from anyaccel.pool.plain import TYPES, NotPlainError, dumps, loads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -153,7 +153,7 @@ for _ in range(60):
     ],
 )
 def test_whatever_else_is_refused_by_name(value, why):
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(NotPlainError, match=why):
         read(value)
 
 
@@ -172,7 +172,7 @@ NUMPY_NUMBER = {"numpy.generic": [{"numpy.dtype": ["<i8"]}, struct.pack("<q", 1 
 
 ATTACKS = {
     "a function": {"os.system": ["touch /"]},
-    "a class of ours": {"anyaccel.pool.plain.Type": [1, 2]},
+    "a class of ours": {"anyaccel.pool.plain.PlainType": [1, 2]},
     "a class of Python": {"object": []},
     "an exit": {"SystemExit": [{"tuple": []}, {"dict": []}]},
     "parts that are none": {"tuple": 7},
@@ -248,7 +248,7 @@ def test_an_attack_is_refused_and_takes_little_memory(data):
     """A list begins with room for what it says it will hold, as far as the package allows, at each of 1024 levels."""
     tracemalloc.start()
     try:
-        with pytest.raises(Refused):
+        with pytest.raises(NotPlainError):
             loads(data)
         assert tracemalloc.get_traced_memory()[1] < (100 << 20) + 100 * len(data)
     finally:
@@ -262,7 +262,7 @@ def test_keys_of_one_hash_are_well_as_long_as_they_are_few():
 
 
 def test_a_reason_of_a_worker_fits_on_a_line():
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(NotPlainError) as caught:
         loads(msgpack.packb({"refused": ["\x1b[2J\n" * 1000]}))
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 300
@@ -354,7 +354,7 @@ def assert_refused_or_plain(data):
     modules = set(sys.modules)
     try:
         found = loads(data)
-    except Refused:
+    except NotPlainError:
         found = None
     assert_plain(found)
     assert set(sys.modules) == modules
@@ -411,12 +411,12 @@ def fail(error, *arguments):
 @pytest.fixture(params=["by choice", "by enforcing"])
 def plain_pool(request, pool):
     """A pool that reads plain answers."""
-    from anyaccel.launcher.sandbox import available
+    from anyaccel.launcher.sandbox import find_obstacle
 
     if request.param == "by choice":
         return pool("A1:1", results="plain")
-    if available():
-        pytest.skip(f"workers cannot be confined here: {available()}")
+    if find_obstacle():
+        pytest.skip(f"workers cannot be confined here: {find_obstacle()}")
     return pool("A1:1", enforce=True)
 
 
@@ -435,7 +435,7 @@ def test_what_a_worker_returns_runs_nothing_in_its_caller(plain_pool):
     assert "attacked" not in sys.modules
 
 
-@pytest.mark.parametrize("kind", [Kind.RESULT, Kind.ERROR])
+@pytest.mark.parametrize("kind", [MessageKind.RESULT, MessageKind.ERROR])
 def test_what_a_worker_says_in_its_place_is_data_too(plain_pool, kind):
     """Of which it writes the bytes itself."""
     attack = pickle.dumps(Attack())

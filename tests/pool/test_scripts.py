@@ -22,7 +22,7 @@ def test_calls_see_what_the_initializer_has_set(answers):
 MODEL = None
 SEEN = []
 FACTOR = 2
-class Kind:
+class MessageKind:
     def value(self):
         return NAME
 def helper(m):
@@ -30,11 +30,11 @@ def helper(m):
     NAME = m + "!"
 def load(m):
     global MODEL
-    MODEL = Kind()
+    MODEL = MessageKind()
     SEEN.append(m)
     helper(m)
 def see(x=None):
-    return isinstance(MODEL, Kind), MODEL.value(), SEEN, x and x(), FACTOR
+    return isinstance(MODEL, MessageKind), MODEL.value(), SEEN, x and x(), FACTOR
 class Actor:
     def see(self):
         return see()
@@ -203,16 +203,16 @@ with pool() as p:
 def test_classes_of_the_script_are_those_of_the_call(answers):
     assert answers("""
 N = 0
-class Kind:
+class MessageKind:
     more = 0
     def value(self):
-        return N + Kind.more
+        return N + MessageKind.more
 def f():
-    return Kind().value()
+    return MessageKind().value()
 with pool() as p:
     for N in 0, 5, 0, 5:
-        print(p.submit(f).result(), p.submit(f).result(), p.submit(Kind().value).result())
-    Kind.more = 7
+        print(p.submit(f).result(), p.submit(f).result(), p.submit(MessageKind().value).result())
+    MessageKind.more = 7
     print(p.submit(f).result())
 """) == ["0 0 0", "5 5 5", "0 0 0", "5 5 5", "12"]
 

@@ -7,7 +7,7 @@ from anyaccel.exports.ray import label_value, node_labels, node_resources, type_
 from anyaccel.model import Device, Extent, Fractional, Inventory, Product
 from anyaccel.scheduler import Choice, parse_request
 from anyaccel_ray.given import Preferred, given, has_rules, plain
-from anyaccel_ray.plan import Kind, find_plan
+from anyaccel_ray.plan import NodeKind, find_plan
 
 GIB = 1 << 30
 
@@ -21,7 +21,7 @@ def device(index, kind="H100", resource="GPU", memory=80, **more):
 
 def node(name, *devices, labels=True, **resources):
     inventory = Inventory(machine="host", devices=devices, vendors=())
-    return Kind(
+    return NodeKind(
         names=(name,),
         resources=node_resources(devices) | resources,
         labels=node_labels(inventory) if labels else {},

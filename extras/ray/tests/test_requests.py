@@ -6,7 +6,7 @@ from anyaccel.exports.ray import node_labels, node_resources
 from anyaccel.model import replace
 from anyaccel.scheduler import parse_request
 from anyaccel_ray.given import given
-from anyaccel_ray.plan import Kind, find_plan
+from anyaccel_ray.plan import NodeKind, find_plan
 from lanes import laned, lanes
 from small_machines import gpus, machine
 
@@ -17,7 +17,9 @@ GIB = 1 << 30
 
 def node(name, *devices):
     inventory = machine(replace(device, declared=True) for device in devices)
-    return Kind(names=(name,), resources=node_resources(devices), labels=node_labels(inventory), inventory=inventory)
+    return NodeKind(
+        names=(name,), resources=node_resources(devices), labels=node_labels(inventory), inventory=inventory
+    )
 
 
 def plan(request, *kinds, grows=False):

@@ -153,7 +153,7 @@ def acquire(
     program: str,
     stays: bool = False,
     runs: bool = False,
-) -> anyaccel.Hold:
+) -> anyaccel.DeviceLease:
     """Hold what the command line asks for, saying on the way what people should know.
 
     A process beside this one writes down the use of the devices, and ends what runs with them when the time is over,
@@ -171,7 +171,7 @@ def acquire(
     request = anyaccel.parse_request(args.request)
     inventory = survey(args)
     from anyaccel.launcher.hold import take
-    from anyaccel.launcher.monitor import monitor
+    from anyaccel.launcher.monitor import start_monitor
     from anyaccel.linux.mark import of_process
 
     line = output.StatusLine()
@@ -193,15 +193,15 @@ def acquire(
         output.say(f"got {names} after {elapsed(hold.waited)}")
     if hold.lease is not None and inventory.machine == "host":
         _tell_once_of_others()
-    monitor(hold, program, stays=stays, limit=time_limit(args, hold) if runs else None)
-    return hold.carried()
+    start_monitor(hold, program, stays=stays, limit=time_limit(args, hold) if runs else None)
+    return hold.mark_process()
 
 
-def time_limit(args: argparse.Namespace, hold: anyaccel.Hold) -> TimeLimit | None:
+def time_limit(args: argparse.Namespace, hold: anyaccel.DeviceLease) -> TimeLimit | None:
     """The time limit of a command that runs with a hold, as the command line or the machine gives it."""
     from anyaccel.launcher.time_limit import TimeLimit, check_early
 
-    return TimeLimit.of(hold.lease, args.time, args.grace, check_early(args.signal, args.time))
+    return TimeLimit.for_lease(hold.lease, args.time, args.grace, check_early(args.signal, args.time))
 
 
 def _tell_once_of_others() -> None:

@@ -169,12 +169,12 @@ def reasons(sample: Sample) -> list[str]:
 
 def _reason(text: str, inventory: Inventory) -> str:
     """Why a request does not fit beside what is held, in the words of ``why``; empty when it does."""
-    from anyaccel.launcher.verdicts import ActiveLeases, fits_beside
+    from anyaccel.launcher.verdicts import ActiveLeases, judge_beside
     from anyaccel.ledger import Ledger
 
     try:
         request = anyaccel.parse_request(text.split())
-        verdict = fits_beside(ActiveLeases.of(inventory, Ledger.open(), os.environ), inventory, request)
+        verdict = judge_beside(ActiveLeases.read(inventory, Ledger.open(), os.environ), inventory, request)
     except anyaccel.AnyaccelError as error:
         return str(error)
     if verdict.fits_now:

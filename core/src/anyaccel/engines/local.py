@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from anyaccel.errors import UsageError
-from anyaccel.pool.dispatcher import Core, broker_of
-from anyaccel.pool.engine import Setting
+from anyaccel.pool.dispatcher import LocalEngine, broker_of
+from anyaccel.pool.engine import PoolSettings
 
 
-def open_engine(setting: Setting) -> Core:
+def open_engine(settings: PoolSettings) -> LocalEngine:
     """Make it.
 
     Raises:
         UsageError: When it shall find a cluster.
     """
-    if setting.address is not None:
-        raise UsageError(f"address is for the engines of a cluster, such as engine='ray' (got {setting.address!r:.60})")
-    return Core(lambda: broker_of(setting.machine, setting.declare, shared=setting.shared), setting)
+    if settings.address is not None:
+        raise UsageError(
+            f"address is for the engines of a cluster, such as engine='ray' (got {settings.address!r:.60})"
+        )
+    return LocalEngine(lambda: broker_of(settings.machine, settings.declare, shared=settings.shared), settings)

@@ -7,9 +7,9 @@ __all__, __getattr__, __dir__ = face(
     {
         "anyaccel.pool.actor": ("Actor",),
         "anyaccel.pool.actors": ("Actors",),
-        "anyaccel.pool.dispatcher": ("PROCESSORS", "Broker", "Core", "broker_of"),
+        "anyaccel.pool.dispatcher": ("PROCESSORS", "Broker", "LocalEngine", "broker_of"),
         "anyaccel.pool.call": ("BrokenPoolError", "Call", "Options"),
-        "anyaccel.pool.engine": ("Engine", "Setting", "find_engine"),
+        "anyaccel.pool.engine": ("Engine", "PoolSettings", "find_engine"),
         "anyaccel.pool.gang": ("GangFuture", "ranked"),
         "anyaccel.pool.launching": ("CPU",),
         "anyaccel.pool.payload": ("Pickled", "dumps", "loads"),

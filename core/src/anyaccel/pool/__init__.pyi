@@ -5,10 +5,10 @@ from anyaccel.pool.call import Call as Call
 from anyaccel.pool.call import Options as Options
 from anyaccel.pool.dispatcher import PROCESSORS as PROCESSORS
 from anyaccel.pool.dispatcher import Broker as Broker
-from anyaccel.pool.dispatcher import Core as Core
+from anyaccel.pool.dispatcher import LocalEngine as LocalEngine
 from anyaccel.pool.dispatcher import broker_of as broker_of
 from anyaccel.pool.engine import Engine as Engine
-from anyaccel.pool.engine import Setting as Setting
+from anyaccel.pool.engine import PoolSettings as PoolSettings
 from anyaccel.pool.engine import find_engine as find_engine
 from anyaccel.pool.gang import GangFuture as GangFuture
 from anyaccel.pool.gang import ranked as ranked

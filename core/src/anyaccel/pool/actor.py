@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from anyaccel.errors import BrokenWorkerError, WorkerError
 from anyaccel.pool.call import AwaitableFuture, Call, CallFuture, Options, name_of
-from anyaccel.pool.channel import Kind
+from anyaccel.pool.channel import MessageKind
 from anyaccel.pool.payload import dumps
 from anyaccel.pool.reactor import reactor
 
@@ -53,7 +53,7 @@ class Callee:
     @property
     def plain(self) -> bool:
         """Whether answers are read as plain data."""
-        return self._core.setting.preparation.plain
+        return self._core.settings.preparation.plain
 
     def call(self, method: Method, args: Any, kwargs: Any) -> CallFuture:
         """Call a method once those that came before have begun, and there is room for it.
@@ -73,7 +73,7 @@ class Callee:
     def prepare(self, method: str) -> Call:
         """A call of a method, which has no arguments yet."""
         call = Call(f"{self.name}.{method}", self.options, self._on_cancel)
-        call.kind = Kind.METHOD
+        call.kind = MessageKind.METHOD
         return call
 
     def enter(self, call: Call) -> None:
@@ -149,7 +149,7 @@ class ActorState(Callee):
         super().__init__(core, name, options)
         self.member: Any = None
         self.construction = Call(name, Options.of(needs=options.needs, max_calls=1), self._on_cancel)
-        self.construction.kind = Kind.CONSTRUCT
+        self.construction.kind = MessageKind.CONSTRUCT
         self.construction.actor = self
         self.construction.future.add_done_callback(self._on_constructed)
 
@@ -229,7 +229,7 @@ class ActorState(Callee):
         super()._on_cancel(call)
         if call is self.construction:
             if self.member is not None:  # which may have made it this moment
-                self.member.stop(self._core.setting.grace)
+                self.member.stop(self._core.settings.grace)
             self.bury(BrokenWorkerError("its construction was cancelled"))
 
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from anyaccel.pool.engine import Engine
-    from anyaccel.pool.progress import Tell
+    from anyaccel.pool.progress import ProgressCallback
 
 
-class Group(Callee):
+class ActorGroup(Callee):
     """Actors that are alike, from the wish for them to the end of the last.
 
     All take their calls from one queue. One that has died is replaced as soon as there are calls for it; one that could
@@ -36,10 +36,10 @@ class Group(Callee):
         super().__init__(core, name, options)
         self._work = work
         self._size = size
-        self._states: list[_Member] = []
+        self._states: list[_GroupedActor] = []
         self._ready: AwaitableFuture[list[int]] = AwaitableFuture()
         self._ready.set_running_or_notify_cancel()
-        first = [_Member(self) for _ in range(size)]
+        first = [_GroupedActor(self) for _ in range(size)]
         self._states += first
         self._first = tuple(first)
         self._unmade = size
@@ -80,7 +80,7 @@ class Group(Callee):
             for state in tuple(self._states):
                 state.stop(grace)
 
-    def on_buried(self, state: _Member, death: WorkerError) -> None:
+    def on_buried(self, state: _GroupedActor, death: WorkerError) -> None:
         """One of them has gone."""
         if state not in self._states:
             return
@@ -102,7 +102,7 @@ class Group(Callee):
     def _replace(self) -> None:
         """Make others for those that have gone, if there is anything to do for them."""
         while self.queue and len(self._states) < self._size:
-            state = _Member(self)
+            state = _GroupedActor(self)
             self._states.append(state)
             try:
                 self._core.enter(state.construction, self._work)
@@ -121,12 +121,12 @@ class Group(Callee):
             self._ready.set_result([state.ready.result() for state in self._first])
 
 
-class _Member(ActorState):
+class _GroupedActor(ActorState):
     """One of several actors that are alike: any of them may run their calls."""
 
     pipelined = False
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ActorGroup) -> None:
         super().__init__(group._core, group.name, group.options)  # noqa: SLF001 - its part
         self.kept = group.kept
         self.queue = group.queue
@@ -175,7 +175,7 @@ class Actors(Actor):
         *iterables: Iterable[Any],
         timeout: float | None = None,
         batch: int = 1,
-        progress: bool | Tell = False,
+        progress: bool | ProgressCallback = False,
     ) -> Results:
         """Call a method over arguments; the results come in their order. See :meth:`anyaccel.Pool.map`."""
         return self._run_all(method, iterables, timeout, batch, progress, in_order=True)
@@ -186,7 +186,7 @@ class Actors(Actor):
         *iterables: Iterable[Any],
         timeout: float | None = None,
         batch: int = 1,
-        progress: bool | Tell = False,
+        progress: bool | ProgressCallback = False,
     ) -> Results:
         """The same; each result comes as soon as it is there."""
         return self._run_all(method, iterables, timeout, batch, progress, in_order=False)
@@ -197,7 +197,7 @@ class Actors(Actor):
         iterables: tuple[Iterable[Any], ...],
         timeout: float | None,
         batch: int,
-        progress: bool | Tell,
+        progress: bool | ProgressCallback,
         *,
         in_order: bool,
     ) -> Results:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from anyaccel.errors import RemoteError, UsageError, WorkerError
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, Request, Value, replace
-from anyaccel.pool.channel import Kind, Message
+from anyaccel.pool.channel import Message, MessageKind
 from anyaccel.pool.payload import Pickled, call_each, call_each_method, loads
 from anyaccel.pool.reactor import allow_forks, reactor
 
@@ -186,7 +186,7 @@ class CallFuture(AwaitableFuture[Any]):
     def cancel(self) -> bool:
         """Cancel the call, whether it waits or runs; False when it is over, and in a fork of the process it is of."""
         call = self._call
-        if call is None or call.foreign or (call.kind == Kind.METHOD and self.running()):
+        if call is None or call.foreign or (call.kind == MessageKind.METHOD and self.running()):
             return self.cancelled()
         try:
             return super().cancel()
@@ -250,7 +250,7 @@ class CallFuture(AwaitableFuture[Any]):
         self._call = None
 
     def notify_cancelled(self) -> None:
-        """Tell whoever waits for it that it was cancelled; does nothing the second time."""
+        """ProgressCallback whoever waits for it that it was cancelled; does nothing the second time."""
         if self._state == CANCELLED:
             self.set_running_or_notify_cancel()
 
@@ -275,7 +275,7 @@ class Call:
         self.on_cancel = on_cancel
         self.body: Pickled | None = None
         self.number = next(_numbers)
-        self.kind = Kind.CALL
+        self.kind = MessageKind.CALL
         self.actor: Any = None  # what it makes, where it makes an actor
         self.waits: Callable[[], Verdict] | None = None  # says what devices it waits for, until it is sent
         self.worker: Runner | None = None
@@ -350,7 +350,7 @@ def settle_call(call: Call, message: Message, *, plain: bool) -> None:
     if call.relay is not None:
         call.relay(message)
         return
-    if message.kind != Kind.RESULT:
+    if message.kind != MessageKind.RESULT:
         call.fail(exception_in(message, plain=plain))
         return
     try:

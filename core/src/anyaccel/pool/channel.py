@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from anyaccel.pool import payload
-from anyaccel.pool.payload import Pickled, Stored
+from anyaccel.pool.payload import Pickled, SharedParts
 
 MOST_INLINE = 1 << 16
 MOST_DESCRIPTORS = 250
@@ -34,7 +34,7 @@ _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 _CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message is about."""
 
     SETUP = 1
@@ -83,7 +83,7 @@ class Message(NamedTuple):
 
 def send(
     channel: socket.socket,
-    kind: Kind,
+    kind: MessageKind,
     body: Pickled | bytes = b"",
     descriptors: Sequence[int] = (),
     *,
@@ -96,7 +96,7 @@ def send(
     """
     data, buffers, stored = (body, None, None) if isinstance(body, bytes) else body
     if stored is not None or buffers or len(data) > MOST_INLINE:
-        stored = stored or Stored([data, *(buffers or ())])
+        stored = stored or SharedParts([data, *(buffers or ())])
         head = _HEAD.pack(kind, _SHARED, number) + array("Q", stored.lengths).tobytes()
         _send(channel, head, (stored.descriptor, *descriptors))
     elif descriptors:

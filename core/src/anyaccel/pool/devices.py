@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from anyaccel.errors import NeverFitsError, StateDirectoryError
 from anyaccel.launcher.choosing import KnownNames, local_scheduler, validate
 from anyaccel.launcher.scope import Scope
-from anyaccel.launcher.usage import OpenLease, Usage
+from anyaccel.launcher.usage import OpenLease, UsageMeter
 from anyaccel.ledger import Want
 from anyaccel.linux import mark as marks
 from anyaccel.linux.fork import tidy_in_child
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 PRIVATE = "anyaccel-private-"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - what is made there has mode 0700
 
-ChoiceOf = Callable[[Request], Choice]
+ChoiceFactory = Callable[[Request], Choice]
 
 
-def choice_among(inventory: Inventory) -> ChoiceOf:
+def choice_among(inventory: Inventory) -> ChoiceFactory:
     """What chooses any devices of a machine that serve a request."""
     return lambda request: Choice(inventory, request, validate, KnownNames())
 
@@ -45,7 +45,7 @@ def check_request(inventory: Inventory, request: Request) -> None:
         raise NeverFitsError(verdict.message, verdict=verdict, hint=verdict.hint)
 
 
-class Asked:
+class LocalRequest:
     """What a request means on this machine.
 
     Args:
@@ -90,7 +90,7 @@ class Asked:
         return grants
 
 
-class Held(OpenLease):
+class WorkerLease(OpenLease):
     """Devices that are held for a worker until they are given back.
 
     Args:
@@ -108,13 +108,13 @@ class Held(OpenLease):
         on_release: Callable[[Mapping[str, Extent]], object] = lambda _: None,
         *,
         private: bool = False,
-        usage: Usage | None = None,
+        usage: UsageMeter | None = None,
     ) -> None:
         super().__init__(lease, allocation)
         self._on_release = on_release
         self._private = private
         if usage is not None:
-            self.begin_line(usage, at_exit=False)  # pools end their workers then
+            self.attach_writer(usage, at_exit=False)  # pools end their workers then
 
     @property
     def lease_id(self) -> str:
@@ -148,7 +148,7 @@ class Held(OpenLease):
             carried: Whether they are left to the processes that carry the mark of the lease, whoever started these.
         """
         if self.lease is not None and not self.lease.released:
-            self.give_back(self.lease.mark if carried else None)
+            self.end_lease(self.lease.mark if carried else None)
             self._on_release(self.lease.devices)
 
 

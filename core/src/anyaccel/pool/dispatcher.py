@@ -36,8 +36,8 @@ from anyaccel.inventory.current import LEASE_VARIABLE
 from anyaccel.inventory.detect import detect
 from anyaccel.launcher.launch import check_start
 from anyaccel.launcher.scope import Scope
-from anyaccel.launcher.usage import Usage
-from anyaccel.launcher.use import in_use
+from anyaccel.launcher.usage import UsageMeter
+from anyaccel.launcher.use import get_process_lease
 from anyaccel.launcher.verdicts import why
 from anyaccel.ledger import Ledger
 from anyaccel.linux import mark as marks
@@ -46,18 +46,18 @@ from anyaccel.linux.process import describe_end
 from anyaccel.model import NOTHING, Allocation, Extent, Grant, Inventory, Request
 from anyaccel.pool import spawning
 from anyaccel.pool.call import Call, Options, Runner, UnreadableError, exception_in, settle_call
-from anyaccel.pool.channel import MOST_INLINE, Kind, Message, receive, send
+from anyaccel.pool.channel import MOST_INLINE, Message, MessageKind, receive, send
 from anyaccel.pool.devices import (
-    Asked,
-    ChoiceOf,
-    Held,
+    ChoiceFactory,
+    LocalRequest,
+    WorkerLease,
     check_request,
     choice_among,
     forsake,
     private_directory,
     without,
 )
-from anyaccel.pool.engine import Engine, Setting
+from anyaccel.pool.engine import Engine, PoolSettings
 from anyaccel.pool.launching import CPU, outputs
 from anyaccel.pool.payload import Pickled, dumps
 from anyaccel.pool.quarantine import can_tell, release_when_free
@@ -86,12 +86,12 @@ MOST_ASKED = 256
 MOST_DEVICES = 64
 """About so many workers with devices run at once at most, where nothing says how many may."""
 
-_ANSWERS = Kind.RESULT, Kind.ERROR
+_ANSWERS = MessageKind.RESULT, MessageKind.ERROR
 _GONE = {errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTCONN}
 """The other end has been closed, or ours has since the end was noticed."""
 
 
-class Line:
+class CallQueue:
     """Calls of one pool and one kind that wait, in order.
 
     Attributes:
@@ -110,7 +110,7 @@ class Line:
         timer: Has it asked again.
     """
 
-    def __init__(self, key: object, owner: Core, call: Call, asked: Asked | None) -> None:
+    def __init__(self, key: object, owner: LocalEngine, call: Call, asked: LocalRequest | None) -> None:
         self.key = key
         self.owner = owner
         self.options = call.options
@@ -177,7 +177,7 @@ class Broker:
     """
 
     def __init__(
-        self, inventory: Inventory, *, shared: bool = True, choice: ChoiceOf | None = None, note: str = ""
+        self, inventory: Inventory, *, shared: bool = True, choice: ChoiceFactory | None = None, note: str = ""
     ) -> None:
         self.inventory = inventory
         self.private = not shared
@@ -187,14 +187,14 @@ class Broker:
             self._environ["ANYACCEL_STATE_DIR"] = os.path.join(path, "leases")
             weakref.finalize(self, forsake, path).atexit = False
         self.ledger = Ledger.open(self._environ)
-        self.scope = Scope.of(inventory, self._environ)
-        used = in_use()
+        self.scope = Scope.make(inventory, self._environ)
+        used = get_process_lease()
         self._used = None if used is None else used.lease
         self.choice: Callable[[Request], Choice] = choice or choice_among(inventory)
         self._note = note
-        self._lines: dict[object, Line] = {}
-        self._idle: list[Worker] = []
-        self._asked: dict[object, Asked] = {}
+        self._lines: dict[object, CallQueue] = {}
+        self._idle: list[WorkerProcess] = []
+        self._asked: dict[object, LocalRequest] = {}
         self._own: dict[str, list[Extent]] = {}
         self._changes = 0
         self._serving = self._again = False
@@ -205,7 +205,7 @@ class Broker:
 
     # Waiting
 
-    def enter(self, owner: Core, call: Call) -> None:
+    def enter(self, owner: LocalEngine, call: Call) -> None:
         """Give a call to an idle process of its kind, or let it wait.
 
         Raises:
@@ -222,18 +222,18 @@ class Broker:
         if not crowded:
             self.serve()
 
-    def put_back(self, owner: Core, calls: list[Call]) -> None:
+    def put_back(self, owner: LocalEngine, calls: list[Call]) -> None:
         """Let calls of one kind wait again, in front of their like."""
         for call in reversed(calls):
             self._line(owner, call).calls.appendleft(call)
 
-    def forget(self, owner: Core, call: Call) -> None:
+    def forget(self, owner: LocalEngine, call: Call) -> None:
         """A call was cancelled: if it was the last of its line, nobody waits there any more."""
         line = self._lines.get(_key(owner, call))
         if line is not None and line.head() is None:
             self._drop(line)
 
-    def next_for(self, member: Worker) -> Call | None:
+    def next_for(self, member: WorkerProcess) -> Call | None:
         """Take the next call out that waits for a process, if it would overtake nobody."""
         line = self._lines.get((id(member.owner), member.options.alike, False))
         if line is None or self._is_wanted_elsewhere(member):
@@ -257,7 +257,7 @@ class Broker:
     def _serve_one(self) -> bool:
         """Start one thing; False when there is none."""
         wanted: frozenset[str] = frozenset()
-        crowded: set[Core] = set()
+        crowded: set[LocalEngine] = set()
         for line in self._ordered():
             owner, asked = line.owner, line.asked
             idle = None if self._overtakes(line) else self._take_idle(owner, line.options.alike)
@@ -270,10 +270,10 @@ class Broker:
                     return True
                 crowded.add(owner)
                 continue
-            if owner in crowded and owner.setting.max_workers is not None:
+            if owner in crowded and owner.settings.max_workers is not None:
                 continue
             if asked is None or asked.nothing:
-                held = None if asked is None else Held(Allocation(id="", request=asked.request, grants=()))
+                held = None if asked is None else WorkerLease(Allocation(id="", request=asked.request, grants=()))
                 call = self._pop(line)
                 owner.join(call, held).launch(call)
                 return True
@@ -284,17 +284,17 @@ class Broker:
                 return True
         return False
 
-    def _has_room(self, line: Line) -> bool:
+    def _has_room(self, line: CallQueue) -> bool:
         """Whether the pool of a line may have one more process for it."""
         owner = line.owner
-        if owner.setting.max_workers is not None:
+        if owner.settings.max_workers is not None:
             others = (other for other in self._lines.values() if other.owner is owner and other is not line)
-            return len(owner.members) + sum(other.admitted for other in others) < owner.setting.max_workers
+            return len(owner.members) + sum(other.admitted for other in others) < owner.settings.max_workers
         if line.asked is not None or line.actor:
             return True
         return sum(member.busies_processor for member in owner.members) < PROCESSORS
 
-    def _overtakes(self, line: Line) -> bool:
+    def _overtakes(self, line: CallQueue) -> bool:
         """Whether a call of another line comes before and competes for the same."""
         if len(self._lines) == 1:
             return False
@@ -304,27 +304,27 @@ class Broker:
             if first is None or first.number > number:
                 continue
             roomy = self._has_room(other)
-            alike = line.owner.setting.max_workers is not None or (line.asked is None and other.asked is None)
+            alike = line.owner.settings.max_workers is not None or (line.asked is None and other.asked is None)
             if (not roomy and other.owner is line.owner and alike) or (roomy and not other.ids.isdisjoint(line.ids)):
                 return True
         return False
 
-    def _ordered(self) -> list[Line]:
+    def _ordered(self) -> list[CallQueue]:
         """Lines in which somebody waits, by the arrival of their first."""
         return sorted(
             (line for line in self._lines.values() if line.head() is not None), key=lambda line: line.calls[0].number
         )
 
-    def _line(self, owner: Core, call: Call) -> Line:
+    def _line(self, owner: LocalEngine, call: Call) -> CallQueue:
         """The line of calls that are alike."""
         key = _key(owner, call)
         line = self._lines.get(key)
         if line is None:
             asked = self._asked_for(call.options, confined=owner.confined)
-            line = self._lines[key] = Line(key, owner, call, asked)
+            line = self._lines[key] = CallQueue(key, owner, call, asked)
         return line
 
-    def _pop(self, line: Line) -> Call:
+    def _pop(self, line: CallQueue) -> Call:
         """Take the first call out, which is there."""
         call = line.calls.popleft()
         if line.head() is None:
@@ -333,7 +333,7 @@ class Broker:
             line.leave()
         return call
 
-    def _drop(self, line: Line) -> None:
+    def _drop(self, line: CallQueue) -> None:
         """Forget an empty line."""
         if self._lines.get(line.key) is line:
             del self._lines[line.key]
@@ -343,7 +343,7 @@ class Broker:
         """What a request waits for; any thread may ask."""
         return why(request, inventory=self.inventory, environ=self._environ)
 
-    def _asked_for(self, options: Options, *, confined: bool) -> Asked | None:
+    def _asked_for(self, options: Options, *, confined: bool) -> LocalRequest | None:
         """What the request of some calls means; None where they have none."""
         if options.needs is None:
             return None
@@ -352,13 +352,13 @@ class Broker:
             if len(self._asked) >= MOST_ASKED:
                 self._asked.clear()
             choice = self.choice(options.needs)
-            found = Asked(choice, self.inventory, self.scope, private=self.private, confined=confined)
+            found = LocalRequest(choice, self.inventory, self.scope, private=self.private, confined=confined)
             self._asked[options.alike, confined] = found
         return found
 
     # Devices
 
-    def _ask(self, line: Line, asked: Asked, *, insist: bool = False) -> None:
+    def _ask(self, line: CallQueue, asked: LocalRequest, *, insist: bool = False) -> None:
         """Ask for devices for the first call of a line, or look how far it is in the machine's line.
 
         Args:
@@ -395,7 +395,7 @@ class Broker:
             line.owner.join(call, found).launch(call)
         self.serve()
 
-    def _attempt(self, line: Line, asked: Asked, call: Call) -> Held | None:
+    def _attempt(self, line: CallQueue, asked: LocalRequest, call: Call) -> WorkerLease | None:
         """Get devices from the ledger; None when they are not free now, and then a place in the machine's line is kept.
 
         Raises:
@@ -421,10 +421,10 @@ class Broker:
         usage = None
         if not self.private:
             waited = time.monotonic() - line.began
-            usage = Usage(allocation.id, allocation.shares, asked.want.request, note, waited=waited, added_up=True)
-        return Held(allocation, lease, self._released, private=self.private, usage=usage)
+            usage = UsageMeter(allocation.id, allocation.shares, asked.want.request, note, waited=waited, added_up=True)
+        return WorkerLease(allocation, lease, self._released, private=self.private, usage=usage)
 
-    def _choose(self, line: Line, asked: Asked, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
+    def _choose(self, line: CallQueue, asked: LocalRequest, taken: Mapping[str, Extent]) -> dict[str, Extent] | None:
         """Choose for the first call of a line, given what is taken by name in the ledger."""
         grants = asked.choose(self.scope.taken(taken))
         if grants is None:
@@ -434,7 +434,7 @@ class Broker:
         line.chosen = grants
         return self.scope.to_ledger(grants)
 
-    def _listen(self, line: Line, asked: Asked, wish: Acquisition) -> None:
+    def _listen(self, line: CallQueue, asked: LocalRequest, wish: Acquisition) -> None:
         """Look again once something has happened that the first call of a line waits for."""
         loop = reactor()
         line.timer = loop.call_later(wish.pause(), partial(self._ask, line, asked))
@@ -454,7 +454,7 @@ class Broker:
         self._changes += 1
         self.serve()
 
-    def _held(self, but: Collection[Worker] = ()) -> dict[str, Extent]:
+    def _held(self, but: Collection[WorkerProcess] = ()) -> dict[str, Extent]:
         """What this process holds, by key of the ledger, but for what some processes do."""
         own = {key: list(extents) for key, extents in self._own.items()}
         for member in but:
@@ -464,7 +464,7 @@ class Broker:
 
     # Idle processes
 
-    def rest(self, member: Worker) -> None:
+    def rest(self, member: WorkerProcess) -> None:
         """Keep an idle process for later calls, unless another process waits for its devices."""
         if self._is_wanted_elsewhere(member):
             member.finish()
@@ -481,12 +481,12 @@ class Broker:
                 break
         self.serve()
 
-    def discard(self, member: Worker) -> None:
+    def discard(self, member: WorkerProcess) -> None:
         """Forget an idle process that has gone."""
         if member in self._idle:
             self._idle.remove(member)
 
-    def _take_idle(self, owner: Core, alike: int) -> Worker | None:
+    def _take_idle(self, owner: LocalEngine, alike: int) -> WorkerProcess | None:
         """An idle process for calls of a kind: the one used last, so that the others get old enough to go."""
         for place in range(len(self._idle) - 1, -1, -1):
             member = self._idle[place]
@@ -494,17 +494,17 @@ class Broker:
                 return self._idle.pop(place)
         return None
 
-    def _evictable(self, line: Line) -> Worker | None:
+    def _evictable(self, line: CallQueue) -> WorkerProcess | None:
         """The idle process that is to end so that a line has room, unless one ends anyhow."""
         owner = line.owner
         if any(member.ending for member in owner.members):
             return None
         for member in self._idle:
-            if member.owner is owner and (owner.setting.max_workers is not None or member.busies_processor):
+            if member.owner is owner and (owner.settings.max_workers is not None or member.busies_processor):
                 return member
         return None
 
-    def _make_way(self, line: Line, asked: Asked) -> None:
+    def _make_way(self, line: CallQueue, asked: LocalRequest) -> None:
         """End as many idle processes as a line needs the devices of, those first that were used longest ago."""
         if not self._idle or line.head() is None:
             return
@@ -522,7 +522,7 @@ class Broker:
             number += 1
         self._evict(idle[:number])
 
-    def _evict(self, members: list[Worker]) -> None:
+    def _evict(self, members: list[WorkerProcess]) -> None:
         for member in members:
             self._idle.remove(member)
             member.finish()
@@ -531,7 +531,7 @@ class Broker:
         """End processes that have been idle for too long, or whose devices other processes wait for."""
         now = time.monotonic()
         holders = [member for member in self._idle if member.held is not None]
-        unused = [member for member in holders if member.heard + member.owner.setting.idle <= now]
+        unused = [member for member in holders if member.heard + member.owner.settings.idle <= now]
         wanted = [member for member in holders if self._is_wanted_elsewhere(member)]
         # One by one at first: nobody knows how many of them the others need.
         self._patience = 2 * self._patience if wanted else 1
@@ -542,10 +542,10 @@ class Broker:
 
     def _look_later(self) -> None:
         """Come back when the first idle process gets too old, and as often as others have to be asked."""
-        when = min(member.heard + member.owner.setting.idle for member in self._idle if member.held is not None)
+        when = min(member.heard + member.owner.settings.idle for member in self._idle if member.held is not None)
         reactor().call_at(when if self.private else min(when, time.monotonic() + LOOK_SECONDS), self._look)
 
-    def _is_wanted_elsewhere(self, member: Worker) -> bool:
+    def _is_wanted_elsewhere(self, member: WorkerProcess) -> bool:
         """Whether another process waits for devices of a process of ours, parts of them, or what they are parts of."""
         if member.held is not None and not self.private and (now := time.monotonic()) - self._looked > LOOK_SECONDS:
             self._looked = now
@@ -557,11 +557,11 @@ class Broker:
         return not member.ids.isdisjoint(self._elsewhere)
 
 
-def _key(owner: Core, call: Call) -> tuple[int, int, bool]:
+def _key(owner: LocalEngine, call: Call) -> tuple[int, int, bool]:
     return id(owner), call.options.alike, call.actor is not None
 
 
-class Worker(Runner):
+class WorkerProcess(Runner):
     """A worker process of a pool, from the decision to fork it until its devices have gone back.
 
     Args:
@@ -587,7 +587,7 @@ class Worker(Runner):
         notices: What it has to say before it answers, in order.
     """
 
-    def __init__(self, owner: Core, held: Held | None, call: Call) -> None:
+    def __init__(self, owner: LocalEngine, held: WorkerLease | None, call: Call) -> None:
         self.owner = owner
         self.actor: ActorState | None = call.actor
         self.options: Options = call.options if call.actor is None else call.actor.kept
@@ -601,7 +601,7 @@ class Worker(Runner):
         self.ending = self.stopped = self.proven = False
         self.fault = self.stuck = self.killed = ""
         self.last = 0
-        self.notices: deque[Kind] = deque()
+        self.notices: deque[MessageKind] = deque()
         self.timer: Timer | None = None
         self._process: spawning.Process | None = None
         self._open = False
@@ -621,9 +621,9 @@ class Worker(Runner):
         if self.timer is not None:
             self.timer.cancel()
         if self._group is not None:
-            from anyaccel.launcher.limits import remove
+            from anyaccel.launcher.limits import remove_group
 
-            self.killed = remove(self._group)
+            self.killed = remove_group(self._group)
         self.owner.on_gone(self, gone)
 
     def on_stuck(self, reason: str) -> None:
@@ -665,11 +665,11 @@ class Worker(Runner):
             and not body.buffers
             and len(body.data) <= MOST_AHEAD_BYTES
             and call.log is None
-            and self.owner.setting.logs is None
+            and self.owner.settings.logs is None
         )
 
     def _constructs(self) -> bool:
-        return any(call.kind == Kind.CONSTRUCT for call in self.running.values())
+        return any(call.kind == MessageKind.CONSTRUCT for call in self.running.values())
 
     def pull(self) -> None:
         """Give it the calls that wait, as many as it takes."""
@@ -682,18 +682,20 @@ class Worker(Runner):
             call: The call.
             ahead: Whether it may be a process that was forked before anybody needed one.
         """
-        owner, setting, held = self.owner, self.owner.setting, self.held
+        owner, settings, held = self.owner, self.owner.settings, self.held
         self._ahead = ahead
         call.future.allocation = self.allocation
         try:
             descriptors = () if held is None else held.descriptors
-            self._process = spawning.spawn(self, setting.preload, grace=setting.grace, leases=descriptors, ahead=ahead)
+            self._process = spawning.spawn(
+                self, settings.preload, grace=settings.grace, leases=descriptors, ahead=ahead
+            )
             self._open = True
             reactor().watch(self._process.channel.fileno(), self.read)
             server = self._process.server
             self.mark = (() if held is None else held.mark) or marks.draw_often()
             timed = call.options.timeout is not None
-            made, setup = setting.preparation.setup(
+            made, setup = settings.preparation.setup(
                 self.allocation,
                 owner.inventory,
                 lease="" if held is None else held.lease_id,
@@ -704,14 +706,14 @@ class Worker(Runner):
             )
             self.allocation, self._group = made.allocation, made.group
             if timed:
-                self.notices.append(Kind.READY)
-            if setting.preparation.staged:
-                self.notices.append(Kind.PREPARED)
+                self.notices.append(MessageKind.READY)
+            if settings.preparation.staged:
+                self.notices.append(MessageKind.PREPARED)
             with outputs() as pair:
-                self._send(Kind.SETUP, setup, (*pair, *descriptors))
+                self._send(MessageKind.SETUP, setup, (*pair, *descriptors))
             self.give(call, fresh=True)
             if self.stopped:  # by another thread, when there was no process yet that could have been told
-                self._process.stop(setting.grace)
+                self._process.stop(settings.grace)
             owner.use(server, ahead=self.options.max_calls == 1)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             call.fail(error)
@@ -764,7 +766,7 @@ class Worker(Runner):
         Raises:
             OSError: When there is no memory or no descriptor left for that.
         """
-        logs = self.owner.setting.logs
+        logs = self.owner.settings.logs
         log = call.log if logs is None else call.log or logs.path_for(call.name)
         if log is None:
             return self._send(call.kind, body, number=call.number)
@@ -776,7 +778,7 @@ class Worker(Runner):
         """Have it not begin with a call that stands behind others."""
         if call.worker is None:
             with contextlib.suppress(OSError):
-                self._send(Kind.SKIP, number=call.number)
+                self._send(MessageKind.SKIP, number=call.number)
 
     def not_begun(self, gone: Gone) -> list[Call]:
         """The calls that it never began with, now that it has gone.
@@ -786,7 +788,7 @@ class Worker(Runner):
         """
         self.ending = True
         first = self._untaken() if gone.forked and not self.stopped else None
-        unused = self._ahead and not self.proven and first is not None and first.kind == Kind.SETUP
+        unused = self._ahead and not self.proven and first is not None and first.kind == MessageKind.SETUP
         found: list[Call] = []
         while first is not None and (unused or self.proven):
             call = self.running.get(first.number)
@@ -813,7 +815,7 @@ class Worker(Runner):
     def _start_timer(self, call: Call) -> None:
         if call.options.timeout is None:
             return
-        seconds, early = call.options.timeout, self.owner.setting.early
+        seconds, early = call.options.timeout, self.owner.settings.early
         if early is None or early.seconds >= seconds:
             call.timer = reactor().call_later(seconds, partial(self.owner.on_timeout, self, call))
         else:
@@ -848,7 +850,7 @@ class Worker(Runner):
 
     def expect_end(self) -> None:
         """Give it so long to end by itself."""
-        grace = self.owner.setting.grace
+        grace = self.owner.settings.grace
         if self.timer is not None:
             self.timer.cancel()
         self.timer = reactor().call_later(max(grace, 1.0), partial(self.stop, grace))
@@ -893,10 +895,10 @@ class Worker(Runner):
             return
         if kind in _ANSWERS and not self.notices:
             owner.on_answer(self, message)
-        elif kind == Kind.BROKEN and (self.notices if owner.setting.preparation.staged else not self.proven):
+        elif kind == MessageKind.BROKEN and (self.notices if owner.settings.preparation.staged else not self.proven):
             owner.on_broken(self, message)
         elif self.notices and kind == self.notices[0]:
-            if self.notices.popleft() == Kind.READY:
+            if self.notices.popleft() == MessageKind.READY:
                 for call in self.outstanding[:1]:
                     self._start_timer(call)
         else:
@@ -917,12 +919,12 @@ class Worker(Runner):
             following = next(iter(self.running.values()))
             if following.worker is None:
                 self._begin(following)
-        if self.actor is not None and call is self.actor.construction and message.kind == Kind.ERROR:
+        if self.actor is not None and call is self.actor.construction and message.kind == MessageKind.ERROR:
             self.ending = True  # it could not make the object, and is about to end
         return call
 
     def _send(
-        self, kind: Kind, body: Pickled | bytes = b"", descriptors: Collection[int] = (), *, number: int = 0
+        self, kind: MessageKind, body: Pickled | bytes = b"", descriptors: Collection[int] = (), *, number: int = 0
     ) -> bool:
         """Send it a message; False when it has gone.
 
@@ -970,12 +972,12 @@ def _refuse(descriptors: list[int]) -> NoReturn:
     raise ValueError("it passes descriptors along")
 
 
-class Core(Engine):
+class LocalEngine(Engine):
     """The calls of one pool on this machine; see :class:`~anyaccel.pool.engine.Engine`.
 
     Args:
         broker: Gives the machine and its devices; called once, when they are needed first.
-        setting: What all calls have in common. Where it sets no limit to the processes, the devices do, and the
+        settings: What all calls have in common. Where it sets no limit to the processes, the devices do, and the
             processors do for calls that need none.
 
     Attributes:
@@ -986,10 +988,10 @@ class Core(Engine):
         EnforcementError: When workers must be confined, or held to memory, and the kernel cannot.
     """
 
-    def __init__(self, broker: Callable[[], Broker], setting: Setting) -> None:
-        super().__init__(setting)
-        self.confined = check_start(setting.preparation.start, forked=True)
-        self.members: set[Worker] = set()
+    def __init__(self, broker: Callable[[], Broker], settings: PoolSettings) -> None:
+        super().__init__(settings)
+        self.confined = check_start(settings.preparation.start, forked=True)
+        self.members: set[WorkerProcess] = set()
         self._open_broker = broker
         self._broker: Broker | None = None
         self._calls: dict[int, Call] = {}
@@ -1020,7 +1022,7 @@ class Core(Engine):
 
     def most_ahead(self, options: Options) -> int:
         """Batches of a ``map`` that are made before it is known how long calls take: four for each worker."""
-        return 4 * (self.setting.max_workers or (PROCESSORS if options.needs is None else MOST_DEVICES))
+        return 4 * (self.settings.max_workers or (PROCESSORS if options.needs is None else MOST_DEVICES))
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
         """Let a pickled call be run as a gang of one, on this machine."""
@@ -1092,9 +1094,9 @@ class Core(Engine):
         self._calls.pop(call.number, None)
         self.settle()
 
-    def join(self, call: Call, held: Held | None) -> Worker:
+    def join(self, call: Call, held: WorkerLease | None) -> WorkerProcess:
         """Make the process that will run a call first."""
-        member = Worker(self, held, call)
+        member = WorkerProcess(self, held, call)
         if call.actor is not None:
             call.actor.member = member
         self.members.add(member)
@@ -1102,24 +1104,24 @@ class Core(Engine):
 
     # What processes do
 
-    def on_answer(self, member: Worker, message: Message) -> None:
+    def on_answer(self, member: WorkerProcess, message: Message) -> None:
         """Give a worker that has answered the next call, then hand over what it said."""
         call = member.answered(message)
         if call is None:
             return
         self.on_free(member, call)
         try:
-            settle_call(call, message, plain=self.setting.preparation.plain)
+            settle_call(call, message, plain=self.settings.preparation.plain)
         except BaseException as error:
             member.stop(0)
             call.fail(error)
             raise
         state = member.actor
-        if state is not None and call is state.construction and message.kind == Kind.ERROR:
+        if state is not None and call is state.construction and message.kind == MessageKind.ERROR:
             state.bury(BrokenWorkerError("it could not be made"))  # where its future has not said why
         self.forget(call)
 
-    def on_free(self, member: Worker, call: Call) -> None:
+    def on_free(self, member: WorkerProcess, call: Call) -> None:
         """Give a worker that runs a call no more the next one, or let it rest."""
         member.running.pop(call.number, None)
         if member.ending:
@@ -1131,7 +1133,7 @@ class Core(Engine):
             elif member.actor.closing:
                 member.finish()
 
-    def feed(self, member: Worker) -> bool:
+    def feed(self, member: WorkerProcess) -> bool:
         """Give a worker the calls that it takes; whether there were any."""
         given = False
         if member.actor is not None:
@@ -1143,21 +1145,21 @@ class Core(Engine):
             member.give(call)
         return given
 
-    def on_broken(self, member: Worker, message: Message) -> None:
+    def on_broken(self, member: WorkerProcess, message: Message) -> None:
         """Break the pool, or tell the call, of which the worker could not be set up."""
         member.fault = "it could not be set up"
-        error = exception_in(message, plain=self.setting.preparation.plain)
+        error = exception_in(message, plain=self.settings.preparation.plain)
         if isinstance(error, UnreadableError):
             member.fault = ""
             member.refuse(f"it sent what is no answer ({error})")
-        elif self.setting.preparation.staged:
+        elif self.settings.preparation.staged:
             self.break_off(error)
         else:  # it has no environment or directory, which the next one may have
             for call in member.outstanding:
                 call.fail(error)
             member.stop(0)
 
-    def on_gone(self, member: Worker, gone: Gone) -> None:
+    def on_gone(self, member: WorkerProcess, gone: Gone) -> None:
         """Let others have the calls and the devices of a process: it and all that it started have left the kernel."""
         self.members.discard(member)
         self.broker.discard(member)
@@ -1196,7 +1198,7 @@ class Core(Engine):
         self.broker.serve()
         self.settle()
 
-    def on_stuck(self, member: Worker, reason: str) -> None:
+    def on_stuck(self, member: WorkerProcess, reason: str) -> None:
         """Keep the devices of a worker aside of which something ignores SIGKILL."""
         if member.held is not None:
             self.quarantine(member.held, reason)
@@ -1206,7 +1208,7 @@ class Core(Engine):
             member.actor.bury(member.death(Gone(reason=reason), f"the actor {member.actor.name}"))
         self.broker.serve()
 
-    def on_timeout(self, member: Worker, call: Call) -> None:
+    def on_timeout(self, member: WorkerProcess, call: Call) -> None:
         """End a call whose time is up."""
         if call.number not in member.running:
             return
@@ -1214,16 +1216,16 @@ class Core(Engine):
         if member.held is not None:
             member.held.timed_out = True
         call.fail(TaskTimeoutError(f"{call.name} took longer than its timeout of {call.options.timeout:g} s"))
-        member.stop(self.setting.grace, answer=False)
+        member.stop(self.settings.grace, answer=False)
 
     def on_cancel(self, call: Call) -> None:
         """End the process that runs a call which was cancelled."""
         member = next((member for member in self.members if call.number in member.running), None)
         call.body = None
-        if member is not None and call.kind == Kind.METHOD:  # of an object that others use
+        if member is not None and call.kind == MessageKind.METHOD:  # of an object that others use
             member.skip(call)
         elif member is not None:
-            member.stop(self.setting.grace, answer=False)
+            member.stop(self.settings.grace, answer=False)
         elif self._broker is not None:
             self._broker.forget(self, call)
             self._broker.serve()
@@ -1235,14 +1237,14 @@ class Core(Engine):
         """Devices that nobody gets although their holder has been ended, and why; any thread may ask."""
         return tuple(self._quarantined.values())
 
-    def quarantine(self, held: Held, reason: str) -> None:
+    def quarantine(self, held: WorkerLease, reason: str) -> None:
         """Say why devices are kept."""
         known = self._quarantined.get(id(held))
         self._quarantined[id(held)] = (held.allocation, reason)
         if known is None or known[1] != reason:
             held.quarantine(reason)
 
-    def give_back(self, held: Held, gone: Gone) -> None:
+    def give_back(self, held: WorkerLease, gone: Gone) -> None:
         """Give devices back: at once when their holder has ended by itself, else when nothing of it is left."""
         inventory = self.inventory
 

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from anyaccel.pool.gang import GangFuture
 
 GROUP = "anyaccel.engines"
-"""Group of the entry points by which engines are found; each is a function that takes a :class:`Setting`."""
+"""Group of the entry points by which engines are found; each is a function that takes a :class:`PoolSettings`."""
 LOCAL = "local", "anyaccel.engines.local:open_engine"
 """The one that is looked for nowhere, since most pools are of it."""
 
 
-class Setting(Value):
+class PoolSettings(Value):
     """What all calls of a pool have in common; see :class:`anyaccel.Pool`.
 
     Attributes:
@@ -77,12 +77,12 @@ class Engine(Protocol):
     """Runs the calls of one pool. Every method may be called by any thread.
 
     Args:
-        setting: What all calls have in common.
+        settings: What all calls have in common.
 
     Attributes:
         lock: Held over every look at what calls wait and run.
         members: What runs calls, or is about to.
-        setting: What all calls have in common.
+        settings: What all calls have in common.
         foreign: Whether we are a fork of the process that the pool belongs to.
         closed: Whether no more calls are taken.
         broken: Why no call can be run, or None.
@@ -91,16 +91,16 @@ class Engine(Protocol):
 
     lock: threading.Lock
     members: set[Any]
-    setting: Setting
+    settings: PoolSettings
     foreign: bool
     closed: bool
     broken: BrokenPoolError | None
     drained: threading.Event
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, settings: PoolSettings) -> None:
         self.lock = threading.Lock()
         self.members = set()
-        self.setting = setting
+        self.settings = settings
         self.foreign = self.closed = False
         self.broken = None
         self.drained = threading.Event()
@@ -169,7 +169,7 @@ class Engine(Protocol):
         self.broken = self.broken or error
         for call in (*self.unfinished(), *others):
             call.fail(error)
-        self.stop(self.setting.grace)
+        self.stop(self.settings.grace)
 
     def quarantined(self) -> tuple[tuple[Allocation, str], ...]:
         """Devices that nobody gets although their holder has been ended, and why."""
@@ -210,12 +210,12 @@ def find_engine(name: str) -> str:
     raise UsageError(f"engine must be one of {', '.join(map(repr, known))} (got {name!r:.60})")
 
 
-def open_engine(name: str, setting: Setting) -> Engine:
+def open_engine(name: str, settings: PoolSettings) -> Engine:
     """Make the engine of a pool.
 
     Raises:
         UsageError: When there is none of this name, its extra is not installed, or it cannot do what it is asked for.
     """
     module, _, attribute = find_engine(name).partition(":")
-    made: Engine = getattr(import_module(module), attribute)(setting)
+    made: Engine = getattr(import_module(module), attribute)(settings)
     return made

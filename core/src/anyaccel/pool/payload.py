@@ -51,7 +51,7 @@ class Pickled(NamedTuple):
 
     data: bytes
     buffers: list[memoryview]
-    stored: Stored | None = None
+    stored: SharedParts | None = None
 
     @property
     def size(self) -> int:
@@ -68,10 +68,10 @@ class Pickled(NamedTuple):
         Raises:
             OSError: When there is no memory or no descriptor left.
         """
-        return Pickled(b"", [], Stored([self.data, *self.buffers]))
+        return Pickled(b"", [], SharedParts([self.data, *self.buffers]))
 
 
-class Stored:
+class SharedParts:
     """Parts of a message in shared memory.
 
     Attributes:
@@ -216,7 +216,7 @@ def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None)
     return pickle.loads(data, buffers=buffers or ())  # noqa: S301 - from a process that runs the same user's code
 
 
-class Globals:
+class SharedGlobals:
     """The globals of modules that are sent by value, in a worker.
 
     Each value that arrives brings the globals that its functions use, in a dict of its own. What an initializer sets is

@@ -48,11 +48,11 @@ _REFUSED = "refused"
 _OBJECTS = "it holds an array of other things than numbers, texts and times"
 
 
-class Refused(ValueError):  # noqa: N818 - it is the reason, and becomes the text of an error
+class NotPlainError(ValueError):
     """Raised when a value is not made of plain types, or a message is damaged; says what is in the way."""
 
 
-class Type(NamedTuple):
+class PlainType(NamedTuple):
     """A plain type.
 
     Attributes:
@@ -71,7 +71,7 @@ def dumps(value: Any) -> Pickled:
     buffers: list[memoryview] = []
     try:
         return Pickled(_packed(_Writer(buffers).form(value)), buffers)
-    except Refused as reason:
+    except NotPlainError as reason:
         return Pickled(_packed({_REFUSED: [str(reason)]}), [])
 
 
@@ -88,7 +88,7 @@ def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None)
     """Make a value again. Large arrays keep using the memory of ``buffers``.
 
     Raises:
-        Refused: When it is not made of plain types, or is damaged.
+        NotPlainError: When it is not made of plain types, or is damaged.
     """
     # A copy: its sender may still write to the memory that it is in.
     packed, reader = bytes(data), _Reader(buffers or ())
@@ -97,10 +97,10 @@ def loads(data: bytes | memoryview, buffers: Sequence[memoryview] | None = None)
             packed, object_pairs_hook=reader.make, max_map_len=1, max_ext_len=0, ext_hook=_never,
             unicode_errors="surrogatepass",
         )  # fmt: skip
-    except Refused:
+    except NotPlainError:
         raise
     except Exception as error:
-        raise Refused(f"it is damaged ({type(error).__name__})") from error
+        raise NotPlainError(f"it is damaged ({type(error).__name__})") from error
 
 
 def _packed(form: Any) -> bytes:
@@ -130,7 +130,7 @@ class _Writer:
         if type(value) in _ATOMS:
             return value
         if depth > MOST_NESTED:
-            raise Refused(f"it is nested more than {MOST_NESTED} levels deep, or holds itself")
+            raise NotPlainError(f"it is nested more than {MOST_NESTED} levels deep, or holds itself")
         if type(value) is list:
             return self.forms(value, value, depth)
         name = self.names.get(type(value))
@@ -139,7 +139,7 @@ class _Writer:
         if name == _ARRAY:
             return {name: self.forms(value, self.array_parts(value), depth)}
         if name not in TYPES:
-            raise Refused(f"it holds {_shown(value)}")
+            raise NotPlainError(f"it holds {_shown(value)}")
         return {name: self.forms(value, list(TYPES[name].parts(value)), depth)}
 
     def forms(self, value: Any, parts: list[Any], depth: int) -> list[Any]:
@@ -147,14 +147,14 @@ class _Writer:
         if id(value) in self.seen:
             self.repeated += 1 + len(parts)
             if self.repeated > MOST_REPEATED:
-                raise Refused("it holds the same values again and again")
+                raise NotPlainError("it holds the same values again and again")
         self.seen.add(id(value))
         return parts if set(map(type, parts)) <= _ATOMS else [self.form(part, depth + 1) for part in parts]
 
     def array_parts(self, array: Any) -> list[Any]:
         """Its type, shape and order, whether it may be written to, and its bytes or the number of a buffer."""
         if array.dtype.hasobject:
-            raise Refused(_OBJECTS)
+            raise NotPlainError(_OBJECTS)
         order = "F" if array.flags.fnc else "C"
         data: Any = memoryview(array.ravel(order).view("u1")) if array.nbytes else b""
         if self.buffers is None or len(data) < LARGE:
@@ -175,16 +175,16 @@ class _Reader:
         """The value that a map stands for."""
         ((name, parts),) = pairs
         if type(parts) is not list or name not in TYPES:
-            raise Refused(f"it holds {ascii(name)[:_SHOWN]}")
+            raise NotPlainError(f"it holds {ascii(name)[:_SHOWN]}")
         _, make, takes = TYPES[name]
         try:
             if takes is not None:
                 _check(parts, takes)
             return self.array(*parts) if name == _ARRAY else make(*parts)
-        except Refused:
+        except NotPlainError:
             raise
         except Exception as error:
-            raise Refused(f"its {name} cannot be made ({type(error).__name__})") from error
+            raise NotPlainError(f"its {name} cannot be made ({type(error).__name__})") from error
 
     def array(self, kind: Any, shape: Any, order: Any, writeable: Any, data: Any) -> Any:
         """An array of what :meth:`_Writer.array_parts` says."""
@@ -215,7 +215,7 @@ def _never(*_: object) -> Any:
 
 
 def _refuse(reason: str) -> Any:
-    raise Refused(printable(reason[: 2 * _SHOWN]))
+    raise NotPlainError(printable(reason[: 2 * _SHOWN]))
 
 
 def _is(value: Any, kind: type) -> Any:
@@ -273,7 +273,7 @@ def _dict(*parts: Any) -> dict[Any, Any]:
     return dict(zip(_hashable(parts[::2]), parts[1::2], strict=True))
 
 
-def _exception(kind: type[Exception]) -> Type:
+def _exception(kind: type[Exception]) -> PlainType:
     def parts(error: Exception) -> Iterable[Any]:
         made: Any = error.__reduce__()
         return made[1], *(made[2:] or ({},))
@@ -283,7 +283,7 @@ def _exception(kind: type[Exception]) -> Type:
         restore(error, state)
         return error
 
-    return Type(parts, make, {tuple, dict})
+    return PlainType(parts, make, {tuple, dict})
 
 
 def restore(error: Exception, state: dict[str, Any]) -> None:
@@ -299,7 +299,7 @@ def restore(error: Exception, state: dict[str, Any]) -> None:
 def _numpy() -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is None:
-        raise Refused("it holds an array, and numpy has not been imported here")
+        raise NotPlainError("it holds an array, and numpy has not been imported here")
     return numpy
 
 
@@ -309,7 +309,7 @@ def _dtype_parts(kind: Any) -> Iterable[Any]:
     if kind.names is None:
         # Other packages have types of their own, which say to be bytes without a meaning.
         if not _DTYPE.fullmatch(kind.str) or _numpy().dtype(kind.str) != kind:
-            raise Refused(_OBJECTS)
+            raise NotPlainError(_OBJECTS)
         return (kind.str,)
     return kind.names, [(*kind.fields[name], None)[:3] for name in kind.names], kind.itemsize
 
@@ -319,7 +319,7 @@ def _dtype(first: Any, *more: Any) -> Any:
     numpy = _numpy()
     if not more:
         if not _DTYPE.fullmatch(first):
-            raise Refused(_OBJECTS)
+            raise NotPlainError(_OBJECTS)
         return numpy.dtype(first)
     if len(more) == 1:
         return numpy.dtype((_is_dtype(first), _is(more[0], tuple)))
@@ -361,36 +361,36 @@ _START_STOP_STEP = _fields("start", "stop", "step")
 _CLOCK: set[type] = {int, type(None), dt.timezone}
 
 TYPES = {
-    "int": Type(_never, lambda data: int.from_bytes(data, "little", signed=True), {bytes}),  # of more than 64 bits
-    "complex": Type(_fields("real", "imag"), complex, {float}),
-    "bytearray": Type(lambda value: [bytes(value)], bytearray, {bytes}),
-    "range": Type(_START_STOP_STEP, range, {int}),
-    "slice": Type(_START_STOP_STEP, slice),
-    "tuple": Type(list, lambda *parts: parts),
-    "dict": Type(lambda value: chain.from_iterable(value.items()), _dict),
-    "set": Type(list, lambda *parts: set(_hashable(parts))),
-    "frozenset": Type(list, lambda *parts: frozenset(_hashable(parts))),
-    "datetime.date": Type(_DATE, dt.date, {int}),
-    "datetime.time": Type(_TIME, _folded(dt.time), _CLOCK),
-    "datetime.datetime": Type(lambda value: _DATE(value) + _TIME(value), _folded(dt.datetime), _CLOCK),
-    "datetime.timedelta": Type(_fields("days", "seconds", "microseconds"), dt.timedelta, {int}),
-    "datetime.timezone": Type(lambda value: value.__getinitargs__(), dt.timezone, {dt.timedelta, str}),
-    "decimal.Decimal": Type(_text, _imported("decimal", "Decimal"), {str}),
-    "fractions.Fraction": Type(_fields("numerator", "denominator"), _imported("fractions", "Fraction"), {int}),
-    "uuid.UUID": Type(
+    "int": PlainType(_never, lambda data: int.from_bytes(data, "little", signed=True), {bytes}),  # of more than 64 bits
+    "complex": PlainType(_fields("real", "imag"), complex, {float}),
+    "bytearray": PlainType(lambda value: [bytes(value)], bytearray, {bytes}),
+    "range": PlainType(_START_STOP_STEP, range, {int}),
+    "slice": PlainType(_START_STOP_STEP, slice),
+    "tuple": PlainType(list, lambda *parts: parts),
+    "dict": PlainType(lambda value: chain.from_iterable(value.items()), _dict),
+    "set": PlainType(list, lambda *parts: set(_hashable(parts))),
+    "frozenset": PlainType(list, lambda *parts: frozenset(_hashable(parts))),
+    "datetime.date": PlainType(_DATE, dt.date, {int}),
+    "datetime.time": PlainType(_TIME, _folded(dt.time), _CLOCK),
+    "datetime.datetime": PlainType(lambda value: _DATE(value) + _TIME(value), _folded(dt.datetime), _CLOCK),
+    "datetime.timedelta": PlainType(_fields("days", "seconds", "microseconds"), dt.timedelta, {int}),
+    "datetime.timezone": PlainType(lambda value: value.__getinitargs__(), dt.timezone, {dt.timedelta, str}),
+    "decimal.Decimal": PlainType(_text, _imported("decimal", "Decimal"), {str}),
+    "fractions.Fraction": PlainType(_fields("numerator", "denominator"), _imported("fractions", "Fraction"), {int}),
+    "uuid.UUID": PlainType(
         lambda value: [value.int, value.is_safe.value],
         lambda number, safety: uuid.UUID(int=number, is_safe=uuid.SafeUUID(safety)),
         {int, type(None)},
     ),
-    "numpy.dtype": Type(_dtype_parts, _dtype),
-    "numpy.generic": Type(_scalar_parts, _scalar),
-    _ARRAY: Type(_never, _never),  # the writer's and the reader's, which have the buffers
-    _REFUSED: Type(_never, _refuse, {str}),
+    "numpy.dtype": PlainType(_dtype_parts, _dtype),
+    "numpy.generic": PlainType(_scalar_parts, _scalar),
+    _ARRAY: PlainType(_never, _never),  # the writer's and the reader's, which have the buffers
+    _REFUSED: PlainType(_never, _refuse, {str}),
 }
 """By module and name; those of Python itself by name."""
 
 for _name in ("PurePosixPath", "PureWindowsPath", "PosixPath"):
-    TYPES[f"pathlib.{_name}"] = Type(_text, _imported("pathlib", _name), {str})
+    TYPES[f"pathlib.{_name}"] = PlainType(_text, _imported("pathlib", _name), {str})
 for _class in (*vars(builtins).values(), *vars(errors).values()):
     # A placement's verdict and a plug-in's problem are no plain values, so these two travel as text.
     if (

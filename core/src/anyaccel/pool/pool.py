@@ -14,16 +14,16 @@ from anyaccel.launcher.options import StartOptions, check_options
 from anyaccel.linux.fork import tidy_in_child
 from anyaccel.model import Allocation, replace
 from anyaccel.pool.actor import Actor, ActorState
-from anyaccel.pool.actors import Actors, Group
+from anyaccel.pool.actors import ActorGroup, Actors
 from anyaccel.pool.call import AHEAD, CallFuture, Options, checked, is_whole, name_of
-from anyaccel.pool.engine import Engine, Setting, open_engine
+from anyaccel.pool.engine import Engine, PoolSettings, open_engine
 from anyaccel.pool.launching import USUAL, Preparation, pickled_call
 from anyaccel.pool.logs import Logs
 from anyaccel.pool.payload import call_each, dumps, dumps_whole
-from anyaccel.pool.progress import Tell
+from anyaccel.pool.progress import ProgressCallback
 from anyaccel.pool.reactor import reactor
 from anyaccel.pool.results import Batches, MapResults, Results, check_batch
-from anyaccel.pool.stream import Source, Stream
+from anyaccel.pool.stream import Stream, YieldedItems
 from anyaccel.probe.machine import Machine
 from anyaccel.scheduler import RequestLike, parse_request
 
@@ -91,7 +91,7 @@ class Submitter(Executor):
         timeout: float | None = None,
         chunksize: int | None = None,
         batch: int | None = None,
-        progress: bool | Tell = False,
+        progress: bool | ProgressCallback = False,
     ) -> Results:
         """Run a function over arguments; the results come in their order.
 
@@ -123,7 +123,7 @@ class Submitter(Executor):
         *iterables: Iterable[Any],
         timeout: float | None = None,
         batch: int | None = None,
-        progress: bool | Tell = False,
+        progress: bool | ProgressCallback = False,
     ) -> Results:
         """The same as :meth:`map`; each result comes as soon as it is there."""
         check_batch(batch=batch)
@@ -151,12 +151,12 @@ class Submitter(Executor):
         arguments: Iterable[tuple[Any, ...]],
         timeout: float | None,
         batch: int | None,
-        progress: bool | Tell,
+        progress: bool | ProgressCallback,
         *,
         in_order: bool,
     ) -> Results:
         core, options = self._core, self._options
-        own = options.max_calls or options.timeout or options.retries or core.setting.logs  # for each call
+        own = options.max_calls or options.timeout or options.retries or core.settings.logs  # for each call
         most_ahead = core.most_ahead(options)
         batches = Batches(
             arguments,
@@ -166,7 +166,7 @@ class Submitter(Executor):
             in_order=in_order,
             progress=progress,
         )
-        return MapResults(batches, timeout, plain=core.setting.preparation.plain)
+        return MapResults(batches, timeout, plain=core.settings.preparation.plain)
 
     def stream(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Stream:
         """Run a function that yields, and give what it yields as soon as it is there.
@@ -187,8 +187,8 @@ class Submitter(Executor):
             RuntimeError: When the pool was shut down.
         """
         state = ActorState(self._core, name_of(fn), replace(self._options, concurrency=1, retries=0))
-        stream = Stream(state, self._core.setting.grace, self)  # first: an interrupt that comes later ends it
-        self._core.enter(state.construction, (Source, (fn, args, kwargs), {}, 1))
+        stream = Stream(state, self._core.settings.grace, self)  # first: an interrupt that comes later ends it
+        self._core.enter(state.construction, (YieldedItems, (fn, args, kwargs), {}, 1))
         return stream
 
     def gang(self, hosts: int, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> GangFuture:
@@ -258,7 +258,7 @@ class Submitter(Executor):
         if not is_whole(n, 1):
             raise UsageError(f"n must be a whole number, 1 or more (got {n!r:.60})")
         work = dumps((cls, args, kwargs, self._options.concurrency)).frozen()
-        group = Group(self._core, name_of(cls), self._options, work, n)
+        group = ActorGroup(self._core, name_of(cls), self._options, work, n)
         actors = Actors(group)  # first: an interrupt that comes later ends them
         group.begin()
         return actors
@@ -448,7 +448,7 @@ class Pool(Submitter):
             raise UsageError(f"results must be 'plain', 'pickle' or None (got {results!r:.60})")
         check_seconds(grace=grace, idle=idle)
         options = make_options(needs, max_calls=max_calls, timeout=timeout, retries=retries)
-        setting = Setting(
+        settings = PoolSettings(
             preparation=Preparation(
                 start=start,
                 sandbox=pickled_call(sandbox),
@@ -467,7 +467,7 @@ class Pool(Submitter):
             declare=declare,
             address=address,
         )
-        core = open_engine(engine, setting)
+        core = open_engine(engine, settings)
         super().__init__(core, options)
         if options.needs is not None:
             try:
@@ -524,7 +524,7 @@ class Pool(Submitter):
         """Wait for all calls; after Ctrl-C, stop them, and kill them when it is pressed again."""
         try:
             if kind is not None and issubclass(kind, KeyboardInterrupt):
-                self._core.stop(self._core.setting.grace)
+                self._core.stop(self._core.settings.grace)
             self.shutdown(wait=True)
         except KeyboardInterrupt:
             self._core.stop(0)
@@ -547,7 +547,7 @@ def _finish_all() -> None:
     try:
         for core in list(_cores):
             if interrupted:
-                core.stop(core.setting.grace)
+                core.stop(core.settings.grace)
             core.shutdown(wait=True)
     except KeyboardInterrupt:
         for core in list(_cores):

@@ -42,10 +42,10 @@ class Progress(Value):
         return f"{self.done} of {self.total} done{failed}{left if self.done < self.total else f' {over}'}"
 
 
-Tell = Callable[[Progress], None]
+ProgressCallback = Callable[[Progress], None]
 
 
-class Counter:
+class ProgressCounter:
     """Counts calls as they end, and tells somebody.
 
     Args:
@@ -53,7 +53,7 @@ class Counter:
         tell: Told each time, by whatever thread it happens in.
     """
 
-    def __init__(self, total: int, tell: Tell) -> None:
+    def __init__(self, total: int, tell: ProgressCallback) -> None:
         self._total = total
         self._tell = tell
         self._start = time.monotonic()
@@ -75,7 +75,7 @@ class Counter:
             )
 
 
-def shown(total: int) -> Tell | None:
+def shown(total: int) -> ProgressCallback | None:
     """What shows progress to whoever watches standard error: tqdm or rich, whichever is installed, else a line.
 
     Args:
@@ -91,10 +91,10 @@ def shown(total: int) -> Tell | None:
             return make(total)
         except ImportError:
             continue
-    return Line(sys.stderr)
+    return ProgressLine(sys.stderr)
 
 
-def _tqdm(total: int) -> Tell:
+def _tqdm(total: int) -> ProgressCallback:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it would rather have another package, too
         from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
@@ -111,7 +111,7 @@ def _tqdm(total: int) -> Tell:
     return tell
 
 
-def _rich(total: int) -> Tell:
+def _rich(total: int) -> ProgressCallback:
     from rich.console import Console
     from rich.progress import Progress as Bars
 
@@ -128,7 +128,7 @@ def _rich(total: int) -> Tell:
     return tell
 
 
-class Line:
+class ProgressLine:
     """Writes progress as one line that is redrawn.
 
     Args:

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, Self
 
 from anyaccel.pool.call import AwaitableFuture, CallFuture, exception_in, is_whole
-from anyaccel.pool.channel import Kind, Message
-from anyaccel.pool.progress import Counter, Tell, shown
+from anyaccel.pool.channel import Message, MessageKind
+from anyaccel.pool.progress import ProgressCallback, ProgressCounter, shown
 from anyaccel.pool.reactor import reactor
 
 Arguments = tuple[Any, ...]
@@ -146,7 +146,7 @@ class Batches:
         size: int | None,
         most_ahead: int,
         in_order: bool,
-        progress: bool | Tell,
+        progress: bool | ProgressCallback,
     ) -> None:
         self.futures: deque[AwaitableFuture[Any]] = deque()
         self._parts = parts = deque(arguments)
@@ -154,7 +154,7 @@ class Batches:
         self._size = size
         self._tail = max(1, most_ahead // 2)
         tell = (progress if callable(progress) else shown(len(parts))) if progress and parts else None
-        self._counter = None if tell is None else Counter(len(parts), tell)
+        self._counter = None if tell is None else ProgressCounter(len(parts), tell)
         self._in_order = in_order
         self._lock = threading.Lock()
         self._calls: set[CallFuture] = set()
@@ -246,7 +246,7 @@ class MapResults(Results):
         values, failure, _ = value
         self._values.extend(values)
         if failure is not None:
-            self._failure = exception_in(Message(Kind.ERROR, failure, [], []), plain=self._plain)
+            self._failure = exception_in(Message(MessageKind.ERROR, failure, [], []), plain=self._plain)
 
 
 def check_batch(**sizes: object) -> None:

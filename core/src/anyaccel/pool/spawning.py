@@ -30,8 +30,8 @@ STUCK_LOOK_SECONDS = 5.0
 BUFFER = 1 << 18
 
 
-class Owner(Protocol):
-    """Owner of a worker.
+class WorkerOwner(Protocol):
+    """WorkerOwner of a worker.
 
     Attributes:
         mark: What it and all that it starts carry; empty before it has been told.
@@ -67,7 +67,7 @@ class Process:
 
     def __init__(self, server: WorkerServer, *, ahead: bool) -> None:
         self.server = server
-        self.owner: Owner | None = None
+        self.owner: WorkerOwner | None = None
         self.channel, self.end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
         self.number = server.draw()
@@ -137,7 +137,7 @@ class WorkerServer(client.ForkServer):
             raise WorkerStartError(f"the fork server cannot be started: {error}") from error
         self._reactor.watch(self.fileno(), self._on_control)
 
-    def start_worker(self, owner: Owner, *, grace: float, leases: Sequence[int], ahead: bool) -> Process:
+    def start_worker(self, owner: WorkerOwner, *, grace: float, leases: Sequence[int], ahead: bool) -> Process:
         """Have a worker forked, or take the one that was forked ahead.
 
         Args:
@@ -235,7 +235,7 @@ def fork_server(preload: Sequence[str] = ()) -> WorkerServer:
     return client.find_server((WorkerServer, key), lambda: WorkerServer(key))
 
 
-def spawn(owner: Owner, preload: Sequence[str], *, grace: float, leases: Sequence[int], ahead: bool) -> Process:
+def spawn(owner: WorkerOwner, preload: Sequence[str], *, grace: float, leases: Sequence[int], ahead: bool) -> Process:
     """Have a worker forked, by a new fork server where the last one has died.
 
     See :meth:`WorkerServer.start_worker` for the arguments.

@@ -13,7 +13,7 @@ from anyaccel.pool.call import AwaitableFuture
 from anyaccel.pool.results import Results, cancel
 
 
-class Source:
+class YieldedItems:
     """In the worker: what a function yields.
 
     Args:
@@ -59,7 +59,7 @@ class Stream(Results):
     ``yield``, as a generator that is closed; where it runs, with the pool's time of grace.
 
     Args:
-        state: The actor that has the :class:`Source`.
+        state: The actor that has the :class:`YieldedItems`.
         grace: Seconds between asking its process to end and killing it.
         owner: What is to live as long as this does.
     """

@@ -20,10 +20,10 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from anyaccel.errors import WorkerError
-from anyaccel.launcher.inside import Inside
+from anyaccel.launcher.inside import ProcessSetup
 from anyaccel.linux.process import set_name
-from anyaccel.pool.channel import Kind, Message, receive, send
-from anyaccel.pool.payload import Batch, Globals, Pickled, check_over, describe, dumps, dumps_error, loads
+from anyaccel.pool.channel import Message, MessageKind, receive, send
+from anyaccel.pool.payload import Batch, Pickled, SharedGlobals, check_over, describe, dumps, dumps_error, loads
 
 if TYPE_CHECKING:
     from anyaccel.pool.together import Lanes, Loop
@@ -58,7 +58,7 @@ def _work(descriptor: int, *, ahead: bool) -> int:
         _reset_signals()
         if ahead:
             _rehearse()
-        Worker(socket.socket(fileno=descriptor)).run()
+        MessageLoop(socket.socket(fileno=descriptor)).run()
     except Terminated:
         raise
     except SystemExit as error:  # user code wanted to end the process
@@ -69,14 +69,14 @@ def _work(descriptor: int, *, ahead: bool) -> int:
     return 0
 
 
-class Worker:
+class MessageLoop:
     """The state of the process: its channel, and the object of an actor."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
         self.actor: Any = None
         self.waiting: deque[Message] = deque()  # taken out of the channel while something else ran
-        self.globals = Globals()
+        self.globals = SharedGlobals()
         self.leave_construction: Callable[[], None] = lambda: None  # takes back the globals that it has set
         self.lanes: Lanes | None = None  # where methods run at the same time
         self.loop: Loop | None = None  # from the first coroutine on
@@ -97,18 +97,18 @@ class Worker:
 
     def _run(self) -> None:
         handlers: dict[int, Callable[[Message], bool]] = {
-            Kind.SETUP: self._set_up,
-            Kind.CALL: self._call,
-            Kind.CONSTRUCT: self._construct,
-            Kind.METHOD: self._method,
+            MessageKind.SETUP: self._set_up,
+            MessageKind.CALL: self._call,
+            MessageKind.CONSTRUCT: self._construct,
+            MessageKind.METHOD: self._method,
         }
         while True:
             message = self.waiting.popleft() if self.waiting else receive(self.channel)
             if message is None:
                 return
-            if message.kind == Kind.SKIP:
+            if message.kind == MessageKind.SKIP:
                 continue
-            if message.descriptors and message.kind != Kind.SETUP:
+            if message.descriptors and message.kind != MessageKind.SETUP:
                 _redirect(message.descriptors)
             if not handlers[message.kind](message):
                 return
@@ -126,16 +126,16 @@ class Worker:
                 self.dumps, self.dumps_error = plain.dumps, plain.dumps_error
             setup["inside"].apply()
             if setup["ready"]:
-                send(self.channel, Kind.READY)
+                send(self.channel, MessageKind.READY)
             for stage in ("sandbox", "initializer"):
                 if setup[stage] is not None:
                     self.globals.prepare(setup[stage])
             if setup["warmup"] is not None:
                 self._warm_up(*setup["warmup"])
             if setup["staged"]:
-                send(self.channel, Kind.PREPARED)
+                send(self.channel, MessageKind.PREPARED)
         except Exception as error:  # noqa: BLE001 - whatever it is, the caller should hear of it
-            self._answer(Kind.BROKEN, self._describe(error))
+            self._answer(MessageKind.BROKEN, self._describe(error))
             return False
         return True
 
@@ -177,7 +177,7 @@ class Worker:
             self.lanes.put(message)
             return True
         if message.number in self._skipped():
-            return self._answer(Kind.RESULT, self.dumps(None), message.number)
+            return self._answer(MessageKind.RESULT, self.dumps(None), message.number)
         return self._perform(self._call_method, message)
 
     def _skipped(self) -> set[int]:
@@ -185,7 +185,7 @@ class Worker:
         with contextlib.suppress(BlockingIOError):
             while (message := receive(self.channel, wait=False)) is not None:
                 self.waiting.append(message)
-        return {message.number for message in self.waiting if message.kind == Kind.SKIP}
+        return {message.number for message in self.waiting if message.kind == MessageKind.SKIP}
 
     def _call_method(self, message: Message) -> Any:
         with self.lock:
@@ -220,11 +220,11 @@ class Worker:
             if self.loop is not None and self.loop.ended(error):
                 return False  # the end of the process is what the caller is to hear
             _flush()
-            return self._answer(Kind.ERROR, self._describe(error), message.number)
+            return self._answer(MessageKind.ERROR, self._describe(error), message.number)
         try:
-            return self._answer(Kind.RESULT, body, message.number)
+            return self._answer(MessageKind.RESULT, body, message.number)
         except (OSError, MemoryError) as error:  # no memory to put it into
-            return self._answer(Kind.ERROR, self._describe(error), message.number)
+            return self._answer(MessageKind.ERROR, self._describe(error), message.number)
 
     def _describe(self, error: BaseException) -> Pickled:
         return describe(error, self.dumps_error)
@@ -250,7 +250,7 @@ class Worker:
             raise
         return value, self.globals.enter(spaces)
 
-    def _answer(self, kind: Kind, body: Pickled, number: int = 0) -> bool:
+    def _answer(self, kind: MessageKind, body: Pickled, number: int = 0) -> bool:
         try:
             send(self.channel, kind, body, number=number)
         except (BrokenPipeError, ConnectionResetError):
@@ -295,10 +295,10 @@ def _rehearse() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         nothing = dict.fromkeys(("ready", "staged", "plain", "sandbox", "initializer", "warmup"))
-        send(ours, Kind.SETUP, dumps({"inside": Inside(directory="."), **nothing}), OUTPUTS)
-        send(ours, Kind.CALL, dumps((int, (), {})))
+        send(ours, MessageKind.SETUP, dumps({"inside": ProcessSetup(directory="."), **nothing}), OUTPUTS)
+        send(ours, MessageKind.CALL, dumps((int, (), {})))
         ours.shutdown(socket.SHUT_WR)
-        Worker(theirs).run()
+        MessageLoop(theirs).run()
         receive(ours)
 
 

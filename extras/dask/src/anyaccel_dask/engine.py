@@ -26,7 +26,7 @@ from anyaccel.engines.remote import (
 from anyaccel.errors import UsageError, WorkerStartError
 from anyaccel.launcher import KnownNames, validate
 from anyaccel.model import UNITS_PER_DEVICE, Inventory, Request, field
-from anyaccel.pool import Options, Pickled, Setting, loads
+from anyaccel.pool import Options, Pickled, PoolSettings, loads
 from anyaccel.scheduler import Choice, serves
 
 from anyaccel_dask import HOLD, NODES_TOPIC, PREFIX
@@ -39,14 +39,14 @@ LARGE = 1 << 20
 """Bytes of arguments from which they do not go through the scheduler."""
 
 
-def open_engine(setting: Setting) -> Driver:
+def open_engine(settings: PoolSettings) -> Driver:
     """Make it.
 
     Raises:
         UsageError: When Dask is not installed or not there, or an argument is for one machine.
     """
-    setting.check_cluster("Dask")
-    return Driver(DaskCluster(setting.address), setting)
+    settings.check_cluster("Dask")
+    return Driver(DaskCluster(settings.address), settings)
 
 
 class DaskPlan(Plan):

@@ -15,7 +15,18 @@ from functools import partial
 from typing import Any, TypeVar
 
 from anyaccel import detect
-from anyaccel.engines.remote import ActorHost, Answer, Node, Order, Spec, Started, alike, end_host, loaded, pickled
+from anyaccel.engines.remote import (
+    ActorHost,
+    Answer,
+    NodeAdapter,
+    Order,
+    PoolSpec,
+    Started,
+    alike,
+    end_host,
+    loaded,
+    pickled,
+)
 from anyaccel.engines.remote import run as run_call
 from anyaccel.ledger import find
 from anyaccel.model import Allocation, Inventory, encode
@@ -98,12 +109,12 @@ def machine_name() -> str:
         return f"{file.read().strip()} {find(os.environ).path}"
 
 
-class DaskNode(Node):
+class DaskNodeAdapter(NodeAdapter):
     """What Dask knows of this machine, for one pool."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: PoolSpec) -> None:
         self.name = name_of(get_worker())
-        self._shared = spec.setting.shared
+        self._shared = spec.settings.shared
         self._options: dict[Order, Options] = {}
 
     @property
@@ -180,7 +191,7 @@ def run(spec: bytes, call: tuple[bytes, str, str | None], data: bytes, buffers: 
     """Run one call: the body of our task.
 
     Args:
-        spec: A pickled :class:`~anyaccel.engines.remote.messages.Spec`.
+        spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`.
         call: A pickled :class:`~anyaccel.engines.remote.messages.Order`; the key of the call in its pool; and where its
             output goes, or None.
         data: What to call, pickled, with
@@ -197,14 +208,14 @@ def run(spec: bytes, call: tuple[bytes, str, str | None], data: bytes, buffers: 
     task = _Task(key, devices=loaded(order).request is not None)
     with task.begun():
         body = pickled(data, buffers)
-        return pickle.dumps(run_call(spec, DaskNode, order, log, body, ended=task.unwanted.is_set, begun=begun))
+        return pickle.dumps(run_call(spec, DaskNodeAdapter, order, log, body, ended=task.unwanted.is_set, begun=begun))
 
 
 def hold(spec: bytes, order: bytes, key: str) -> bytes:
     """Host an actor until it has gone: the body of our task. Returns a pickled answer that says why it has."""
     task = _Task(key, devices=True)
     with task.begun():
-        host = ActorHost(spec, DaskNode, order)
+        host = ActorHost(spec, DaskNodeAdapter, order)
         _actors[key] = host
         try:
             task.tell(hosted=pickle.dumps(host.started()), worker=task.address)

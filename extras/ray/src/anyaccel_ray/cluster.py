@@ -15,7 +15,7 @@ from anyaccel.model import Device, Inventory, Product, Request
 from anyaccel.vendors import known
 
 from anyaccel_ray.connection import connect, import_ray
-from anyaccel_ray.plan import Kind, RayPlan, find_plan
+from anyaccel_ray.plan import NodeKind, RayPlan, find_plan
 
 SURVEY_SECONDS = 60.0
 _STATUS = b"__autoscaling_status"
@@ -60,7 +60,7 @@ class Nodes:
         """Whether nodes may be added."""
         return grows(self.ray)
 
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[NodeKind]:
         """The nodes that are alive, those that are alike together."""
         groups: dict[object, list[dict[str, Any]]] = {}
         for node in self.ray.nodes():
@@ -70,7 +70,7 @@ class Nodes:
         if missing:
             self._inventories.update(self._survey(missing))
         return [
-            Kind(
+            NodeKind(
                 names=tuple(f"{node['NodeManagerAddress']} ({node['NodeID'][:8]})" for node in nodes),
                 resources=nodes[0]["Resources"],
                 labels=_labels(nodes[0]),

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from anyaccel.engines.remote import Cluster, Driver, Order, last_line
 from anyaccel.exports.ray import PREDEFINED
 from anyaccel.model import Request
-from anyaccel.pool import Options, Pickled, Setting
+from anyaccel.pool import Options, Pickled, PoolSettings
 
 from anyaccel_ray import node
 from anyaccel_ray.cluster import Nodes
-from anyaccel_ray.notices import Watch, remove, spare, spare_no_more
+from anyaccel_ray.notices import NoticePoller, remove, spare, spare_no_more
 from anyaccel_ray.plan import RayPlan
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ _LOOK_UP_SECONDS = 0.2
 """How often somebody who waits for Ray looks whether there still is a reason to."""
 
 
-def open_engine(setting: Setting) -> Driver:
+def open_engine(settings: PoolSettings) -> Driver:
     """Make it.
 
     Raises:
         UsageError: When Ray is not installed or not there, or an argument is for one machine.
     """
-    setting.check_cluster("Ray")
-    return Driver(RayCluster(setting.address), setting)
+    settings.check_cluster("Ray")
+    return Driver(RayCluster(settings.address), settings)
 
 
 class RayCluster(Cluster[RayPlan]):
@@ -63,7 +63,7 @@ class RayCluster(Cluster[RayPlan]):
         return bool(self.ray.is_initialized())
 
     def open(self, driver: Driver, spec: bytes) -> None:
-        self._watch = Watch(driver, self.ray)
+        self._watch = NoticePoller(driver, self.ray)
         self._spec = spec if len(spec) < LARGE else self.ray.put(spec)
 
     def find(self, request: Request) -> RayPlan:
@@ -150,9 +150,9 @@ class RayCluster(Cluster[RayPlan]):
             self.ray.kill(actor)
 
     def gang(self, driver: Driver, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
-        from anyaccel_ray.gangs import Gang
+        from anyaccel_ray.gangs import RayGang
 
-        gang = Gang(driver, self, options, hosts, name)
+        gang = RayGang(driver, self, options, hosts, name)
         driver.add(gang.calls)
         gang.start(work)
         return gang.future

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 1
 """How often to look whether somebody still wants what Ray cannot reserve yet."""
 _NODE = "ray.io/node-id"
-Node = Mapping[str, Any]
+RayNodeInfo = Mapping[str, Any]
 """As ``ray.nodes()`` tells it."""
 
 
@@ -64,7 +64,7 @@ class GangCall(RemoteCall):
         self.over.set()
 
 
-class Gang:
+class RayGang:
     """Calls that run together.
 
     Args:
@@ -233,11 +233,11 @@ def spread(cluster: Nodes, plan: RayPlan, request: Request | None, hosts: int) -
     )
 
 
-def _slices(nodes: Iterable[Node], kinds: Iterable[str]) -> tuple[str, dict[str, list[Node]]]:
+def _slices(nodes: Iterable[RayNodeInfo], kinds: Iterable[str]) -> tuple[str, dict[str, list[RayNodeInfo]]]:
     """The nodes of each slice, and the kind of the devices that it is made of."""
     nodes = list(nodes)
     for kind in sorted(kinds):
-        found: dict[str, list[Node]] = {}
+        found: dict[str, list[RayNodeInfo]] = {}
         for node in nodes:
             if name := node["Labels"].get(slice_label(kind, "slice_name")):
                 found.setdefault(name, []).append(node)
@@ -246,12 +246,14 @@ def _slices(nodes: Iterable[Node], kinds: Iterable[str]) -> tuple[str, dict[str,
     return "", {}
 
 
-def _number(node: Node, kind: str) -> int:
+def _number(node: RayNodeInfo, kind: str) -> int:
     text = node["Labels"].get(slice_label(kind, "worker_id"), "")
     return int(text) if text.isdecimal() else 0
 
 
-def _never(request: Request | None, hosts: int, alone: int, slices: Mapping[str, Sequence[Node]]) -> NeverFitsError:
+def _never(
+    request: Request | None, hosts: int, alone: int, slices: Mapping[str, Sequence[RayNodeInfo]]
+) -> NeverFitsError:
     wanted = request if request is not None else Request(terms=())
     there = [str(alone), *(f"{len(own)} in slice {name}" for name, own in sorted(slices.items()))]
     needs = f"that can serve {request}" if request is not None else "with a processor"

@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Iterator
 
-from anyaccel.engines.remote import ActorHost, Order, Spec, Started, pickled
+from anyaccel.engines.remote import ActorHost, Order, PoolSpec, Started, pickled
 from anyaccel.engines.remote import run as run_call
 from anyaccel.model import Allocation, Inventory
-from anyaccel.pool import CPU, Core, Options, loads
+from anyaccel.pool import CPU, LocalEngine, Options, loads
 
 from anyaccel_ray.connection import import_ray
 from anyaccel_ray.given import Given, check_known, given, given_broker, held_slots, plain
@@ -24,18 +24,18 @@ _SETTLE_SECONDS = 0.005
 MOST_OPTIONS = 256
 
 
-class RayNode:
-    """What Ray knows of this node, for one pool; see :class:`~anyaccel.engines.remote.host.Node`."""
+class RayNodeAdapter:
+    """What Ray knows of this node, for one pool; see :class:`~anyaccel.engines.remote.host.NodeAdapter`."""
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: PoolSpec) -> None:
         ray = import_ray()
         restore_environ()
         context = ray.get_runtime_context()
         self.name = f"{ray.util.get_node_ip_address()} ({context.get_node_id()[:8]})"
         self._inventory = node_inventory()
-        self._shared = spec.setting.shared
-        self.broker = given_broker(self._inventory, shared=spec.setting.shared, note=f"Ray job {context.get_job_id()}")
-        self._grace = spec.setting.grace
+        self._shared = spec.settings.shared
+        self.broker = given_broker(self._inventory, shared=spec.settings.shared, note=f"Ray job {context.get_job_id()}")
+        self._grace = spec.settings.grace
         self._options: dict[object, Options] = {}
 
     def refresh(self) -> None:
@@ -66,7 +66,7 @@ class RayNode:
             return CPU
         return Allocation(id="ray", request=plain(needs), grants=needs.grants)
 
-    def settle(self, core: Core) -> None:
+    def settle(self, core: LocalEngine) -> None:
         """Where nobody else would wait for devices that are on their way back, wait for them."""
         end = time.monotonic() + self._grace + MARGIN_SECONDS
         while not self._shared and any(member.held for member in tuple(core.members)) and time.monotonic() < end:
@@ -77,7 +77,7 @@ def run(spec: bytes, call: bytes, data: bytes, *buffers: bytes) -> bytes:
     """Run one call. Ray takes bytes as they are, which saves time.
 
     Args:
-        spec: A pickled :class:`~anyaccel.engines.remote.messages.Spec`.
+        spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`.
         call: Pickled: a pickled :class:`~anyaccel.engines.remote.messages.Order`; the key of the notice that the call
             leaves when it takes a while; and where its output goes, or None.
         data: What to call, pickled, with
@@ -101,7 +101,7 @@ def run(spec: bytes, call: bytes, data: bytes, *buffers: bytes) -> bytes:
         return not spared(key)
 
     with _uninterrupted() as interrupted:
-        answer = run_call(spec, RayNode, order, log, pickled(data, buffers), ended=ended, begun=begun)
+        answer = run_call(spec, RayNodeAdapter, order, log, pickled(data, buffers), ended=ended, begun=begun)
         if noticed:
             remove(key)
     return pickle.dumps(answer)
@@ -122,7 +122,7 @@ class RayActorHost(ActorHost):
     """The class of our actors of Ray."""
 
     def __init__(self, spec: bytes, order: bytes) -> None:
-        super().__init__(spec, RayNode, order)
+        super().__init__(spec, RayNodeAdapter, order)
 
 
 def survey() -> Inventory:

@@ -27,7 +27,7 @@ _NAMESPACE = b"anyaccel"
 _SPARED = b"anyaccel spared"
 
 
-class Watch:
+class NoticePoller:
     """Looks for notices of a pool's calls, as long as there are some of which nothing was heard.
 
     Args:

@@ -32,7 +32,7 @@ Products = Callable[[], Mapping[str, Sequence[Product]]]
 """By resource, what the installed plug-ins know."""
 
 
-class Kind(Value):
+class NodeKind(Value):
     """Nodes of a cluster that are alike.
 
     Attributes:
@@ -61,7 +61,7 @@ class RayPlan(Plan):
 
 
 def find_plan(
-    request: Request, kinds: Sequence[Kind], products: Products, *, grows: bool
+    request: Request, kinds: Sequence[NodeKind], products: Products, *, grows: bool
 ) -> tuple[RayPlan | None, Fitting[tuple[str, ...]]]:
     """Find out what to ask for.
 
@@ -84,7 +84,7 @@ def find_plan(
     return _plan(request, terms, chosen, kinds, products), found
 
 
-def _resources_of(request: Request, kind: Kind) -> tuple[tuple[str, ...] | None, str]:
+def _resources_of(request: Request, kind: NodeKind) -> tuple[tuple[str, ...] | None, str]:
     """The resource for each term on a node whose devices would do; or None, and why Ray cannot be asked for them."""
     terms: list[str] = []
     why = ""
@@ -114,7 +114,7 @@ def _by_preference(term: Term, inventory: Inventory) -> list[tuple[str, list[Dev
     return list(found.items())
 
 
-def _obstacle(term: Term, resource: str, devices: Sequence[Device], kind: Kind) -> str:
+def _obstacle(term: Term, resource: str, devices: Sequence[Device], kind: NodeKind) -> str:
     """Why it does not do to ask Ray for some of these devices: it gives any of them."""
     typed = not _by_resource(term, resource)
     if not all(goes_by(device, term.names) for device in devices) or (
@@ -133,7 +133,7 @@ def _obstacle(term: Term, resource: str, devices: Sequence[Device], kind: Kind) 
     return ""
 
 
-def _unfit(term: Term, resource: str, devices: Sequence[Device], kind: Kind) -> str:
+def _unfit(term: Term, resource: str, devices: Sequence[Device], kind: NodeKind) -> str:
     """Which of these devices do not serve a term, or which filter of it Ray cannot be told."""
     for rule in rules(term, kind.inventory):
         failing = [device for device in devices if not rule.passes(device)]
@@ -156,7 +156,7 @@ def _shared_obstacle(request: Request, terms: Sequence[str], term: Term, resourc
 
 
 def _plan(
-    request: Request, terms: tuple[str, ...], chosen: Sequence[Kind], kinds: Sequence[Kind], products: Products
+    request: Request, terms: tuple[str, ...], chosen: Sequence[NodeKind], kinds: Sequence[NodeKind], products: Products
 ) -> RayPlan:
     wanted: dict[str, float] = _quantities(request, terms)
     selector: dict[str, str] = {}
@@ -178,14 +178,14 @@ def _plan(
 
 
 def _lets_in_others(
-    kinds: Iterable[Kind], chosen: Sequence[Kind], wanted: Mapping[str, float], selector: Mapping[str, str]
+    kinds: Iterable[NodeKind], chosen: Sequence[NodeKind], wanted: Mapping[str, float], selector: Mapping[str, str]
 ) -> bool:
     """Whether Ray might place it on nodes that were not found to do."""
     fit = (kind for kind in kinds if has(kind.resources, wanted) and satisfies(kind.labels, selector))
     return any(kind not in chosen for kind in fit)
 
 
-def _filter_labels(terms: Iterable[Term], resource: str, chosen: Sequence[Kind], *, typed: bool) -> dict[str, str]:
+def _filter_labels(terms: Iterable[Term], resource: str, chosen: Sequence[NodeKind], *, typed: bool) -> dict[str, str]:
     """What the labels of a node must say that filters ask for: what those say that were found to do."""
     filters = {each.filter for term in terms for each in asked(term)}
     names = [label_name(resource, each.name) for each in filters if each.typed == typed]
@@ -241,7 +241,7 @@ def _imagined(product: Product) -> Device:
     )
 
 
-def _type_share(types: Iterable[str], chosen: Sequence[Kind]) -> dict[str, float]:
+def _type_share(types: Iterable[str], chosen: Sequence[NodeKind]) -> dict[str, float]:
     """Ray's own resource of a type, where a single one will do: autoscalers look at it."""
     (*others, last) = types
     name = next(
@@ -279,7 +279,7 @@ def has(resources: Mapping[str, float], wanted: Mapping[str, float]) -> bool:
     return all(resources.get(resource, 0) >= quantity for resource, quantity in wanted.items())
 
 
-def _preference(request: Request, terms: Sequence[str], kind: Kind) -> list[int]:
+def _preference(request: Request, terms: Sequence[str], kind: NodeKind) -> list[int]:
     """Which alternative of each term these resources of a node are: the smallest is the one that was named first."""
     devices = by_resource(kind.inventory.usable)
     return [

@@ -9,7 +9,7 @@ __all__, __getattr__, __dir__ = face(
         "anyaccel.engines.remote.cluster": ("Cluster", "Plan", "RemoteHost", "alike", "last_line", "outcome"),
         "anyaccel.engines.remote.driver": ("Driver", "RemoteCall", "order_of"),
         "anyaccel.engines.remote.fitting": ("Fitting", "find_fitting", "listed"),
-        "anyaccel.engines.remote.host": ("Node", "end_host", "loaded", "pickled", "run"),
-        "anyaccel.engines.remote.messages": ("Answer", "Order", "Spec", "Started"),
+        "anyaccel.engines.remote.host": ("NodeAdapter", "end_host", "loaded", "pickled", "run"),
+        "anyaccel.engines.remote.messages": ("Answer", "Order", "PoolSpec", "Started"),
     },
 )

@@ -11,12 +11,12 @@ from anyaccel.engines.remote.driver import order_of as order_of
 from anyaccel.engines.remote.fitting import Fitting as Fitting
 from anyaccel.engines.remote.fitting import find_fitting as find_fitting
 from anyaccel.engines.remote.fitting import listed as listed
-from anyaccel.engines.remote.host import Node as Node
+from anyaccel.engines.remote.host import NodeAdapter as NodeAdapter
 from anyaccel.engines.remote.host import end_host as end_host
 from anyaccel.engines.remote.host import loaded as loaded
 from anyaccel.engines.remote.host import pickled as pickled
 from anyaccel.engines.remote.host import run as run
 from anyaccel.engines.remote.messages import Answer as Answer
 from anyaccel.engines.remote.messages import Order as Order
-from anyaccel.engines.remote.messages import Spec as Spec
+from anyaccel.engines.remote.messages import PoolSpec as PoolSpec
 from anyaccel.engines.remote.messages import Started as Started

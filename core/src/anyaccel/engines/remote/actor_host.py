@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from anyaccel.engines.remote.host import POLL_SECONDS, HostedCall, Node, enter, host_of, pickled, prepare_log
-from anyaccel.engines.remote.messages import Answer, Order, Spec, Started, failure
+from anyaccel.engines.remote.host import POLL_SECONDS, HostedCall, NodeAdapter, enter, host_of, pickled, prepare_log
+from anyaccel.engines.remote.messages import Answer, Order, PoolSpec, Started, failure
 from anyaccel.errors import BrokenWorkerError
 from anyaccel.model import replace
 from anyaccel.pool.actor import ActorState
@@ -19,12 +19,12 @@ class ActorHost:
     """Hosts one actor. A thread of the cluster's process waits for each call that runs.
 
     Args:
-        spec: A pickled :class:`~anyaccel.engines.remote.messages.Spec`, of its pool.
+        spec: A pickled :class:`~anyaccel.engines.remote.messages.PoolSpec`, of its pool.
         make_node: Makes what the cluster knows of this node, for a pool that is new here.
         order: A pickled :class:`Order`.
     """
 
-    def __init__(self, spec: bytes, make_node: Callable[[Spec], Node], order: bytes) -> None:
+    def __init__(self, spec: bytes, make_node: Callable[[PoolSpec], NodeAdapter], order: bytes) -> None:
         self._order: Order = loads(order)
         self._gone = threading.Event()
         self._death: BaseException = BrokenWorkerError("it was killed before it had been made")

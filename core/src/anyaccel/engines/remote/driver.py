@@ -15,13 +15,13 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from anyaccel.engines.remote.cluster import Cluster, Plan, RemoteHost, outcome
-from anyaccel.engines.remote.messages import FAILED, Answer, Order, Spec, Started
+from anyaccel.engines.remote.messages import FAILED, Answer, Order, PoolSpec, Started
 from anyaccel.errors import BrokenWorkerError, UsageError, WorkerError, WorkerStartError
 from anyaccel.model import Allocation, Request, replace
 from anyaccel.pool.actor import ActorState
 from anyaccel.pool.call import Call, Options, Runner, exception_in, settle_call
-from anyaccel.pool.channel import Kind
-from anyaccel.pool.engine import Engine, Setting
+from anyaccel.pool.channel import MessageKind
+from anyaccel.pool.engine import Engine, PoolSettings
 from anyaccel.pool.payload import Pickled, dumps, dumps_whole, loads
 from anyaccel.pool.reactor import Timer, reactor
 from anyaccel.scheduler import Reason, ReasonCode, Verdict
@@ -41,17 +41,17 @@ class Driver(Engine):
 
     Args:
         cluster: The cluster.
-        setting: What the pool is to do.
+        settings: What the pool is to do.
 
     Attributes:
         members: Calls and actors that the cluster knows of.
         attended: Whether the last answer came through the thread of somebody who waited for it.
     """
 
-    def __init__(self, cluster: Cluster[Any], setting: Setting) -> None:
-        super().__init__(setting)
+    def __init__(self, cluster: Cluster[Any], settings: PoolSettings) -> None:
+        super().__init__(settings)
         self.cluster = cluster
-        self.members: set[Member] = set()
+        self.members: set[RemoteWork] = set()
         self.name = secrets.token_hex(8)
         self._numbers = count()
         self._waiting: deque[Call] = deque()
@@ -60,10 +60,10 @@ class Driver(Engine):
         self._looks = False
         # With the plan and the options, of which the key has the ids: they take long to hash.
         self._places: dict[object, tuple[tuple[Any, bytes], Plan, Options]] = {}
-        spec = Spec(
+        spec = PoolSpec(
             pool=self.name,
             path=tuple(os.path.abspath(entry) for entry in sys.path),
-            setting=replace(setting, max_workers=None, logs=None, address=None),
+            settings=replace(settings, max_workers=None, logs=None, address=None),
         )
         cluster.open(self, dumps_whole(spec))
 
@@ -73,7 +73,7 @@ class Driver(Engine):
 
     def gang(self, options: Options, hosts: int, name: str, work: bytes) -> GangFuture:
         """Let a pickled call be run on each of several nodes at once."""
-        if self.setting.max_workers is not None:
+        if self.settings.max_workers is not None:
             raise UsageError("a gang starts all its workers at once; max_workers must be None for it")
         return self.cluster.gang(self, options, hosts, name, work)
 
@@ -96,7 +96,7 @@ class Driver(Engine):
 
     def pump(self) -> None:
         """Hand over to the cluster whatever may be."""
-        most = self.setting.max_workers
+        most = self.settings.max_workers
         while True:
             with self.lock:
                 while self._waiting and self._waiting[0].future.done():
@@ -203,7 +203,7 @@ class Driver(Engine):
         cause = exception_in(answer.message(), plain=False)  # its host says so, which has read the worker's answer
         self.break_off(cause, *([] if call is None else [call]))
 
-    def discard(self, member: Member) -> None:
+    def discard(self, member: RemoteWork) -> None:
         """A call is over, or an actor."""
         with self.lock:
             self.members.discard(member)
@@ -222,7 +222,7 @@ class Driver(Engine):
             member = next((member for member in self.members if member.call is call), None)
             call.body = None
         if member is not None:
-            member.stop(self.setting.grace)
+            member.stop(self.settings.grace)
         self.pump()
         self.settle()
 
@@ -326,12 +326,12 @@ class Awaited(Runner):
 
     def log_of(self, call: Call) -> str | None:
         """The file for the output of a call."""
-        if self.driver.setting.logs is not None:
-            call.future.log = self.driver.setting.logs.path_for(call.name)
+        if self.driver.settings.logs is not None:
+            call.future.log = self.driver.settings.logs.path_for(call.name)
         return call.future.log
 
 
-class Member(Awaited):
+class RemoteWork(Awaited):
     """What calls and actors have in common.
 
     Attributes:
@@ -405,7 +405,7 @@ class Member(Awaited):
         )
 
 
-class RemoteCall(Member):
+class RemoteCall(RemoteWork):
     """A call of a function."""
 
     __slots__ = ("_spared",)
@@ -455,10 +455,10 @@ class RemoteCall(Member):
         call = self.take()
         if call is not None and news.kind == FAILED:
             self._fail(call, loads(news.data))
-        elif call is not None and news.kind == Kind.BROKEN:
+        elif call is not None and news.kind == MessageKind.BROKEN:
             self.driver.break_with(news, call)
         elif call is not None:
-            settle_call(call, news.message(), plain=self.driver.setting.preparation.plain)
+            settle_call(call, news.message(), plain=self.driver.settings.preparation.plain)
         self.end(left=False)
 
     def on_lost(self, error: BaseException) -> None:
@@ -483,7 +483,7 @@ class RemoteCall(Member):
             call.fail(error)
 
 
-class RemoteActor(Member):
+class RemoteActor(RemoteWork):
     """An actor: our object, in a process of which a process of the cluster is the host.
 
     Attributes:
@@ -554,7 +554,7 @@ class RemoteActor(Member):
                 self.drop(call)
             return
         call.future.allocation = self.started.allocation if self.started else None
-        making = call.kind == Kind.CONSTRUCT
+        making = call.kind == MessageKind.CONSTRUCT
         awaited = self if making else self._methods.get(call.number)
         if awaited is None:
             return
@@ -586,7 +586,7 @@ class RemoteActor(Member):
         if self._buried or self._host is None:
             return
         self._host.close()
-        grace = self.driver.setting.grace
+        grace = self.driver.settings.grace
         self._timer = reactor().call_later(max(grace, 1.0), partial(self.stop, grace))
 
     def _hear_of(self, ref: Any, hand_over: Callable[[Any], None]) -> None:
@@ -632,17 +632,17 @@ class RemoteActor(Member):
             elif call is not None:
                 call.fail(error)
             return
-        if value.kind == Kind.BROKEN:
+        if value.kind == MessageKind.BROKEN:
             self.driver.break_with(value, call)
             return
         if call is not None and value.started is not None:
             call.future.allocation = notice(value.started).allocation
-        made = call is None or call.kind != Kind.CONSTRUCT or value.kind == Kind.RESULT
+        made = call is None or call.kind != MessageKind.CONSTRUCT or value.kind == MessageKind.RESULT
         if made:
             self.pull()
         if call is not None:
             call.body = None
-            settle_call(call, value.message(call.number), plain=self.driver.setting.preparation.plain)
+            settle_call(call, value.message(call.number), plain=self.driver.settings.preparation.plain)
         if made and self._state.closing:
             self._state.close()
 

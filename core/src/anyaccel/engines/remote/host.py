@@ -18,12 +18,12 @@ from concurrent.futures import CancelledError
 from functools import lru_cache, partial
 from typing import Protocol
 
-from anyaccel.engines.remote.messages import Answer, Order, Spec, Started, failure
+from anyaccel.engines.remote.messages import Answer, Order, PoolSpec, Started, failure
 from anyaccel.errors import BrokenWorkerError
 from anyaccel.model import Allocation
 from anyaccel.pool.call import BrokenPoolError, Call, Options
-from anyaccel.pool.channel import Kind, Message
-from anyaccel.pool.dispatcher import Broker, Core
+from anyaccel.pool.channel import Message, MessageKind
+from anyaccel.pool.dispatcher import Broker, LocalEngine
 from anyaccel.pool.payload import Pickled, dumps_error, loads
 from anyaccel.pool.reactor import reactor
 
@@ -33,7 +33,7 @@ POLL_SECONDS = 0.2
 """How often to look whether a call is to be ended."""
 
 
-class Node(Protocol):
+class NodeAdapter(Protocol):
     """What a cluster knows of a node, for one pool.
 
     Attributes:
@@ -57,19 +57,19 @@ class Node(Protocol):
     def expected(self, options: Options) -> Allocation | None:
         """What a call holds or is about to, where that is known before it does."""
 
-    def settle(self, core: Core) -> None:
+    def settle(self, core: LocalEngine) -> None:
         """Where nobody else would wait for devices that are on their way back, wait for them."""
 
 
 class Host:
     """What this process has for one pool."""
 
-    def __init__(self, spec: Spec, node: Node) -> None:
+    def __init__(self, spec: PoolSpec, node: NodeAdapter) -> None:
         # The caller's modules, as far as this node has them in the same place.
         sys.path += [entry for entry in spec.path if entry not in sys.path and os.path.exists(entry)]
         self.node = node
-        self.idle = max(spec.setting.idle, 1.0)
-        self.core = Core(lambda: node.broker, spec.setting)
+        self.idle = max(spec.settings.idle, 1.0)
+        self.core = LocalEngine(lambda: node.broker, spec.settings)
         self.used = time.monotonic()
         self._notice: tuple[Allocation | None, bytes] = (None, b"")
 
@@ -114,7 +114,7 @@ class HostedCall:
         except BrokenPoolError as error:
             cause = error.__cause__ or error
             text = "".join(getattr(cause.__cause__, "args", ())[:1])
-            return Answer(Kind.BROKEN, dumps_error(cause, text).data)
+            return Answer(MessageKind.BROKEN, dumps_error(cause, text).data)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             return failure(error)
         return answer
@@ -129,9 +129,9 @@ _hosts: dict[str, Host] = {}
 _lock = threading.Lock()
 
 
-def host_of(spec: bytes, make_node: Callable[[Spec], Node]) -> Host:
+def host_of(spec: bytes, make_node: Callable[[PoolSpec], NodeAdapter]) -> Host:
     """The host of this process for a pool; kept while calls keep coming."""
-    known: Spec = loaded(spec)
+    known: PoolSpec = loaded(spec)
     with _lock:
         host = _hosts.get(known.pool)
         if host is None or host.core.broken is not None:
@@ -164,7 +164,7 @@ def _look(pool: str, host: Host) -> None:
 
 def run(
     spec: bytes,
-    make_node: Callable[[Spec], Node],
+    make_node: Callable[[PoolSpec], NodeAdapter],
     order: bytes,
     log: str | None,
     body: Pickled,
@@ -175,7 +175,7 @@ def run(
     """Run one call, and return what became of it.
 
     Args:
-        spec: What the calls of its pool have in common: a pickled :class:`Spec`.
+        spec: What the calls of its pool have in common: a pickled :class:`PoolSpec`.
         make_node: Makes what the cluster knows of this node, for a pool that is new here.
         order: How: a pickled :class:`Order`.
         log: File for its output, or None.

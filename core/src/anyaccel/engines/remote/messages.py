@@ -7,25 +7,25 @@ from typing import NamedTuple
 from anyaccel.errors import RemoteError
 from anyaccel.model import Allocation, Request, Value
 from anyaccel.pool.channel import Message
-from anyaccel.pool.engine import Setting
+from anyaccel.pool.engine import PoolSettings
 from anyaccel.pool.payload import dumps_whole, loads
 
 FAILED = 0
-"""Kind of an answer that no worker gave: the call was not run to its end, and why."""
+"""MessageKind of an answer that no worker gave: the call was not run to its end, and why."""
 
 
-class Spec(Value):
+class PoolSpec(Value):
     """What the calls of a pool have in common.
 
     Attributes:
         pool: Its name.
         path: Where its process finds modules.
-        setting: What its workers on each node are to do.
+        settings: What its workers on each node are to do.
     """
 
     pool: str
     path: tuple[str, ...]
-    setting: Setting
+    settings: PoolSettings
 
 
 class Order(Value):
