@@ -19,13 +19,13 @@ from anyaccel.launcher import JOB_NAME, fork_child, start_detached, time_limit
 from anyaccel.ledger import boot
 from anyaccel.linux import (
     Teardown,
-    find_all,
+    combine_finds,
+    describe_left,
     find_carriers,
     find_tree,
     list_descriptors,
     pid_namespace,
     process,
-    tell_left,
 )
 from anyaccel.linux import mark as marks
 from anyaccel.model import replace
@@ -37,7 +37,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from anyaccel.linux import Confirm, Tell
+    from anyaccel.linux import Confirm, Visit
 
 _ASKED = frozenset({signal.SIGTERM, signal.SIGINT})
 """Signals by which a supervisor is asked to end the command."""
@@ -111,9 +111,9 @@ class Supervisor:
         child = _start(become)
         status: int | None = None
         asked, state = False, ""
-        everything = find_all(find_carriers([mark]), find_tree(dict([process.me()])))
+        everything = combine_finds(find_carriers([mark]), find_tree(dict([process.me()])))
 
-        def find(tell: Tell) -> bool:
+        def find(tell: Visit) -> bool:
             def tell_its_own(pid: int, confirm: Confirm) -> None:
                 # What has left its process group is the command's to end.
                 if status is not None or rest.killing or process.group_of(pid) == child:
@@ -146,7 +146,7 @@ class Supervisor:
 
     def _tell(self, rest: Teardown) -> None:
         """Name in the log of the job what was not ended with it."""
-        told = "".join(f"anyaccel: {line}\n" for line in tell_left(rest, f"job {self.job.id}"))
+        told = "".join(f"anyaccel: {line}\n" for line in describe_left(rest, f"job {self.job.id}"))
         with contextlib.suppress(OSError):
             os.write(2, told.encode(errors="replace"))
 

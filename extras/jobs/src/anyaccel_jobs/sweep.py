@@ -29,7 +29,7 @@ from anyaccel.launcher import (
     time_limit,
 )
 from anyaccel.ledger import Ledger
-from anyaccel.linux import GRACE_SECONDS, Teardown, find_all, find_carriers, find_tree, process, tell_left
+from anyaccel.linux import GRACE_SECONDS, Teardown, combine_finds, describe_left, find_carriers, find_tree, process
 from anyaccel.linux import mark as marks
 from anyaccel.model import Inventory, Request, Value
 from anyaccel.text import shown
@@ -575,7 +575,7 @@ class Sweep:
             return None
         limit = time_limit.TimeLimit.begin(setting.time, setting.grace, setting.early)
         mark = hold.lease.mark if hold.lease else ()
-        everything = find_all(find_carriers([mark]), find_tree({pid: self._running[pid]}))
+        everything = combine_finds(find_carriers([mark]), find_tree({pid: self._running[pid]}))
         return _Limited(limit, Teardown(everything, grace=limit.grace), mark, log)
 
     async def _end_of_time(self, limited: _Limited, hold: DeviceLease) -> bool:
@@ -620,7 +620,7 @@ class Sweep:
             return True
         if self._setting.time is not None:
             return False
-        return self._intact(hold) and not self._ledger.wanted(frozenset(hold.lease.devices))
+        return self._intact(hold) and not self._ledger.find_wanted(frozenset(hold.lease.devices))
 
     def _give_back(self, hold: DeviceLease) -> None:
         del self._holds[hold]
@@ -647,7 +647,7 @@ class Sweep:
         if self._taking is not None:
             self._taking.cancel()
         if self._rest is None:
-            everything = find_all(find_carriers(self._marks()), find_tree(self._running))
+            everything = combine_finds(find_carriers(self._marks()), find_tree(self._running))
             self._rest = Teardown(everything, grace=self._setting.grace)
             self._ending = asyncio.create_task(_finish(self._rest, "the sweep"))
         else:
@@ -699,7 +699,7 @@ async def _finish(rest: Teardown, of: str) -> None:
     """End what a teardown is for, and name what it leaves."""
     while (pause := rest.step()) is not None:  # noqa: ASYNC110 - nothing else tells of it
         await asyncio.sleep(pause)
-    for line in tell_left(rest, of):
+    for line in describe_left(rest, of):
         _log().warning("%s", line)
 
 
