@@ -284,7 +284,7 @@ class Allocator:
     def pending(self) -> tuple[Ticket, ...]:
         """List waiting requests in the order of service, then requests that can never be served."""
         with self._lock:
-            turn = self._policy.turn(self._counted(), self._clock())
+            turn = self._policy.sort_key(self._counted(), self._clock())
             return (*sorted(self._queue, key=lambda ticket: turn(ticket.waiting)), *self._infeasible.values())
 
     def demand(self) -> tuple[Demand, ...]:
@@ -435,7 +435,7 @@ class Allocator:
 
         To place a request, the first ticket of each kind is enough: no later ticket can start before the first.
         """
-        turn = self._policy.turn(held, self._clock())
+        turn = self._policy.sort_key(held, self._clock())
         own, found = turn(waiting), []
         for ticket in among:
             if ticket.plan.mask & mask:
@@ -506,7 +506,7 @@ class Allocator:
     def _serve_next(self) -> Ticket | None:
         """Place the first ticket that can be placed, in the order of service; None when there is none."""
         held = self._counted()
-        turn = self._policy.turn(held, self._clock())
+        turn = self._policy.sort_key(held, self._clock())
         ahead: list[Ticket] = []
         blocked = 0
         for ticket in sorted(self._queue.firsts(), key=lambda each: turn(each.waiting)):

@@ -149,7 +149,7 @@ def _shortage(books: Books, term: Term) -> Iterator[Reason]:
     for rule in rules(term, layout.inventory):  # each device counts for the first rule that excludes it
         failing = [device for device in left if not rule.passes(device)]
         left = [device for device in left if rule.passes(device)]
-        message = rule.said(failing) if failing or rule.counts else ""
+        message = rule.explain_failure(failing) if failing or rule.counts else ""
         if message and rule.code is ReasonCode.NOT_FRACTIONAL:
             message += _with_rule(books, term, failing[0])
         if message:
