@@ -23,7 +23,7 @@ def test_status_lists_devices_for_people(acme, anyaccel):
         ["acme/1", "Acme-One", "-/16.0", "-"],
         ["2", "devices,", "2", "free"],
     ]
-    assert err == "anyaccel: this is not your host but sim:A1:2\n"
+    assert err == "anyaccel: simulated machine sim:A1:2\n"
 
 
 def test_status_is_json_in_base_units_with_null_for_unknown(acme, anyaccel, record):

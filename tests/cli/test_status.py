@@ -97,16 +97,16 @@ def in_a_pipe(*arguments, machine="eight"):
 def test_a_pipe_gets_all_columns_and_no_colours():
     done = in_a_pipe()
     heading, first, *_ = done.stdout.splitlines()
-    shown = [column.heading for column in COLUMNS if column.steps]
+    shown = [column.heading for column in COLUMNS if column.turn is not None]
     assert heading.split() == shown
     assert "\x1b" not in done.stdout
     assert "\u2588" not in done.stdout
     assert first.split() == [
-        *("acme/0", "H100", "71.2/79.6", "98%", "66C", "650W", "held", "alice", "1", "python", "2h14m"),
+        *("acme/0", "H100", "71.2/79.6", "98%", "66C", "650W", "held", "alice", "1", "python", "2h14m", "-"),
         *("a1b2c3d5000000000001", "4194306", "train", "7b", "acme-00000000-5f3a-4c1e-9d27-0000a8c09b11"),
     ]
     assert done.stderr.splitlines() == [
-        "anyaccel: this is not your host but made up",
+        "anyaccel: recorded machine made up",
         "anyaccel: acme/6 is unhealthy: it has fallen off the bus; reboot the machine",
         "anyaccel: * uses a device without a lease; --avoid-busy leaves such devices alone",
     ]

@@ -22,7 +22,7 @@ from terminals import assert_plain, run_on_terminal
 
 pytest.importorskip("textual", reason="needs Textual: pip install 'anyaccel[top]'")
 
-from anyaccel.cli.sample import look
+from anyaccel.cli.sample import take_sample
 from anyaccel_jobs.jobs import active_jobs
 from anyaccel_jobs.top_app import Ask, Confirm, Details, Lines, Top, sparkline
 from anyaccel_jobs.top_command import Looks
@@ -297,7 +297,7 @@ def test_texts_of_others_are_text():
 
 
 def test_a_ledger_that_cannot_be_read_is_told(acme, monkeypatch, tmp_path):
-    sample = look(aa.detect(MACHINE))
+    sample = take_sample(aa.detect(MACHINE))
     calls = []
 
     def source():

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyaccel
-from anyaccel.cli import output
+from anyaccel.cli import Column, output, print_table
 from anyaccel.errors import AnyaccelError
 from anyaccel.model import format_slots
 from anyaccel.text import elapsed
@@ -19,6 +19,16 @@ from anyaccel_jobs.jobs import Job, jobs
 from anyaccel_jobs.supervisor import Supervisor
 
 _RECENT_SECONDS = 86400.0
+_COLUMNS = (
+    Column(heading="JOB", turn=0),
+    Column(heading="STATE", turn=1),
+    Column(heading="REQUEST", turn=4, least=8),
+    Column(heading="DEVICES", turn=5, least=8),
+    Column(heading="STARTED", turn=6),
+    Column(heading="TOOK", turn=7),
+    Column(heading="EXIT", turn=3),
+    Column(heading="COMMAND", turn=2, least=16),
+)
 
 
 EXAMPLES = (
@@ -39,8 +49,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         output.print_json("jobs/1", {"jobs": [describe(job) for job in found]})
     elif found:
-        columns = ("JOB", "STATE", "REQUEST", "DEVICES", "STARTED", "TOOK", "EXIT", "COMMAND")
-        output.print_table(columns, map(_row, found), cut=len(columns) - 1)
+        print_table(_COLUMNS, [_row(job) for job in found])
     else:
         output.print_line(
             "No jobs." if args.all else "No jobs of the last day; 'anyaccel jobs --all' lists older ones."

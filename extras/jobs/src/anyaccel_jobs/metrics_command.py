@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
 
 def page(args: argparse.Namespace) -> str:
     """What the machine is like now, as a document."""
-    return render(families(samples.look(anyaccel.detect(**machine_options(args)), timeout=args.probe_timeout)))
+    return render(families(samples.take_sample(anyaccel.detect(**machine_options(args)), timeout=args.probe_timeout)))
 
 
 def families(sample: samples.Sample) -> Iterator[Family]:

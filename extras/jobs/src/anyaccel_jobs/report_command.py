@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from anyaccel.cli import duration, output
+from anyaccel.cli import Column, duration, output, print_table
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import journal
 from anyaccel.model import UNITS_PER_DEVICE, Value, replace
@@ -21,6 +21,16 @@ _NOT_TOLD = (
     "how busy shares are is not told, since vendors tell it of whole devices; '--by device' counts all who held one"
 )
 _HOUR = 3600.0
+_COLUMNS = (
+    Column(heading="LEASES", turn=2),
+    Column(heading="HOURS", turn=1),
+    Column(heading="WAITED", turn=5),
+    Column(heading="LONGEST", turn=6),
+    Column(heading="BUSY", turn=3),
+    Column(heading="IDLE HOURS", turn=4),
+    Column(heading="PEAK MEM", turn=7),
+    Column(heading="TIMEOUTS", turn=8),
+)
 _NUMBERS = (
     *("leases", "device_seconds", "waited_mean_seconds", "waited_longest_seconds", "utilization", "idle_leases"),
     *("idle_device_seconds", "memory_peak_bytes", "timeouts"),
@@ -88,8 +98,8 @@ def main(args: argparse.Namespace) -> int:
     elif args.csv:
         _print_csv(rows, args.by)
     elif rows:
-        output.print_table(
-            (args.by.upper(), "LEASES", "HOURS", "WAITED", "LONGEST", "BUSY", "IDLE HOURS", "PEAK MEM", "TIMEOUTS"),
+        print_table(
+            (Column(heading=args.by.upper(), turn=0, least=8), *_COLUMNS),
             [
                 (
                     row.name,
@@ -104,7 +114,6 @@ def main(args: argparse.Namespace) -> int:
                 )
                 for row in rows
             ],
-            cut=0,
         )
         if any(row.shares for row in rows):
             output.say_folded(_NOT_TOLD)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import anyaccel
-from anyaccel.cli import DeviceRow, cancel_by_id, laid_out, megahertz, output, since, used_of
+from anyaccel.cli import Column, DeviceRow, cancel_by_id, lay_out, megahertz, memory_use, output, since, table_lines
 from anyaccel.cli import sample as samples
 from anyaccel.errors import AnyaccelError
 from anyaccel.ledger import Ledger, TicketRecord
@@ -37,19 +37,34 @@ if TYPE_CHECKING:
 
 _STYLES = {"": "", "bold": "bold", "dim": "dim", "bad": "red", "good": "green", "warn": "yellow", "accent": "cyan"}
 _HISTORY = 240
-_LOAD = ((6, 4), (14, 10), (26, 25), (29, 45))
-"""Steps of the column of the load: of the line of its history, and the number."""
+_LOAD = 45
+"""Width of the column of the load: the line of its history, and the number."""
 _LEVELS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _SIGNS = "_.-~=+*#"
-_WAITING = ("WAITING", "USER", "REQUEST", "FOR", "MAY START", "WHY")
-_JOBS = ("JOB", "STATE", "REQUEST", "FOR", "DEVICES", "COMMAND")
+_WAITING = (
+    Column(heading="WAITING", turn=0),
+    Column(heading="USER", turn=1, least=8),
+    Column(heading="REQUEST", turn=2, least=8),
+    Column(heading="FOR", turn=4),
+    Column(heading="STARTS BY", turn=5),
+    Column(heading="REASON", turn=3, least=16),
+    Column(heading="NOTE", turn=6, least=8),
+)
+_JOBS = (
+    Column(heading="JOB", turn=0),
+    Column(heading="STATE", turn=1),
+    Column(heading="REQUEST", turn=3, least=8),
+    Column(heading="FOR", turn=4),
+    Column(heading="DEVICES", turn=5, least=8),
+    Column(heading="COMMAND", turn=2, least=12),
+)
 _OF_TICKET = ("id", "user", "pid", "priority", "request", "note", "command")
 SORTS = ("device", "load", "memory", "free")
 
 
 def sparkline(history: Sequence[float | None], width: int) -> str:
     """Draw the last of some parts of a whole, one column each; what is unknown is blank."""
-    levels = _LEVELS if output.writes(_LEVELS) else _SIGNS
+    levels = _LEVELS if output.can_encode(_LEVELS) else _SIGNS
     found = list(history)[-width:]
     drawn = (
         " " if ratio is None else levels[min(int(min(max(ratio, 0.0), 1.0) * len(levels)), len(levels) - 1)]
@@ -337,7 +352,7 @@ class Top(App[None]):
     def _people(self, device: Device) -> str:
         if self._sample is None:
             return ""
-        return " ".join(f"{record.user} {record.note} {record.command}" for record in self._sample.of(device))
+        return " ".join(f"{record.user} {record.note} {record.command}" for record in self._sample.records(device))
 
     def _draw(self) -> None:
         """Show what is known."""
@@ -352,7 +367,7 @@ class Top(App[None]):
         room = max(20, self.size.width - 1)
         devices = self._shown(sample)
         shown = replace(sample, inventory=replace(sample.inventory, devices=tuple(devices)))
-        heading, rows, _ = laid_out(shown, room, draw=self._drawn, drawn=_LOAD)
+        heading, rows, _ = lay_out(shown, room, draw=self._drawn, load=_LOAD)
         base.query_one("#heading", Words).tell(heading)
         base.query_one("#devices", Lines).show(
             [(device.id, lines) for device, lines in zip(devices, rows, strict=True)]
@@ -367,14 +382,15 @@ class Top(App[None]):
                 (more + where, "dim"),
             ]
         )
-        head, waiters = _table(_WAITING, [row for _, row in self._waiting], room, "nobody waits")
+        waiting = [row for _, row in self._waiting]
+        head, *waiters = table_lines(_WAITING, waiting, room) if waiting else ["no request waits"]
         base.query_one("#line", Words).tell([(head, "bold")])
         base.query_one("#waiters", Lines).show(
             [(ticket, [[(line, "")]]) for (ticket, _), line in zip(self._waiting, waiters, strict=True)]
         )
 
         jobs = [_job_row(job) for job in self._jobs]
-        head, lines = _table(_JOBS, jobs, room, "")
+        head, *lines = table_lines(_JOBS, jobs, room)
         base.query_one("#joblist", Words).tell([(head, "bold")])
         base.query_one("#joblist", Words).display = base.query_one("#jobs", Lines).display = bool(jobs)
         base.query_one("#jobs", Lines).show(
@@ -502,7 +518,7 @@ def device_details(device: Device, sample: samples.Sample, room: int) -> list[Li
         ("device", f"{device.name}  {device.type}  {device.model}"),
         ("id", device.id),
         ("health", " ".join(filter(None, (is_now.value, reason, f"-> {remedy}" if remedy else "")))),
-        ("memory", f"{used_of(seen.memory_used_bytes, device.memory_bytes)} GiB"),
+        ("memory", f"{memory_use(seen.memory_used_bytes, device.memory_bytes)} GiB"),
         ("load", output.percent(seen.utilization)),
         ("clocks", f"{megahertz(seen.clock_hz)}, of the memory {megahertz(seen.memory_clock_hz)}"),
         ("ecc", f"{_known(seen.ecc_errors_corrected)} corrected, {_known(seen.ecc_errors_uncorrected)} not"),
@@ -557,10 +573,11 @@ def _waiting(sample: samples.Sample) -> list[tuple[str, list[str]]]:
                 ticket.request or "-",
                 since(sample.at - ticket.waited),
                 output.clock(ticket.starts),
-                reason + (f"  [{ticket.note}]" if ticket.note else ""),
+                samples.reason(ticket),
+                ticket.note or "-",
             ],
         )
-        for place, (ticket, reason) in enumerate(zip(sample.tickets, samples.reasons(sample), strict=True), start=1)
+        for place, ticket in enumerate(sample.tickets, start=1)
     ]
 
 
@@ -571,17 +588,3 @@ def _job_key(job: Job) -> str:
 def _job_row(job: Job) -> tuple[str, ...]:
     ran = "-" if job.started is None else since(job.started)
     return (job.id, job.state, job.request or "-", ran, written_devices(job.devices), written_job(job))
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], room: int, empty: str) -> tuple[str, list[str]]:
-    """The heading and the lines of those who wait, or of jobs; the words for none where there are none."""
-    if not rows:
-        return empty, []
-    plain = [tuple(map(printable, row)) for row in rows]
-    widths = [max(map(cells, column)) for column in zip(headings, *plain, strict=True)]
-    widths[1:3] = [min(width, 20) for width in widths[1:3]]
-    lines = []
-    for row in (headings, *plain):
-        short = (padded(output.shortened(text, width), width) for text, width in zip(row, widths, strict=True))
-        lines.append(output.shortened(" ".join(short).rstrip(), room))
-    return lines[0], lines[1:]

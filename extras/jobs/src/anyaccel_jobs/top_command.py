@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
         import textual  # noqa: F401
     except ImportError as error:
         raise AnyaccelError("'anyaccel top' needs Textual", hint="pip install 'anyaccel[top]'") from error
-    if not output.steered():
+    if not output.can_move_cursor():
         term = os.environ.get("TERM", "")
         raise UsageError(
             f"'anyaccel top' needs a terminal whose cursor can be moved (TERM is {term!r})",
@@ -76,4 +76,4 @@ class Looks:
         if self._looks % _DETECT_EVERY == 0:
             self._inventory = anyaccel.detect(**self._options)
         timeout = self._options.get("timeout") or 10.0
-        return samples.look(self._inventory, stats=self._stats, timeout=timeout)
+        return samples.take_sample(self._inventory, stats=self._stats, timeout=timeout)
